@@ -1,0 +1,48 @@
+"""How one worker ended: the facts that the report, the exit code and the next decision are made of."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RecordedError:
+    """What a worker wrote to its `TORCHELASTIC_ERROR_FILE`, by torch's `@record` or in the same format."""
+
+    message: str
+    traceback: str
+    unix_time: float
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """The end of one worker process.
+
+    `code` follows `subprocess`: an exit code, or minus a signal's number. `stopped_with` is the signal with which the
+    launcher itself stopped the worker, so that a victim is never mistaken for the culprit; None means it ended of itself.
+    `stderr_tail` is the last of what it wrote to standard error, as far as that could be seen. `memory_limit` is a
+    sentence when the kernel is known to have killed for memory, else None.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    code: int
+    unix_time: float
+    stopped_with: signal.Signals | None = None
+    error: RecordedError | None = None
+    stderr_tail: str = ""
+    stdout_path: str | None = None
+    stderr_path: str | None = None
+    memory_limit: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the worker ended badly of itself: not with 0, and not because the launcher stopped it."""
+        return self.code != 0 and self.stopped_with is None
+
+    @property
+    def exit_status(self) -> int:
+        """The code as a shell reports it: 128 + n for signal n."""
+        return 128 - self.code if self.code < 0 else self.code
