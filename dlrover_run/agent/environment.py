@@ -1,0 +1,69 @@
+"""The environment that a worker finds: torchrun's contract, and the names that a DLRover user expects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from string import Template
+
+from ..coordination.records import Assignment
+from ..spec import JobSpec, SpecError
+
+
+def worker_environment(
+    spec: JobSpec, assigned: Assignment, local_rank: int, parent: Mapping[str, str], error_file: str
+) -> dict[str, str]:
+    """The whole environment of one worker. `parent` is the launcher's own; `error_file` is empty when no file may be written.
+
+    Raises SpecError when `--virtual-local-rank` finds fewer devices than workers.
+    """
+    rank = assigned.first_rank + local_rank
+    environment = dict(parent)
+    environment.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(local_rank),
+        GROUP_RANK=str(assigned.node_rank),
+        ROLE_RANK=str(rank),
+        ROLE_NAME=spec.role,
+        WORLD_SIZE=str(assigned.world_size),
+        LOCAL_WORLD_SIZE=str(assigned.workers),
+        GROUP_WORLD_SIZE=str(assigned.nodes),
+        ROLE_WORLD_SIZE=str(assigned.world_size),
+        MASTER_ADDR=assigned.store_address,
+        MASTER_PORT=str(assigned.store_port),
+        TORCHELASTIC_RESTART_COUNT=str(assigned.restart_count),
+        TORCHELASTIC_MAX_RESTARTS=str(spec.max_restarts),
+        TORCHELASTIC_RUN_ID=spec.run_id,
+        # The worker with rank 0 hosts the store, so that it dies with its round; True would make rank 0 a client as well.
+        TORCHELASTIC_USE_AGENT_STORE="False",
+        TORCHELASTIC_ERROR_FILE=error_file,
+        TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(s.name for s in spec.signals),
+    )
+    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if assigned.workers > 1:
+        # torch spreads over all cores by default, and that many times the workers of a node overload it (as torchrun).
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    # What a cluster manager says of its nodes stays; on a bare machine the round's numbers stand in for it.
+    for prefix in ("NODE", "WORKER"):
+        environment.setdefault(f"{prefix}_RANK", str(assigned.node_rank))
+        environment.setdefault(f"{prefix}_NUM", str(assigned.nodes))
+    if spec.virtual_local_rank:
+        environment["LOCAL_RANK"] = "0"
+        environment["CUDA_VISIBLE_DEVICES"] = _own_device(parent.get("CUDA_VISIBLE_DEVICES"), local_rank)
+    return environment
+
+
+def _own_device(visible: str | None, local_rank: int) -> str:
+    if visible is None:
+        return str(local_rank)
+    devices = visible.split(",")
+    if local_rank >= len(devices):
+        raise SpecError(
+            f"--virtual-local-rank: local rank {local_rank} has no device, because CUDA_VISIBLE_DEVICES={visible} names "
+            f"{len(devices)}; name more devices or start fewer workers."
+        )
+    return devices[local_rank].strip()
+
+
+def fill_macros(args: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
+    """The script's arguments with `${local_rank}` filled in; other dollar words stay, and `$$` becomes `$` (as torchrun)."""
+    return tuple(Template(arg).safe_substitute(local_rank=str(local_rank)) for arg in args)

@@ -1,0 +1,52 @@
+"""The outer half of the launcher: the process that the user sees, signals and waits for.
+
+It does nothing but watch. The agent is its child, so the two can outlive each other by a moment only: when the agent is killed,
+its orphans come to the guard, which ends them; when the guard is killed, the agent reads the end of the lifeline and ends all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from . import lineage
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """How the agent ended: its exit code, or minus the number of the signal that killed it."""
+
+    code: int
+
+
+def block(signals: Iterable[signal.Signals]) -> None:
+    """Hold `signals` and SIGCHLD back until they are waited for, so that none is lost before the guard is ready."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*signals, signal.SIGCHLD})
+
+
+def unblock() -> None:
+    """Take signals as they come again; a mask is inherited through fork and exec, so the agent calls this first."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def watch(agent: int, signals: Iterable[signal.Signals]) -> AgentEnd:
+    """Pass blocked `signals` on to the agent until it has ended, then end whatever it left behind.
+
+    The agent has a session of its own, so a Ctrl-C in the terminal reaches it through here, and exactly once.
+    """
+    awaited = {*signals, signal.SIGCHLD}
+    while True:
+        number = signal.Signals(signal.sigwaitinfo(awaited).si_signo)
+        if number is not signal.SIGCHLD:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(agent, number)
+            continue
+        pid, status = os.waitpid(agent, os.WNOHANG)
+        if pid == agent:
+            break
+        lineage.reap({agent})
+    lineage.end_children()
+    return AgentEnd(os.waitstatus_to_exitcode(status))

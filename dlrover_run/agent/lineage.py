@@ -1,0 +1,119 @@
+"""Descent: whose child a process is, and that nothing a job started outlives its owner.
+
+The kernel gives two tools. A *child subreaper* inherits every orphan among its descendants, so a daemon that a worker left
+behind comes to us instead of vanishing to process 1. A *parent death signal* ends a child when its parent dies, also by
+SIGKILL. The guard and the agent are both subreapers and watch each other; a worker has the death signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+# Loaded once: a child between fork and exec must not load libraries.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+STRAY_GRACE = 0.4
+"""Seconds that a process left behind by a dead worker gets to end by itself before it is killed.
+
+Python's resource tracker and torch's shared-memory manager need them: both notice the death, remove what the worker left in
+/dev/shm and end. Killing them at once would leave those segments for ever.
+"""
+
+SWEEP_TIMEOUT = 5.0
+"""Seconds after which a sweep gives up on processes that the kernel will not end (uninterruptible sleep)."""
+
+
+def become_subreaper() -> None:
+    """Make this process inherit the orphans among its descendants. Raises OSError on kernels before 3.4."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies. `parent` is the pid expected; if it has died already, exit.
+
+    Runs in a child right after fork. The signal is bound to the thread that forked, which for us is the only one.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """Set the short name that `top` shows (15 bytes)."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
+
+
+def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def children() -> set[int]:
+    """The pids of this process's children, adopted orphans and zombies included."""
+    import psutil
+
+    return {child.pid for child in psutil.Process().children()}
+
+
+def reap(known: Iterable[int] = ()) -> None:
+    """Collect every child that has ended, except the `known` ones, whose owners want their exit status."""
+    spared = set(known)
+    for pid in children() - spared:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def end_children(spared: Iterable[int] = (), grace: float = STRAY_GRACE) -> list[int]:
+    """End all children but the `spared` ones, their orphans too, and return the pids that had to be killed.
+
+    They get `grace` seconds to end by themselves. Killing one hands us its children in turn, so this goes on until none is
+    left, or until SWEEP_TIMEOUT when the kernel itself does not let go of one.
+    """
+    kept = set(spared)
+    killed: list[int] = []
+    give_up = time.monotonic() + SWEEP_TIMEOUT
+    soft_deadline = time.monotonic() + grace
+    while time.monotonic() < give_up:
+        doomed = children() - kept
+        if not doomed:
+            break
+        _wait_for_ends(doomed, soft_deadline - time.monotonic())
+        reap(kept)
+        for pid in doomed & children():
+            # Still our unreaped child, so the number cannot have been given to somebody else.
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+        _wait_for_ends(doomed & children(), give_up - time.monotonic())
+        reap(kept)
+    return killed
+
+
+def _wait_for_ends(pids: Iterable[int], timeout: float) -> None:
+    """Return when all of `pids`, children of ours, have ended or after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    poll = select.poll()
+    open_fds: set[int] = set()
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                fd = os.pidfd_open(pid)
+                open_fds.add(fd)
+                poll.register(fd, select.POLLIN)
+        while open_fds and (left := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(left * 1000):
+                poll.unregister(fd)
+                open_fds.discard(fd)
+                os.close(fd)
+    finally:
+        for fd in open_fds:
+            os.close(fd)

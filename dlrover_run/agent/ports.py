@@ -1,0 +1,51 @@
+"""Ports that are held until the worker that hosts the round's store binds them."""
+
+from __future__ import annotations
+
+import socket
+
+
+class HeldPort:
+    """A TCP port that is bound but not listened on.
+
+    Both this socket and a store's have SO_REUSEADDR, and Linux lets two such sockets share a port as long as neither listens:
+    so the worker can bind and listen while we hold on. Meanwhile the kernel hands the port to nobody who asks for a free one,
+    neither to `bind(0)` nor to an outgoing connection. A connection that comes too early is refused, and store clients retry.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        """Hold `port`, or any free one for 0. Raises OSError when somebody listens on it."""
+        self._socket = _bind_everywhere(port)
+        self.number: int = self._socket.getsockname()[1]
+
+    def release(self) -> None:
+        """Let the port go; harmless when repeated."""
+        self._socket.close()
+
+
+def _bind_everywhere(port: int) -> socket.socket:
+    # The store listens on [::] for both families, so that is what must be held; a kernel without IPv6 has 0.0.0.0 only.
+    families = [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")] if socket.has_ipv6 else [(socket.AF_INET, "0.0.0.0")]
+    for family, address in families:
+        try:
+            held = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            if family is socket.AF_INET:
+                raise
+            continue
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family is socket.AF_INET6:
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            held.bind((address, port))
+        except OSError as error:
+            held.close()
+            if family is socket.AF_INET or error.errno not in _NO_IPV6:
+                raise
+            continue
+        return held
+    raise AssertionError("0.0.0.0 was neither bound nor refused")
+
+
+_NO_IPV6 = frozenset({97, 99})
+"""EAFNOSUPPORT and EADDRNOTAVAIL: what a kernel with IPv6 compiled in but switched off answers."""

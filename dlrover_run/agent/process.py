@@ -1,0 +1,106 @@
+"""One worker process: started, signalled, and its end told by the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from . import lineage
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """All that is needed to start one worker, whichever way it is started.
+
+    `stdio` are the descriptors that become 0, 1 and 2; the caller closes them afterwards. `cpus` None leaves the affinity.
+    """
+
+    local_rank: int
+    rank: int
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    stdio: tuple[int, int, int]
+    cpus: frozenset[int] | None = None
+
+
+def spawn(start: WorkerStart) -> int:
+    """Start a fresh process in a session of its own and return its pid. Raises OSError when it cannot be started."""
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        lineage.die_with_parent(parent)
+        if start.cpus is not None:
+            os.sched_setaffinity(0, start.cpus)
+
+    stdin, stdout, stderr = start.stdio
+    process = subprocess.Popen(
+        start.argv,
+        env=dict(start.environment),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=before_exec,  # noqa: PLW1509 -- there is one thread, so code between fork and exec is safe.
+    )
+    # The exit status is collected through the pidfd, by the one path that forked workers take too; with a return code set,
+    # Popen neither waits for the process nor warns that it is still running.
+    process.returncode = 0
+    return process.pid
+
+
+class WorkerProcess:
+    """A running worker that is a child of this process, watched through a pidfd."""
+
+    def __init__(self, pid: int, start: WorkerStart, on_end: Callable[[WorkerProcess], None]) -> None:
+        self.pid = pid
+        self.rank = start.rank
+        self.local_rank = start.local_rank
+        self.code: int | None = None
+        self.unix_time = 0.0
+        self.stopped_with: signal.Signals | None = None
+        self._on_end = on_end
+        self._deadline: asyncio.TimerHandle | None = None
+        self._pidfd = os.pidfd_open(pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._collect)
+
+    @property
+    def live(self) -> bool:
+        """Whether the process has not ended yet, as far as we have been told."""
+        return self.code is None
+
+    def stop(self, number: signal.Signals, grace: float) -> None:
+        """Ask the worker to end with a signal, and kill it after `grace` seconds of its own."""
+        if not self.live:
+            return
+        self.send(number)
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().call_later(grace, self.send, signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the worker's process group, which holds its children too unless they left it."""
+        if not self.live:
+            return
+        self.stopped_with = number
+        # A worker that has just been forked may not lead its group yet, and one that changed its group is reached alone.
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _collect(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        _, status = os.waitpid(self.pid, 0)
+        self.code = os.waitstatus_to_exitcode(status)
+        self.unix_time = time.time()
+        self._on_end(self)
+

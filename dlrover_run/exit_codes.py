@@ -1,0 +1,19 @@
+"""The exit codes of `dlrover-run`, in one place; the README's table says the same to the user."""
+
+from __future__ import annotations
+
+import signal
+
+SUCCESS = 0
+COMPAT_FAILURE = 1
+"""What torchrun answers to every failure; `--compat-exit-codes` gives it back."""
+BAD_COMMAND_LINE = 2
+INTERNAL_ERROR = 70
+"""The launcher itself failed (sysexits' EX_SOFTWARE): please report it."""
+CANNOT_START = 71
+"""The machine did not let us start or stop the workers (sysexits' EX_OSERR)."""
+
+
+def of_signal(number: signal.Signals) -> int:
+    """The code of a launcher that a signal stopped, as a shell reports it."""
+    return 128 + number
