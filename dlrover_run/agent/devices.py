@@ -1,0 +1,244 @@
+"""How many workers `--nproc-per-node=auto|gpu|cpu|xpu` means on this machine, found without importing torch.
+
+NVIDIA GPUs are counted through NVML, with `CUDA_VISIBLE_DEVICES` read as the CUDA driver reads it; the module `xpu`
+counts Intel's. NVML, the environment and the file system roots are arguments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dlrover_run.agent.xpu import GIVE_NUMBER, count_xpus, xpus_for_auto
+from dlrover_run.spec import SpecError
+
+# These two NVML results mean that the machine simply has no NVIDIA GPU to offer. Every other one means that a GPU is
+# there but cannot be asked, and then `auto` must not quietly put the job on the CPUs.
+_NVML_DRIVER_NOT_LOADED = 9
+_NVML_LIBRARY_NOT_FOUND = 12
+
+
+class Nvml(Protocol):
+    """The part of the module `pynvml` that counting needs, under its own names."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
+    def nvmlDeviceGetUUID(self, handle: Any) -> str | bytes: ...
+    def nvmlDeviceGetPciInfo(self, handle: Any) -> Any: ...
+    def nvmlDeviceGetMigMode(self, handle: Any) -> Sequence[int]: ...
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int: ...
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...
+
+
+@dataclass(frozen=True)
+class DeviceId:
+    """One device as CUDA programs see it: its UUID (`GPU-...` or `MIG-...`) and its PCI address as sysfs writes it."""
+
+    uuid: str
+    pci_bus_id: str
+
+
+@dataclass(frozen=True)
+class PhysicalGpu:
+    """One GPU of the machine. `mig` is None when MIG mode is off, else the UUIDs of its MIG devices, perhaps none."""
+
+    device: DeviceId
+    mig: tuple[str, ...] | None = None
+
+
+class NvmlUnavailable(Exception):
+    """NVML could not be asked; `absent` when that only means that there is no NVIDIA driver on this machine."""
+
+    def __init__(self, reason: str, absent: bool) -> None:
+        super().__init__(reason)
+        self.absent = absent
+
+
+def count_workers(
+    kind: str,
+    environ: Mapping[str, str],
+    nvml: Nvml | None = None,
+    sysfs: Path = Path("/sys"),
+    dev: Path = Path("/dev"),
+    cpu_count: Callable[[], int] | None = None,
+) -> int:
+    """The number of workers that `kind` means here: `auto`, `gpu`, `cpu` or `xpu`.
+
+    `auto` is the number of visible NVIDIA GPUs, else of discrete Intel GPUs, else of CPUs. Integrated Intel graphics
+    count for `xpu` alone: most desktops have one, and torchrun with an ordinary torch starts a worker a CPU there.
+    Raises `SpecError` when the kind is not known, cannot be counted, or there is none of it.
+    """
+    cpus = cpu_count or usable_cpus
+    if kind == "cpu":
+        return cpus()
+    if kind == "gpu":
+        return _count_gpus(environ, nvml)
+    if kind == "xpu":
+        return count_xpus(environ, sysfs, dev)
+    if kind != "auto":
+        raise SpecError(f"--nproc-per-node={kind}: not a known kind; give a number, auto, gpu, cpu or xpu.")
+    try:
+        gpus = len(visible_devices(environ, nvml))
+    except NvmlUnavailable as problem:
+        if not problem.absent:
+            raise SpecError(f"--nproc-per-node=auto: {problem}; mend that, or {GIVE_NUMBER}.") from None
+        gpus = 0
+    return gpus or xpus_for_auto(environ, sysfs, dev) or cpus()
+
+
+def usable_cpus() -> int:
+    """The CPUs that this process may run on (as torch counts them), not all that the machine has."""
+    return len(os.sched_getaffinity(0))
+
+
+def _count_gpus(environ: Mapping[str, str], nvml: Nvml | None) -> int:
+    try:
+        gpus = read_gpus(nvml)
+    except NvmlUnavailable as problem:
+        raise SpecError(f"--nproc-per-node=gpu: {problem}; {GIVE_NUMBER} or --nproc-per-node=cpu.") from None
+    visible = select_devices(environ.get("CUDA_VISIBLE_DEVICES"), gpus)
+    if visible:
+        return len(visible)
+    if not gpus:
+        raise SpecError(f"--nproc-per-node=gpu: the NVIDIA driver shows no GPU; {GIVE_NUMBER} or --nproc-per-node=cpu.")
+    setting = environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is None:
+        raise SpecError(
+            f"--nproc-per-node=gpu: this machine has {_gpus(len(gpus))} in MIG mode and without a MIG device; "
+            f"make one (nvidia-smi mig -cgi), or {GIVE_NUMBER}."
+        )
+    raise SpecError(
+        f"--nproc-per-node=gpu: CUDA_VISIBLE_DEVICES={setting!r} shows none of the {_gpus(len(gpus))} of this machine; "
+        f"unset it or name GPUs in it, or {GIVE_NUMBER}."
+    )
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def visible_devices(environ: Mapping[str, str], nvml: Nvml | None = None) -> list[DeviceId]:
+    """The NVIDIA devices that a program started with this environment sees, in the order of `cuda:0`, `cuda:1`, ...
+
+    NVML counts by PCI address. CUDA does so too among equal GPUs; where the models differ and `CUDA_DEVICE_ORDER` is
+    not `PCI_BUS_ID`, CUDA puts the fastest first, which cannot be known here: the number is right, the order may
+    not be. Raises `NvmlUnavailable`.
+    """
+    return select_devices(environ.get("CUDA_VISIBLE_DEVICES"), read_gpus(nvml))
+
+
+def read_gpus(nvml: Nvml | None = None) -> list[PhysicalGpu]:
+    """Every GPU that NVML shows, in its order. `nvml` None imports `pynvml`. Raises `NvmlUnavailable`."""
+    if nvml is None:
+        try:
+            import pynvml
+        except ImportError as problem:
+            raise NvmlUnavailable(f"GPUs cannot be counted because nvidia-ml-py is missing ({problem})", True) from None
+        nvml = pynvml
+    assert nvml is not None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as problem:
+        absent = getattr(problem, "value", None) in (_NVML_DRIVER_NOT_LOADED, _NVML_LIBRARY_NOT_FOUND)
+        what = "no NVIDIA driver was found" if absent else "the NVIDIA driver does not answer"
+        raise NvmlUnavailable(f"{what} (NVML: {problem})", absent) from None
+    try:
+        return [_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as problem:
+        raise NvmlUnavailable(f"the NVIDIA driver cannot list its GPUs (NVML: {problem})", False) from None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _read_gpu(nvml: Nvml, index: int) -> PhysicalGpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    address = sysfs_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
+    device = DeviceId(_text(nvml.nvmlDeviceGetUUID(handle)), address)
+    try:
+        mig_on = nvml.nvmlDeviceGetMigMode(handle)[0] == 1
+    except nvml.NVMLError:  # GPUs without MIG answer "not supported".
+        mig_on = False
+    if not mig_on:
+        return PhysicalGpu(device)
+    slots = [_mig_uuid(nvml, handle, slot) for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))]
+    return PhysicalGpu(device, tuple(uuid for uuid in slots if uuid is not None))
+
+
+def _mig_uuid(nvml: Nvml, handle: Any, slot: int) -> str | None:
+    try:
+        return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)))
+    except nvml.NVMLError:  # An empty slot answers "not found", and a later one may still be taken.
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def sysfs_address(bus_id: str) -> str:
+    """A PCI address as sysfs names it: NVML writes `00000000:1B:00.0` for `0000:1b:00.0`."""
+    domain, _, rest = bus_id.strip().lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def select_devices(setting: str | None, gpus: Sequence[PhysicalGpu]) -> list[DeviceId]:
+    """What CUDA makes of `CUDA_VISIBLE_DEVICES`, where `setting` None is an unset variable.
+
+    The first entry decides whether the list is of `GPU-` UUIDs, of `MIG-` UUIDs or of indices. The list ends before
+    the first entry that names no device (so an empty one, `-1` and `NoDevFiles` show nothing), and a device that is
+    named twice makes the whole list empty. A UUID may be cut short as long as it fits one device only.
+
+    A CUDA process sees at most one MIG device, and no whole GPU beside it.
+    """
+    if setting is None:
+        return _with_mig_rule(gpus)
+    kind = next((prefix for prefix in ("GPU-", "MIG-") if setting.startswith(prefix)), "")
+    names = [DeviceId(uuid, gpu.device.pci_bus_id) for gpu in gpus for uuid in gpu.mig or ()]
+    if kind == "MIG-":
+        return _chosen(setting, lambda entry: _by_uuid(entry, kind, [name.uuid for name in names]), names)[:1]
+    uuids = [gpu.device.uuid for gpu in gpus]
+    if kind == "GPU-":
+        return _with_mig_rule(_chosen(setting, lambda entry: _by_uuid(entry, kind, uuids), gpus))
+    return _with_mig_rule(_chosen(setting, lambda entry: _by_index(entry, len(gpus)), gpus))
+
+
+def _chosen(setting: str, find: Callable[[str], int | None], devices: Sequence[Any]) -> list[Any]:
+    found: list[int] = []
+    for entry in setting.split(","):
+        index = find(entry)
+        if index is None:
+            break
+        if index in found:
+            return []
+        found.append(index)
+    return [devices[index] for index in found]
+
+
+def _by_uuid(entry: str, prefix: str, uuids: Sequence[str]) -> int | None:
+    if not entry.startswith(prefix):
+        return None
+    fits = [index for index, uuid in enumerate(uuids) if uuid.startswith(entry)]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _by_index(entry: str, count: int) -> int | None:
+    """The number that an entry starts with: CUDA reads it as C's strtoul does, so that `1gpu` is 1."""
+    entry = entry.strip()
+    digits = entry[1:] if entry[:1] == "+" else entry
+    number = digits[: len(digits) - len(digits.lstrip("0123456789"))]
+    return int(number) if number and int(number) < count else None
+
+
+def _with_mig_rule(gpus: Iterable[PhysicalGpu]) -> list[DeviceId]:
+    gpus = list(gpus)
+    for gpu in gpus:
+        if gpu.mig:
+            return [DeviceId(gpu.mig[0], gpu.device.pci_bus_id)]
+    return [gpu.device for gpu in gpus if gpu.mig is None]

@@ -1,0 +1,173 @@
+"""Which CPUs a worker is bound to with `--numa-binding`, so that it runs near its GPU.
+
+A pure function over a sysfs tree, with torchrun's four meanings. The result is for `sched_setaffinity` in the worker,
+so the program `numactl` is not needed. Local rank N goes with the Nth visible GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Literal, Protocol
+
+from dlrover_run.agent.devices import DeviceId, Nvml, NvmlUnavailable, sysfs_address, visible_devices
+from dlrover_run.spec import SpecError
+
+Mode = Literal["node", "socket", "exclusive", "core-complex"]
+
+
+class Gpu(Protocol):
+    """A GPU as far as its place on the PCI bus goes; `DeviceId` of `devices` is one."""
+
+    @property
+    def pci_bus_id(self) -> str: ...
+
+
+def binding_gpus(mode: Mode, environ: Mapping[str, str], nvml: Nvml | None = None) -> list[DeviceId]:
+    """The GPUs that workers are bound near, at least one, in the order of local ranks. Raises `SpecError`."""
+    try:
+        gpus = visible_devices(environ, nvml)
+    except NvmlUnavailable as problem:
+        raise SpecError(f"--numa-binding={mode} needs NVIDIA GPUs: {problem}; leave the flag out.") from None
+    if not gpus:
+        setting = environ.get("CUDA_VISIBLE_DEVICES")
+        shown = "" if setting is None else f" (CUDA_VISIBLE_DEVICES={setting!r})"
+        raise SpecError(f"--numa-binding={mode} needs NVIDIA GPUs: none is visible{shown}; leave the flag out.")
+    return gpus
+
+
+def cpus_for_rank(
+    mode: Mode, local_rank: int, gpus: Sequence[Gpu], sysfs: Path, allowed_cpus: AbstractSet[int]
+) -> frozenset[int]:
+    """The logical CPUs for one worker, always some and only allowed ones.
+
+    - `node`: all CPUs of the NUMA node that holds the worker's GPU.
+    - `socket`: all CPUs of every NUMA node of that node's socket.
+    - `exclusive`: whole physical cores of the node, shared out evenly among the GPUs on it; where they do not come out
+      even, the first GPUs get one core more.
+    - `core-complex`: the CPUs of one last-level cache of the node, another one for each GPU as far as there are enough;
+      the caches with the most allowed CPUs go first.
+
+    `allowed_cpus` is the launcher's own affinity. Raises `SpecError` when there is no such GPU or the topology is not
+    known or too small.
+    """
+    machine = _Machine(mode, sysfs, frozenset(allowed_cpus))
+    if local_rank >= len(gpus):
+        raise machine.error(
+            f"local rank {local_rank} has no GPU to be bound near ({len(gpus)} visible)",
+            "start at most one worker a GPU, or leave the flag out",
+        )
+    node = machine.node_of(gpus[local_rank])
+    cpus = machine.allowed_cpus_of(node)
+    if not cpus:
+        raise machine.error(
+            f"no CPU of NUMA node {node}, which holds the GPU of local rank {local_rank}, is allowed to this process",
+            "widen its CPU affinity (taskset, cpuset), or leave the flag out",
+        )
+    if mode == "node":
+        return cpus
+    if mode == "socket":
+        return machine.socket_cpus(node)
+    neighbours = [index for index, gpu in enumerate(gpus) if machine.node_of(gpu) == node]
+    place = neighbours.index(local_rank)
+    if mode == "exclusive":
+        cores = machine.grouped(cpus, machine.core_of)
+        if len(cores) < len(neighbours):
+            raise machine.error(
+                f"NUMA node {node} has {len(cores)} usable physical cores for {len(neighbours)} GPUs",
+                "use --numa-binding=node, which lets workers share cores",
+            )
+        each, extra = divmod(len(cores), len(neighbours))
+        start = place * each + min(place, extra)
+        mine = cores[start : start + each + (1 if place < extra else 0)]
+        return frozenset().union(*mine)
+    caches = sorted(machine.grouped(cpus, machine.cache_of), key=len, reverse=True)
+    return caches[place % len(caches)]
+
+
+class _Machine:
+    """One sysfs tree read for one flag; every error of it is a `SpecError` that names the flag and the file."""
+
+    def __init__(self, mode: Mode, sysfs: Path, allowed: frozenset[int]) -> None:
+        self._mode = mode
+        self._sysfs = sysfs
+        self._cpu_root = sysfs / "devices" / "system" / "cpu"
+        self._node_root = sysfs / "devices" / "system" / "node"
+        self._allowed = allowed
+
+    def error(self, what: str, remedy: str) -> SpecError:
+        return SpecError(f"--numa-binding={self._mode}: {what}; {remedy}.")
+
+    def _unknown(self, path: Path, why: object) -> SpecError:
+        return self.error(f"the machine's topology cannot be read ({path}: {why})", "leave the flag out")
+
+    def _number(self, path: Path) -> int:
+        try:
+            return int(path.read_text())
+        except (OSError, ValueError) as problem:
+            raise self._unknown(path, getattr(problem, "strerror", None) or problem) from None
+
+    def _ranges(self, path: Path) -> frozenset[int]:
+        try:
+            return parse_ranges(path.read_text())
+        except (OSError, ValueError) as problem:
+            raise self._unknown(path, getattr(problem, "strerror", None) or problem) from None
+
+    def node_of(self, gpu: Gpu) -> int:
+        # The kernel writes -1 where the firmware names no node, most often because there is only one.
+        return max(0, self._number(self._sysfs / "bus/pci/devices" / sysfs_address(gpu.pci_bus_id) / "numa_node"))
+
+    def allowed_cpus_of(self, node: int) -> frozenset[int]:
+        return self._ranges(self._node_root / f"node{node}" / "cpulist") & self._allowed
+
+    def socket_cpus(self, node: int) -> frozenset[int]:
+        wanted = self._socket_of(min(self.allowed_cpus_of(node)))
+        together: frozenset[int] = frozenset()
+        for other in sorted(self._ranges(self._node_root / "online")):
+            cpus = self.allowed_cpus_of(other)
+            # A node may hold memory only, or no CPU that this process may use; it says nothing of its socket then.
+            if cpus and self._socket_of(min(cpus)) == wanted:
+                together |= cpus
+        return together
+
+    def _socket_of(self, cpu: int) -> int:
+        return self._number(self._cpu_root / f"cpu{cpu}" / "topology" / "physical_package_id")
+
+    def core_of(self, cpu: int) -> int:
+        """A name for the physical core: its lowest hardware thread."""
+        return min(self._ranges(self._cpu_root / f"cpu{cpu}" / "topology" / "thread_siblings_list"))
+
+    def cache_of(self, cpu: int) -> int:
+        """A name for the last-level cache: the lowest CPU that shares it."""
+        root = self._cpu_root / f"cpu{cpu}" / "cache"
+        levels: dict[int, Path] = {}
+        for index in sorted(root.glob("index[0-9]*")):
+            if self._word(index / "type") in ("Unified", "Data"):
+                levels.setdefault(self._number(index / "level"), index)
+        if not levels:
+            raise self._unknown(root, "no data cache is listed")
+        return min(self._ranges(levels[max(levels)] / "shared_cpu_list"))
+
+    def _word(self, path: Path) -> str:
+        try:
+            return path.read_text().strip()
+        except OSError as problem:
+            raise self._unknown(path, problem.strerror) from None
+
+    @staticmethod
+    def grouped(cpus: Iterable[int], name_of: Callable[[int], int]) -> list[frozenset[int]]:
+        """The CPUs in groups of one name, in the order of the names."""
+        groups: dict[int, set[int]] = {}
+        for cpu in cpus:
+            groups.setdefault(name_of(cpu), set()).add(cpu)
+        return [frozenset(groups[name]) for name in sorted(groups)]
+
+
+def parse_ranges(text: str) -> frozenset[int]:
+    """The numbers of a sysfs list such as `0-2,4`. Raises ValueError."""
+    numbers: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)

@@ -1,0 +1,199 @@
+"""`--numa-binding` on made-up machines."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dlrover_run.agent.devices import DeviceId
+from dlrover_run.agent.numa import Mode, cpus_for_rank, parse_ranges
+from dlrover_run.spec import SpecError
+
+
+class Machine:
+    """A sysfs tree; each CPU is given with its node, socket, core mates and the CPUs that share its last cache."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.nodes: dict[int, set[int]] = {}
+        self.gpus: list[DeviceId] = []
+
+    def cpus(
+        self, cpus: Sequence[int], node: int, socket: int, cores: Sequence[set[int]], caches: Sequence[set[int]]
+    ) -> None:
+        for cpu in cpus:
+            base = self.root / "devices/system/cpu" / f"cpu{cpu}"
+            core = next(group for group in cores if cpu in group)
+            cache = next(group for group in caches if cpu in group)
+            self._write(base / "topology/physical_package_id", str(socket))
+            self._write(base / "topology/thread_siblings_list", ",".join(map(str, sorted(core))))
+            levels = [("Data", 1, core), ("Instruction", 1, core), ("Unified", 2, core), ("Unified", 3, cache)]
+            for index, (kind, level, shared) in enumerate(levels):
+                self._write(base / f"cache/index{index}/type", kind)
+                self._write(base / f"cache/index{index}/level", str(level))
+                self._write(base / f"cache/index{index}/shared_cpu_list", ",".join(map(str, sorted(shared))))
+            # An instruction cache is no place to share data, whatever level it claims.
+            self._write(base / "cache/index9/type", "Instruction")
+            self._write(base / "cache/index9/level", "4")
+            self._write(base / "cache/index9/shared_cpu_list", str(cpu))
+        self.node(node, set(cpus))
+
+    def node(self, node: int, cpus: set[int]) -> None:
+        self.nodes[node] = cpus
+        self._write(self.root / f"devices/system/node/node{node}/cpulist", ",".join(map(str, sorted(cpus))))
+        self._write(self.root / "devices/system/node/online", ",".join(map(str, sorted(self.nodes))))
+
+    def gpu(self, node: int) -> None:
+        address = f"0000:{0x10 + len(self.gpus):02x}:00.0"
+        self._write(self.root / "bus/pci/devices" / address / "numa_node", str(node))
+        # NVML's spelling of the same address must do too.
+        self.gpus.append(DeviceId(f"GPU-{len(self.gpus)}", "0000" + address.upper()))
+
+    def _write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+    def bind(self, mode: Mode, local_rank: int, allowed: set[int] | None = None) -> set[int]:
+        usable = set().union(*self.nodes.values()) if allowed is None else allowed
+        return set(cpus_for_rank(mode, local_rank, self.gpus, self.root, usable))
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Machine:
+    """Two sockets, two nodes a socket, three cores a node with two threads each (N and N+12); GPUs on nodes 0, 0, 1, 3.
+
+    In each node the first two cores share one last-level cache and the third has its own. Node 4 is memory only.
+    """
+    machine = Machine(tmp_path)
+    for node in range(4):
+        low = range(node * 3, node * 3 + 3)
+        cores = [{cpu, cpu + 12} for cpu in low]
+        caches = [cores[0] | cores[1], cores[2]]
+        machine.cpus([*low, *(cpu + 12 for cpu in low)], node, node // 2, cores, caches)
+    machine.node(4, set())
+    for node in (0, 0, 1, 3):
+        machine.gpu(node)
+    return machine
+
+
+def test_node_is_every_cpu_of_the_gpus_node(big: Machine) -> None:
+    assert big.bind("node", 0) == big.bind("node", 1) == {0, 1, 2, 12, 13, 14}
+    assert big.bind("node", 3) == {9, 10, 11, 21, 22, 23}
+
+
+def test_socket_joins_the_nodes_of_one_socket(big: Machine) -> None:
+    assert big.bind("socket", 0) == big.bind("socket", 2) == big.nodes[0] | big.nodes[1]
+    assert big.bind("socket", 3) == big.nodes[2] | big.nodes[3]
+
+
+def test_socket_copes_with_a_node_of_which_no_cpu_is_allowed(big: Machine) -> None:
+    assert big.bind("socket", 0, allowed=big.nodes[0]) == big.nodes[0]
+
+
+def test_exclusive_shares_out_whole_cores_and_the_first_gets_the_odd_one(big: Machine) -> None:
+    assert big.bind("exclusive", 0) == {0, 12, 1, 13}
+    assert big.bind("exclusive", 1) == {2, 14}
+    assert big.bind("exclusive", 2) == big.nodes[1]
+
+
+def test_exclusive_counts_only_allowed_cores(big: Machine) -> None:
+    allowed = {0, 1, 13}
+    assert big.bind("exclusive", 0, allowed) == {0}
+    assert big.bind("exclusive", 1, allowed) == {1, 13}
+
+
+def test_exclusive_with_more_gpus_than_cores_is_an_error(big: Machine) -> None:
+    with pytest.raises(SpecError, match="--numa-binding=exclusive: NUMA node 0 has 1 usable physical cores for 2 GPUs"):
+        big.bind("exclusive", 0, allowed={0, 12})
+
+
+def test_core_complex_gives_the_largest_caches_first_and_starts_again(big: Machine) -> None:
+    assert big.bind("core-complex", 0) == {0, 1, 12, 13}
+    assert big.bind("core-complex", 1) == {2, 14}
+    big.gpu(0)
+    assert big.bind("core-complex", 4) == {0, 1, 12, 13}
+
+
+def test_core_complex_measures_a_cache_by_its_allowed_cpus(big: Machine) -> None:
+    assert big.bind("core-complex", 0, allowed={1, 2, 14}) == {2, 14}
+    assert big.bind("core-complex", 1, allowed={1, 2, 14}) == {1}
+
+
+@pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
+def test_an_unnamed_node_is_node_0(mode: Mode, tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.cpus([0, 1], 0, 0, [{0}, {1}], [{0, 1}])
+    machine.gpu(-1)
+    assert machine.bind(mode, 0) == {0, 1}
+
+
+@pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
+def test_a_rank_without_a_gpu_is_told_so(mode: Mode, big: Machine) -> None:
+    with pytest.raises(SpecError, match=rf"--numa-binding={mode}: local rank 4 has no GPU .* \(4 visible\)"):
+        big.bind(mode, 4)
+
+
+def test_no_allowed_cpu_on_the_node_is_an_error(big: Machine) -> None:
+    with pytest.raises(SpecError, match="no CPU of NUMA node 3"):
+        big.bind("node", 3, allowed={0})
+
+
+@pytest.mark.parametrize(
+    ("mode", "lost"),
+    [
+        ("node", "bus/pci/devices/0000:10:00.0/numa_node"),
+        ("node", "devices/system/node/node0/cpulist"),
+        ("socket", "devices/system/cpu/cpu0/topology/physical_package_id"),
+        ("socket", "devices/system/node/online"),
+        ("exclusive", "devices/system/cpu/cpu13/topology/thread_siblings_list"),
+        ("core-complex", "devices/system/cpu/cpu2/cache/index3/shared_cpu_list"),
+    ],
+)
+def test_a_missing_file_is_named(mode: Mode, lost: str, big: Machine) -> None:
+    (big.root / lost).unlink()
+    with pytest.raises(SpecError, match="topology cannot be read") as raised:
+        big.bind(mode, 0)
+    assert lost in str(raised.value)
+
+
+def test_a_cpu_without_caches_is_an_error(big: Machine) -> None:
+    for kind in (big.root / "devices/system/cpu/cpu0/cache").glob("index*/type"):
+        kind.write_text("Instruction\n")
+    with pytest.raises(SpecError, match="no data cache is listed"):
+        big.bind("core-complex", 0)
+
+
+def test_ranges() -> None:
+    assert parse_ranges("0-2,4, 6-6\n") == {0, 1, 2, 4, 6}
+    assert parse_ranges("\n") == frozenset()
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("allowed", [None, {0, 1, 13, 4, 9}], ids=["all", "some"])
+@pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
+def test_the_cpus_are_those_that_torch_takes(
+    mode: Mode, allowed: set[int] | None, big: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binding = pytest.importorskip("torch.numa.binding")
+    usable = set().union(*big.nodes.values()) if allowed is None else allowed
+    # torch fails on a node of which no CPU may be used, ours passes over it, so these are hidden from torch.
+    nodes = {node for node, cpus in big.nodes.items() if cpus & usable}
+
+    def moved(path: str) -> str:
+        return str(path).replace("/sys", str(big.root), 1)
+
+    monkeypatch.setattr(binding, "open", lambda path: io.StringIO(Path(moved(path)).read_text()), raising=False)
+    monkeypatch.setattr(binding, "os", SimpleNamespace(listdir=lambda path: os.listdir(moved(path)), path=os.path))
+    monkeypatch.setattr(binding, "_get_allowed_cpu_indices_for_current_thread", lambda: usable)
+    monkeypatch.setattr(binding, "_get_systemwide_numa_node_indices", lambda: nodes)
+    monkeypatch.setattr(binding, "_get_gpu_count", lambda: len(big.gpus))
+    monkeypatch.setattr(binding, "_get_numa_node_index_for_gpu_index", lambda *, gpu_index: (0, 0, 1, 3)[gpu_index])
+    for rank in range(len(big.gpus)):
+        options = binding.NumaOptions(binding.AffinityMode(mode))
+        theirs = binding._get_logical_cpus_to_bind_to(gpu_index=rank, numa_options=options)
+        assert big.bind(mode, rank, usable) == theirs
