@@ -1,0 +1,201 @@
+"""Where each worker's output goes: decided first, done afterwards.
+
+`plan_streams` is a pure function from what the user asked for to one destination for each stream of each local rank.
+The few functions below it that touch the disk only carry the plan out. The layout is torchrun's, since people's scripts
+look for it:
+
+    <run directory>/attempt_<N>/<local rank>/stdout.log, stderr.log, error.json
+    <run directory>/attempt_<N>/filtered_stdout.log, filtered_stderr.log
+
+where the run directory is `<log_dir>/<run id>_<random>`. Two things differ on purpose: an attempt's directory is never
+emptied to be used again, and a directory that nobody asked for does not stay behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from dataclasses import dataclass
+from string import Template
+from typing import Literal
+
+from dlrover_run.spec import LogSpec, SpecError, Std
+
+TAIL_BYTES = 32 * 1024
+"""How much of a stream's end the failure report may show."""
+
+TEMP_PREFIX = "dlrover_run_"
+
+Where = Literal["inherit", "file", "null", "relay"]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The destination of one output stream of one worker.
+
+    `inherit` is our own descriptor, untouched. `file` is `path`, written by the worker itself. `null` is /dev/null.
+    `relay` is a pipe to the relay, which remembers the end of the stream and copies it to our console when `shown`.
+    """
+
+    where: Where
+    path: str | None = None
+    shown: bool = False
+
+
+@dataclass(frozen=True)
+class RankStreams:
+    """One worker's streams. `error_file` is None when no file may be written; the worker's variable is empty then."""
+
+    local_rank: int
+    stdout: Stream
+    stderr: Stream
+    error_file: str | None
+
+
+@dataclass(frozen=True)
+class Tee:
+    """One log file that is also shown: `path` goes line by line, prefixed, to our descriptor `out` (1 or 2).
+
+    Lines that contain any of `needles` also go, with their prefix, to `filtered`; no needles, no such file.
+    """
+
+    local_rank: int
+    out: Literal[1, 2]
+    path: str
+    needles: tuple[str, ...] = ()
+    filtered: str | None = None
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """All streams of one attempt. `directory` holds its files; None when there are none."""
+
+    directory: str | None
+    ranks: tuple[RankStreams, ...]
+    tees: tuple[Tee, ...]
+
+
+def plan_streams(logs: LogSpec, run_dir: str | None, attempt: int, local_ranks: int) -> StreamPlan:
+    """Decide the destination of every stream of `local_ranks` workers in one attempt.
+
+    `run_dir` None, or a `log_dir` of /dev/null, means that no file may be written. Redirects, tees and the choice of
+    shown ranks are then without effect, as with torchrun: every worker writes to the console.
+    """
+    if run_dir is None or logs.log_dir == os.devnull:
+        unnamed = tuple(
+            RankStreams(rank, Stream("inherit"), Stream("relay", shown=True), None) for rank in range(local_ranks)
+        )
+        return StreamPlan(None, unnamed, ())
+    directory = os.path.join(run_dir, f"attempt_{attempt}")
+    ranks: list[RankStreams] = []
+    tees: list[Tee] = []
+    for rank in range(local_ranks):
+        own = os.path.join(directory, str(rank))
+        to_file = logs.redirects.of(rank) | logs.tee.of(rank)
+        # An empty set of ranks hides nothing, as in torchrun.
+        shown = not logs.shown_ranks or rank in logs.shown_ranks
+        stdout_log, stderr_log = os.path.join(own, "stdout.log"), os.path.join(own, "stderr.log")
+        unfiled = Stream("inherit" if shown else "null")
+        stdout = Stream("file", stdout_log) if to_file & Std.OUT else unfiled
+        # A hidden rank's standard error still passes the relay, so that the report can quote how the worker ended.
+        stderr = Stream("file", stderr_log) if to_file & Std.ERR else Stream("relay", shown=shown)
+        ranks.append(RankStreams(rank, stdout, stderr, os.path.join(own, "error.json")))
+        if shown and logs.tee.of(rank) & Std.OUT:
+            tees.append(_tee(rank, 1, stdout_log, logs.stdout_filters, os.path.join(directory, "filtered_stdout.log")))
+        if shown and logs.tee.of(rank) & Std.ERR:
+            tees.append(_tee(rank, 2, stderr_log, logs.stderr_filters, os.path.join(directory, "filtered_stderr.log")))
+    return StreamPlan(directory, tuple(ranks), tuple(tees))
+
+
+def _tee(rank: int, out: Literal[1, 2], path: str, needles: tuple[str, ...], filtered: str) -> Tee:
+    return Tee(rank, out, path, needles, filtered if needles else None)
+
+
+def line_prefix(template: str | None, role: str, rank: int, local_rank: int) -> str:
+    """What stands before each line of a shown log file; a name in the template that we do not know stays as it is."""
+    if not template:
+        return f"[{role}{local_rank}]:"
+    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The directory of one run. `path` None: no file may be written. `keep` False: the launcher removes it."""
+
+    path: str | None
+    keep: bool
+
+
+def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
+    """Make the run's directory; it is kept when the user asked for logs.
+
+    Raises `SpecError` when the directory that the user named cannot be used.
+    """
+    if logs.log_dir == os.devnull:
+        return RunDir(None, keep=False)
+    if not logs.log_dir:
+        return RunDir(tempfile.mkdtemp(prefix=TEMP_PREFIX), keep=logs.redirects.any() or logs.tee.any())
+    base = os.path.abspath(logs.log_dir)
+    try:
+        os.makedirs(base, exist_ok=True)
+        # A run id may be any text, but only one path component of it can be a directory's name.
+        return RunDir(tempfile.mkdtemp(prefix=run_id.replace("/", "_") + "_", dir=base), keep=True)
+    except (FileExistsError, NotADirectoryError):
+        raise SpecError(f"--log-dir: {base} is not a directory; name a directory, or remove that file") from None
+    except OSError as error:
+        raise SpecError(f"--log-dir: cannot make a directory in {base}: {error.strerror}") from None
+
+
+def make_dirs(plan: StreamPlan) -> None:
+    """Make the directories of one attempt.
+
+    Raises `SpecError` when the attempt's directory exists already: its logs belong to someone, so nothing is touched.
+    """
+    if plan.directory is None:
+        return
+    try:
+        os.mkdir(plan.directory)
+    except FileExistsError:
+        raise SpecError(f"{plan.directory} exists already and its logs are not overwritten; move it away") from None
+    for streams in plan.ranks:
+        os.mkdir(os.path.join(plan.directory, str(streams.local_rank)))
+
+
+def open_output(stream: Stream) -> int | None:
+    """A new close-on-exec descriptor for a `file` or `null` stream; None for one that is inherited or relayed.
+
+    The file is opened to append, so that children of the worker that write to the same file overwrite nothing.
+    """
+    if stream.where == "null":
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    if stream.where == "file" and stream.path is not None:
+        return os.open(stream.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    return None
+
+
+def prune_empty(path: str) -> None:
+    """Remove the empty directories under `path`, and `path` itself when nothing is left in it."""
+    for directory, _, _ in os.walk(path, topdown=False):
+        with contextlib.suppress(OSError):  # Something is in it, or it is gone: both are as wanted.
+            os.rmdir(directory)
+
+
+def tail_text(data: bytes, cut: bool) -> str:
+    """The end of an output as text; when its beginning was `cut` off, it starts with a whole line if there is one."""
+    if cut:
+        _, newline, rest = data.partition(b"\n")
+        if newline and rest:
+            data = rest
+    return data.decode(errors="replace")
+
+
+def read_tail(path: str, limit: int = TAIL_BYTES) -> str:
+    """The last `limit` bytes of a log file as text, beginning with a whole line; empty when it cannot be read."""
+    try:
+        with open(path, "rb") as log:
+            start = max(0, log.seek(0, os.SEEK_END) - limit)
+            log.seek(start)
+            return tail_text(log.read(limit), cut=start > 0)
+    except OSError:
+        return ""

@@ -1,0 +1,169 @@
+"""Where the workers' output goes: the plan, the directories, the end of a log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dlrover_run.agent.streams import (
+    RankStreams,
+    Stream,
+    Tee,
+    create_run_dir,
+    line_prefix,
+    make_dirs,
+    open_output,
+    plan_streams,
+    prune_empty,
+    read_tail,
+)
+from dlrover_run.spec import LogSpec, SpecError, Std, StreamMap
+
+BOTH = StreamMap(Std.ALL)
+
+
+def test_without_flags_stdout_is_inherited_and_stderr_passes_the_relay() -> None:
+    plan = plan_streams(LogSpec(), "/run", 0, 2)
+    assert plan.tees == ()
+    assert plan.ranks == tuple(
+        RankStreams(rank, Stream("inherit"), Stream("relay", shown=True), f"/run/attempt_0/{rank}/error.json")
+        for rank in (0, 1)
+    )
+
+
+def test_redirect_names_the_files_of_torchruns_layout() -> None:
+    plan = plan_streams(LogSpec(redirects=BOTH), "/run", 3, 1)
+    assert plan.directory == "/run/attempt_3"
+    assert plan.ranks[0].stdout == Stream("file", "/run/attempt_3/0/stdout.log")
+    assert plan.ranks[0].stderr == Stream("file", "/run/attempt_3/0/stderr.log")
+    assert plan.tees == ()
+
+
+def test_tee_is_a_file_that_is_shown() -> None:
+    logs = LogSpec(tee=StreamMap(by_rank={10: Std.OUT, 1: Std.ERR}), stderr_filters=("loss",))
+    plan = plan_streams(logs, "/run", 0, 11)
+    assert plan.tees == (
+        Tee(1, 2, "/run/attempt_0/1/stderr.log", ("loss",), "/run/attempt_0/filtered_stderr.log"),
+        Tee(10, 1, "/run/attempt_0/10/stdout.log"),
+    )
+    assert plan.ranks[10].stdout == Stream("file", "/run/attempt_0/10/stdout.log")
+    assert plan.ranks[10].stderr == Stream("relay", shown=True)
+    assert plan.ranks[1].stdout == Stream("inherit")
+
+
+def test_a_hidden_rank_keeps_its_files_and_its_tail_but_shows_nothing() -> None:
+    logs = LogSpec(tee=StreamMap(by_rank={1: Std.OUT}), shown_ranks=frozenset({0}))
+    plan = plan_streams(logs, "/run", 0, 3)
+    assert plan.tees == ()
+    assert plan.ranks[1].stdout == Stream("file", "/run/attempt_0/1/stdout.log")
+    assert plan.ranks[2].stdout == Stream("null")
+    assert plan.ranks[2].stderr == Stream("relay", shown=False)
+    assert plan.ranks[0].stdout == Stream("inherit")
+
+
+def test_an_empty_set_of_shown_ranks_hides_nothing() -> None:
+    plan = plan_streams(LogSpec(shown_ranks=frozenset()), "/run", 0, 1)
+    assert plan.ranks[0].stdout == Stream("inherit")
+
+
+@pytest.mark.parametrize("run_dir", [None, "/run"])
+def test_dev_null_writes_no_file_at_all(run_dir: str | None) -> None:
+    logs = LogSpec(log_dir="/dev/null", redirects=BOTH, tee=BOTH, stdout_filters=("x",))
+    plan = plan_streams(logs, run_dir, 0, 1)
+    assert plan.directory is None
+    assert plan.tees == ()
+    assert plan.ranks[0] == RankStreams(0, Stream("inherit"), Stream("relay", shown=True), None)
+
+
+def test_prefix_follows_the_template_and_leaves_unknown_names() -> None:
+    assert line_prefix(None, "trainer", 5, 1) == "[trainer1]:"
+    assert line_prefix("${role_name}/${rank}/${local_rank} ${host} $", "trainer", 5, 1) == "trainer/5/1 ${host} $"
+
+
+def test_run_dir_under_a_log_dir_that_is_made(tmp_path: Path) -> None:
+    run = create_run_dir(LogSpec(log_dir=str(tmp_path / "a" / "logs")), "job/7")
+    assert run.keep
+    assert run.path is not None
+    assert Path(run.path).parent == tmp_path / "a" / "logs"
+    assert Path(run.path).name.startswith("job_7_")
+
+
+@pytest.mark.parametrize(("redirects", "keep"), [(StreamMap(), False), (BOTH, True)])
+def test_run_dir_without_a_log_dir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redirects: StreamMap, keep: bool
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run = create_run_dir(LogSpec(redirects=redirects), "job")
+    assert run.keep is keep
+    assert [entry.name.startswith("dlrover_run_") for entry in tmp_path.iterdir()] == [True]
+
+
+def test_run_dir_for_dev_null() -> None:
+    run = create_run_dir(LogSpec(log_dir="/dev/null", redirects=BOTH), "job")
+    assert run.path is None
+
+
+@pytest.mark.parametrize("below", ["", "/deeper"])
+def test_a_file_as_log_dir_is_told_in_a_sentence(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match="--log-dir: .*/file.* is not a directory"):
+        create_run_dir(LogSpec(log_dir=str(tmp_path / "file") + below), "job")
+
+
+def test_no_attempt_is_overwritten(tmp_path: Path) -> None:
+    plan = plan_streams(LogSpec(redirects=BOTH), str(tmp_path), 0, 2)
+    make_dirs(plan)
+    fd = open_output(plan.ranks[1].stdout)
+    assert fd is not None
+    os.write(fd, b"precious")
+    os.close(fd)
+    with pytest.raises(SpecError, match="exists already"):
+        make_dirs(plan)
+    assert (tmp_path / "attempt_0" / "1" / "stdout.log").read_text() == "precious"
+
+
+def test_outputs_are_opened_to_append_and_not_inherited_by_chance(tmp_path: Path) -> None:
+    stream = Stream("file", str(tmp_path / "log"))
+    first, second = open_output(stream), open_output(stream)
+    assert first is not None
+    assert second is not None
+    assert not os.get_inheritable(first)
+    os.write(first, b"one\n")
+    os.write(second, b"two\n")
+    os.close(first)
+    os.close(second)
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+    assert open_output(Stream("inherit")) is None
+    null = open_output(Stream("null"))
+    assert null is not None
+    assert os.fstat(null).st_rdev == os.stat(os.devnull).st_rdev
+    os.close(null)
+
+
+def test_prune_leaves_what_holds_something(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "attempt_0" / "0").mkdir(parents=True)
+    (run / "attempt_0" / "1").mkdir()
+    (run / "attempt_1" / "0").mkdir(parents=True)
+    (run / "attempt_0" / "1" / "stdout.log").write_text("")
+    prune_empty(str(run))
+    assert sorted(str(path.relative_to(run)) for path in run.rglob("*")) == [
+        "attempt_0",
+        "attempt_0/1",
+        "attempt_0/1/stdout.log",
+    ]
+    (run / "attempt_0" / "1" / "stdout.log").unlink()
+    prune_empty(str(run))
+    assert not run.exists()
+
+
+def test_read_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"first line\nsecond\nthird \xff\n")
+    assert read_tail(str(log)) == "first line\nsecond\nthird \ufffd\n"
+    assert read_tail(str(log), 12) == "third \ufffd\n"
+    log.write_bytes(b"x" * 100)
+    assert read_tail(str(log), 10) == "x" * 10
+    assert read_tail(str(tmp_path / "none")) == ""
