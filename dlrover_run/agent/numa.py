@@ -6,13 +6,14 @@ so the program `numactl` is not needed. Local rank N goes with the Nth visible G
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Literal, Protocol
 
-from dlrover_run.agent.devices import DeviceId, Nvml, NvmlUnavailable, sysfs_address, visible_devices
-from dlrover_run.spec import SpecError
+from .devices import DeviceId, Nvml, NvmlUnavailable, sysfs_address, visible_devices
+from ..spec import SpecError
 
 Mode = Literal["node", "socket", "exclusive", "core-complex"]
 
@@ -38,7 +39,11 @@ def binding_gpus(mode: Mode, environ: Mapping[str, str], nvml: Nvml | None = Non
 
 
 def cpus_for_rank(
-    mode: Mode, local_rank: int, gpus: Sequence[Gpu], sysfs: Path, allowed_cpus: AbstractSet[int]
+    mode: Mode,
+    local_rank: int,
+    gpus: Sequence[Gpu],
+    sysfs: Path = Path("/sys"),
+    allowed_cpus: AbstractSet[int] | None = None,
 ) -> frozenset[int]:
     """The logical CPUs for one worker, always some and only allowed ones.
 
@@ -49,10 +54,10 @@ def cpus_for_rank(
     - `core-complex`: the CPUs of one last-level cache of the node, another one for each GPU as far as there are enough;
       the caches with the most allowed CPUs go first.
 
-    `allowed_cpus` is the launcher's own affinity. Raises `SpecError` when there is no such GPU or the topology is not
+    `allowed_cpus` None is this process's own affinity, which a worker inherits. Raises `SpecError` when there is no such GPU or the topology is not
     known or too small.
     """
-    machine = _Machine(mode, sysfs, frozenset(allowed_cpus))
+    machine = _Machine(mode, sysfs, frozenset(os.sched_getaffinity(0) if allowed_cpus is None else allowed_cpus))
     if local_rank >= len(gpus):
         raise machine.error(
             f"local rank {local_rank} has no GPU to be bound near ({len(gpus)} visible)",

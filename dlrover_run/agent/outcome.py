@@ -22,7 +22,7 @@ class WorkerEnd:
     `code` follows `subprocess`: an exit code, or minus a signal's number. `stopped_with` is the signal with which the
     launcher itself stopped the worker, so that a victim is never mistaken for the culprit; None means it ended of itself.
     `stderr_tail` is the last of what it wrote to standard error, as far as that could be seen. `memory_limit` is a
-    sentence when the kernel is known to have killed for memory, else None.
+    sentence when the kernel is known to have killed for memory, else None. `error_file` is where `error` was read.
     """
 
     rank: int
@@ -36,6 +36,7 @@ class WorkerEnd:
     stdout_path: str | None = None
     stderr_path: str | None = None
     memory_limit: str | None = None
+    error_file: str | None = None
 
     @property
     def failed(self) -> bool:

@@ -1,0 +1,104 @@
+"""The file in which a worker records the exception that ended it: torch's `@record` protocol, read and written.
+
+A worker may write anything there, so nothing in it can make the launcher fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .outcome import RecordedError, WorkerEnd
+
+MAX_BYTES = 1 << 20
+"""An error file larger than this is not read."""
+
+_STAMP_LAG = 2.0
+"""Seconds by which the file may be written after the whole second that it records."""
+
+
+def read_error_file(path: str | Path) -> RecordedError | None:
+    """What a worker recorded, or None when there is no file or it is damaged, larger than `MAX_BYTES` or no such record.
+
+    The record's own time has whole seconds only. The file's modification time is the same moment, to the nanosecond,
+    and is taken where it fits; a record with a whole number of seconds has no better time than that.
+    """
+    try:
+        data, modified = _load(path)
+    except (OSError, ValueError, RecursionError):
+        return None
+    message = data.get("message")
+    if isinstance(message, str):
+        return RecordedError(message, "", _moment(data.get("timestamp"), modified))
+    if not isinstance(message, Mapping):
+        return None
+    text, extra = message.get("message"), message.get("extraInfo")
+    extra = extra if isinstance(extra, Mapping) else {}
+    stack = extra.get("py_callstack")
+    return RecordedError(
+        text if isinstance(text, str) else "",
+        stack if isinstance(stack, str) else "",
+        _moment(extra.get("timestamp"), modified),
+    )
+
+
+def copy_root_cause(root: WorkerEnd, dest: str | Path) -> str | None:
+    """Pass the first failure's record on to whoever started the launcher, as torchrun does; None when that was done.
+
+    `dest` is the launcher's own `TORCHELASTIC_ERROR_FILE`. The worker's exit code (minus the signal's number for a
+    signal, as torch has it) goes in as `errorCode`, for a worker cannot know it. An older file at `dest` is replaced
+    in one step. Otherwise the answer is a sentence that says why there is nothing to read at `dest`.
+    """
+    if root.error_file is None:
+        return f"Rank {root.rank} recorded no error, so nothing was written to {dest}."
+    try:
+        data, _ = _load(root.error_file)
+    except (OSError, ValueError, RecursionError) as problem:
+        return f"The error file of rank {root.rank} cannot be read, so nothing was written to {dest} ({problem})."
+    message = data.get("message")
+    if isinstance(message, dict) and root.code != 0:
+        message["errorCode"] = root.code
+    # A name of its own in the same directory, so that the rename is atomic; the permissions are those of any new file.
+    partial = f"{dest}.{os.getpid()}.tmp"
+    try:
+        with open(partial, "x", encoding="utf-8") as file:
+            json.dump(data, file)
+        os.replace(partial, dest)
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        return f"The error file of rank {root.rank} could not be copied to {dest}: {problem.strerror}."
+    return None
+
+
+def _load(path: str | Path) -> tuple[dict[str, Any], float]:
+    """The JSON object in a file and when the file was written. Raises OSError, ValueError, RecursionError."""
+    # Not blocking, because a worker could have put a pipe there.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES} bytes")
+    data = json.loads(content)
+    if not isinstance(data, dict):
+        raise ValueError("not a JSON object")
+    return data, status.st_mtime
+
+
+def _moment(stamp: object, modified: float) -> float:
+    try:
+        recorded = float(stamp)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return modified
+    if not math.isfinite(recorded) or 0 <= modified - recorded < _STAMP_LAG:
+        return modified
+    return recorded

@@ -1,0 +1,52 @@
+"""`--event-log-handler=console`: one JSON line on standard error for each event of the job, shaped as torchrun's are."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+
+from ..coordination.records import Assignment, Plan, PlanPhase
+from ..spec import JobSpec
+
+_STATE = {PlanPhase.FINISHED: "SUCCEEDED", PlanPhase.FAILED: "FAILED"}
+
+
+class EventLog:
+    """Writes events when the job asked for them, and nothing else."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._started = time.monotonic()
+
+    def round_started(self, assigned: Assignment) -> None:
+        """The workers of a round have been started."""
+        self._write("RUNNING", assigned.restart_count, "")
+
+    def job_ended(self, plan: Plan) -> None:
+        """The job is over for this node; one that a signal stopped counts as failed, as with torchrun."""
+        self._write(_STATE.get(plan.phase, "FAILED"), plan.restart_count, plan.reason)
+
+    def _write(self, state: str, restarts: int, reason: str) -> None:
+        if self._spec.event_log != "console":
+            return
+        event = {
+            "name": f"torchelastic.worker.status.{state}",
+            "source": "AGENT",
+            "timestamp": int(time.time() * 1000),
+            "metadata": {
+                "run_id": self._spec.run_id,
+                "global_rank": None,
+                "group_rank": self._spec.node_rank,
+                "worker_id": None,
+                "role": self._spec.role,
+                "hostname": socket.getfqdn(),
+                "state": state,
+                "total_run_time": int(time.monotonic() - self._started),
+                "rdzv_backend": self._spec.backend,
+                "raw_error": reason if state == "FAILED" else None,
+                "agent_restarts": restarts,
+            },
+        }
+        print(json.dumps(event), file=sys.stderr, flush=True)

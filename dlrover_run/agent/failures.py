@@ -1,0 +1,143 @@
+"""What the deaths of workers mean: which one came first of itself, and how to say it in words.
+
+Pure functions on `WorkerEnd`. The evidence is gathered in `error_file` and `memory_watch`, whose names are given on here
+so that who handles a failure needs one module.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from .error_file import copy_root_cause, read_error_file
+from .memory_watch import MemoryWatch
+from .outcome import RecordedError, WorkerEnd
+from .tracebacks import plain_lines, raised
+
+__all__ = [
+    "MemoryWatch",
+    "RecordedError",
+    "copy_root_cause",
+    "describe_end",
+    "error_words",
+    "lost_its_peer",
+    "read_error_file",
+    "root_cause",
+    "signal_words",
+    "suspects_memory",
+]
+
+MAX_WORDS = 200
+"""Characters of an exception's message that are worth a place in a sentence."""
+
+_SIGNAL_MEANINGS = {
+    signal.SIGABRT: "abort",
+    signal.SIGBUS: "bus error",
+    signal.SIGFPE: "arithmetic error",
+    signal.SIGILL: "illegal instruction",
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGSYS: "bad system call",
+    signal.SIGXCPU: "CPU time limit",
+    signal.SIGXFSZ: "file size limit",
+}
+
+# Signals that nobody gets by an error of one's own: somebody sent them.
+_SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+# How gloo, NCCL and torch's store say that the other side of a connection went away or fell silent.
+_PEER_LOST = re.compile(
+    r"connection closed by peer|connection reset by peer|remote process exited or there was a network error"
+    r"|connection was likely closed|DistNetworkError|\bsocket timeout\b|timed out waiting"
+    r"|watchdog caught collective operation timeout",
+    re.IGNORECASE,
+)
+
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
+
+
+def root_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
+    """The worker that failed first, of those that failed of themselves; None when none did.
+
+    A worker that the launcher stopped is a victim, whatever its exit code. So is, as long as another one failed for any
+    other reason, a worker that says that it lost the connection to a peer: a dying process's sockets close before
+    its death can be observed, so such a peer may even be seen to die first.
+
+    Among the rest the order of their failures counts, not of their deaths: a worker may take seconds from its exception
+    to its end. The recorded time of the exception is used for that; where the record has only whole seconds, the
+    end of that second, because a doubt of up to a second must not put it before a death that was observed.
+    """
+    failed = [end for end in ends if end.failed]
+    return min(failed, key=lambda end: (lost_its_peer(end), _failed_by(end), end.rank), default=None)
+
+
+def _failed_by(end: WorkerEnd) -> float:
+    """The moment by which the worker had failed for certain."""
+    if end.error is None or end.error.unix_time <= 0:
+        return end.unix_time
+    recorded = end.error.unix_time
+    return min(end.unix_time, recorded + 1 if recorded.is_integer() else recorded)
+
+
+def lost_its_peer(end: WorkerEnd) -> bool:
+    """Whether the worker's own words say that it failed because the connection to another worker broke."""
+    words = error_words(end)
+    if words is None and end.code == -signal.SIGABRT:
+        words = end.stderr_tail  # NCCL's watchdog writes its reason there and aborts the process.
+    return words is not None and _PEER_LOST.search(words) is not None
+
+
+def suspects_memory(code: int, stderr_tail: str) -> bool:
+    """Whether the end looks like a kill for memory, so that it is worth asking `MemoryWatch`.
+
+    That is a SIGKILL of the worker itself, of the command that a shell ran, or of one of its DataLoader workers.
+    """
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL) or (code > 0 and "killed by signal: Killed" in stderr_tail)
+
+
+def error_words(end: WorkerEnd) -> str | None:
+    """What the worker raised, in one line such as `ValueError: x`: as it recorded it, else from its last traceback."""
+    if end.error is not None and end.error.message.strip():
+        found: str | None = next(line for line in plain_lines(end.error.message.strip()))
+    else:
+        # Python's own exit code after an exception that nobody caught; with another code it was not the end.
+        found = raised(end.stderr_tail) if end.code == 1 else None
+    if found is not None and len(found) > MAX_WORDS:
+        found = found[: MAX_WORDS - 3] + "..."
+    return found or None
+
+
+def describe_end(end: WorkerEnd) -> str:
+    """How the worker ended, to go after its name: `exited with code 3`, `was killed by SIGSEGV (segmentation fault)`."""
+    if end.stopped_with is not None:
+        return f"was stopped by the launcher with {end.stopped_with.name}"
+    if end.code == 0:
+        return "exited with code 0"
+    words = error_words(end)
+    if end.code < 0:
+        text = f"was killed by {signal_words(-end.code)}"
+        if words is not None:
+            text += f", after it {_failing(words)}"
+        elif end.memory_limit is None and -end.code in _SENT:
+            text += ", which the launcher did not send"
+    elif words is not None:
+        text = _failing(words)
+    else:
+        text = f"exited with code {end.code}"
+        if 128 < end.code <= 128 + signal.SIGRTMAX:
+            text += f", as a shell does whose command is killed by {signal_words(end.code - 128)}"
+    return text if end.memory_limit is None else f"{text}: {end.memory_limit}"
+
+
+def _failing(words: str) -> str:
+    return f"raised {words}" if _EXCEPTION.match(words) else f"failed: {words}"
+
+
+def signal_words(number: int) -> str:
+    """A signal's name with its meaning where it has one of its own: `SIGSEGV (segmentation fault)`, `SIGKILL`."""
+    try:
+        name = signal.Signals(number)
+    except ValueError:
+        return f"signal {number}"
+    meaning = _SIGNAL_MEANINGS.get(name)
+    return f"{name.name} ({meaning})" if meaning else name.name

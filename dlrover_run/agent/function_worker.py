@@ -1,0 +1,53 @@
+"""The program that runs one rank of `elastic_launch(config, function)`: load the function, call it, hand its result back.
+
+The pickles come from and go to the Python process that called `elastic_launch`, through memory files of this machine that only
+its own user can open; nothing that crosses a network is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.spawn
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from string import Template
+from typing import Any
+
+
+def main() -> None:
+    """`argv[1]` is the file of the call, `argv[2]` the file that takes the result."""
+    with open(sys.argv[1], "rb") as payload:
+        # The caller's main module first: the function may be defined in it, or need what it imports.
+        multiprocessing.spawn.prepare(pickle.load(payload))  # type: ignore[attr-defined]
+        function, args = pickle.load(payload)
+    rank = os.environ["LOCAL_RANK"]
+    filled = [Template(arg).safe_substitute(local_rank=rank) if isinstance(arg, str) else arg for arg in args]
+    result = _call_recorded(function, filled)
+    with open(sys.argv[2], "wb") as file:
+        pickle.dump(result, file)
+
+
+def _call_recorded(function: Callable[..., Any], args: list[Any]) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        _record(error)
+        raise
+
+
+def _record(error: Exception) -> None:
+    """Write the error file as torch's `@record` does, without torch. One that the function wrote itself stays."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return
+    extra = {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))}
+    with open(path, "w") as file:
+        json.dump({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}, file)
+
+
+if __name__ == "__main__":
+    main()

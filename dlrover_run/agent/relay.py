@@ -1,0 +1,345 @@
+"""The relay: a small process that copies the workers' output to our console.
+
+Why a process and not a thread or a task of the agent's loop: a console can stop taking bytes for as long as it likes
+(a pager, a terminal with Ctrl-S, a full pipe), a busy worker writes 100 MB a second, and the agent must meanwhile see a
+death within a millisecond. A thread would share the interpreter lock with the agent, keep it from forking safely, and
+die with it; this process survives a SIGKILL of the agent for as long as it takes to write out the workers' last words.
+
+It is forked from the agent before the agent has a loop, talks with it over one SOCK_SEQPACKET socket, and ends when
+that socket does. Each message is one line of JSON, which a newline and raw bytes may follow.
+
+    agent -> relay
+        {"do": "pipe", "key", "show"} and a descriptor   remember the last of its bytes; `show`: copy them to fd 2
+        {"do": "tail", "path", "out", "prefix", "needles", "filtered"}   show a log file
+        {"do": "drain", "number", "keys", "end"}         write out all that there is; `end`: and forget the sources
+        {"do": "own", "path"}                            a directory to remove when the relay ends
+    relay -> agent
+        {"tell": "tail", "number", "key", "cut"} and bytes   the end of one worker's standard error
+        {"tell": "progress"}, {"tell": "drained", "number"}, {"tell": "warning", "text"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import time
+from typing import Any, NoReturn
+
+from dlrover_run.agent.relay_ports import Inotify, Pipe, Sink, Tail, console_sink, file_sink
+
+MAX_MESSAGE = 128 * 1024
+"""Bytes of the largest message either way; a ring with its header fits."""
+
+ORPHAN_SECONDS = 0.3
+"""How long the relay goes on after the agent's end, for workers that are being killed and a console that is slow.
+
+Less than the grace that the guard gives to what a dead agent has left behind.
+"""
+
+LOOK_SECONDS = 0.1
+"""How often log files are looked at where the kernel has no inotify watch left for us."""
+
+PROGRESS_SECONDS = 0.2
+"""The least time between two words to the agent that a drain is slow but moves."""
+
+DRAIN_PIPE_BYTES = 2 * 1024 * 1024
+"""The most that a drain reads from one pipe: more than a pipe holds, so only a live writer can have more."""
+
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTTOU)
+"""Signals that reach the whole job at once: the relay ends when the agent does. SIGTTOU would stop the copying."""
+
+
+def main(control: socket.socket, parent: int, console: tuple[int, int]) -> NoReturn:
+    """The child's whole life; it must never return into the code that the agent was running when it forked."""
+    code = 70
+    try:
+        _leave_the_agent(control, console)
+        _Relay(control, parent).run()
+        code = 0
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            _tell(control, {"tell": "warning", "text": f"the output relay failed: {type(error).__name__}: {error}"})
+    finally:
+        os._exit(code)
+
+
+def _leave_the_agent(control: socket.socket, console: tuple[int, int]) -> None:
+    """Give up what a fork inherits: collectable objects, descriptors, signal handlers, the name."""
+    # An object of the agent's that was collected here would close a descriptor number that is ours by now.
+    gc.disable()
+    gc.freeze()
+    for target, fd in zip((1, 2), console, strict=True):
+        if fd != target:
+            os.dup2(fd, target, inheritable=False)
+    os.closerange(3, control.fileno())
+    os.closerange(control.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL and SIGSTOP, and those that the C library keeps.
+            signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
+        name.write("dlrover-relay")
+
+
+def _tell(control: socket.socket, message: dict[str, Any], payload: bytes = b"") -> None:
+    # This may block: the agent's loop always reads, and while the agent is stopped there is nobody to be quick for.
+    control.send(json.dumps(message).encode() + b"\n" + payload)
+
+
+class _Drain:
+    """A wish of the agent's to have everything written that was there when it asked.
+
+    `goals` says how far each log file is to be read. Once all are, `marks` says how many bytes each sink must take.
+    """
+
+    def __init__(self, number: int, end: bool, goals: dict[Tail, int]) -> None:
+        self.number = number
+        self.end = end
+        self.goals = goals
+        self.marks: dict[Sink, int] | None = None
+
+
+class _Relay:
+    def __init__(self, control: socket.socket, parent: int) -> None:
+        self.control = control
+        same = False
+        with contextlib.suppress(OSError):
+            same = os.path.sameopenfile(1, 2)
+        err = console_sink(2)
+        # After 2>&1 both are one queue, or a line half written by one would be broken by the other.
+        self.consoles: dict[int, Sink] = {1: err if same else console_sink(1), 2: err}
+        self.sinks: list[Sink] = list(dict.fromkeys(self.consoles.values()))
+        self.files: dict[str, Sink] = {}
+        self.pipes: list[Pipe] = []
+        self.tails: list[Tail] = []
+        self.drains: list[_Drain] = []
+        self.inotify: Inotify | None = None
+        self.look = False
+        self.owned: list[str] = []
+        self.deadline: float | None = None
+        self.progress = (0, 0.0)
+        self.warned: set[Sink] = set()
+        self.window_size = b""
+        self.poller = select.epoll()
+        self.writable: set[Sink] = set()
+        control.setblocking(True)
+        self.poller.register(control.fileno(), select.EPOLLIN)
+        self._watch_parent(parent)
+
+    def _watch_parent(self, parent: int) -> None:
+        """See the agent's end even where some other process holds a copy of its end of the socket."""
+        self.parent = -1
+        if os.getppid() == parent:
+            with contextlib.suppress(OSError):
+                self.parent = os.pidfd_open(parent)
+                self.poller.register(self.parent, select.EPOLLIN)
+
+    def run(self) -> None:
+        while not self._over():
+            for fd, _ in self.poller.poll(self._wait()):
+                self._ready(fd)
+            for tail in self.tails:
+                if self.look:
+                    tail.grown = True
+                if tail.can_copy:
+                    tail.copy()
+            self._flush()
+            self._advance_drains()
+            self._choose_what_to_wait_for()
+        for tail in self.tails:
+            tail.finish()
+        self._flush()
+        for path in self.owned:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _over(self) -> bool:
+        if self.deadline is None:
+            return False
+        rest = any(pipe.fd >= 0 for pipe in self.pipes) or any(sink.pending for sink in self.sinks)
+        return time.monotonic() >= self.deadline or not (rest or any(tail.grown for tail in self.tails))
+
+    def _wait(self) -> float | None:
+        """Seconds until there is something to do without an event; None is for ever."""
+        if any(tail.can_copy for tail in self.tails):
+            return 0
+        waits = [LOOK_SECONDS] if self.look and self.tails else []
+        if self.deadline is not None:
+            waits.append(max(0.0, self.deadline - time.monotonic()))
+        return min(waits, default=None)
+
+    def _ready(self, fd: int) -> None:
+        if fd == self.control.fileno():
+            self._hear()
+        elif fd == self.parent:
+            self._agent_is_gone()
+        elif self.inotify is not None and fd == self.inotify.fd:
+            changed = self.inotify.changed()
+            for tail in self.tails:
+                tail.grown = tail.grown or changed is None or tail.watch in changed
+        else:
+            for pipe in self.pipes:
+                if pipe.fd == fd:
+                    pipe.take()
+                    if pipe.terminal:
+                        self._copy_window_size()
+
+    def _hear(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 1)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._agent_is_gone()
+            return
+        message = json.loads(data)
+        what = message["do"]
+        if what == "pipe":
+            pipe = Pipe(message["key"], fds[0], self.consoles[2] if message["show"] else None, self.poller)
+            os.set_blocking(pipe.fd, False)
+            self.pipes.append(pipe)
+        elif what == "tail":
+            self._add_tail(message)
+        elif what == "drain":
+            self._start_drain(message)
+        elif what == "own":
+            self.owned.append(message["path"])
+
+    def _add_tail(self, message: dict[str, Any]) -> None:
+        path, prefix = message["path"], os.fsencode(message["prefix"])
+        wanted: list[tuple[Sink, tuple[bytes, ...] | None]] = [(self.consoles[message["out"]], None)]
+        if message["needles"] and message["filtered"]:
+            filtered = message["filtered"]
+            if filtered not in self.files:
+                self.files[filtered] = file_sink(filtered)
+                self.sinks.append(self.files[filtered])
+            wanted.append((self.files[filtered], tuple(os.fsencode(needle) for needle in message["needles"])))
+        for sink, needles in wanted:
+            # Each has a place in the file of its own, so that a console that is stuck does not hold the filtered file.
+            try:
+                tail = Tail(path, sink, prefix, needles)
+            except OSError as error:
+                self._warn(f"cannot read {path}, so it is not shown: {error.strerror}")
+                return
+            self.tails.append(tail)
+            try:
+                if self.inotify is None:
+                    self.inotify = Inotify()
+                    self.poller.register(self.inotify.fd, select.EPOLLIN)
+                tail.watch = self.inotify.watch(path)
+            except OSError as error:
+                if not self.look:
+                    self._warn(f"no inotify watch for log files ({error.strerror}): they are read every 0.1 s instead")
+                self.look = True
+
+    def _warn(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            _tell(self.control, {"tell": "warning", "text": text})
+
+    def _agent_is_gone(self) -> None:
+        if self.deadline is not None:
+            return
+        self.deadline = time.monotonic() + ORPHAN_SECONDS
+        self.poller.unregister(self.control.fileno())
+        if self.parent >= 0:
+            self.poller.unregister(self.parent)
+        for tail in self.tails:
+            tail.grown = True
+
+    def _start_drain(self, message: dict[str, Any]) -> None:
+        number, end = message["number"], message["end"]
+        for pipe in self.pipes:
+            # Beyond what a stuck console leaves room for: a dead worker's last words must be in its ring.
+            left = DRAIN_PIPE_BYTES
+            while left > 0 and (count := pipe.take(left)):
+                left -= count
+            if pipe.key in message["keys"]:
+                with contextlib.suppress(OSError):
+                    told = {"tell": "tail", "number": number, "key": pipe.key, "cut": pipe.ring.cut}
+                    _tell(self.control, told, pipe.ring.content())
+        if end:
+            for pipe in self.pipes:
+                pipe.close()
+            self.pipes = []
+        self.drains.append(_Drain(number, end, {tail: tail.size() for tail in self.tails}))
+        for tail in self.tails:
+            tail.grown = True
+
+    def _advance_drains(self) -> None:
+        for drain in list(self.drains):
+            if drain.marks is None:
+                if any(tail in self.tails and tail.behind(goal) for tail, goal in drain.goals.items()):
+                    continue
+                if drain.end:
+                    self._forget(drain.goals)
+                drain.marks = {sink: sink.put_bytes for sink in self.sinks}
+            if all(sink.written_bytes >= mark for sink, mark in drain.marks.items()):
+                self.drains.remove(drain)
+                with contextlib.suppress(OSError):
+                    _tell(self.control, {"tell": "drained", "number": drain.number})
+        self._say_progress()
+
+    def _say_progress(self) -> None:
+        if not self.drains:
+            return
+        written, now = sum(sink.written_bytes for sink in self.sinks), time.monotonic()
+        if written != self.progress[0] and now - self.progress[1] >= PROGRESS_SECONDS:
+            self.progress = (written, now)
+            with contextlib.suppress(OSError):
+                _tell(self.control, {"tell": "progress"})
+
+    def _forget(self, ended: dict[Tail, int]) -> None:
+        for tail in ended:
+            if tail in self.tails:
+                tail.finish()
+                self.tails.remove(tail)
+                if self.inotify is not None and tail.watch >= 0 and all(t.watch != tail.watch for t in self.tails):
+                    self.inotify.forget(tail.watch)
+        self._flush()
+        for path, sink in list(self.files.items()):
+            if all(tail.sink is not sink for tail in self.tails):
+                self.sinks.remove(self.files.pop(path))
+                sink.close()
+
+    def _flush(self) -> None:
+        for sink in self.sinks:
+            sink.flush()
+            if sink.error is not None and sink not in self.warned:
+                self.warned.add(sink)
+                name = {id(s): f"descriptor {n}" for n, s in self.consoles.items()}.get(id(sink), "the filtered log")
+                self._warn(f"{name} takes no more output ({sink.error.strerror}); the workers go on")
+
+    def _choose_what_to_wait_for(self) -> None:
+        for pipe in self.pipes:
+            pipe.watch()
+        for sink in self.consoles.values():
+            wants = sink.pending and sink.waits
+            if wants != (sink in self.writable):
+                if wants:
+                    self.poller.register(sink.fd, select.EPOLLOUT)
+                    self.writable.add(sink)
+                else:
+                    self.poller.unregister(sink.fd)
+                    self.writable.discard(sink)
+
+    def _copy_window_size(self) -> None:
+        """Make the workers' pseudo-terminals as large as the console.
+
+        Done with each copy: no signal tells us, for the agent and so the relay are not in the console's session.
+        """
+        import fcntl
+        import termios
+
+        with contextlib.suppress(OSError):
+            size = fcntl.ioctl(2, termios.TIOCGWINSZ, bytes(8))
+            if size != self.window_size:
+                self.window_size = size
+                for each in self.pipes:
+                    if each.terminal and each.fd >= 0:
+                        fcntl.ioctl(each.fd, termios.TIOCSWINSZ, size)

@@ -1,0 +1,322 @@
+"""The agent's side of the relay: start it, hand it what it shall copy, hear how a worker's output ended.
+
+Everything is non-blocking on the agent's loop, without threads. The agent keeps its own copy of the reading end of
+every worker's pipe until the round ends. That costs a descriptor a worker and buys this: if the relay is killed, the
+pipes do not break, so no worker dies of SIGPIPE; the agent then reads them itself, so no worker waits on a full pipe
+either. It only remembers the end of what it reads, for it must not write to a console that may block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dlrover_run.agent.relay_lines import Ring
+from dlrover_run.agent.streams import tail_text
+
+DRAIN_TIMEOUT = 10.0
+"""Seconds in which the console takes not one byte before a drain gives up."""
+
+CLOSE_TIMEOUT = 2.0
+"""Seconds that the relay gets to end once its socket is closed, before it is killed; it needs 0.3 at most."""
+
+PIPE_BYTES = 1024 * 1024
+"""The size of a worker's pipe, the most that any user may ask for: 10 ms of a worker that writes 100 MB a second."""
+
+MAX_COMMAND = 64 * 1024
+"""Bytes of the largest message to the relay."""
+
+READ_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class DrainResult:
+    """What a drain came to.
+
+    `complete` False: the console did not take all output in time, or the relay is gone; log files are whole anyway.
+    `tails` holds the end of the standard error of each worker that was asked for and is known.
+    """
+
+    complete: bool
+    tails: dict[str, str]
+
+
+class _Wait:
+    def __init__(self, done: asyncio.Future[bool]) -> None:
+        self.done = done
+        self.moved = False
+        self.tails: dict[str, str] = {}
+
+
+class Relay:
+    """A running relay. `start` it before there is a loop or a thread, `attach` it inside the loop, `close` it last.
+
+    `closed` is done as soon as the relay process is gone. Its result is empty after `close`; otherwise it is a sentence
+    that says that the relay ended of itself.
+    """
+
+    closed: asyncio.Future[str]
+
+    def __init__(self, pid: int, pidfd: int, control: socket.socket, console: tuple[int, int]) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+        self._control = control
+        self._console = console
+        self._closing = False
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._waits: dict[int, _Wait] = {}
+        self._count = 0
+        self._kept: dict[str, int] = {}
+        self._orphans: dict[str, Ring] = {}
+        self._on_warning: Callable[[str], None] = lambda text: None
+
+    @classmethod
+    def start(cls, console: tuple[int, int] = (1, 2)) -> Relay:
+        """Fork the relay. It writes to `console`, the descriptors to use as standard output and standard error."""
+        parent = os.getpid()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            # Imported in the child alone: the agent never runs this code and starts sooner without it.
+            from dlrover_run.agent.relay import main
+
+            main(theirs, parent, console)
+        theirs.close()
+        ours.setblocking(False)
+        return cls(pid, os.pidfd_open(pid), ours, console)
+
+    def attach(self, on_warning: Callable[[str], None] | None = None) -> None:
+        """Join the running loop; `on_warning` is called with sentences that a person should read."""
+        loop = asyncio.get_running_loop()
+        if on_warning is not None:
+            self._on_warning = on_warning
+        self.closed = loop.create_future()
+        loop.add_reader(self._control.fileno(), self._hear)
+        loop.add_reader(self._pidfd, self._reap)
+
+    def open_stderr(self, key: str, *, show: bool) -> int:
+        """A descriptor for one worker's standard error, shown on the console if `show`; close it once it is passed on.
+
+        It is a pseudo-terminal where our own standard error is one, so that the worker still sees a terminal. `key`
+        names the worker in `drain`.
+        """
+        console = self._console[1]
+        read_end, write_end = _pseudo_terminal(console) if show and os.isatty(console) else _pipe()
+        self.add_pipe(key, read_end, show=show)
+        return write_end
+
+    def add_pipe(self, key: str, fd: int, *, show: bool) -> None:
+        """Let the relay read `fd`, which belongs to this object from now on."""
+        if key in self._kept:
+            self._drop(key)
+        self._kept[key] = fd
+        if self.closed.done():
+            self._read_myself(key, fd)
+        else:
+            self._send({"do": "pipe", "key": key, "show": show}, fd)
+
+    def add_tail(
+        self, path: str, out: Literal[1, 2], prefix: str, needles: Collection[str] = (), filtered: str | None = None
+    ) -> None:
+        """Show a log file line by line on descriptor `out`; lines with a needle go to the file `filtered` as well."""
+        where = filtered and os.path.abspath(filtered)
+        told = {"do": "tail", "path": os.path.abspath(path), "out": out, "prefix": prefix}
+        self._send({**told, "needles": list(needles), "filtered": where})
+
+    def remove_at_end(self, path: str) -> None:
+        """Name a directory that the relay removes when it ends, so that even SIGKILL leaves nothing in /tmp."""
+        self._send({"do": "own", "path": os.path.abspath(path)})
+
+    async def drain(self, keys: Collection[str] = (), timeout: float = DRAIN_TIMEOUT) -> DrainResult:
+        """Have all output written that is there now, and hear the end of the standard error of the workers in `keys`.
+
+        Gives up when the console takes nothing for `timeout` seconds, not when there is only much to write.
+        """
+        return await self._ask(keys, timeout, end=False)
+
+    async def end_round(self, keys: Collection[str] = (), timeout: float = DRAIN_TIMEOUT) -> DrainResult:
+        """`drain`, and the round's pipes and log files are forgotten; partial lines are completed.
+
+        Where the console was too slow, the relay goes on with the log files whenever it takes bytes again.
+        """
+        try:
+            return await self._ask(keys, timeout, end=True)
+        finally:
+            for key in list(self._kept):
+                self._drop(key)
+            self._orphans.clear()
+
+    async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """End the relay and wait for its end."""
+        self._closing = True
+        if self._control.fileno() >= 0 and not self.closed.done():
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            asyncio.get_running_loop().remove_writer(self._control.fileno())
+            self._control.close()
+        await asyncio.wait({self.closed}, timeout=timeout)
+        if not self.closed.done():
+            os.kill(self.pid, signal.SIGKILL)
+            await self.closed
+        for key in list(self._kept):
+            self._drop(key)
+
+    async def _ask(self, keys: Collection[str], timeout: float, *, end: bool) -> DrainResult:
+        if self.closed.done():
+            return DrainResult(False, self._own_tails(keys))
+        self._count += 1
+        number = self._count
+        wait = self._waits[number] = _Wait(asyncio.get_running_loop().create_future())
+        try:
+            self._send({"do": "drain", "number": number, "keys": list(keys), "end": end})
+            while not wait.done.done():
+                wait.moved = False
+                await asyncio.wait({wait.done}, timeout=timeout)
+                if not wait.moved:
+                    break
+            complete = wait.done.done() and wait.done.result()
+        finally:
+            del self._waits[number]
+        # What the relay said before it died is newer than nothing, and older than what was read after its death.
+        return DrainResult(complete, {**wait.tails, **self._own_tails(keys)})
+
+    def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
+        """Send in order, now or when the socket takes it. Raises `ValueError` for a message beyond `MAX_COMMAND`."""
+        data = json.dumps(message).encode()
+        if len(data) > MAX_COMMAND:
+            raise ValueError(f"a message of {len(data)} bytes to the output relay is over the limit of {MAX_COMMAND}")
+        if self.closed.done() or self._closing:
+            return
+        self._outbox.append((data, [] if fd is None else [fd]))
+        if len(self._outbox) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._outbox:
+            data, fds = self._outbox[0]
+            try:
+                socket.send_fds(self._control, [data], fds)
+            except BlockingIOError:
+                loop.add_writer(self._control.fileno(), self._flush)
+                return
+            except OSError:
+                self._outbox.clear()  # The relay is gone; `_reap` hears of it by itself.
+                break
+            self._outbox.popleft()
+        loop.remove_writer(self._control.fileno())
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(2 * MAX_COMMAND)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                asyncio.get_running_loop().remove_reader(self._control.fileno())
+                return
+            head, _, payload = data.partition(b"\n")
+            message = json.loads(head)
+            what, wait = message["tell"], self._waits.get(message.get("number", 0))
+            if what == "warning":
+                self._on_warning(message["text"])
+            elif what == "progress":
+                for each in self._waits.values():
+                    each.moved = True
+            elif what == "tail" and wait is not None:
+                wait.tails[message["key"]] = tail_text(payload, message["cut"])
+            elif what == "drained" and wait is not None and not wait.done.done():
+                wait.done.set_result(True)
+
+    def _reap(self) -> None:
+        """The relay process has ended."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        status = 0
+        with contextlib.suppress(ChildProcessError):
+            _, status = os.waitpid(self.pid, 0)
+        if self._control.fileno() >= 0:
+            self._hear()
+            loop.remove_reader(self._control.fileno())
+            loop.remove_writer(self._control.fileno())
+            self._control.close()
+        self._outbox.clear()
+        self.closed.set_result("" if self._closing else _epitaph(os.waitstatus_to_exitcode(status)))
+        for wait in self._waits.values():
+            if not wait.done.done():
+                wait.done.set_result(False)
+        for key, fd in list(self._kept.items()):
+            self._read_myself(key, fd)
+
+    def _read_myself(self, key: str, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._orphans[key] = Ring()
+        asyncio.get_running_loop().add_reader(fd, self._take, key, fd)
+
+    def _take(self, key: str, fd: int) -> bool:
+        """Read once from a pipe that has lost its relay; whether there was something."""
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""  # The end of a pseudo-terminal.
+        if data:
+            self._orphans[key].add(data)
+        else:
+            asyncio.get_running_loop().remove_reader(fd)
+        return bool(data)
+
+    def _own_tails(self, keys: Collection[str]) -> dict[str, str]:
+        tails: dict[str, str] = {}
+        for key in keys:
+            if key in self._orphans and key in self._kept:
+                # As much as the pipe can hold: what a dead worker left there, and no more of a live one.
+                for _ in range(PIPE_BYTES // READ_BYTES + 1):
+                    if not self._take(key, self._kept[key]):
+                        break
+                if content := self._orphans[key].content():
+                    tails[key] = tail_text(content, self._orphans[key].cut)
+        return tails
+
+    def _drop(self, key: str) -> None:
+        fd = self._kept.pop(key)
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+
+
+def _epitaph(code: int) -> str:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return f"the output relay {how}; the workers go on, but their output is no longer shown, only written to log files"
+
+
+def _pipe() -> tuple[int, int]:
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # Over the user's share of pipe memory: a small pipe works too.
+        fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    os.set_blocking(read_end, False)
+    return read_end, write_end
+
+
+def _pseudo_terminal(console: int) -> tuple[int, int]:
+    """A raw pseudo-terminal as large as the console: bytes pass unchanged, and programs see a terminal."""
+    import termios
+    import tty
+
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, fcntl.ioctl(console, termios.TIOCGWINSZ, bytes(8)))
+    os.set_blocking(master, False)
+    return master, slave

@@ -1,0 +1,105 @@
+"""Cutting a stream of bytes into whole lines, prefixing them, picking some of them, remembering the last of them.
+
+Pure: bytes in, bytes out. Nothing here loops over lines in Python unless a line is picked, so that a worker may write
+100 MB a second.
+"""
+
+from __future__ import annotations
+
+from dlrover_run.agent.streams import TAIL_BYTES
+
+LONGEST_LINE = 4 * 1024 * 1024
+"""Bytes after which a line is ended for the worker that does not end it, so that it cannot fill the memory."""
+
+
+class LineCutter:
+    """Holds a partial line back until its end has come.
+
+    A carriage return ends a line too, as in torchrun: a progress bar would otherwise not be seen until it is full.
+    """
+
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self._longest = longest
+        self._rest = bytearray()
+        self._after_return = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that are whole now, each with its newline; empty when there is none."""
+        if not data:
+            return b""
+        after_return, self._after_return = self._after_return, data.endswith(b"\r")
+        if after_return and data.startswith(b"\n"):
+            data = data[1:]  # The second half of a line end of which the first half was shown already.
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        end = data.rfind(b"\n") + 1
+        if end == 0:
+            self._rest += data
+            return self.finish() if len(self._rest) >= self._longest else b""
+        lines = bytes(self._rest) + data[:end] if self._rest else data[:end]
+        self._rest[:] = data[end:]
+        return lines
+
+    def finish(self) -> bytes:
+        """The partial line that is left, completed with a newline; empty when there is none."""
+        if not self._rest:
+            return b""
+        line = bytes(self._rest) + b"\n"
+        self._rest.clear()
+        return line
+
+
+def prefixed(lines: bytes, prefix: bytes) -> bytes:
+    """Whole lines, each with `prefix` before it."""
+    if not lines or not prefix:
+        return lines
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:
+    """Those of the whole lines that contain any of the needles.
+
+    The work grows with the lines that match, not with all lines.
+    """
+    found: list[bytes] = []
+    # Where each needle is next; one that is absent is dropped, so that it is not looked for again after each match.
+    places = {needle: lines.find(needle) for needle in needles}
+    start = 0
+    while start < len(lines):
+        for needle, place in list(places.items()):
+            if 0 <= place < start:
+                places[needle] = place = lines.find(needle, start)
+            if place < 0:
+                del places[needle]
+        if not places:
+            break
+        place = min(places.values())
+        if place >= len(lines):
+            break
+        begin = max(start, lines.rfind(b"\n", start, place) + 1)
+        start = lines.find(b"\n", place) + 1 or len(lines)
+        found.append(lines[begin:start])
+    return b"".join(found)
+
+
+class Ring:
+    """The last `limit` bytes of a stream."""
+
+    def __init__(self, limit: int = TAIL_BYTES) -> None:
+        self._limit = limit
+        self._kept = bytearray()
+        self.cut = False
+        """Whether bytes were dropped."""
+
+    def add(self, data: bytes) -> None:
+        if len(data) >= self._limit:
+            self.cut = self.cut or bool(self._kept) or len(data) > self._limit
+            self._kept[:] = data[-self._limit :]
+            return
+        self._kept += data
+        if len(self._kept) > self._limit:
+            self.cut = True
+            del self._kept[: -self._limit]
+
+    def content(self) -> bytes:
+        return bytes(self._kept)

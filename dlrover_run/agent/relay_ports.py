@@ -1,0 +1,272 @@
+"""What the relay reads from and writes to: consoles, files, pipes and the kernel's word that a log file has grown.
+
+The one rule: nothing here blocks the relay on a console. A console's open file is shared with the shell and with the
+workers, so it cannot be made non-blocking; it is opened a second time instead, which gives an open file of our own.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import stat
+import struct
+from collections import deque
+from collections.abc import Callable
+
+from dlrover_run.agent.relay_lines import LineCutter, Ring, matching, prefixed
+
+CHUNK = 1024 * 1024
+"""Bytes of one read: a whole pipe of the size that the agent makes."""
+
+QUEUE_LIMIT = 4 * 1024 * 1024
+"""Bytes waiting for a console above which its sources are no longer read."""
+
+IN_MODIFY = 0x2
+"""The inotify event for bytes written to a file."""
+
+
+class Sink:
+    """A place to write to, with a queue of what it has not taken yet.
+
+    It is `dead` once writing fails for good: what is put into it then vanishes, and the sources go on.
+    """
+
+    def __init__(self, fd: int, write: Callable[[memoryview], int], *, waits: bool = False) -> None:
+        self.fd = fd
+        self.waits = waits
+        """Whether it can refuse bytes for now, so that one has to wait until it is writable."""
+        self.put_bytes = 0
+        self.written_bytes = 0
+        self.error: OSError | None = None
+        self._write = write
+        self._queue: deque[memoryview] = deque()
+
+    @property
+    def dead(self) -> bool:
+        return self.error is not None
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._queue)
+
+    @property
+    def has_room(self) -> bool:
+        return self.put_bytes - self.written_bytes < QUEUE_LIMIT
+
+    def put(self, data: bytes) -> None:
+        if data and not self.dead:
+            self._queue.append(memoryview(data))
+            self.put_bytes += len(data)
+
+    def flush(self) -> None:
+        """Write what the place takes now."""
+        while self._queue:
+            view = self._queue[0]
+            try:
+                count = self._write(view)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.fail(error)
+                return
+            self.written_bytes += count
+            if count == len(view):
+                self._queue.popleft()
+            else:
+                self._queue[0] = view[count:]
+
+    def fail(self, error: OSError) -> None:
+        """Give the place up: drop what waits for it."""
+        self.error = error
+        self._queue.clear()
+        self.written_bytes = self.put_bytes
+
+    def close(self) -> None:
+        """Let the descriptor go; nothing may be put into it any more."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def console_sink(fd: int) -> Sink:
+    """The sink for one of our own standard descriptors, whatever is behind it."""
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError as error:
+        return _failed(fd, error)
+    if stat.S_ISSOCK(mode):
+        connection = socket.socket(fileno=os.dup(fd))
+        return Sink(connection.fileno(), lambda view: connection.send(view, socket.MSG_DONTWAIT), waits=True)
+    if not stat.S_ISFIFO(mode) and not os.isatty(fd):
+        # A regular file or /dev/null takes everything. It is not opened again: the file position is shared on purpose.
+        return Sink(fd, lambda view: os.write(fd, view))
+    try:
+        own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (PermissionError, FileNotFoundError):
+        # Another user's terminal (after `su`), or no /proc: write as little as a writable pipe is sure to take.
+        return Sink(fd, lambda view: _write_a_little(fd, view), waits=True)
+    except OSError as error:
+        return _failed(fd, error)  # ENXIO: the reader of the pipe is gone already.
+    return Sink(own, lambda view: os.write(own, view), waits=True)
+
+
+def _write_a_little(fd: int, view: memoryview) -> int:
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    if not poll.poll(0):
+        raise BlockingIOError
+    return os.write(fd, view[: select.PIPE_BUF])
+
+
+def _failed(fd: int, error: OSError) -> Sink:
+    sink = Sink(fd, len)
+    sink.fail(error)
+    return sink
+
+
+def file_sink(path: str) -> Sink:
+    """A sink that appends to a file; dead from the start when the file cannot be opened."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        return _failed(-1, error)
+    return Sink(fd, lambda view: os.write(fd, view))
+
+
+class Pipe:
+    """The reading end of one worker's standard error: a pipe, or the master of a pseudo-terminal.
+
+    After its end `fd` is -1 and its ring stays.
+    """
+
+    def __init__(self, key: str, fd: int, sink: Sink | None, poller: select.epoll) -> None:
+        self.key = key
+        self.fd = fd
+        self.ring = Ring()
+        self.terminal = os.isatty(fd)
+        self._sink = sink
+        self._poller = poller
+        self._watched = False
+
+    def watch(self) -> None:
+        """Wait for its bytes or not: a console that takes nothing makes its writers wait, as without a relay."""
+        wanted = self.fd >= 0 and (self._sink is None or self._sink.has_room)
+        if wanted and not self._watched:
+            self._poller.register(self.fd, select.EPOLLIN)
+        elif self._watched and not wanted:
+            self._poller.unregister(self.fd)
+        self._watched = wanted
+
+    def take(self, most: int = CHUNK) -> int:
+        """Read once and pass on; the count of bytes, 0 when there is nothing now or never again."""
+        if self.fd < 0:
+            return 0
+        try:
+            data = os.read(self.fd, most)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""  # EIO is how a pseudo-terminal says that its last writer has closed it.
+        if not data:
+            self.close()
+            return 0
+        self.ring.add(data)
+        if self._sink is not None:
+            self._sink.put(data)
+        return len(data)
+
+    def close(self) -> None:
+        if self.fd < 0:
+            return
+        if self._watched:
+            # Closing is not enough: the agent has the same open file, so epoll would go on speaking of it for ever.
+            self._poller.unregister(self.fd)
+            self._watched = False
+        os.close(self.fd)
+        self.fd = -1
+
+
+class Tail:
+    """One log file on its way to one sink: to the console, or its matching lines to the filtered file."""
+
+    def __init__(self, path: str, sink: Sink, prefix: bytes, needles: tuple[bytes, ...] | None) -> None:
+        self.sink = sink
+        self.offset = 0
+        self.grown = True
+        """Whether the file may hold more than was read."""
+        self.watch = -1
+        self._cutter = LineCutter()
+        self._prefix = prefix
+        self._needles = needles
+        # The order in which the worker's end and ours open the file does not matter, so either may create it.
+        self._fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    @property
+    def can_copy(self) -> bool:
+        return self.grown and self.sink.has_room
+
+    def behind(self, goal: int) -> bool:
+        """Whether there is more to read before `goal`; a file that was cut short does not get there, but it ends."""
+        return self.grown and self.offset < goal and not self.sink.dead
+
+    def copy(self) -> None:
+        """Read once and pass on the lines that are whole."""
+        data = b"" if self.sink.dead else os.read(self._fd, CHUNK)
+        self.offset += len(data)
+        self.grown = len(data) == CHUNK
+        self._pass(self._cutter.feed(data))
+
+    def finish(self) -> None:
+        """Pass on the partial line that is left and let the file go."""
+        self._pass(self._cutter.finish())
+        os.close(self._fd)
+
+    def _pass(self, lines: bytes) -> None:
+        if self._needles is not None:
+            lines = matching(lines, self._needles)
+        self.sink.put(prefixed(lines, self._prefix))
+
+
+class Inotify:
+    """The kernel's word that a watched file has been written to. Raises `OSError` when the kernel has none to spare."""
+
+    def __init__(self) -> None:
+        # Here, because only the relay of a job that tees needs it and it costs the start of every process some time.
+        import ctypes
+
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._errno = ctypes.get_errno
+        self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def _checked(self, result: int) -> int:
+        if result < 0:
+            number = self._errno()
+            raise OSError(number, os.strerror(number))
+        return result
+
+    def watch(self, path: str) -> int:
+        """Watch a file; the number that names it in `changed`, the same for the same file."""
+        return self._checked(self._libc.inotify_add_watch(self.fd, os.fsencode(path), IN_MODIFY))
+
+    def forget(self, watch: int) -> None:
+        self._libc.inotify_rm_watch(self.fd, watch)
+
+    def changed(self) -> set[int] | None:
+        """The files written to since the last call; None when the kernel lost count, so that it may be any."""
+        numbers: set[int] = set()
+        try:
+            data = os.read(self.fd, CHUNK // 16)
+        except BlockingIOError:
+            return numbers
+        position = 0
+        while position < len(data):
+            number, _, _, length = struct.unpack_from("iIII", data, position)
+            if number < 0:
+                return None
+            numbers.add(number)
+            position += struct.calcsize("iIII") + length
+        return numbers

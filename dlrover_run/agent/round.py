@@ -1,0 +1,108 @@
+"""One round on this node: what its workers are started with, and what is found out when they have ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..coordination.records import Assignment
+from ..spec import JobSpec
+from . import failures, numa, streams
+from .command import command_line
+from .environment import worker_environment
+from .outcome import WorkerEnd
+from .process import WorkerProcess, WorkerStart
+from .relay_client import Relay
+from .results import ResultFiles
+
+
+@dataclass(frozen=True)
+class Round:
+    """What belongs to one round besides its processes. `results` is None unless a function runs."""
+
+    assigned: Assignment
+    streams: streams.StreamPlan
+    starts: tuple[WorkerStart, ...]
+    results: ResultFiles | None
+
+
+def prepare(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str], run_dir: str | None, relay: Relay) -> Round:
+    """Open everything that the workers of a round need; `release` closes what they have inherited.
+
+    Raises SpecError when a device, a CPU set or a log directory is missing, OSError when a file cannot be opened.
+    """
+    plan = streams.plan_streams(spec.logs, run_dir, assigned.round - 1, assigned.workers)
+    streams.make_dirs(plan)
+    results = ResultFiles(assigned.workers) if spec.entrypoint.kind == "function" else None
+    gpus = numa.binding_gpus(spec.numa_binding, parent) if spec.numa_binding else []
+    starts = []
+    for ranks in plan.ranks:
+        local_rank = ranks.local_rank
+        rank = assigned.first_rank + local_rank
+        environment = worker_environment(spec, assigned, local_rank, parent, ranks.error_file or "")
+        argv = command_line(spec.entrypoint, local_rank)
+        if results is not None:
+            argv = (*argv, f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
+        cpus = numa.cpus_for_rank(spec.numa_binding, local_rank, gpus) if spec.numa_binding else None
+        starts.append(
+            WorkerStart(
+                local_rank=local_rank,
+                rank=rank,
+                argv=argv,
+                environment=environment,
+                stdio=(0, _output(ranks.stdout, 1, local_rank, relay), _output(ranks.stderr, 2, local_rank, relay)),
+                cpus=cpus,
+            )
+        )
+    for tee in plan.tees:
+        prefix = streams.line_prefix(
+            spec.logs.prefix_template, spec.role, assigned.first_rank + tee.local_rank, tee.local_rank
+        )
+        relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered)
+    return Round(assigned, plan, tuple(starts), results)
+
+
+def _output(stream: streams.Stream, inherited: int, local_rank: int, relay: Relay) -> int:
+    if stream.where == "relay":
+        return relay.open_stderr(str(local_rank), show=stream.shown)
+    opened = streams.open_output(stream)
+    return inherited if opened is None else opened
+
+
+def release(round_: Round) -> None:
+    """Close our copies of the workers' outputs, once they have been started or will not be."""
+    for start in round_.starts:
+        for fd in start.stdio:
+            if fd > 2:
+                os.close(fd)
+
+
+def describe_ends(
+    round_: Round, ended: list[WorkerProcess], tails: Mapping[str, str], memory: failures.MemoryWatch
+) -> tuple[WorkerEnd, ...]:
+    """How each worker of the round ended, in the order of their deaths. `tails` is the standard error the relay saw."""
+    return tuple(describe_end(round_, worker, tails, memory) for worker in ended)
+
+
+def describe_end(
+    round_: Round, worker: WorkerProcess, tails: Mapping[str, str], memory: failures.MemoryWatch
+) -> WorkerEnd:
+    """How one worker ended, with the evidence that it left."""
+    if worker.code is None:
+        raise ValueError(f"rank {worker.rank} still runs")
+    ranks = round_.streams.ranks[worker.local_rank]
+    tail = streams.read_tail(ranks.stderr.path) if ranks.stderr.path else tails.get(str(worker.local_rank), "")
+    return WorkerEnd(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        pid=worker.pid,
+        code=worker.code,
+        unix_time=worker.unix_time,
+        stopped_with=worker.stopped_with,
+        error=failures.read_error_file(ranks.error_file) if ranks.error_file else None,
+        stderr_tail=tail,
+        stdout_path=ranks.stdout.path,
+        stderr_path=ranks.stderr.path,
+        memory_limit=memory.explain() if worker.code == -9 and worker.stopped_with is None else None,
+    )

@@ -1,0 +1,121 @@
+"""Puts the parts together: guard outside, agent and relay inside, one exit code at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import exit_codes
+from .agent import guard, lineage
+from .agent.streams import RunDir, create_run_dir, prune_empty
+from .spec import JobSpec
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What a Python program that launches a job hands to its launcher process.
+
+    `lifeline` is a descriptor that reads as ended when the program is gone, `verdict` one that takes the Verdict as JSON.
+    """
+
+    spec: JobSpec
+    lifeline: int
+    verdict: int
+
+
+def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = None) -> int:
+    """Run one job on this node and return the exit code of the launcher.
+
+    This process becomes the guard, so it must have no other children, and the agent is forked from it, so it must have no
+    other threads. Raises SpecError when the log directory cannot be used.
+    """
+    _open_standard_streams()
+    if signal.SIGINT not in spec.signals:
+        # Python would answer with a traceback; the default action ends the guard, and that ends the job.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    lineage.become_subreaper()
+    guard.block(spec.signals)
+    run_dir = create_run_dir(spec.logs, spec.run_id)
+    try:
+        guard_end, agent_end = os.pipe()
+        # The agent holds only the reading end, so it reads the end of file when the guard dies.
+        agent = os.fork()
+        if agent == 0:
+            os.close(agent_end)
+            lifelines = [guard_end] if lifeline is None else [guard_end, lifeline]
+            _be_agent(spec, run_dir, lifelines, verdict)
+        os.close(guard_end)
+        if verdict is not None:
+            os.close(verdict)
+        code = guard.watch(agent, spec.signals).code
+        os.close(agent_end)
+    finally:
+        _leave_nothing(run_dir)
+    if code < 0:
+        name = signal.Signals(-code).name
+        print(f"dlrover-run: the launcher's agent was killed by {name}; its workers were ended too", file=sys.stderr)
+        return exit_codes.of_signal(signal.Signals(-code))
+    return code
+
+
+def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict: int | None) -> None:
+    """The whole life of the agent process. It never returns into the frames of the process that it was forked from."""
+    code = exit_codes.INTERNAL_ERROR
+    try:
+        # A session of its own: the terminal's Ctrl-C comes through the guard only, and once.
+        os.setsid()
+        lineage.name_process("dlrover-agent")
+        lineage.become_subreaper()
+        # Imported on this side of the fork only: the guard needs none of it and stays small.
+        import asyncio
+
+        from .agent.main import run_agent
+        from .agent.relay_client import Relay
+
+        code = asyncio.run(run_agent(spec, run_dir.path, lifelines, Relay.start(), verdict))
+    except BaseException as error:
+        # What the person needs is a sentence; the traceback of a defect of ours is for those who ask for it.
+        if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
+            import traceback
+
+            traceback.print_exc()
+        print(f"dlrover-run: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it", file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _leave_nothing(run_dir: RunDir) -> None:
+    if run_dir.path is None:
+        return
+    if run_dir.keep:
+        prune_empty(run_dir.path)
+    else:
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+
+
+def _open_standard_streams() -> None:
+    """Have something at 0, 1 and 2, or else the first file that is opened becomes somebody's standard output."""
+    for fd, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.dup2(os.open(os.devnull, mode), fd)
+
+
+def _main() -> int:
+    """`python -m dlrover_run.launch FD`: run the job that a Python program wrote to the file FD (see `api`)."""
+    import msgspec
+
+    with open(int(sys.argv[1]), "rb") as file:
+        request = msgspec.json.decode(file.read(), type=LaunchRequest)
+    return launch(request.spec, request.lifeline, request.verdict)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
