@@ -1,0 +1,253 @@
+"""The command line: flags and `PET_*` variables become a `JobSpec`, and a mistake becomes one sentence.
+
+A launch never imports typer or rich: they draw the help and do the completion, which nobody waits for twice a second.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, cast
+
+from dlrover_run import flags, lookup, meeting, options
+from dlrover_run.argv import CommandLine, UsageError, cut
+from dlrover_run.flags import Given
+from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, SpecError
+
+PROGRAM = "dlrover-run"
+COMPLETION_VARIABLE = "_DLROVER_RUN_COMPLETE"
+"""Set by the shell's completion script when it asks what could stand next."""
+
+CountWorkers = Callable[[str, Mapping[str, str]], int]
+
+
+class _Settings:
+    """The text of each flag: from the command line, else from its variable, else its default."""
+
+    def __init__(self, line: CommandLine, environ: Mapping[str, str]) -> None:
+        self._line = line
+        self._environ = environ
+
+    def each(self, dest: str) -> list[Given]:
+        """Every text given for a flag, in order."""
+        flag = options.BY_DEST[dest]
+        if dest in self._line.values:
+            return [Given(flag.spellings[0], text) for text in self._line.values[dest]]
+        if flag.variable is not None and flag.variable in self._environ:
+            return [Given(flag.variable, self._environ[flag.variable])]
+        return []
+
+    def asked(self, dest: str) -> Given | None:
+        """The text that counts, the last one; None when the flag was not given at all."""
+        given = self.each(dest)
+        return given[-1] if given else None
+
+    def text(self, dest: str) -> Given:
+        """The text that counts, the table's default included."""
+        flag = options.BY_DEST[dest]
+        return self.asked(dest) or Given(flag.spellings[0], flag.default or "")
+
+    def on(self, dest: str) -> bool:
+        """Whether a switch is on."""
+        if dest in self._line.values:
+            return True
+        given = self.asked(dest)
+        return given is not None and flags.switch(*given)
+
+    def number(self, dest: str, lowest: int, highest: int | None = None) -> int | None:
+        """A whole number, or None where neither the user nor the table gives one."""
+        given = self.text(dest)
+        return flags.whole_number(*given, lowest, highest) if given.text or self.asked(dest) else None
+
+    def choice(self, dest: str) -> str:
+        """One of the words that the table allows."""
+        return flags.choice(*self.text(dest), options.BY_DEST[dest].choices)
+
+
+def parse(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    count_workers: CountWorkers | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> JobSpec:
+    """The job that a command line asks for; SpecError when it cannot be done.
+
+    `count_workers` counts devices for `--nproc-per-node=auto` and the like. `warn` takes sentences about what was said
+    but will have no effect; without it they are dropped.
+    """
+    line = cut(argv)
+    if line.request is not None:
+        raise UsageError(f"{line.request.spellings[0]} answers by itself and starts no job.")
+    return _job(line, environ, count_workers or _count_workers, warn or (lambda _: None))
+
+
+def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, warn: Callable[[str], None]) -> JobSpec:
+    settings = _Settings(line, environ)
+    place = _meeting(settings)
+    workers = _workers(settings, environ, count)
+    logs = _logs(settings, environ, workers)
+    unknown = flags.rendezvous_options(*settings.text("rdzv_conf"))[1]
+    warnings = [
+        *place.warnings,
+        *(f"--rdzv-conf has {key!r}, which no backend of torchrun reads." for key in unknown),
+        *_unseen_ranks(logs, workers),
+    ]
+    flags.seconds(*settings.text("monitor_interval"), zero_allowed=False)
+    method = settings.choice("start_method")
+    preload = [name for given in settings.each("preload") for name in flags.modules(*given)]
+    numa = settings.asked("numa_binding") and settings.choice("numa_binding")
+    spec = JobSpec(
+        entrypoint=_entrypoint(line, settings, environ),
+        run_id=place.run_id,
+        workers_per_node=workers,
+        nodes=place.nodes,
+        node_rank=place.node_rank,
+        backend=place.backend,
+        master_addr=place.master_addr,
+        master_port=place.master_port,
+        local_addr=settings.text("local_addr").text or None,
+        max_restarts=settings.number("max_restarts", 0) or 0,
+        role=settings.text("role").text,
+        # Forking straight from the launcher would copy its descriptors and its loop; a template is what is meant.
+        start_method="spawn" if method == "spawn" else "forkserver",
+        preload=tuple(dict.fromkeys(preload)),
+        signals=flags.signals(*settings.text("signals_to_handle")),
+        shutdown_timeout=_shutdown_timeout(settings, environ),
+        virtual_local_rank=settings.on("virtual_local_rank"),
+        numa_binding=cast("Literal['node', 'socket', 'exclusive', 'core-complex'] | None", numa or None),
+        compat_exit_codes=settings.on("compat_exit_codes"),
+        event_log=cast("Literal['null', 'console']", settings.choice("event_log_handler")),
+        logs=logs,
+    )
+    for sentence in warnings:
+        warn(sentence)
+    return spec
+
+
+def _count_workers(kind: str, environ: Mapping[str, str]) -> int:
+    from dlrover_run.agent.devices import count_workers
+
+    return count_workers(kind, environ)
+
+
+def _workers(settings: _Settings, environ: Mapping[str, str], count: CountWorkers) -> int:
+    place, text = settings.text("nproc_per_node")
+    number = flags.workers(place, text)
+    return count(text, environ) if number is None else number
+
+
+def _meeting(settings: _Settings) -> meeting.Meeting:
+    import uuid
+
+    wish = meeting.Wish(
+        nodes=settings.text("nnodes"),
+        standalone=settings.on("standalone"),
+        backend=settings.text("rdzv_backend"),
+        endpoint=settings.text("rdzv_endpoint"),
+        run_id=settings.text("rdzv_id").text,
+        node_rank=flags.whole_number(*settings.text("node_rank"), 0),
+        master_addr=settings.text("master_addr"),
+        master_port=settings.number("master_port", 0, flags.LAST_PORT),
+    )
+    return meeting.settle(wish, str(uuid.uuid4()))
+
+
+def _shutdown_timeout(settings: _Settings, environ: Mapping[str, str]) -> float:
+    variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    given = settings.asked("shutdown_timeout") or Given(variable, environ.get(variable, str(SHUTDOWN_TIMEOUT)))
+    return flags.seconds(*given, zero_allowed=True)
+
+
+def _logs(settings: _Settings, environ: Mapping[str, str], workers: int) -> LogSpec:
+    log_dir = settings.text("log_dir").text or None
+    plugin = settings.text("logs_specs").text or None
+    if log_dir is not None:
+        lookup.find_log_dir(log_dir)
+    if plugin is not None:
+        lookup.find_logs_plugin(plugin)
+    filters = {
+        stream: flags.needles(given.text) if (given := settings.asked(f"duplicate_{stream}_filters")) else ()
+        for stream in ("stdout", "stderr")
+    }
+    return LogSpec(
+        log_dir=log_dir,
+        redirects=flags.streams(*settings.text("redirects"), workers),
+        tee=flags.streams(*settings.text("tee"), workers),
+        shown_ranks=flags.rank_set(*settings.text("local_ranks_filter")),
+        stdout_filters=filters["stdout"],
+        stderr_filters=filters["stderr"],
+        prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        plugin=plugin,
+    )
+
+
+def _unseen_ranks(logs: LogSpec, workers: int) -> list[str]:
+    absent = sorted(rank for rank in logs.shown_ranks or () if rank >= workers)
+    names = ", ".join(map(str, absent))
+    return [f"--local-ranks-filter names {names}, and this node has only {workers} workers."] if absent else []
+
+
+def _entrypoint(line: CommandLine, settings: _Settings, environ: Mapping[str, str]) -> Entrypoint:
+    if line.script is None:
+        raise UsageError("No script was given: name what the workers run after the flags.")
+    target, args = line.script, line.script_args
+    if settings.on("run_path"):
+        lookup.find_script(target)
+        return Entrypoint("run_path", target, args, sys.executable)
+    if settings.on("no_python"):
+        if settings.on("module"):
+            raise SpecError("--no-python and --module exclude each other, since a module needs Python: leave one out.")
+        lookup.find_program(target, environ)
+        return Entrypoint("program", target, args)
+    python = environ.get("PYTHON_EXEC") or sys.executable
+    if python != sys.executable:
+        lookup.find_program(python, environ, "interpreter named by PYTHON_EXEC")
+    if settings.on("module"):
+        flags.module("--module", target)
+        if python == sys.executable:
+            lookup.find_module(target, environ)
+        return Entrypoint("module", target, args, python)
+    lookup.find_script(target)
+    return Entrypoint("script", target, args, python)
+
+
+def _say(sentence: str) -> None:
+    print(f"{PROGRAM}: {sentence}", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command: what `dlrover-run` with these arguments exits with. A mistake is a line on stderr and code 2."""
+    if argv is None:
+        argv = sys.argv[1:]
+        if COMPLETION_VARIABLE in os.environ:
+            return _page(argv)
+    try:
+        line = cut(argv)
+        if line.request is not None:
+            return _answer(line.request)
+        spec = _job(line, os.environ, _count_workers, lambda sentence: _say(f"warning: {sentence}"))
+        from dlrover_run.launch import launch
+
+        return launch(spec)
+    except SpecError as mistake:
+        _say(str(mistake))
+        if isinstance(mistake, UsageError):
+            print(f"Try '{PROGRAM} --help'.", file=sys.stderr)
+        return 2
+
+
+def _answer(request: options.Flag) -> int:
+    if request.name == "version":
+        from importlib.metadata import version
+
+        print(f"{PROGRAM} {version('dlrover-run')}")
+        return 0
+    return _page([request.spellings[0]])
+
+
+def _page(words: Sequence[str]) -> int:
+    from dlrover_run.manual import answer
+
+    return answer(words, PROGRAM, COMPLETION_VARIABLE)

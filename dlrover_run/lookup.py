@@ -1,0 +1,89 @@
+"""Finds on this machine what the command line names, before anything is started.
+
+A worker would find out too, but only after a start, once for each worker and once more for each restart.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from dlrover_run.spec import SpecError
+
+STANDARD_INPUT = "-"
+"""What Python takes for a program on its standard input; nothing on disk stands for it."""
+
+
+def find_script(path: str) -> None:
+    """Refuse a script that Python could not run: neither a file nor a directory with a `__main__` in it."""
+    if path == STANDARD_INPUT:
+        return
+    if os.path.isdir(path):
+        if not any(os.path.exists(os.path.join(path, name)) for name in ("__main__.py", "__main__.pyc")):
+            raise SpecError(f"The script {path!r} is a directory without a __main__.py: name a file, or add one.")
+        return
+    if not os.path.exists(path):
+        where = "" if os.path.isabs(path) else f" in {os.getcwd()}"
+        raise SpecError(f"The script {path!r} does not exist{where}: check the path (-m runs a module instead).")
+    if not os.access(path, os.R_OK):
+        raise SpecError(f"The script {path!r} cannot be read by this user: change its permissions.")
+
+
+def find_program(name: str, environ: Mapping[str, str], what: str = "program") -> None:
+    """Refuse a program that the system could not execute, looked up in PATH unless it has a slash."""
+    if os.sep in name:
+        candidates = [name]
+    else:
+        candidates = [os.path.join(folder, name) for folder in environ.get("PATH", os.defpath).split(os.pathsep)]
+    files = [path for path in candidates if os.path.isfile(path)]
+    if any(os.access(path, os.X_OK) for path in files):
+        return
+    if files:
+        raise SpecError(f"The {what} {name!r} is not executable: run `chmod +x {files[0]}`.")
+    where = "does not exist" if os.sep in name else "is not in PATH"
+    raise SpecError(f"The {what} {name!r} {where}: check its name, or give its path.")
+
+
+def find_module(name: str, environ: Mapping[str, str]) -> None:
+    """Refuse a module whose topmost package this interpreter cannot find; nothing of the user's is imported.
+
+    What lies below the topmost package cannot be known without running the package, so that is left to the worker.
+    """
+    import importlib.machinery
+    import importlib.util
+
+    top = name.partition(".")[0]
+    paths = [os.getcwd(), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    spec = importlib.machinery.PathFinder.find_spec(top, [*paths, *sys.path])
+    if spec is None:
+        try:
+            spec = importlib.util.find_spec(top)
+        except ValueError:
+            spec = None
+    if spec is None:
+        where = f"neither in {paths[0]} nor installed"
+        raise SpecError(f"The module {name!r} is {where}: check its name, or set PYTHONPATH.")
+    if name.endswith(".py") and spec.submodule_search_locations is None:
+        raise SpecError(f"The module {name!r} is named like a file: write -m {name[:-3]}, or leave -m out.")
+
+
+def find_log_dir(path: str) -> None:
+    """Refuse a log directory that is, or lies below, a plain file."""
+    if path == os.devnull:
+        return
+    ancestor = os.path.abspath(path)
+    while not os.path.lexists(ancestor):
+        ancestor = os.path.dirname(ancestor)
+    if not os.path.isdir(ancestor):
+        raise SpecError(f"--log-dir {path!r} cannot be made, since {ancestor} is not a directory: name another place.")
+
+
+def find_logs_plugin(name: str) -> None:
+    """Refuse a `--logs-specs` that no installed package offers."""
+    from importlib.metadata import entry_points
+
+    offered = sorted(entry.name for entry in entry_points(group="torchrun.logs_specs"))
+    if name not in offered:
+        known = f"installed are {', '.join(offered)}" if offered else "no installed package offers any"
+        raise SpecError(f"--logs-specs {name!r} is not in the entry point group torchrun.logs_specs: {known}.")

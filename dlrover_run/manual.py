@@ -1,0 +1,132 @@
+"""The help and the shell completion, both drawn by typer from the table of flags.
+
+This is the only module that imports typer; a launch never comes here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+import typer.main
+
+from dlrover_run.argv import UsageError, cut
+from dlrover_run.options import OTHER, TABLE, Flag
+
+ABOUT = """Run SCRIPT once for each worker, keep the group together, and say what went wrong.
+
+A drop-in for torchrun: every flag of torchrun 2.13 means the same here. What follows SCRIPT is its own."""
+
+EPILOG = "\n\n".join(
+    (
+        "A flag may be written with underscores ([b]--nproc_per_node[/]) or given by a variable "
+        "([b]PET_NPROC_PER_NODE=4[/]; not --logs-specs, --numa-binding); the command line wins. "
+        "In SCRIPT's arguments [b]${local_rank}[/] becomes "
+        "each worker's local rank. [b]PYTHON_EXEC[/] names another interpreter.",
+        "One machine: [b]dlrover-run --nproc-per-node=gpu train.py --lr 0.1[/]",
+        "First of two: [b]dlrover-run --nnodes=2 --node-rank=0 --master-addr=node0 train.py[/]",
+    )
+)
+
+_DRAWN_BY_TYPER = ("install_completion", "show_completion")
+
+
+def answer(words: Sequence[str], program: str, completion_variable: str) -> int:
+    """Answer `--help`, a request about completion, or the shell's own question; the exit code."""
+    completing = completion_variable in os.environ
+    command: Any = typer.main.get_command(_application(with_underscores=completing))
+    if completing and _script_is_typed(os.environ):
+        # After the script come its own arguments: no flag of ours is offered there, and the shell falls back on files.
+        command.params.clear()
+    for parameter in command.params:
+        if parameter.name in _DRAWN_BY_TYPER:
+            parameter.rich_help_panel, parameter.metavar = OTHER, " "
+    if completing or "--help" not in words:
+        try:
+            command.main(list(words), prog_name=program, complete_var=completion_variable)
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 1
+        return 0
+    # Parsing would import pydantic, which doubles the time that this page takes.
+    with typer.Context(command, info_name=program) as context:
+        # With rich the text is printed on the way and what comes back is empty.
+        if text := context.get_help():
+            typer.echo(text)
+    return 0
+
+
+def _script_is_typed(environ: Mapping[str, str]) -> bool:
+    """Whether the words before the cursor already name a script."""
+    # Bash cuts `--role=a` into three words before it hands them over.
+    typed = re.sub(r"\s=\s", "=", environ.get("COMP_WORDS", "")) or environ.get("_TYPER_COMPLETE_ARGS", "")
+    try:
+        words = shlex.split(typed)[1:]
+        return cut(words if typed[-1:].isspace() else words[:-1]).script is not None
+    except (UsageError, ValueError):
+        return False
+
+
+def _application(*, with_underscores: bool) -> typer.Typer:
+    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+    define = app.command(
+        help=ABOUT,
+        epilog=EPILOG,
+        options_metavar="[FLAGS] SCRIPT [ARGS]...",
+        context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "help_option_names": []},
+    )
+    define(_callback(list(_parameters(with_underscores))))
+    return app
+
+
+def _callback(parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    """A function with these parameters, which is how typer is told of flags."""
+
+    def job(**_: object) -> None:
+        """Never called for a launch: `dlrover_run.cli` reads the command line itself."""
+
+    signed: Any = job
+    signed.__signature__ = inspect.Signature(parameters)
+    signed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return job
+
+
+def _parameters(with_underscores: bool) -> Iterator[inspect.Parameter]:
+    for flag in TABLE:
+        if flag.dest in _DRAWN_BY_TYPER:
+            continue
+        yield _parameter(flag.dest, _kind(flag), _option(flag, hidden=False))
+        if with_underscores and flag.dest != flag.name:
+            # Understood in a half-typed line, but not offered: two spellings of everything would only be in the way.
+            yield _parameter(f"{flag.dest}_underscored", _kind(flag), _option(flag, hidden=True))
+
+
+def _parameter(name: str, kind: Any, declaration: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declaration, annotation=kind)
+
+
+def _kind(flag: Flag) -> Any:
+    if flag.files:
+        return Path
+    return str if flag.value else bool
+
+
+def _option(flag: Flag, *, hidden: bool) -> Any:
+    spellings = [f"--{flag.dest}"] if hidden else [f"--{flag.name}", *([flag.short] if flag.short else [])]
+    return typer.Option(
+        (flag.default or None) if flag.value else False,
+        *spellings,
+        help=flag.help,
+        metavar=flag.value or " ",
+        rich_help_panel=flag.panel,
+        show_default=bool(flag.value and flag.default),
+        hidden=hidden,
+        autocompletion=(lambda incomplete: [word for word in flag.choices if word.startswith(incomplete)])
+        if flag.choices
+        else None,
+    )

@@ -1,0 +1,169 @@
+"""The one table of flags: what they are called, what they take, which variable stands for them and what they do.
+
+The command line is read by this table and the help and the completion are made from it, so the three cannot differ.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+SIZE = "Job size"
+MEETING = "Rendezvous"
+WORKERS = "Workers"
+FAILURES = "Failures and restarts"
+OUTPUT = "Output"
+DEVICES = "Devices"
+OTHER = "Other"
+
+START_METHODS = ("spawn", "fork", "forkserver")
+EVENT_LOGS = ("null", "console")
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+BACKENDS = ("static", "c10d")
+WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
+
+
+class Flag(NamedTuple):
+    """One flag.
+
+    `value` is the name of its value in the help, empty for a switch. `pet` says that `PET_<DEST>` gives its default.
+    `ours` marks what torchrun does not have: such a flag never makes one of torchrun's abbreviations ambiguous. A
+    `request` answers by itself and starts no job. `files` asks the shell to complete file names.
+    """
+
+    name: str
+    panel: str
+    help: str
+    value: str = ""
+    default: str | None = None
+    short: str | None = None
+    pet: bool = True
+    ours: bool = False
+    request: bool = False
+    choices: tuple[str, ...] = ()
+    files: Literal["", "directory"] = ""
+
+    @property
+    def dest(self) -> str:
+        """The name with underscores: the key of its value, and the tail of its variable's name."""
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str | None:
+        """The environment variable that stands for it."""
+        return f"PET_{self.dest.upper()}" if self.pet and not self.request else None
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Every way to write it in full; the first is the one that messages use."""
+        long = dict.fromkeys((f"--{self.name}", f"--{self.dest}"))
+        return (*long, self.short) if self.short else tuple(long)
+
+
+TABLE: tuple[Flag, ...] = (
+    Flag("nnodes", SIZE, "How many nodes the job has.", "N", "1"),
+    Flag(
+        "nproc-per-node",
+        SIZE,
+        "Workers on this node: a number, or count [b]gpu[/], [b]xpu[/] or [b]cpu[/]; [b]auto[/] is the devices, "
+        "else the CPUs.",
+        "N|auto|gpu|cpu|xpu",
+        "1",
+        choices=WORKER_COUNTS,
+    ),
+    Flag("node-rank", SIZE, "This node's number, from 0, when ranks are given by hand (static).", "RANK", "0"),
+    Flag("standalone", MEETING, "One node on its own; every other flag of this group is ignored."),
+    Flag(
+        "rdzv-backend",
+        MEETING,
+        "How nodes find each other. One node needs none; several need [b]static[/] in this version.",
+        "NAME",
+        "static",
+        choices=BACKENDS,
+    ),
+    Flag("rdzv-endpoint", MEETING, "Where they meet; an IPv6 address goes in brackets.", "HOST[:PORT]", ""),
+    Flag("rdzv-id", MEETING, "The job's name, part of its log directory.", "NAME", "none"),
+    Flag("rdzv-conf", MEETING, "More settings of the backend.", "KEY=VALUE,...", ""),
+    Flag(
+        "master-addr", MEETING, "Address of node 0 for static, where no --rdzv-endpoint is given.", "HOST", "127.0.0.1"
+    ),
+    Flag("master-port", MEETING, "Port on node 0 for static [dim](29500)[/].", "PORT"),
+    Flag("local-addr", MEETING, "The address that this node advertises [dim](its host name)[/].", "HOST"),
+    Flag("module", WORKERS, "The script is a module's name, as in [b]python -m[/].", short="-m"),
+    Flag("no-python", WORKERS, "The script is a program of any kind; run it without Python."),
+    Flag("run-path", WORKERS, "Run the script with runpy.run_path; overrides -m and --no-python."),
+    Flag(
+        "start-method",
+        WORKERS,
+        "[b]spawn[/] is a fresh interpreter for each worker; [b]forkserver[/] forks one that has the imports done. "
+        "fork is taken as forkserver.",
+        "METHOD",
+        "spawn",
+        choices=START_METHODS,
+    ),
+    Flag("preload", WORKERS, "Modules that forkserver imports beforehand; may be repeated.", "MODULE,...", ours=True),
+    Flag("role", WORKERS, "What the workers are called in logs and in ROLE_NAME.", "NAME", "default"),
+    Flag("max-restarts", FAILURES, "How often the workers may be started again after a failure.", "N", "0"),
+    Flag(
+        "shutdown-timeout",
+        FAILURES,
+        "Time between a worker's stop signal and SIGKILL [dim](TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)[/].",
+        "SECONDS",
+    ),
+    Flag(
+        "signals-to-handle",
+        FAILURES,
+        "Signals that are passed on to the workers and then end the job.",
+        "SIGNAL,...",
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    ),
+    Flag(
+        "monitor-interval",
+        FAILURES,
+        "No effect: the kernel tells of a worker's end at once. Accepted because torchrun has it.",
+        "SECONDS",
+        "0.1",
+    ),
+    Flag("compat-exit-codes", FAILURES, "Answer 1 to every failure, as torchrun does.", ours=True),
+    Flag(
+        "log-dir",
+        OUTPUT,
+        "Where log files go; /dev/null forbids any file.",
+        "DIR",
+        files="directory",
+    ),
+    Flag(
+        "redirects",
+        OUTPUT,
+        "Write output to files: 1 stdout, 2 stderr, 3 both; or for some local ranks, as in 0:3,1:2.",
+        "STREAMS",
+        "0",
+        short="-r",
+    ),
+    Flag("tee", OUTPUT, "As --redirects, and on the console too.", "STREAMS", "0", short="-t"),
+    Flag("local-ranks-filter", OUTPUT, "Show only these local ranks on the console.", "RANK,...", ""),
+    Flag(
+        "duplicate-stdout-filters",
+        OUTPUT,
+        "Copy teed lines that contain one of these texts to filtered_stdout.log; ,, is a comma.",
+        "TEXT,...",
+    ),
+    Flag("duplicate-stderr-filters", OUTPUT, "The same for stderr, to filtered_stderr.log.", "TEXT,..."),
+    Flag("logs-specs", OUTPUT, "A plug-in of the group torchrun.logs_specs.", "NAME", pet=False),
+    Flag("event-log-handler", OUTPUT, "Where events are logged.", "NAME", "null", choices=EVENT_LOGS),
+    Flag("virtual-local-rank", DEVICES, "Every worker is local rank 0 and sees only its own GPU."),
+    Flag(
+        "numa-binding",
+        DEVICES,
+        "Bind each worker to the CPUs near its GPU.",
+        "MODE",
+        pet=False,
+        choices=NUMA_BINDINGS,
+    ),
+    Flag("help", OTHER, "Show this page.", short="-h", request=True),
+    Flag("version", OTHER, "Show the version.", ours=True, request=True),
+    Flag("install-completion", OTHER, "Install completion for this shell.", ours=True, request=True),
+    Flag("show-completion", OTHER, "Show the completion script for this shell.", ours=True, request=True),
+)
+
+BY_DEST = {flag.dest: flag for flag in TABLE}
+BY_SPELLING = {spelling: flag for flag in TABLE for spelling in flag.spellings}
