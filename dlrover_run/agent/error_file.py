@@ -24,7 +24,7 @@ _STAMP_LAG = 2.0
 
 
 def read_error_file(path: str | Path) -> RecordedError | None:
-    """What a worker recorded, or None when there is no file or it is damaged, larger than `MAX_BYTES` or no such record.
+    """What a worker recorded; None when there is no file, or it is damaged, larger than `MAX_BYTES` or no such record.
 
     The record's own time has whole seconds only. The file's modification time is the same moment, to the nanosecond,
     and is taken where it fits; a record with a whole number of seconds has no better time than that.

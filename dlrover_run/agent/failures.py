@@ -1,7 +1,7 @@
 """What the deaths of workers mean: which one came first of itself, and how to say it in words.
 
-Pure functions on `WorkerEnd`. The evidence is gathered in `error_file` and `memory_watch`, whose names are given on here
-so that who handles a failure needs one module.
+Pure functions on `WorkerEnd`. The evidence is gathered in `error_file` and `memory_watch`, whose names are given on
+here, so that who handles a failure needs one module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from .error_file import copy_root_cause, read_error_file
 from .memory_watch import MemoryWatch
 from .outcome import RecordedError, WorkerEnd
-from .tracebacks import plain_lines, raised
+from .tracebacks import exception_lines, plain_lines
 
 __all__ = [
     "MemoryWatch",
@@ -81,10 +81,13 @@ def _failed_by(end: WorkerEnd) -> float:
 
 def lost_its_peer(end: WorkerEnd) -> bool:
     """Whether the worker's own words say that it failed because the connection to another worker broke."""
-    words = error_words(end)
-    if words is None and end.code == -signal.SIGABRT:
+    if end.error is not None:
+        words = end.error.message
+    elif end.code == -signal.SIGABRT:
         words = end.stderr_tail  # NCCL's watchdog writes its reason there and aborts the process.
-    return words is not None and _PEER_LOST.search(words) is not None
+    else:
+        words = "\n".join(exception_lines(end.stderr_tail))
+    return _PEER_LOST.search(words) is not None
 
 
 def suspects_memory(code: int, stderr_tail: str) -> bool:
@@ -101,14 +104,14 @@ def error_words(end: WorkerEnd) -> str | None:
         found: str | None = next(line for line in plain_lines(end.error.message.strip()))
     else:
         # Python's own exit code after an exception that nobody caught; with another code it was not the end.
-        found = raised(end.stderr_tail) if end.code == 1 else None
+        found = next(iter(exception_lines(end.stderr_tail)), None) if end.code == 1 else None
     if found is not None and len(found) > MAX_WORDS:
         found = found[: MAX_WORDS - 3] + "..."
     return found or None
 
 
 def describe_end(end: WorkerEnd) -> str:
-    """How the worker ended, to go after its name: `exited with code 3`, `was killed by SIGSEGV (segmentation fault)`."""
+    """How the worker ended, to go after its name: `exited with code 3`, `was killed by SIGKILL`, `raised KeyError: x`."""
     if end.stopped_with is not None:
         return f"was stopped by the launcher with {end.stopped_with.name}"
     if end.code == 0:

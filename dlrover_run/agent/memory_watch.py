@@ -99,7 +99,8 @@ def _read_v2(proc: Path) -> tuple[GroupCounters, ...]:
         if kills is None:
             continue  # The root of the hierarchy, or one that has no memory controller.
         # `oom` counts in the group whose limit it was and in all above it, so the nearest that rose is the one.
-        groups.append(GroupCounters(str(group), _limit(group / "memory.max"), kills, _field(group / "memory.events", "oom")))
+        hits = _field(group / "memory.events", "oom")
+        groups.append(GroupCounters(str(group), _limit(group / "memory.max"), kills, hits))
     return tuple(groups)
 
 
@@ -118,7 +119,7 @@ def _read_v1(proc: Path) -> tuple[GroupCounters, ...]:
 
 
 def _lineage(proc: Path, kind: str, controller: str) -> list[Path]:
-    """The directories of this process's control group and of its ancestors as far as they are mounted, nearest first."""
+    """The directories of this process's control group and of its ancestors as far as mounted, nearest first."""
     own = _own_group(proc, controller)
     mount = _mount(proc, kind, controller)
     if own is None or mount is None:

@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Literal, Protocol
 
-from .devices import DeviceId, Nvml, NvmlUnavailable, sysfs_address, visible_devices
 from ..spec import SpecError
+from .devices import DeviceId, Nvml, NvmlUnavailable, sysfs_address, visible_devices
 
 Mode = Literal["node", "socket", "exclusive", "core-complex"]
 
@@ -54,8 +54,8 @@ def cpus_for_rank(
     - `core-complex`: the CPUs of one last-level cache of the node, another one for each GPU as far as there are enough;
       the caches with the most allowed CPUs go first.
 
-    `allowed_cpus` None is this process's own affinity, which a worker inherits. Raises `SpecError` when there is no such GPU or the topology is not
-    known or too small.
+    `allowed_cpus` None is this process's own affinity, which a worker inherits. Raises `SpecError` when there is no
+    such GPU or the topology is not known or too small.
     """
     machine = _Machine(mode, sysfs, frozenset(os.sched_getaffinity(0) if allowed_cpus is None else allowed_cpus))
     if local_rank >= len(gpus):

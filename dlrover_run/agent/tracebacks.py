@@ -17,7 +17,7 @@ _LINKS = (
     "The above exception was the direct cause of the following exception:",
 )
 # glog lines and the frames of a C++ stack: libraries write them around a failure, and they tell a reader nothing.
-_NOISE = re.compile(r"^(?:\[[WIE]\d{3,4} |[WIE]\d{4} |frame #\d+: |Exception raised from .* \(most recent call first\):$)")
+_NOISE = re.compile(r"^(?:\[?[WIE]\d{3,4} |frame #\d+: |Exception raised from .* \(most recent call first\):$)")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:: .*|:)?$")
 
 
@@ -56,14 +56,17 @@ def last_link(lines: list[str]) -> list[str]:
     return lines[starts[-1] :] if starts else lines
 
 
-def raised(text: str) -> str | None:
-    """What the last traceback in `text` raised, such as `ValueError: x`, or None; its first line where it has several."""
+def exception_lines(text: str) -> list[str]:
+    """The exception that the last traceback in `text` ends with, such as `ValueError: x`; a message may have more lines.
+
+    An empty list when there is no traceback, or its end is missing.
+    """
     lines = last_link(last_failure(text))
     if not lines or lines[0] != _START:
-        return None
-    # Frames are indented, so that the first line that is not is the exception.
-    found = next((line for line in lines[1:] if line and not line.startswith(" ")), None)
-    return found if found and _RAISED.match(found) else None
+        return []
+    # Frames are indented, so the first line that is not begins the exception.
+    end = next((index for index, line in enumerate(lines) if index and line and not line.startswith(" ")), len(lines))
+    return lines[end:] if end < len(lines) and _RAISED.match(lines[end]) else []
 
 
 def _stripped(lines: list[str]) -> list[str]:
