@@ -1,0 +1,430 @@
+"""The relay with real processes, pipes and terminals. A file or a pipe stands in for the console."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrover_run.agent.relay_client import PIPE_BYTES, Relay
+from dlrover_run.agent.streams import TAIL_BYTES, Stream, open_output
+
+PATIENCE = 60.0
+"""Seconds that anything here may take before the test counts as hung."""
+
+NO_PATIENCE = 0.2
+"""A drain's time-out where the console is known to take nothing."""
+
+WRITE_LINES = """
+import sys
+rank, count, out = sys.argv[1], int(sys.argv[2]), sys.stdout if sys.argv[3] == "1" else sys.stderr
+fd = out.fileno()
+with open(fd, "w", buffering=65536, closefd=False) as stream:
+    for number in range(count):
+        stream.write(f"rank {rank} line {number} " + "x" * (number % 200) + "\\n")
+"""
+
+
+def _worker(rank: int, count: int, fd: int, out: int) -> subprocess.Popen[bytes]:
+    where: dict[str, Any] = {"stdout": fd} if out == 1 else {"stderr": fd}
+    return subprocess.Popen([sys.executable, "-c", WRITE_LINES, str(rank), str(count), str(out)], **where)
+
+
+def _lines(rank: int, count: int) -> list[str]:
+    return [f"rank {rank} line {number} " + "x" * (number % 200) for number in range(count)]
+
+
+def _log(path: Path) -> int:
+    fd = open_output(Stream("file", str(path)))
+    assert fd is not None
+    return fd
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """Two files as standard output and standard error."""
+    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600) for name in ("out", "err")]
+    yield fds[0], fds[1]
+    for fd in fds:
+        os.close(fd)
+
+
+def _wait_for(pidfd: int) -> None:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    assert poll.poll(PATIENCE * 1000), "the process did not end"
+    os.close(pidfd)
+
+
+def _read_all(fd: int) -> bytes:
+    data = bytearray()
+    while chunk := os.read(fd, PIPE_BYTES):
+        data += chunk
+    return bytes(data)
+
+
+def test_tee_shows_every_line_of_two_busy_ranks_once_and_in_order(tmp_path: Path, console: tuple[int, int]) -> None:
+    relay = Relay.start(console)
+    count = 200_000
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        workers = []
+        for rank in (0, 1):
+            fd = _log(tmp_path / f"{rank}.log")
+            relay.add_tail(
+                str(tmp_path / f"{rank}.log"), 1, f"[r{rank}]:", ["line 199999 "], str(tmp_path / "filtered")
+            )
+            workers.append(_worker(rank, count, fd, 1))
+            os.close(fd)
+        assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
+        result = await relay.end_round()
+        assert result.complete
+        await relay.close()
+        assert relay.closed.result() == ""
+
+    asyncio.run(run())
+    shown = (tmp_path / "out").read_text().splitlines()
+    for rank in (0, 1):
+        assert [line for line in shown if line.startswith(f"[r{rank}]:")] == [
+            f"[r{rank}]:{line}" for line in _lines(rank, count)
+        ]
+    assert len(shown) == 2 * count
+    assert sorted((tmp_path / "filtered").read_text().splitlines()) == [
+        f"[r{rank}]:{_lines(rank, count)[-1]}" for rank in (0, 1)
+    ]
+
+
+def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Path, console: tuple[int, int]) -> None:
+    relay = Relay.start(console)
+    count = 200_000
+
+    async def run() -> dict[str, str]:
+        relay.attach(pytest.fail)
+        shown, hidden = relay.open_stderr("0", show=True), relay.open_stderr("1", show=False)
+        workers = [_worker(0, count, shown, 2), _worker(1, 1000, hidden, 2)]
+        os.close(shown)
+        os.close(hidden)
+        assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
+        tails = (await relay.end_round(["0", "1", "unknown"])).tails
+        await relay.close()
+        return tails
+
+    tails = asyncio.run(run())
+    expected = "\n".join(_lines(0, count)) + "\n"
+    assert (tmp_path / "err").read_text() == expected
+    assert tails.keys() == {"0", "1"}
+    assert expected.endswith(tails["0"])
+    assert TAIL_BYTES - 300 < len(tails["0"]) <= TAIL_BYTES
+    assert tails["0"].startswith("rank 0 line ")
+    assert tails["1"].endswith(_lines(1, 1000)[-1] + "\n")
+
+
+def test_a_partial_line_is_completed_only_at_the_end(tmp_path: Path, console: tuple[int, int]) -> None:
+    relay = Relay.start(console)
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        log = _log(tmp_path / "log")
+        relay.add_tail(str(tmp_path / "log"), 2, "> ")
+        os.write(log, b"one\ntw")
+        assert (await relay.drain()).complete
+        assert (tmp_path / "err").read_bytes() == b"> one\n"
+        os.write(log, b"o\n50%\r100%\r\nend")
+        assert (await relay.end_round()).complete
+        os.close(log)
+        await relay.close()
+
+    asyncio.run(run())
+    assert (tmp_path / "err").read_bytes() == b"> one\n> two\n> 50%\n> 100%\n> end\n"
+
+
+def test_new_lines_are_shown_without_being_asked_for(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    relay = Relay.start((writer, writer))
+    os.close(writer)
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        log = _log(tmp_path / "log")
+        relay.add_tail(str(tmp_path / "log"), 1, "> ")
+        for number in range(5):
+            os.write(log, b"%d\n" % number)
+            assert os.read(reader, 100) == b"> %d\n" % number
+        os.close(log)
+        await relay.close()
+
+    asyncio.run(run())
+    os.close(reader)
+
+
+def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    relay = Relay.start((writer, writer))
+    os.close(writer)
+    count = 100_000
+
+    async def run() -> bytes:
+        relay.attach(pytest.fail)
+        log = _log(tmp_path / "log")
+        relay.add_tail(str(tmp_path / "log"), 1, "> ", ["line 99999 "], str(tmp_path / "filtered"))
+        stderr = relay.open_stderr("0", show=True)
+        worker = _worker(0, count, log, 1)
+        os.close(log)
+        assert worker.wait(PATIENCE) == 0
+        os.write(stderr, b"last words\n")
+        os.close(stderr)
+        result = await relay.end_round(["0"], timeout=NO_PATIENCE)
+        assert not result.complete
+        assert result.tails == {"0": "last words\n"}
+        assert (tmp_path / "filtered").read_text() == f"> {_lines(0, count)[-1]}\n"
+        # Now the console goes on, and so does the relay, without having lost anything.
+        reading = asyncio.get_running_loop().run_in_executor(None, _read_all, reader)
+        assert (await relay.end_round(timeout=PATIENCE)).complete
+        await relay.close()
+        return await reading
+
+    shown = asyncio.run(run()).decode().splitlines()
+    os.close(reader)
+    assert len((tmp_path / "log").read_bytes().splitlines()) == count
+    assert [line for line in shown if line != "last words"] == [f"> {line}" for line in _lines(0, count)]
+    assert "last words" in shown
+
+
+def test_a_reader_that_has_gone_stops_neither_workers_nor_files(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    relay = Relay.start((writer, writer))
+    os.close(writer)
+    warnings: list[str] = []
+
+    async def run() -> dict[str, str]:
+        relay.attach(warnings.append)
+        log = _log(tmp_path / "log")
+        relay.add_tail(str(tmp_path / "log"), 1, "> ", ["line 99 "], str(tmp_path / "filtered"))
+        stderr = relay.open_stderr("1", show=True)
+        os.close(reader)
+        workers = [_worker(0, 100, log, 1), _worker(1, 100_000, stderr, 2)]
+        os.close(log)
+        os.close(stderr)
+        assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
+        result = await relay.end_round(["1"])
+        assert result.complete
+        await relay.close()
+        return result.tails
+
+    tails = asyncio.run(run())
+    assert tails["1"].endswith(_lines(1, 100_000)[-1] + "\n")
+    assert (tmp_path / "filtered").read_text() == f"> {_lines(0, 100)[-1]}\n"
+    assert len(warnings) == 1
+    assert "takes no more output (Broken pipe)" in warnings[0]
+
+
+def test_after_2_to_1_no_line_breaks_another(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    relay = Relay.start((writer, writer))
+    os.close(writer)
+    count = 30_000
+
+    async def run() -> bytes:
+        relay.attach(pytest.fail)
+        logs = [_log(tmp_path / "1"), _log(tmp_path / "2")]
+        workers = []
+        for out, log in ((1, logs[0]), (2, logs[1])):
+            relay.add_tail(str(tmp_path / str(out)), 1 if out == 1 else 2, f"<{out}>")
+            workers.append(_worker(out, count, log, 1))
+            os.close(log)
+        reading = asyncio.get_running_loop().run_in_executor(None, _read_all, reader)
+        assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
+        assert (await relay.end_round()).complete
+        await relay.close()
+        return await reading
+
+    shown = asyncio.run(run()).decode().splitlines()
+    os.close(reader)
+    for out in (1, 2):
+        assert [line for line in shown if line.startswith(f"<{out}>")] == [
+            f"<{out}>{line}" for line in _lines(out, count)
+        ]
+    assert len(shown) == 2 * count
+
+
+def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 33, 77, 0, 0))
+    relay = Relay.start((slave, slave))
+    size = "import os, sys; s = os.get_terminal_size(2); sys.stderr.buffer.write(b'%d %d' % (s.lines, s.columns)); "
+    worker = (
+        size
+        + "sys.stderr.buffer.write(b' %d' % os.isatty(2) + b' a\\nb\\r\\x04\\x03\\xff\\t.' + b'y' * 100000 + b'END')"
+    )
+    expected = b"33 77 1 a\nb\r\x04\x03\xff\t." + b"y" * 100_000 + b"END"
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        stderr = relay.open_stderr("0", show=True)
+        child = subprocess.Popen([sys.executable, "-c", worker], stderr=stderr)
+        shown = b""
+        while not shown.endswith(b"END"):
+            shown += os.read(master, 65536)
+        assert shown == expected
+        assert child.wait(PATIENCE) == 0
+        # The console's new size reaches the worker's terminal with the next bytes.
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 40, 90, 0, 0))
+        os.write(stderr, b"!")
+        assert os.read(master, 10) == b"!"
+        await relay.drain()
+        assert os.get_terminal_size(stderr) == (90, 40)
+        os.close(stderr)
+        result = await relay.end_round(["0"])
+        assert result.complete
+        assert result.tails["0"].endswith("yyyEND!")
+        await relay.close()
+
+    asyncio.run(run())
+    os.close(master)
+    os.close(slave)
+
+
+def test_a_killed_relay_is_told_and_kills_no_worker(console: tuple[int, int]) -> None:
+    relay = Relay.start(console)
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        stderr = relay.open_stderr("0", show=True)
+        os.kill(relay.pid, signal.SIGKILL)
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WRITE_LINES, "0", "100000", "2", stderr=stderr
+        )
+        os.close(stderr)
+        # More than the pipe holds, so the worker could not end if nobody read.
+        assert await asyncio.wait_for(child.wait(), PATIENCE) == 0
+        assert "was killed by SIGKILL" in await asyncio.wait_for(relay.closed, PATIENCE)
+        late = relay.open_stderr("1", show=True)
+        os.write(late, b"late\n")
+        os.close(late)
+        result = await relay.end_round(["0", "1"])
+        assert not result.complete
+        assert result.tails["0"].endswith(_lines(0, 100_000)[-1] + "\n")
+        assert result.tails["1"] == "late\n"
+        await relay.close()
+
+    asyncio.run(run())
+
+
+def test_a_drain_that_waits_ends_when_the_relay_is_killed(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    relay = Relay.start((writer, writer))
+    os.close(writer)
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        (tmp_path / "log").write_bytes(b"x\n" * 500_000)
+        relay.add_tail(str(tmp_path / "log"), 1, "")
+        waiting = asyncio.ensure_future(relay.drain(timeout=PATIENCE))
+        await relay.drain(timeout=NO_PATIENCE)
+        os.kill(relay.pid, signal.SIGKILL)
+        assert not (await asyncio.wait_for(waiting, PATIENCE)).complete
+        await relay.close()
+
+    asyncio.run(run())
+    os.close(reader)
+
+
+AGENT = """
+import asyncio, os, sys
+from dlrover_run.agent.relay_client import Relay
+relay = Relay.start()
+async def main():
+    relay.attach()
+    stderr = relay.open_stderr("0", show=True)
+    relay.add_tail(sys.argv[1], 1, "> ")
+    relay.remove_at_end(sys.argv[2])
+    await relay.drain()
+    with open(sys.argv[1], "a") as log:
+        log.write("line\\n" * 1000 + "partial")
+    os.write(stderr, b"last words")
+    os.write(int(sys.argv[3]), b"%d\\n" % relay.pid)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def test_the_relay_drains_and_ends_when_the_agent_is_killed(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    (private / "attempt_0").mkdir(parents=True)
+    reader, writer = os.pipe()
+    with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
+        command = [sys.executable, "-c", AGENT, str(tmp_path / "log"), str(private), str(writer)]
+        agent = subprocess.Popen(command, stdout=out, stderr=err, pass_fds=[writer])
+    os.close(writer)
+    with open(reader) as told:
+        pid = int(told.readline())
+        pidfd = os.pidfd_open(pid)
+        with open(f"/proc/{pid}/comm") as name:
+            assert name.read() == "dlrover-relay\n"
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            os.kill(pid, number)
+        assert not select.select([pidfd], [], [], 0)[0]
+        agent.kill()
+        assert agent.wait(PATIENCE) == -signal.SIGKILL
+        # The pipe is ours and the agent's alone: the relay has closed what it did not need.
+        assert told.read() == ""
+    _wait_for(pidfd)
+    assert (tmp_path / "out").read_text() == "> line\n" * 1000 + "> partial\n"
+    assert (tmp_path / "err").read_text() == "last words"
+    assert not private.exists()
+
+
+def test_rounds_follow_each_other(tmp_path: Path, console: tuple[int, int]) -> None:
+    relay = Relay.start(console)
+
+    async def run() -> list[int]:
+        relay.attach(pytest.fail)
+        descriptors = []
+        for number in range(4):
+            log = _log(tmp_path / f"log{number}")
+            relay.add_tail(str(tmp_path / f"log{number}"), 1, "> ", ["1"], str(tmp_path / f"filtered{number}"))
+            stderr = relay.open_stderr("0", show=True)
+            os.write(log, b"round %d" % number)
+            os.write(stderr, b"error %d\n" % number)
+            os.close(log)
+            os.close(stderr)
+            assert (await relay.end_round(["0"])).tails == {"0": f"error {number}\n"}
+            descriptors.append(len(os.listdir(f"/proc/{relay.pid}/fd")))
+        await relay.close()
+        return descriptors
+
+    descriptors = asyncio.run(run())
+    assert (tmp_path / "out").read_text() == "".join(f"> round {number}\n" for number in range(4))
+    assert (tmp_path / "err").read_text() == "".join(f"error {number}\n" for number in range(4))
+    assert [(tmp_path / f"filtered{number}").read_text() for number in range(4)] == ["", "> round 1\n", "", ""]
+    assert len(set(descriptors)) == 1
+
+
+def test_a_filtered_log_that_cannot_be_written_is_told(tmp_path: Path, console: tuple[int, int]) -> None:
+    relay = Relay.start(console)
+    warnings: list[str] = []
+
+    async def run() -> None:
+        relay.attach(warnings.append)
+        (tmp_path / "log").write_text("needle\n")
+        relay.add_tail(str(tmp_path / "log"), 1, "> ", ["needle"], str(tmp_path / "none" / "filtered"))
+        assert (await relay.end_round()).complete
+        await relay.close()
+
+    asyncio.run(run())
+    assert (tmp_path / "out").read_text() == "> needle\n"
+    assert warnings == ["the filtered log takes no more output (No such file or directory); the workers go on"]
