@@ -35,15 +35,15 @@ def read_error_file(path: str | Path) -> RecordedError | None:
         return None
     message = data.get("message")
     if isinstance(message, str):
-        return RecordedError(message, "", _moment(data.get("timestamp"), modified))
+        return RecordedError(_printable(message), "", _moment(data.get("timestamp"), modified))
     if not isinstance(message, Mapping):
         return None
     text, extra = message.get("message"), message.get("extraInfo")
     extra = extra if isinstance(extra, Mapping) else {}
     stack = extra.get("py_callstack")
     return RecordedError(
-        text if isinstance(text, str) else "",
-        stack if isinstance(stack, str) else "",
+        _printable(text),
+        _printable(stack),
         _moment(extra.get("timestamp"), modified),
     )
 
@@ -92,6 +92,11 @@ def _load(path: str | Path) -> tuple[dict[str, Any], float]:
     if not isinstance(data, dict):
         raise ValueError("not a JSON object")
     return data, status.st_mtime
+
+
+def _printable(text: object) -> str:
+    """A string that can be written as UTF-8: JSON may hold half of a character. Anything else is empty."""
+    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else ""
 
 
 def _moment(stamp: object, modified: float) -> float:

@@ -111,7 +111,7 @@ def error_words(end: WorkerEnd) -> str | None:
 
 
 def describe_end(end: WorkerEnd) -> str:
-    """How the worker ended, to go after its name: `exited with code 3`, `was killed by SIGKILL`, `raised KeyError: x`."""
+    """How the worker ended, to follow its name: `exited with code 3`, `was killed by SIGKILL`, `raised KeyError: x`."""
     if end.stopped_with is not None:
         return f"was stopped by the launcher with {end.stopped_with.name}"
     if end.code == 0:

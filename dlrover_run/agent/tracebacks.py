@@ -57,7 +57,7 @@ def last_link(lines: list[str]) -> list[str]:
 
 
 def exception_lines(text: str) -> list[str]:
-    """The exception that the last traceback in `text` ends with, such as `ValueError: x`; a message may have more lines.
+    """The exception that the last traceback in `text` ends with, as `ValueError: x`; a message may have more lines.
 
     An empty list when there is no traceback, or its end is missing.
     """
