@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import select
@@ -168,6 +169,34 @@ def test_new_lines_are_shown_without_being_asked_for(tmp_path: Path) -> None:
 
     asyncio.run(run())
     os.close(reader)
+
+
+class _NoInotify:
+    def __init__(self) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_without_inotify_lines_are_shown_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlrover_run.agent.relay.Inotify", _NoInotify)
+    reader, writer = os.pipe()
+    relay = Relay.start((writer, writer))
+    os.close(writer)
+    warnings: list[str] = []
+
+    async def run() -> None:
+        relay.attach(warnings.append)
+        log = _log(tmp_path / "log")
+        relay.add_tail(str(tmp_path / "log"), 1, "> ")
+        for number in range(3):
+            os.write(log, b"%d\n" % number)
+            assert os.read(reader, 100) == b"> %d\n" % number
+        os.close(log)
+        await relay.end_round()
+        await relay.close()
+
+    asyncio.run(run())
+    os.close(reader)
+    assert warnings == ["no inotify watch for log files (Too many open files): they are read every 0.1 s instead"]
 
 
 def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: Path) -> None:

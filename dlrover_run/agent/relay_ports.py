@@ -6,6 +6,7 @@ workers, so it cannot be made non-blocking; it is opened a second time instead, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -215,7 +216,11 @@ class Tail:
 
     def copy(self) -> None:
         """Read once and pass on the lines that are whole."""
-        data = b"" if self.sink.dead else os.read(self._fd, CHUNK)
+        data = b""
+        if not self.sink.dead:
+            # A log on a network that has gone is no reason to end: the other logs are still there.
+            with contextlib.suppress(OSError):
+                data = os.read(self._fd, CHUNK)
         self.offset += len(data)
         self.grown = len(data) == CHUNK
         self._pass(self._cutter.feed(data))
