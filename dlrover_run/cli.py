@@ -186,7 +186,7 @@ def _logs(settings: _Settings, environ: Mapping[str, str], workers: int) -> LogS
 def _unseen_ranks(logs: LogSpec, workers: int) -> list[str]:
     absent = sorted(rank for rank in logs.shown_ranks or () if rank >= workers)
     names = ", ".join(map(str, absent))
-    return [f"--local-ranks-filter names {names}, and this node has only {workers} workers."] if absent else []
+    return [f"--local-ranks-filter names {names}, and {flags.known_ranks(workers)}."] if absent else []
 
 
 def _entrypoint(line: CommandLine, settings: _Settings, environ: Mapping[str, str]) -> Entrypoint:

@@ -47,6 +47,7 @@ CONF_KEYS = _CONF_SECONDS | _CONF_CHOICES.keys() | _CONF_TEXTS
 """The keys of `--rdzv-conf` that torchrun's own backends read."""
 
 _HOST = re.compile(r"[\w.:-]+")
+_HOSTS = "a host name, an IPv4 address or an IPv6 address in brackets"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -124,9 +125,9 @@ def node_range(place: str, text: str) -> tuple[int, int]:
 
 def host(place: str, text: str) -> str:
     """A host name or address; the brackets around an IPv6 address go away."""
-    name = text[1:-1] if len(text) > 2 and text.startswith("[") and text.endswith("]") else text
-    if not _HOST.fullmatch(name):
-        raise wrong(place, text, "is not a host", "give a host name, an IPv4 address or an IPv6 address in brackets")
+    name = _bare_host(text)
+    if name is None:
+        raise wrong(place, text, "is not a host", f"give {_HOSTS}")
     return name
 
 
@@ -135,12 +136,20 @@ def endpoint(place: str, text: str, default_port: int) -> tuple[str, int]:
     written = text.strip()
     if not written:
         return "localhost", default_port
-    if written.endswith("]") or ":" not in written:
-        return host(place, written), default_port
-    name, _, port = written.rpartition(":")
+    address, port = written, str(default_port)
+    if ":" in written and not written.endswith("]"):
+        address, _, port = written.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) <= LAST_PORT):
         raise wrong(place, text, "has a bad port", f"give HOST:PORT with a port from 0 to {LAST_PORT}")
-    return host(place, name), int(port)
+    name = _bare_host(address)
+    if name is None:
+        raise wrong(place, text, "has no good host", f"give HOST:PORT, where HOST is {_HOSTS}")
+    return name, int(port)
+
+
+def _bare_host(text: str) -> str | None:
+    name = text[1:-1] if len(text) > 2 and text.startswith("[") and text.endswith("]") else text
+    return name if _HOST.fullmatch(name) else None
 
 
 def rendezvous_options(place: str, text: str) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -174,7 +183,7 @@ def streams(place: str, text: str, workers: int) -> StreamMap:
             remedy = "give 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or RANK:VALUE,RANK:VALUE"
             raise wrong(place, text, "does not say which streams", remedy)
         if int(rank) >= workers:
-            raise wrong(place, text, f"names local rank {rank}", f"{_ranks(workers)}")
+            raise wrong(place, text, f"names local rank {rank}", known_ranks(workers))
         by_rank[int(rank)] = _STREAMS[value]
     return StreamMap(by_rank=by_rank)
 
@@ -247,5 +256,6 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
 
 
-def _ranks(workers: int) -> str:
+def known_ranks(workers: int) -> str:
+    """The end of a sentence about a local rank that does not exist."""
     return "this node has only local rank 0" if workers == 1 else f"this node has local ranks 0 to {workers - 1}"

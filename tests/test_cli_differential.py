@@ -1,0 +1,389 @@
+"""The command line against torchrun's own parser: what both take must mean the same, and both must refuse the same.
+
+Where ours differs on purpose, a test here says so by its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlrover_run import options
+from dlrover_run.argv import CommandLine, UsageError, cut
+from dlrover_run.cli import parse
+from dlrover_run.spec import JobSpec, SpecError, Std, StreamMap
+
+torch_run = pytest.importorskip("torch.distributed.run")
+pytestmark = pytest.mark.torchrun
+
+
+@pytest.fixture(autouse=True)
+def _scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory in which the scripts that the command lines name exist."""
+    for name in ("train.py", "-5", "a script.py"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def theirs(argv: list[str], environ: dict[str, str] | None = None) -> Namespace | None:
+    """What torchrun's parser makes of it; None when it refuses."""
+    with mock.patch.dict("os.environ", environ or {}), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            parser: ArgumentParser = torch_run.get_args_parser()
+            return parser.parse_args(argv)
+        except SystemExit:
+            return None
+
+
+def ours(argv: list[str]) -> CommandLine | None:
+    """Our parts of the command line, on torchrun's terms: None when it would refuse."""
+    try:
+        line = cut(argv)
+    except UsageError:
+        return None
+    return line if line.script is not None else None
+
+
+def streams(text: str, ranks: int) -> dict[int, Std]:
+    """torchrun's reading of a `--redirects` value, rank by rank."""
+    from torch.distributed.elastic.multiprocessing.api import Std as TorchStd
+    from torch.distributed.elastic.multiprocessing.api import to_map
+
+    return {rank: Std(int(chosen)) for rank, chosen in to_map(TorchStd.from_str(text), ranks).items()}
+
+
+def agree(spec: JobSpec, args: Namespace) -> None:
+    """Every field of the job says what torchrun's namespace says."""
+    workers = torch_run.determine_local_world_size(args.nproc_per_node)
+    least, most = torch_run.parse_min_max_nnodes(args.nnodes)
+    assert (spec.nodes, spec.nodes) == (least, most)
+    assert spec.workers_per_node == workers
+    assert spec.max_restarts == args.max_restarts
+    assert spec.role == args.role
+    assert spec.local_addr == args.local_addr
+    assert (spec.start_method == "spawn") == (args.start_method == "spawn")
+    assert spec.event_log == args.event_log_handler
+    assert spec.virtual_local_rank == args.virtual_local_rank
+    assert spec.numa_binding == args.numa_binding
+    assert [number.name for number in spec.signals] == args.signals_to_handle.split(",")
+    assert spec.shutdown_timeout == (30 if args.shutdown_timeout is None else args.shutdown_timeout)
+    assert spec.logs.log_dir == args.log_dir
+    assert list(spec.logs.stdout_filters) == args.duplicate_stdout_filters
+    assert list(spec.logs.stderr_filters) == args.duplicate_stderr_filters
+    ranks = {int(rank) for rank in args.local_ranks_filter.split(",")} if args.local_ranks_filter else None
+    assert spec.logs.shown_ranks == ranks
+    for mine, text in ((spec.logs.redirects, args.redirects), (spec.logs.tee, args.tee)):
+        assert {rank: mine.of(rank) for rank in range(workers)} == streams(text, workers)
+    silent = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None and most == 1
+    if args.standalone or silent or args.rdzv_backend == "c10d":
+        assert spec.backend == "memory"
+    else:
+        from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+        port = 29500 if args.master_port is None else args.master_port
+        meeting = parse_rendezvous_endpoint(args.rdzv_endpoint or f"{args.master_addr}:{port}", 29500)
+        assert (spec.backend, spec.master_addr, spec.master_port) == ("static", *meeting)
+        assert spec.node_rank == args.node_rank
+    # A job without a name of its own gets a fresh one on both sides, so only the length of it can be compared.
+    assert len(spec.run_id) == 36 if args.standalone or silent else spec.run_id == args.rdzv_id
+    assert spec.entrypoint.target == args.training_script
+    kinds = {"run_path": args.run_path, "program": args.no_python, "module": args.module, "script": True}
+    assert spec.entrypoint.kind == next(kind for kind, chosen in kinds.items() if chosen)
+
+
+COMMAND_LINES = """
+train.py
+train.py --lr 0.1
+train.py --nnodes 3 --standalone --nproc_per_node=2
+train.py -h
+train.py --help
+train.py a -- b
+train.py -r 3 -t3 -m
+-- train.py x
+--nnodes 1 -- train.py -- x
+--nnodes 1 train.py
+--nnodes=1:1 train.py
+--nnodes 2 --node-rank 1 train.py
+--nnodes=2 --node_rank=0 --master_addr=10.0.0.1 --master_port=1234 train.py
+--nnodes 2 --rdzv-endpoint node0:4000 train.py
+--nnodes 2 --rdzv-endpoint [::1]:4000 train.py
+--nnodes 2 --rdzv-endpoint [fe80::1]:1 --master-port 5 train.py
+--nnodes 2 --master-addr ::1 train.py
+--nnodes 4 --node-rank 3 --rdzv-id job7 train.py
+--nproc-per-node 4 train.py
+--nproc_per_node 4 train.py
+--nproc_per_node=4 train.py
+--nproc-per-node=1 --nproc_per_node=3 train.py
+--standalone train.py
+--standalone --rdzv-id mine train.py
+--standalone --rdzv-endpoint nonsense:x train.py
+--stand train.py
+--rdzv-backend c10d train.py
+--rdzv-backend c10d --rdzv-id job7 --rdzv-endpoint h:29400 train.py
+--rdzv-id job7 --master-port 29501 train.py
+--master-port 29501 train.py
+--rdzv-endpoint 127.0.0.1:1234 train.py
+--rdzv-conf timeout=5,is_host=1 train.py
+--max-restarts 3 train.py
+--max-r 3 train.py
+--max-restarts 1 --max_restarts 2 train.py
+--monitor-interval 5 train.py
+--monitor_interval=0.5 train.py
+--start-method spawn train.py
+--start_method forkserver train.py
+--event-log-handler console train.py
+--role trainer train.py
+--role= train.py
+--role -5 train.py
+--module json.tool x
+-m json.tool x
+-mr3 json.tool x
+--no-python ls -l
+--run-path train.py
+--run-path --no-python --module train.py
+--log-dir logs train.py
+-r 3 train.py
+-r3 train.py
+-r=3 train.py
+--redirects 1 -t 2 train.py
+--redirect=3 --nproc-per-node 2 train.py
+-t 0:3,1:2 --nproc-per-node=2 train.py
+--tee 0:3 -t 0:1 train.py
+--local-ranks-filter 0,1 --nproc-per-node=2 train.py
+--local_ranks_filter=0 train.py
+--duplicate-stdout-filters apple,orange train.py
+--duplicate_stdout_filters a,,b,c train.py
+--duplicate-stderr-filters ,,,x train.py
+--duplicate-stderr-filters ,,,, train.py
+--local-addr 10.1.2.3 train.py
+--numa-binding core-complex train.py
+--signals-to-handle SIGTERM,SIGUSR1 train.py
+--shutdown-timeout 3 train.py
+--shutdown-timeout 0 train.py
+--virtual-local-rank train.py
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("text", COMMAND_LINES)
+def test_a_command_line_means_what_it_means_to_torchrun(text: str) -> None:
+    argv = text.split()
+    args = theirs(argv)
+    assert args is not None
+    spec = parse(argv, {})
+    agree(spec, args)
+    assert list(spec.entrypoint.args) == args.training_script_args
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-5", "x"], ["a script.py", "", "b c"], ["--role", "-a b", "train.py"], ["--role", "", "train.py"]],
+)
+def test_odd_words_mean_what_they_mean_to_torchrun(words: list[str]) -> None:
+    args = theirs(words)
+    assert args is not None
+    spec = parse(words, {})
+    agree(spec, args)
+    assert list(spec.entrypoint.args) == args.training_script_args
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "--nnodes",
+        "--nnodes 1",
+        "--nnodes --standalone train.py",
+        "--role -- train.py",
+        "--role -m train.py",
+        "--role --nope train.py",
+        "--standalone=1 train.py",
+        "-mfoo train.py",
+        "-m=1 train.py",
+        "-x train.py",
+        "-nproc 2 train.py",
+        "--nope train.py",
+        "--nproc-per_node 2 train.py",
+        "--nproc 2 train.py",
+        "--max 2 train.py",
+        "--r 2 train.py",
+        "--max-restarts x train.py",
+        "--monitor-interval x train.py",
+        "--start-method thread train.py",
+        "--numa-binding core train.py",
+        "--master-port x train.py",
+        "--shutdown-timeout x train.py",
+        "--node-rank x train.py",
+    ],
+)
+def test_both_refuse_a_bad_command_line(text: str) -> None:
+    assert theirs(text.split()) is None
+    with pytest.raises(SpecError):
+        parse(text.split(), {})
+
+
+def test_every_flag_of_torchrun_is_in_the_table_with_its_spellings() -> None:
+    actions = {action.dest: action for action in torch_run.get_args_parser()._actions if action.option_strings}
+    table = {flag.dest: flag for flag in options.TABLE if not flag.ours}
+    assert actions.keys() == table.keys()
+    for dest, action in actions.items():
+        assert set(table[dest].spellings) == set(action.option_strings)
+        assert bool(table[dest].value) == (action.nargs != 0)
+        assert set(table[dest].choices) >= set(action.choices or ())
+
+
+def prefixes() -> Iterator[str]:
+    """Every beginning of every spelling of torchrun's flags, the whole spelling included."""
+    for flag in options.TABLE:
+        for spelling in () if flag.ours else flag.spellings:
+            for end in range(3, len(spelling) + 1):
+                yield spelling[:end]
+
+
+@pytest.mark.parametrize("prefix", sorted(set(prefixes())))
+def test_a_prefix_is_taken_exactly_where_torchrun_takes_it(prefix: str) -> None:
+    parser = torch_run.get_args_parser()
+    taken = [spelling for spelling in parser._option_string_actions if spelling.startswith(prefix)]
+    dest = (
+        parser._option_string_actions[prefix].dest
+        if prefix in parser._option_string_actions
+        else parser._option_string_actions[taken[0]].dest
+        if len(taken) == 1
+        else None
+    )
+    if dest == "help":
+        assert cut([prefix]).request is not None
+        return
+    for argv in ([prefix, "1", "train.py"], [f"{prefix}=1", "train.py"], [prefix, "train.py"]):
+        line = ours(argv)
+        if dest is None:
+            assert theirs(argv) is None
+            assert line is None
+            continue
+        refused = theirs(argv) is None
+        # torchrun's parser checks some values at once; ours does so later, when it knows that they count.
+        if refused and line is not None:
+            with pytest.raises(SpecError):
+                parse(argv, {})
+        elif line is not None:
+            assert dest in line.values
+        else:
+            assert refused
+
+
+VALUES: dict[str, st.SearchStrategy[str]] = {
+    "nproc_per_node": st.integers(1, 64).map(str),
+    "rdzv_id": st.from_regex(r"[a-z0-9_-]{1,8}", fullmatch=True).filter(lambda text: not text.startswith("-")),
+    "rdzv_conf": st.sampled_from(["", "timeout=5", "is_host=1,read_timeout=7"]),
+    "max_restarts": st.integers(0, 99).map(str),
+    "monitor_interval": st.floats(0.001, 100).map(str),
+    "start_method": st.sampled_from(["spawn", "fork", "forkserver"]),
+    "event_log_handler": st.sampled_from(["null", "console"]),
+    "role": st.text("abc -_$", max_size=6).filter(lambda text: not text.startswith("-")),
+    "redirects": st.sampled_from(["0", "1", "2", "3", "0:1", "0:3,0:2"]),
+    "tee": st.sampled_from(["0", "1", "2", "3", "0:1", "0:0"]),
+    "local_ranks_filter": st.lists(st.integers(0, 9), max_size=4).map(lambda ranks: ",".join(map(str, ranks))),
+    "duplicate_stdout_filters": st.text(",ab ", max_size=8),
+    "duplicate_stderr_filters": st.text(",ab ", max_size=8),
+    "master_addr": st.sampled_from(["127.0.0.1", "node-0.cluster", "::1"]),
+    "master_port": st.integers(1, 65535).map(str),
+    "local_addr": st.sampled_from(["10.0.0.7", "me"]),
+    "numa_binding": st.sampled_from(["node", "socket", "exclusive", "core-complex"]),
+    "signals_to_handle": st.lists(st.sampled_from(["SIGTERM", "SIGINT", "SIGUSR1"]), min_size=1, unique=True).map(
+        ",".join
+    ),
+    "shutdown_timeout": st.integers(0, 999).map(str),
+}
+SWITCHES = ["standalone", "run_path", "virtual_local_rank"]
+
+
+@st.composite
+def flags_and_variables(draw: Any) -> tuple[list[str], dict[str, str]]:
+    """A valid command line, and `PET_*` variables that it may overrule."""
+    argv: list[str] = []
+    environ: dict[str, str] = {}
+    for dest in draw(st.lists(st.sampled_from([*VALUES, *SWITCHES]), max_size=8)):
+        flag = options.BY_DEST[dest]
+        value = draw(VALUES[dest]) if dest in VALUES else draw(st.sampled_from("01"))
+        if flag.variable and draw(st.booleans()):
+            environ[flag.variable] = value
+            continue
+        spelling = draw(st.sampled_from(flag.spellings))
+        if dest in SWITCHES:
+            argv.append(spelling)
+        elif spelling.startswith("--"):
+            argv.extend([f"{spelling}={value}"] if draw(st.booleans()) else [spelling, value])
+        else:
+            argv.extend([spelling + value] if draw(st.booleans()) else [spelling, value])
+    arguments = st.one_of(
+        st.sampled_from(["", "-h", "--nnodes=7", "--standalone", "-r", "--help"]), st.text(max_size=5)
+    )
+    tail = draw(st.lists(arguments, max_size=4))
+    return [*argv, *draw(st.sampled_from([[], ["--"]])), "train.py", *tail], environ
+
+
+@settings(max_examples=150, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(flags_and_variables())
+def test_random_command_lines_mean_what_they_mean_to_torchrun(job: tuple[list[str], dict[str, str]]) -> None:
+    argv, environ = job
+    args = theirs(argv, environ)
+    spec = parse(argv, environ)
+    tail = argv[argv.index("train.py") + 1 :]
+    assert list(spec.entrypoint.args) == tail
+    if args is None:
+        # argparse looks for flags behind the script too, and stumbles over an ambiguous one there.
+        assert theirs(argv[: len(argv) - len(tail)], environ) is not None
+        return
+    agree(spec, args)
+    if "--" not in tail:
+        assert args.training_script_args == tail
+
+
+def test_a_doubled_dash_right_after_the_script_is_kept_on_purpose() -> None:
+    """argparse of Python 3.11 eats it, later ones keep it; a script's arguments are the script's."""
+    assert parse(["train.py", "--", "a"], {}).entrypoint.args == ("--", "a")
+
+
+def test_ambiguous_words_after_the_script_are_no_business_of_ours_on_purpose() -> None:
+    """argparse up to Python 3.11 refuses `train.py --max 3`, though `--max` is the script's."""
+    assert parse(["train.py", "--max", "3"], {}).entrypoint.args == ("--max", "3")
+
+
+def test_words_for_on_and_off_do_in_a_variable_on_purpose() -> None:
+    """torchrun ends with a traceback there."""
+    with pytest.raises(ValueError, match="invalid literal"):
+        theirs(["train.py"], {"PET_RUN_PATH": "true"})
+    assert parse(["train.py"], {"PET_RUN_PATH": "true"}).entrypoint.kind == "run_path"
+
+
+def test_choices_are_checked_in_variables_too_on_purpose() -> None:
+    args = theirs(["train.py"], {"PET_START_METHOD": "zzz"})
+    assert args is not None
+    assert args.start_method == "zzz"
+    with pytest.raises(SpecError, match="PET_START_METHOD 'zzz'"):
+        parse(["train.py"], {"PET_START_METHOD": "zzz"})
+
+
+def test_a_map_may_name_local_rank_ten_on_purpose() -> None:
+    with pytest.raises(ValueError, match="does not match"):
+        streams("10:3", 11)
+    spec = parse(["--nproc-per-node=11", "-r", "10:3", "train.py"], {})
+    assert spec.logs.redirects == StreamMap(by_rank={10: Std.ALL})
+
+
+def test_fractions_of_a_second_do_for_the_shutdown_timeout_on_purpose() -> None:
+    assert theirs(["--shutdown-timeout", "0.5", "train.py"]) is None
+    assert parse(["--shutdown-timeout", "0.5", "train.py"], {}).shutdown_timeout == 0.5
+
+
+def test_a_static_endpoint_needs_no_port_on_purpose() -> None:
+    spec = parse(["--nnodes=2", "--rdzv-endpoint=node0", "train.py"], {})
+    assert (spec.master_addr, spec.master_port) == ("node0", 29500)

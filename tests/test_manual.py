@@ -1,0 +1,110 @@
+"""The help and the shell completion, as a user's terminal and a real bash see them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlrover_run import options
+
+LIMIT = 60.0
+"""Seconds that a child process of a test may take before the test gives up."""
+
+
+def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python -m dlrover_run` with these words, as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "dlrover_run", *words],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("word", ["--help", "-h", "--he"])
+def test_the_help_names_every_flag_in_its_panel_and_keeps_to_the_screen(columns: int, word: str) -> None:
+    done = command(word, "--nonsense", COLUMNS=str(columns), NO_COLOR="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    panel = ""
+    seen: dict[str, str] = {}
+    for line in lines:
+        if line.startswith("╭─ "):
+            panel = line.strip("╭╮─ ")
+        elif line.startswith("│ --"):
+            seen[line.split()[1]] = panel
+    assert seen == {f"--{flag.name}": flag.panel for flag in options.TABLE}
+    assert "<bool>" not in done.stdout
+    assert "Usage: dlrover-run [FLAGS] SCRIPT [ARGS]..." in done.stdout
+
+
+COMPLETE = """
+eval "$(env _DLROVER_RUN_COMPLETE=source_bash dlrover-run)"
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+_dlrover_run_completion dlrover-run
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def bash_path(tmp_path: Path) -> str:
+    """A PATH whose `dlrover-run` is this checkout's."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "dlrover-run"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m dlrover_run "$@"\n')
+    program.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["--nproc"], ["--nproc-per-node"]),
+        (["--max_restarts", "1", "--numa-binding", "s"], ["socket"]),
+        (["--nproc_per_node", ""], ["auto", "gpu", "cpu", "xpu"]),
+        (["--role", "=", "a", "--stand"], ["--standalone"]),
+        (["train.py", "--nproc"], [""]),
+        (["--nnodes", "1", "tr"], [""]),
+    ],
+)
+def test_bash_completes_flags_and_values_but_not_the_scripts_own(
+    bash_path: str, words: list[str], offered: list[str]
+) -> None:
+    """Where nothing is offered bash itself falls back on file names."""
+    done = subprocess.run(
+        ["bash", "-c", COMPLETE, "bash", "dlrover-run", *words],
+        env={**os.environ, "PATH": bash_path},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.stdout.splitlines() == offered
+    assert done.stderr == ""
+
+
+def test_completion_is_installed_for_bash(bash_path: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    # A second command keeps bash from turning into the launcher: the shell must be found among its ancestors.
+    done = subprocess.run(
+        ["bash", "-c", "dlrover-run --install-completion; exit $?"],
+        env={**os.environ, "PATH": bash_path, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "dlrover-run.sh" in (home / ".bashrc").read_text()
+    assert "_DLROVER_RUN_COMPLETE" in (home / ".bash_completions" / "dlrover-run.sh").read_text()
