@@ -441,7 +441,9 @@ def test_a_whole_second_does_not_put_an_error_file_before_an_observed_death() ->
 
 
 @pytest.mark.parametrize(
-    "peer", [{"stderr_tail": PEER_TRACE}, {"error": recorded("RuntimeError: Socket Timeout", -1.5)}], ids=["tail", "file"]
+    "peer",
+    [{"stderr_tail": PEER_TRACE}, {"error": recorded("RuntimeError: Socket Timeout", -1.5)}],
+    ids=["tail", "file"],
 )
 def test_a_peer_that_lost_its_connection_is_not_the_root_though_seen_first(peer: dict[str, object]) -> None:
     lost = end(1, 1, after=0.0, **peer)

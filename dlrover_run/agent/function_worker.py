@@ -20,14 +20,15 @@ from typing import Any
 
 def main() -> None:
     """`argv[1]` is the file of the call, `argv[2]` the file that takes the result."""
-    with open(sys.argv[1], "rb") as payload:
-        # The caller's main module first: the function may be defined in it, or need what it imports.
-        multiprocessing.spawn.prepare(pickle.load(payload))  # type: ignore[attr-defined]
+    call_path, result_path = sys.argv[1:3]
+    with open(call_path, "rb") as payload:
+        # The caller's main module first: the function may be defined in it, or need what it imports. Its sys.argv comes too.
+        multiprocessing.spawn.prepare(pickle.load(payload))
         function, args = pickle.load(payload)
     rank = os.environ["LOCAL_RANK"]
     filled = [Template(arg).safe_substitute(local_rank=rank) if isinstance(arg, str) else arg for arg in args]
     result = _call_recorded(function, filled)
-    with open(sys.argv[2], "wb") as file:
+    with open(result_path, "wb") as file:
         pickle.dump(result, file)
 
 

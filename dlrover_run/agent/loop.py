@@ -59,6 +59,7 @@ class Agent:
         self._group: WorkerGroup | None = None
         self._round: rounds.Round | None = None
         self._round_started = 0.0
+        self._round_lasted = 0.0
         self._ends: tuple[WorkerEnd, ...] = ()
         self._stop_signal: signal.Signals | None = None
         self._orphaned = False
@@ -207,8 +208,10 @@ class Agent:
     def _say_restart(self, plan: Plan) -> None:
         from ..console.report import render_restart
 
-        lived = time.monotonic() - self._round_started
-        self._say(render_restart(plan.reason, plan.restart_count, self._spec.max_restarts, lived))
+        # Our own evidence says more than the plan does: it was made before a traceback had been read.
+        root = failures.root_cause(self._ends)
+        reason = f"rank {root.rank} {failures.describe_end(root)}" if root else plan.reason
+        self._say(render_restart(reason, plan.restart_count, self._spec.max_restarts, self._round_lasted))
 
     async def _conclude(self) -> Verdict:
         await self._finish_round(DRAIN_TIMEOUT)
@@ -216,7 +219,7 @@ class Agent:
         self._strays.close()
         lineage.end_children(spared={self._relay.pid})
         plan = self._board.plan
-        root = failures.root_cause(self._ends) if any(end.failed for end in self._ends) else None
+        root = failures.root_cause(self._ends)
         code = exit_code_of(plan, root, self._stop_signal, self._spec.compat_exit_codes)
         if self._given_up is not None:
             code = self._given_up_code
@@ -230,6 +233,7 @@ class Agent:
         return self._starter.pids | {self._relay.pid} | (self._group.pids if self._group else set())
 
     def _note_end(self, worker: WorkerProcess) -> None:
+        self._round_lasted = time.monotonic() - self._round_started
         self._wake.set()
         # What it left behind is dealt with while the next round starts, not before.
         asyncio.get_running_loop().call_soon(self._strays.look)

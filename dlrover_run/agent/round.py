@@ -93,6 +93,8 @@ def describe_end(
         raise ValueError(f"rank {worker.rank} still runs")
     ranks = round_.streams.ranks[worker.local_rank]
     tail = streams.read_tail(ranks.stderr.path) if ranks.stderr.path else tails.get(str(worker.local_rank), "")
+    stopped_by_us = worker.stopped_with is not None
+    asks_memory = not stopped_by_us and failures.suspects_memory(worker.code, tail)
     return WorkerEnd(
         rank=worker.rank,
         local_rank=worker.local_rank,
@@ -101,8 +103,9 @@ def describe_end(
         unix_time=worker.unix_time,
         stopped_with=worker.stopped_with,
         error=failures.read_error_file(ranks.error_file) if ranks.error_file else None,
+        error_file=ranks.error_file if ranks.error_file and os.path.exists(ranks.error_file) else None,
         stderr_tail=tail,
         stdout_path=ranks.stdout.path,
         stderr_path=ranks.stderr.path,
-        memory_limit=memory.explain() if worker.code == -9 and worker.stopped_with is None else None,
+        memory_limit=memory.explain() if asks_memory else None,
     )

@@ -1,0 +1,38 @@
+"""Fixtures for the tests of whole launches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from harness import OURS, TORCHRUN, Launcher, Mailbox  # noqa: E402 -- the path has to be set first.
+
+
+@pytest.fixture(params=[TORCHRUN, OURS], ids=lambda launcher: launcher.name)
+def launcher(request: pytest.FixtureRequest) -> Launcher:
+    """Each launcher in turn: a test that takes this holds the two to the same behaviour."""
+    chosen: Launcher = request.param
+    return chosen
+
+
+@pytest.fixture
+def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
+    """A mailbox for the workers of one test."""
+    box = Mailbox(tmp_path)
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listened on a moment ago."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,169 @@
+"""What the tests of whole launches share: how to run a launcher, and how to hear from the workers without polling."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WAIT = 90.0
+"""Seconds that a test waits for something that takes at most a few; only a defect lets it run out."""
+
+WORKERS = Path(__file__).parent / "workers"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A command that starts workers. `name` is what a test branches on where the two differ on purpose."""
+
+    name: str
+    command: tuple[str, ...]
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name == "dlrover-run"
+
+
+OURS = Launcher("dlrover-run", (sys.executable, "-m", "dlrover_run"))
+TORCHRUN = Launcher("torchrun", (sys.executable, "-m", "torch.distributed.run"))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A launch that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment(extra: dict[str, str | None] | None = None) -> dict[str, str]:
+    """This process's environment without what would steer a launcher, then changed by `extra` (None removes)."""
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PET_", "TORCHELASTIC_")) and key not in ("OMP_NUM_THREADS", "PYTHON_EXEC")
+    }
+    # A rival that shares its store over restarts loses jobs at random; what is compared here is everything else.
+    clean["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    for key, value in (extra or {}).items():
+        if value is None:
+            clean.pop(key, None)
+        else:
+            clean[key] = value
+    return clean
+
+
+def start(
+    launcher: Launcher,
+    args: Sequence[str | Path],
+    *,
+    cwd: Path,
+    env: dict[str, str | None] | None = None,
+    **popen: Any,
+) -> subprocess.Popen[str]:
+    """Start a launch in the background, with pipes for its output."""
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **popen}
+    return subprocess.Popen(
+        [*launcher.command, *map(str, args)], cwd=cwd, env=environment(env), text=True, errors="replace", **options
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = WAIT) -> Finished:
+    """Wait for a launch to end; one that does not is killed and fails the test."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"the launch did not end within {timeout} s\n--- out\n{out}\n--- err\n{err}") from None
+    return Finished(process.returncode, out or "", err or "")
+
+
+def run(
+    launcher: Launcher,
+    args: Sequence[str | Path],
+    *,
+    cwd: Path,
+    env: dict[str, str | None] | None = None,
+    **popen: Any,
+) -> Finished:
+    """Run a launch to its end."""
+    return finish(start(launcher, args, cwd=cwd, env=env, **popen))
+
+
+class Mailbox:
+    """A socket to which workers send one JSON object at a time (see `workers/post.py`)."""
+
+    def __init__(self, directory: Path) -> None:
+        # The path of a Unix socket has at most 107 bytes, which pytest's directories may exceed; an abstract name has none.
+        self.name = f"dlrover-test-{os.getpid()}-{os.urandom(4).hex()}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(f"\0{self.name}")
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self.directory = directory
+
+    def receive(self, timeout: float = WAIT) -> dict[str, Any]:
+        """The next message; AssertionError when none comes."""
+        if not select.select([self._socket], [], [], timeout)[0]:
+            raise AssertionError(f"no worker reported within {timeout} s")
+        message: dict[str, Any] = json.loads(self._socket.recv(1 << 20))
+        return message
+
+    def gather(self, count: int, timeout: float = WAIT) -> list[dict[str, Any]]:
+        """The next `count` messages, in the order of (restart, rank)."""
+        deadline = time.monotonic() + timeout
+        messages = [self.receive(max(0.0, deadline - time.monotonic())) for _ in range(count)]
+        return sorted(messages, key=lambda m: (m.get("restart", 0), m.get("rank", 0)))
+
+    def pending(self) -> list[dict[str, Any]]:
+        """All messages that have come and were not received."""
+        messages = []
+        while select.select([self._socket], [], [], 0)[0]:
+            messages.append(json.loads(self._socket.recv(1 << 20)))
+        return messages
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def watched(*pids: int) -> Iterator[list[int]]:
+    """Pidfds of processes, taken while they live, so that no reused number can be mistaken for one of them."""
+    fds = [os.pidfd_open(pid) for pid in pids]
+    try:
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def still_alive(pidfds: Sequence[int], timeout: float) -> int:
+    """How many of the processes behind `pidfds` live on after at most `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    left = set(pidfds)
+    poll = select.poll()
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    while left and (remaining := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(remaining * 1000):
+            poll.unregister(fd)
+            left.discard(fd)
+    return len(left)
+
+
+def kill_leftovers(pidfds: Sequence[int]) -> None:
+    """End what a failed test would leave behind."""
+    for fd in pidfds:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)

@@ -1,0 +1,219 @@
+"""What a worker sees, held against torchrun: each test runs on both, and says by name where ours differs on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import OURS, TORCHRUN, WORKERS, Launcher, Mailbox, run
+
+pytestmark = pytest.mark.torchrun
+OBSERVE = WORKERS / "observe.py"
+
+FRESH_EACH_RUN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TEST_MAILBOX"}
+OURS_DIFFERS = {
+    "MASTER_ADDR": "a host name that may not resolve has no advantage over the loopback address on one machine",
+    "TORCHELASTIC_USE_AGENT_STORE": "the worker with rank 0 hosts the store, so that every round has a fresh one",
+    "NODE_RANK": "a DLRover user expects it",
+    "NODE_NUM": "a DLRover user expects it",
+    "WORKER_RANK": "a DLRover user expects it",
+    "WORKER_NUM": "a DLRover user expects it",
+}
+
+
+def observe(launcher: Launcher, mailbox: Mailbox, args: list[Any], workers: int = 2, **options: Any) -> list[dict[str, Any]]:
+    env = {"TEST_MAILBOX": mailbox.name, **options.pop("env", {})}
+    result = run(launcher, args, cwd=mailbox.directory, env=env, **options)
+    assert result.code == 0, result.err
+    return mailbox.gather(workers, timeout=0)
+
+
+def both(mailbox: Mailbox, args: list[Any], workers: int = 2, **options: Any) -> tuple[list[Any], list[Any]]:
+    theirs = observe(TORCHRUN, mailbox, args, workers, **dict(options))
+    return theirs, observe(OURS, mailbox, args, workers, **dict(options))
+
+
+@pytest.mark.parametrize(
+    ("flags", "env"),
+    [
+        (["--nproc-per-node=2"], {}),
+        (["--nproc-per-node=1"], {}),
+        (["--standalone", "--nproc_per_node=2", "--role=trainer", "--max-restarts=3"], {}),
+        (["--nproc-per-node=2", "--virtual-local-rank"], {"CUDA_VISIBLE_DEVICES": "3, 5,7"}),
+        (["--nproc-per-node=2", "--virtual-local-rank"], {"CUDA_VISIBLE_DEVICES": None}),
+        (["--nproc-per-node=2"], {"OMP_NUM_THREADS": "7", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}),
+        (["--nproc-per-node=2", "--signals-to-handle=SIGTERM,SIGUSR1"], {"CUDA_VISIBLE_DEVICES": "1"}),
+        (["--master-port=0", "--nproc-per-node=2", "--rdzv-id=some-id"], {"PET_ROLE": "from-env", "PET_MAX_RESTARTS": "1"}),
+    ],
+)
+def test_the_environment_of_a_worker(mailbox: Mailbox, flags: list[str], env: dict[str, str | None]) -> None:
+    workers = 1 if "--nproc-per-node=1" in flags else 2
+    theirs, ours = both(mailbox, [*flags, OBSERVE], workers, env=env)
+    for their, our in zip(theirs, ours, strict=True):
+        compared = their["environ"].keys() | our["environ"].keys()
+        differing = {key for key in compared if their["environ"].get(key) != our["environ"].get(key)}
+        assert differing - FRESH_EACH_RUN <= OURS_DIFFERS.keys()
+    assert {"NODE_RANK": "0", "NODE_NUM": "1"}.items() <= ours[0]["environ"].items()
+
+
+def test_run_ids_and_error_files_have_torchruns_form(launcher: Launcher, mailbox: Mailbox) -> None:
+    seen = observe(launcher, mailbox, ["--nproc-per-node=2", OBSERVE])
+    environ = seen[1]["environ"]
+    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", environ["TORCHELASTIC_RUN_ID"])
+    assert environ["TORCHELASTIC_ERROR_FILE"].endswith("/attempt_0/1/error.json")
+    assert environ["TORCHELASTIC_RUN_ID"] == seen[0]["environ"]["TORCHELASTIC_RUN_ID"]
+    assert environ["MASTER_PORT"] == seen[0]["environ"]["MASTER_PORT"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [OBSERVE, "a", "", "--nproc-per-node=9", "-h", "$local_rank", "${local_rank}x", "$$", "$HOME", "--", "-m"],
+        ["--", OBSERVE, "x"],
+        ["-m", "observe", "--flag", "${local_rank}"],
+        ["--no-python", sys.executable, OBSERVE, "plain"],
+        ["--run-path", OBSERVE, "one", "--two=${local_rank}"],
+    ],
+    ids=["script", "double-dash", "module", "no-python", "run-path"],
+)
+def test_arguments_interpreter_and_process_state(mailbox: Mailbox, args: list[Any]) -> None:
+    env = {"PYTHONPATH": str(WORKERS)}
+    theirs, ours = both(mailbox, ["--nproc-per-node=2", *args], env=env)
+    for their, our in zip(theirs, ours, strict=True):
+        for fact in ("argv", "cwd", "executable", "unbuffered", "leads_session", "leads_group", "name", "blocked"):
+            if "--run-path" in args and fact in ("leads_session", "leads_group", "unbuffered"):
+                continue  # torchrun runs it in a multiprocessing child, ours in a fresh interpreter as for a script.
+            assert our[fact] == their[fact], fact
+        if "--run-path" not in args:
+            assert our["orig_argv"] == their["orig_argv"]
+            assert our["path0"] == their["path0"]
+            assert our["dispositions"] == their["dispositions"]
+            assert our["fds"] == their["fds"]
+
+
+def test_a_double_dash_right_after_the_script_belongs_to_the_script(mailbox: Mailbox) -> None:
+    """Ours differs: torchrun's parser eats it on Python 3.11, and which later ones it keeps depends on the version."""
+    assert observe(OURS, mailbox, [OBSERVE, "--", "a"], 1)[0]["argv"][1:] == ["--", "a"]
+
+
+def test_python_exec_replaces_the_interpreter(launcher: Launcher, mailbox: Mailbox, tmp_path: Path) -> None:
+    wrapper = tmp_path / "my-python"
+    wrapper.write_text(f'#!/bin/sh\nTHROUGH=wrapper exec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    seen = observe(launcher, mailbox, [OBSERVE], 1, env={"PYTHON_EXEC": str(wrapper)})
+    assert seen[0]["environ"]["THROUGH"] == "wrapper"
+
+
+def test_standard_input_is_inherited(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "read.py"
+    script.write_text("import sys; print('got', sys.stdin.read())")
+    question = tmp_path / "question"
+    question.write_text("anybody there?")
+    with question.open() as stdin:
+        assert "got anybody there?" in run(launcher, [script], cwd=tmp_path, stdin=stdin).out
+
+
+def test_pet_variables_are_defaults_and_flags_win(launcher: Launcher, mailbox: Mailbox) -> None:
+    env = {"PET_NPROC_PER_NODE": "2", "PET_ROLE": "env", "PET_MAX_RESTARTS": "4"}
+    seen = observe(launcher, mailbox, ["--role=flag", OBSERVE], env=env)
+    assert [s["environ"]["ROLE_NAME"] for s in seen] == ["flag", "flag"]
+    assert seen[0]["environ"]["TORCHELASTIC_MAX_RESTARTS"] == "4"
+
+
+def test_two_static_nodes_make_one_world(launcher: Launcher, mailbox: Mailbox, free_port: int) -> None:
+    from harness import finish, start
+
+    common = ["--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={free_port}"]
+    env: dict[str, str | None] = {"TEST_MAILBOX": mailbox.name}
+    nodes = [
+        start(launcher, [*common, f"--node-rank={rank}", WORKERS / "meet.py"], cwd=mailbox.directory, env=env)
+        for rank in (0, 1)
+    ]
+    for node in nodes:
+        ended = finish(node)
+        assert ended.code == 0, ended.err
+    seen = mailbox.gather(4, timeout=0)
+    assert [m["rank"] for m in seen] == [0, 1, 2, 3]
+    assert {m["sum"] for m in seen} == {6.0}
+    assert [m["group_rank"] for m in seen] == ["0", "0", "1", "1"]
+
+
+class TestExitCodes:
+    """torchrun answers 1 to everything; ours tells what happened, and `--compat-exit-codes` gives torchrun's back."""
+
+    CASES = {
+        "exit 0": ("raise SystemExit(0)", 0),
+        "exit 3": ("raise SystemExit(3)", 3),
+        "exception": ("raise ValueError('x')", 1),
+        "SIGKILL": ("import os; os.kill(os.getpid(), 9)", 128 + 9),
+        "SIGSEGV": ("import os; os.kill(os.getpid(), 11)", 128 + 11),
+    }
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_a_workers_end_becomes_the_launchers_code(self, launcher: Launcher, tmp_path: Path, case: str) -> None:
+        code, ours = self.CASES[case]
+        script = tmp_path / "end.py"
+        script.write_text(code)
+        theirs = 0 if ours == 0 else 1
+        assert run(launcher, [script], cwd=tmp_path).code == (ours if launcher.is_ours else theirs)
+        if launcher.is_ours:
+            assert run(launcher, ["--compat-exit-codes", script], cwd=tmp_path).code == theirs
+
+    def test_no_script_is_a_bad_command_line(self, launcher: Launcher, tmp_path: Path) -> None:
+        result = run(launcher, ["--nproc-per-node=2"], cwd=tmp_path)
+        assert result.code == 2
+        assert "Traceback" not in result.err
+
+    def test_a_missing_script_is_found_before_anything_starts(self, tmp_path: Path) -> None:
+        """Ours differs: torchrun starts all workers, which fail one by one, and answers 1."""
+        result = run(OURS, ["--nproc-per-node=2", "no_such_script.py"], cwd=tmp_path)
+        assert result.code == 2
+        assert "no_such_script.py" in result.err
+        assert "Traceback" not in result.err
+
+
+def test_the_error_file_protocol(launcher: Launcher, tmp_path: Path) -> None:
+    """A worker's record is read, shown, and passed on to whoever started the launcher."""
+    script = tmp_path / "fail.py"
+    script.write_text(
+        "import os\n"
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\n"
+        "def main():\n"
+        "    if os.environ['RANK'] == '1': raise ValueError('the reason')\n"
+        "main()\n"
+    )
+    mine = tmp_path / "launcher_error.json"
+    result = run(launcher, ["--nproc-per-node=2", script], cwd=tmp_path, env={"TORCHELASTIC_ERROR_FILE": str(mine)})
+    assert result.code == 1
+    assert "ValueError: the reason" in result.err
+    recorded = json.loads(mine.read_text())["message"]
+    assert recorded["message"] == "ValueError: the reason"
+    assert recorded["errorCode"] == 1
+    assert set(recorded["extraInfo"]) == {"py_callstack", "timestamp"}
+    assert stat.S_IMODE(os.stat(mine).st_mode) & 0o400
+
+
+def test_a_restart_keeps_the_contract(launcher: Launcher, mailbox: Mailbox) -> None:
+    os.mkfifo(mailbox.directory / "turn")
+    result = run(
+        launcher,
+        ["--nproc-per-node=2", "--max-restarts=2", WORKERS / "fail_once.py"],
+        cwd=mailbox.directory,
+        env={"TEST_MAILBOX": mailbox.name},
+    )
+    assert result.code == 0, result.err
+    seen = mailbox.gather(4, timeout=0)
+    assert [(m["restart"], m["rank"]) for m in seen] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    ports = [m["port"] for m in seen]
+    assert ports[0] == ports[1]
+    assert ports[2] == ports[3]
+    if launcher.is_ours:
+        # Ours differs: every round has a fresh store on a fresh port, whatever the environment says.
+        assert ports[0] != ports[2]
