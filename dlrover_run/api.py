@@ -123,7 +123,7 @@ def _stream_map(value: int | Mapping[int, int]) -> StreamMap:
 def _binding_name(options: Any) -> str | None:
     """`NumaOptions(affinity_mode=AffinityMode.NODE)` and the plain "node" name the same binding."""
     mode = getattr(options, "affinity_mode", options)
-    return getattr(mode, "value", mode)
+    return None if mode is None else str(getattr(mode, "value", mode))
 
 
 def _comma_list(items: Sequence[str] | None) -> str:

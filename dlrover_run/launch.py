@@ -76,7 +76,7 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         from .agent.main import run_agent
         from .agent.relay_client import Relay
 
-        code = asyncio.run(run_agent(spec, run_dir.path, lifelines, Relay.start(), verdict))
+        code = asyncio.run(run_agent(spec, run_dir, lifelines, Relay.start(), verdict))
     except BaseException as error:
         # What the person needs is a sentence; the traceback of a defect of ours is for those who ask for it.
         if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":

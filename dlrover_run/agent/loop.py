@@ -227,7 +227,7 @@ class Agent:
         if self._round is not None and self._round.results is not None:
             results = {end.rank: self._round.results.read(end.local_rank) for end in self._ends if end.code == 0}
         self._events.job_ended(plan)
-        return Verdict(code, plan.reason, self._ends, root, self._given_up, results)
+        return Verdict(code, plan.reason, plan.restart_count, self._ends, root, self._given_up, results)
 
     def _own_children(self) -> set[int]:
         return self._starter.pids | {self._relay.pid} | (self._group.pids if self._group else set())

@@ -19,6 +19,7 @@ class Verdict:
 
     exit_code: int
     reason: str
+    restarts: int = 0
     ends: tuple[WorkerEnd, ...] = ()
     root: WorkerEnd | None = None
     error: str | None = None
