@@ -76,7 +76,7 @@ def _failed_by(end: WorkerEnd) -> float:
     if end.error is None or end.error.unix_time <= 0:
         return end.unix_time
     recorded = end.error.unix_time
-    return min(end.unix_time, recorded + 1 if recorded.is_integer() else recorded)
+    return min(end.unix_time, recorded + 1 if recorded % 1 == 0 else recorded)
 
 
 def lost_its_peer(end: WorkerEnd) -> bool:

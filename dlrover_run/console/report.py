@@ -1,0 +1,249 @@
+"""The text that a person reads when workers have failed: who was first, how, where to look, what the others did.
+
+Pure text building on the records of the workers' ends. It is plain ASCII unless the worker's own words are not; colour
+is for terminals only. Two things in it are torchrun's, because scripts search for them: the heading
+`Root Cause (first observed failure):` and the fields `rank`, `exitcode`, `error_file` with their spacing.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+
+from ..agent.failures import describe_end, error_words, lost_its_peer, root_cause
+from ..agent.outcome import WorkerEnd
+from ..agent.tracebacks import last_failure, last_link, plain_lines
+
+MAX_TRACE_LINES = 30
+"""Lines of the first failure's own output that the report shows."""
+
+MAX_GROUPS = 8
+"""Kinds of other ends that the report lists."""
+
+_MIN_WIDTH = 40
+_MAX_WIDTH = 100
+_BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """What is known when a job has failed on this node.
+
+    `job` is what each worker ran, as the person named it. `ends` are the workers of the last round, in the order in
+    which their ends were observed. `restarts` of `max_restarts` were used. `exit_code` is the launcher's own.
+    `reason` is a sentence for the case that no worker failed of itself, such as another node's failure.
+    """
+
+    job: str
+    host: str
+    ends: tuple[WorkerEnd, ...]
+    restarts: int
+    max_restarts: int
+    exit_code: int
+    reason: str = ""
+
+
+def render_failure(report: FailureReport, width: int = 80, color: bool = False, zone: tzinfo | None = None) -> str:
+    """The report as lines of at most `width` columns, except lines of a traceback and paths, which are never broken.
+
+    `zone` is the time zone of the time that is shown, None for this machine's own.
+    """
+    width = max(_MIN_WIDTH, min(width, _MAX_WIDTH))
+    root = root_cause(report.ends)
+    paint = _Paint(color)
+    rule, thin = "=" * width, "-" * width
+    lines = [rule, paint.bold(f"{report.job} FAILED"), thin]
+    if root is None:
+        lines += _wrapped(report.reason or "No worker on this node failed of itself.", width)
+    else:
+        lines.append("Root Cause (first observed failure):")
+        lines += [paint.red(line) for line in _wrapped(f"rank {root.rank} {describe_end(root)}", width, "  ")]
+        lines += _fields(root, report.host, width, zone)
+        lines += _own_words(root)
+        lines += _where_to_look(root, width)
+    others = [end for end in report.ends if end is not root]
+    if others:
+        lines.append("Workers:" if root is None else "Others:")
+        for text in _others(others, root):
+            lines += _wrapped(text, width, "  ")
+    lines += [thin, *_closing(report), rule]
+    return "\n".join(lines)
+
+
+def render_restart(reason: str, attempt: int, of: int, after_seconds: float) -> str:
+    """One line for a restart: which of how many, after how long the workers had run, and why."""
+    why = " ".join(reason.split()).rstrip(".")
+    return f"restart {attempt} of {of} after {duration(after_seconds)}: {why}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 3 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def rank_words(ranks: Iterable[int]) -> str:
+    """Ranks for people: `rank 4`, `ranks 0-2, 5`."""
+    numbers = sorted(ranks)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = []
+    for run in runs:
+        # A run of two reads better as two numbers.
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+class _Paint:
+    def __init__(self, color: bool) -> None:
+        self._color = color
+
+    def bold(self, text: str) -> str:
+        return f"{_BOLD}{text}{_PLAIN}" if self._color else text
+
+    def red(self, text: str) -> str:
+        return f"{_BOLD}{_RED}{text}{_PLAIN}" if self._color else text
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """One paragraph; its later lines are indented a little further when it is an entry of a list."""
+    further = indent + ("  " if indent else "")
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _fields(root: WorkerEnd, host: str, width: int, zone: tzinfo | None) -> list[str]:
+    """torchrun's fields, two to a line where they fit, each of them spelled and spaced as torchrun does it."""
+    when = datetime.fromtimestamp(root.unix_time, zone).isoformat(sep="_", timespec="seconds")[:19]
+    name = re.search(r"SIG\w+|signal \d+", describe_end(root)) if root.code < 0 else None
+    fields = [
+        f"time      : {when}",
+        f"host      : {host}",
+        f"rank      : {root.rank} (local_rank: {root.local_rank})",
+        f"exitcode  : {root.code} (pid: {root.pid})" + (f" ({name.group()})" if name else ""),
+        f"error_file: {root.error_file or '<N/A>'}",
+    ]
+    lines: list[str] = []
+    for field in fields:
+        joined = f"{lines[-1]:<34}  {field}" if lines else ""
+        if lines and len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(f"  {field}")
+    return lines
+
+
+def _own_words(root: WorkerEnd) -> list[str]:
+    """The end of the first failure's traceback: as it was recorded, else the last of its standard error."""
+    recorded = root.error is not None and last_failure(root.error.traceback)
+    trace = recorded or last_failure(root.stderr_tail)
+    if trace:
+        if len(trace) > MAX_TRACE_LINES:
+            trace = last_link(trace)
+        return ["", *_indented(_shortened(trace)), ""]
+    tail = [line for line in plain_lines(root.stderr_tail) if line]
+    if not tail:
+        return []
+    return ["", "  The end of its standard error:", *_indented(tail[-MAX_TRACE_LINES:]), ""]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" if line else "" for line in lines]
+
+
+def _shortened(trace: Sequence[str]) -> list[str]:
+    """At most `MAX_TRACE_LINES`: the heading, a note of what was left out, and the end, where the cause is."""
+    if len(trace) <= MAX_TRACE_LINES:
+        return list(trace)
+    kept = MAX_TRACE_LINES - 2
+    return [trace[0], f"  ... {len(trace) - kept - 1} lines left out ...", *trace[-kept:]]
+
+
+def _where_to_look(root: WorkerEnd, width: int) -> list[str]:
+    if root.stderr_path is None and root.stdout_path is None:
+        return _wrapped("Its output is above, on this console; --log-dir DIR -r 3 keeps it in files.", width, "  ")
+    if root.stderr_path is None:
+        return ["  Its standard error is above, on this console.", f"  Its output: {root.stdout_path}"]
+    output = [] if root.stdout_path in (None, root.stderr_path) else [f"  Its output: {root.stdout_path}"]
+    return [f"  Full log:   {root.stderr_path}", *output]
+
+
+def _others(others: Sequence[WorkerEnd], root: WorkerEnd | None) -> list[str]:
+    """What the other workers did, those that ended alike in one entry, failures first."""
+    groups: dict[tuple[int, str], list[WorkerEnd]] = {}
+    for end in others:
+        kind = 0 if end.failed else 1 if end.stopped_with is not None else 2
+        # Addresses, ports and ranks in a message differ from worker to worker while the message is the same.
+        alike = re.sub(r"\d+", "#", describe_end(end)) if kind == 0 else describe_end(end)
+        groups.setdefault((kind, alike), []).append(end)
+    texts = []
+    for (kind, _), ends in sorted(groups.items(), key=lambda item: item[0][0]):
+        who = rank_words(end.rank for end in ends)
+        if kind == 0:
+            texts.append(f"{who} {_delay(ends, root)}{_lost(ends)}{_how(ends)}")
+        elif kind == 1:
+            texts.append(_stopped(ends, who))
+        else:
+            texts.append(f"{who} finished with code 0")
+    left_out = len(texts) - MAX_GROUPS
+    return texts if left_out <= 0 else [*texts[:MAX_GROUPS], f"and {left_out} more kinds of end"]
+
+
+def _delay(ends: Sequence[WorkerEnd], root: WorkerEnd | None) -> str:
+    if root is None:
+        return "failed"
+    # A peer may be seen to die a moment before the worker that it lost.
+    times = sorted(max(0.0, end.unix_time - root.unix_time) for end in ends)
+    first, last = duration(times[0]), duration(times[-1])
+    if last == duration(0.0):
+        return "failed at once after it"
+    if first == last:
+        return f"failed {first} later"
+    return f"failed up to {last} later" if first == duration(0.0) else f"failed {first} to {last} later"
+
+
+def _lost(ends: Sequence[WorkerEnd]) -> str:
+    return " (lost a peer): " if all(lost_its_peer(end) for end in ends) else ": "
+
+
+def _how(ends: Sequence[WorkerEnd]) -> str:
+    # The source line inside a library says nothing to its user and fills half a line.
+    text = re.sub(r"\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\] ", "", describe_end(ends[0]))
+    distinct = {describe_end(end) for end in ends}
+    return text if len(distinct) == 1 else f"{text} (rank {ends[0].rank}; the others alike)"
+
+
+def _stopped(ends: Sequence[WorkerEnd], who: str) -> str:
+    verb = "was" if len(ends) == 1 else "were"
+    sent = ends[0].stopped_with
+    text = f"{who} {verb} stopped by the launcher ({sent.name if sent else '?'})"
+    # One that had recorded an error of its own before it was stopped may be worth a look.
+    own = next((end for end in ends if end.error is not None and not lost_its_peer(end)), None)
+    return text if own is None else f"{text}; rank {own.rank} had recorded {error_words(own)}"
+
+
+def _closing(report: FailureReport) -> list[str]:
+    if report.max_restarts == 0:
+        used = "No restarts were allowed; --max-restarts N allows N."
+    else:
+        used = f"{report.restarts} of {report.max_restarts} restarts were used."
+    return [used, f"The launcher exits with code {report.exit_code}."]

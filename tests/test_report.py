@@ -1,0 +1,233 @@
+"""The report of a failed job as text, case by case."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import replace
+from datetime import timezone
+
+import pytest
+
+from dlrover_run.agent.outcome import RecordedError, WorkerEnd
+from dlrover_run.console.report import (
+    MAX_GROUPS,
+    MAX_TRACE_LINES,
+    FailureReport,
+    duration,
+    rank_words,
+    render_failure,
+    render_restart,
+)
+
+MOMENT = 1_763_647_884.0
+
+TRACE = """step 40
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/home/ada/mnist/cnn_train.py", line 96, in train
+[rank1]:     raise ValueError(f"bad label {label}")
+[rank1]: ValueError: bad label 11
+[rank1]:[W1120 14:11:24.075 ProcessGroupNCCL.cpp:1538] Warning: destroy_process_group() was not called
+"""
+PEER = """Traceback (most recent call last):
+  File "/home/ada/mnist/cnn_train.py", line 90, in train
+    loss.backward()
+RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:{port}
+"""
+
+
+def end(rank: int, code: int, after: float = 0.0, **more: object) -> WorkerEnd:
+    made = WorkerEnd(rank=rank, local_rank=rank, pid=4240 + rank, code=code, unix_time=MOMENT + after)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def stopped(rank: int, after: float = 0.2, by: signal.Signals = signal.SIGTERM) -> WorkerEnd:
+    return end(rank, -by, after, stopped_with=by)
+
+
+def render(*ends: WorkerEnd, width: int = 80, color: bool = False, **more: object) -> str:
+    report = FailureReport("train.py", "node-a", ends, restarts=0, max_restarts=0, exit_code=1)
+    return render_failure(replace(report, **more), width, color, timezone.utc)  # type: ignore[arg-type]
+
+
+def test_an_exception_from_its_traceback_to_what_the_others_did() -> None:
+    text = render(
+        end(1, 1, stderr_tail=TRACE),
+        end(0, 1, 0.12, stderr_tail=PEER.format(port=36863)),
+        stopped(2),
+        stopped(3),
+        stopped(4),
+        restarts=3,
+        max_restarts=3,
+    )
+    rule, thin = "=" * 80, "-" * 80
+    assert text == f"""{rule}
+train.py FAILED
+{thin}
+Root Cause (first observed failure):
+  rank 1 raised ValueError: bad label 11
+  time      : 2025-11-20_14:11:24   host      : node-a
+  rank      : 1 (local_rank: 1)     exitcode  : 1 (pid: 4241)  error_file: <N/A>
+
+    Traceback (most recent call last):
+      File "/home/ada/mnist/cnn_train.py", line 96, in train
+        raise ValueError(f"bad label {{label}}")
+    ValueError: bad label 11
+
+  Its output is above, on this console; --log-dir DIR -r 3 keeps it in files.
+Others:
+  rank 0 failed 0.1 s later (lost a peer): raised RuntimeError: Connection
+    closed by peer [127.0.0.1]:36863
+  ranks 2-4 were stopped by the launcher (SIGTERM)
+{thin}
+3 of 3 restarts were used.
+The launcher exits with code 1.
+{rule}"""
+
+
+@pytest.mark.parametrize(
+    ("one", "words", "field"),
+    [
+        (end(0, 3), "rank 0 exited with code 3", "exitcode  : 3 (pid: 4240)"),
+        (end(0, -9), "rank 0 was killed by SIGKILL, which the launcher did not send", "  : -9 (pid: 4240) (SIGKILL)"),
+        (end(0, -11), "was killed by SIGSEGV (segmentation fault)", "exitcode  : -11 (pid: 4240) (SIGSEGV)"),
+        (end(0, -9, memory_limit="the limit was hit"), "by SIGKILL: the limit was hit", "exitcode  : -9 (pid: 4240)"),
+    ],
+)
+def test_other_ways_to_die(one: WorkerEnd, words: str, field: str) -> None:
+    text = render(one)
+    assert words in text
+    assert field in text
+
+
+def test_what_scripts_search_for_is_spelled_as_torchrun_spells_it() -> None:
+    text = render(end(12, -11, error_file="/logs/a/attempt_0/12/error.json"), end(3, 0))
+    assert "Root Cause (first observed failure):\n" in text
+    found = {
+        "rank": re.search(r"rank      : (\d+) \(local_rank: (\d+)\)", text),
+        "exitcode": re.search(r"exitcode  : (-?\d+) +\(pid: (\d+)\)", text),
+        "error_file": re.search(r"error_file: (\S+)", text),
+    }
+    assert {name: match.groups() for name, match in found.items() if match} == {
+        "rank": ("12", "12"),
+        "exitcode": ("-11", "4252"),
+        "error_file": ("/logs/a/attempt_0/12/error.json",),
+    }
+
+
+def test_a_recorded_traceback_is_preferred_to_the_end_of_the_output() -> None:
+    recorded = RecordedError("KeyError: 'w'", "Traceback (most recent call last):\n  File x\nKeyError: 'w'\n", MOMENT)
+    text = render(end(0, 1, error=recorded, stderr_tail=TRACE))
+    assert "    KeyError: 'w'\n" in text
+    assert "bad label" not in text
+
+
+def test_without_a_traceback_the_end_of_standard_error_is_shown() -> None:
+    tail = "".join(f"line {number}\n" for number in range(100))
+    text = render(end(0, 3, stderr_tail=tail))
+    assert "  The end of its standard error:\n    line 70\n" in text
+    assert "    line 99\n" in text
+    assert "line 69\n" not in text
+
+
+def test_a_long_traceback_keeps_its_head_and_its_end() -> None:
+    frames = "".join(f'  File "deep.py", line {number}, in f\n' for number in range(200))
+    text = render(end(0, 1, stderr_tail=f"Traceback (most recent call last):\n{frames}RecursionError: too deep\n"))
+    shown = text.split("\n\n")[1].splitlines()
+    assert len(shown) == MAX_TRACE_LINES
+    assert shown[0].strip() == "Traceback (most recent call last):"
+    assert shown[1].strip() == "... 173 lines left out ..."
+    assert shown[2].strip() == 'File "deep.py", line 173, in f'
+    assert shown[-1].strip() == "RecursionError: too deep"
+
+
+def test_of_a_long_chain_only_the_last_traceback_is_shown() -> None:
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    frames = "".join(f'  File "deep.py", line {number}, in f\n' for number in range(20))
+    first, last = (f"Traceback (most recent call last):\n{frames}{name}: x\n" for name in ("KeyError", "OSError"))
+    text = render(end(0, 1, stderr_tail=first + link + last))
+    assert "OSError: x" in text
+    assert "KeyError: x" not in text
+    assert "left out" not in text
+
+
+def test_the_log_files_are_named_where_there_are_any() -> None:
+    text = render(end(0, 1, stderr_path="/logs/0/stderr.log", stdout_path="/logs/0/stdout.log"))
+    assert "  Full log:   /logs/0/stderr.log\n  Its output: /logs/0/stdout.log\n" in text
+    assert "--log-dir" not in text
+    half = render(end(0, 1, stdout_path="/logs/0/stdout.log"))
+    assert "  Its standard error is above, on this console.\n  Its output: /logs/0/stdout.log\n" in half
+
+
+def test_sixty_four_ranks_stay_on_one_screen() -> None:
+    peers = [end(rank, 1, 0.1 + rank / 100, stderr_tail=PEER.format(port=30000 + rank)) for rank in range(1, 32)]
+    text = render(end(63, 1, stderr_tail=TRACE), *peers, *[stopped(rank) for rank in (0, *range(32, 63))])
+    assert len(text.splitlines()) <= 30
+    joined = " ".join(text.split())
+    assert "ranks 1-31 failed 0.1 s to 0.4 s later (lost a peer): raised RuntimeError: Connection closed" in joined
+    assert "(rank 1; the others alike)" in joined
+    assert "ranks 0, 32-62 were stopped by the launcher (SIGTERM)" in joined
+
+
+def test_kinds_of_other_failures_are_bounded() -> None:
+    names = "abcdefghijklmnop"
+    others = [end(rank, 1, 1.0, error=RecordedError(f"{name}Error: x", "", 0)) for rank, name in enumerate(names, 1)]
+    text = render(end(0, 3), *others)
+    assert len(re.findall("failed 1.0 s later", text)) == MAX_GROUPS
+    assert f"  and {len(names) - MAX_GROUPS} more kinds of end\n" in text
+
+
+def test_others_that_succeeded_failed_at_once_or_had_failed_before_they_were_stopped() -> None:
+    had_failed = replace(stopped(3), error=RecordedError("KeyError: 'w'", "", MOMENT))
+    text = render(end(0, 3), end(1, 0), end(2, 4, 0.001), had_failed, stopped(4, by=signal.SIGKILL))
+    assert "  rank 1 finished with code 0\n" in text
+    assert "  rank 2 failed at once after it: exited with code 4\n" in text
+    assert "rank 3 was stopped by the launcher (SIGTERM); rank 3 had recorded KeyError: 'w'" in " ".join(text.split())
+    assert "  rank 4 was stopped by the launcher (SIGKILL)\n" in text
+
+
+def test_no_failure_of_its_own_is_told_by_the_reason() -> None:
+    text = render(stopped(0), end(1, 0), reason="Rank 5 on node-b raised KeyError: 'w'.")
+    assert "Rank 5 on node-b raised KeyError: 'w'.\nWorkers:\n  rank 0 was stopped" in text
+    assert "Root Cause" not in text
+
+
+def test_restarts_are_told_with_the_flag_that_allows_them() -> None:
+    assert "No restarts were allowed; --max-restarts N allows N.\n" in render(end(0, 3))
+    assert "1 of 2 restarts were used.\nThe launcher exits with code 7.\n" in render(
+        end(0, 3), restarts=1, max_restarts=2, exit_code=7
+    )
+
+
+@pytest.mark.parametrize(("width", "most"), [(60, 60), (80, 80), (200, 100)])
+def test_prose_keeps_to_the_width(width: int, most: int) -> None:
+    ends = [end(0, -9, memory_limit="the kernel's memory limit was hit (cgroup limit 512 MiB)"), *map(stopped, range(64))]
+    assert max(len(line) for line in render(*ends, width=width).splitlines()) == most
+
+
+def test_colour_changes_nothing_but_the_colour() -> None:
+    ends = [end(1, 1, stderr_tail=TRACE), stopped(0)]
+    coloured = render(*ends, color=True)
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[\d+m", "", coloured) == render(*ends)
+    assert render(*ends).isascii()
+
+
+def test_a_workers_control_characters_do_not_reach_the_terminal() -> None:
+    text = render(end(0, 1, stderr_tail="\x1b]0;title\x07\x1b[2Jgone\n\x1b[31mred\n"))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
+    assert "    red\n" in text
+
+
+def test_a_restart_is_one_line() -> None:
+    line = render_restart("rank 1 raised ValueError:\n  x.", 1, 3, 12.34)
+    assert line == "restart 1 of 3 after 12 s: rank 1 raised ValueError: x"
+
+
+def test_words_for_times_and_ranks() -> None:
+    assert [duration(s) for s in (0.04, 9.94, 12.3, 59.7, 185, 7380)] == [
+        "0.0 s", "9.9 s", "12 s", "1 min 0 s", "3 min 5 s", "2 h 3 min",
+    ]  # fmt: skip
+    assert rank_words([3]) == "rank 3"
+    assert rank_words([5, 0, 1]) == "ranks 0, 1, 5"
+    assert rank_words([4, 2, 3, 9]) == "ranks 2-4, 9"
