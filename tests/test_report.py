@@ -201,8 +201,8 @@ def test_restarts_are_told_with_the_flag_that_allows_them() -> None:
 
 @pytest.mark.parametrize(("width", "most"), [(60, 60), (80, 80), (200, 100)])
 def test_prose_keeps_to_the_width(width: int, most: int) -> None:
-    ends = [end(0, -9, memory_limit="the kernel's memory limit was hit (cgroup limit 512 MiB)"), *map(stopped, range(64))]
-    assert max(len(line) for line in render(*ends, width=width).splitlines()) == most
+    killed = end(0, -9, memory_limit="the kernel's memory limit was hit (cgroup limit 512 MiB)")
+    assert max(len(line) for line in render(killed, *map(stopped, range(1, 64)), width=width).splitlines()) == most
 
 
 def test_colour_changes_nothing_but_the_colour() -> None:
