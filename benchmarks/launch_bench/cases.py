@@ -89,11 +89,12 @@ def _memory(rival: Rival, room: Room, limits: Limits, job: Job, with_workers: bo
     roles = classify(processes, [report.pid for report in reports])
     memory = add_up(roles, read_pss(roles))
     values = {"": float(memory.launcher + memory.template)}
-    if rival.name in (OURS_FORKSERVER.name, OURS_PRELOADED.name):
+    forks = rival.name in (OURS_FORKSERVER.name, OURS_PRELOADED.name)
+    if forks:
         values[WITHOUT_TEMPLATE] = float(memory.launcher)
     if with_workers:
         values[WITH_WORKERS] = float(memory.launcher + memory.template + memory.workers)
-    return Measured(values)
+    return Measured(values, note="no template found" if forks and not memory.template else "")
 
 
 def memory(rival: Rival, room: Room, limits: Limits) -> Measured:

@@ -27,7 +27,7 @@ class Row:
     """One line of a case's table. `samples` are in the order of the repetitions, None where the run was lost.
 
     `ratio` is the median of the ratios to the baseline, pair by pair; None when there is no pair, and infinite when
-    most of this row's runs were lost. `reached` is None where nothing was asked or nothing can be compared.
+    half of this row's runs or more were lost. `reached` is None where nothing was asked or nothing can be compared.
     """
 
     title: str
