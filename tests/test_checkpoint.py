@@ -277,6 +277,23 @@ def test_a_reader_at_the_same_time_always_finds_a_whole_checkpoint(
     assert not caplog.messages
 
 
+def test_a_reader_whose_file_is_removed_before_it_can_open_it_takes_the_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = CheckpointDirectory(tmp_path, keep=1)
+    directory.save(1, state_of(1))
+    listdir = os.listdir
+
+    def list_then_save(path: Path) -> list[str]:
+        monkeypatch.setattr(os, "listdir", listdir)
+        names = listdir(path)
+        directory.save(2, state_of(2))
+        return names
+
+    monkeypatch.setattr(os, "listdir", list_then_save)
+    check(directory.load_latest(), 2)
+
+
 def test_refuses_nonsense(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep must be at least 1"):
         CheckpointDirectory(tmp_path, keep=0)
