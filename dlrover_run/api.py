@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -165,13 +166,17 @@ class elastic_launch:  # noqa: N801 -- the name is torch's.
 
         if isinstance(self._entrypoint, str):
             spec = parse([*self._config.flags(), "--no-python", self._entrypoint, *map(str, args)], os.environ)
-            return launch_from_python(replace(spec, logs=_log_spec(self._config)))
+            return launch_from_python(self._completed(spec))
         # The parser wants a program, and a function has none: any that exists stands in until the next lines replace it.
         spec = parse([*self._config.flags(), "--no-python", sys.executable], os.environ)
         name = getattr(self._entrypoint, "__qualname__", repr(self._entrypoint))
         with _memory_file(_pickle_call(self._entrypoint, args)) as payload_fd:
             entrypoint = Entrypoint(kind="function", target=name, python=sys.executable, payload_fd=payload_fd)
-            return launch_from_python(replace(spec, entrypoint=entrypoint, logs=_log_spec(self._config)))
+            return launch_from_python(replace(self._completed(spec), entrypoint=entrypoint))
+
+    def _completed(self, spec: JobSpec) -> JobSpec:
+        """What flags cannot say, or would say otherwise: the command line invents an id for one node, and here one is given."""
+        return replace(spec, run_id=self._config.run_id or str(uuid.uuid4().int), logs=_log_spec(self._config))
 
 
 def _pickle_call(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
