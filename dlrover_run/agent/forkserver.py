@@ -1,0 +1,291 @@
+"""The agent's side of `--start-method=forkserver`: start a template, have workers forked from it, let it learn.
+
+A template is a fresh interpreter of the user's that imports what the workers import; `dlrover_run/template` is what
+runs in it. The agent must be the child subreaper before it asks for the first worker: each worker becomes its child, to
+be watched through a pidfd and reaped as one that it started itself. Nothing here blocks the event loop; requests are
+answered in order, one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+PREPARE_TIMEOUT = 300.0
+"""Seconds for the template to start and import; a cold network disk can take minutes over torch."""
+
+LEARN_TIMEOUT = 300.0
+"""Seconds for importing what the last generation imported, twice: once in rehearsal."""
+
+FORK_TIMEOUT = 60.0
+"""Seconds for one fork, which takes about 20 ms; more means that the machine has no memory left to copy page tables."""
+
+CLOSE_TIMEOUT = 1.0
+"""Seconds for the template to end by itself; being killed then costs nothing."""
+
+MAX_ANSWER = 65_536
+
+TEMPLATE_FOLDER = Path(__file__).resolve().parent.parent / "template"
+
+BOOT = """\
+import sys
+if not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]
+package = type(sys)("_dlrover_template")
+package.__path__ = [sys.argv[1]]
+sys.modules["_dlrover_template"] = package
+from _dlrover_template.serve import serve
+worker = serve(int(sys.argv[2]), int(sys.argv[3]))
+with globals().pop("worker") as run:
+    globals().pop("run")()
+"""
+"""What the template's interpreter is given with `-c`.
+
+It goes past `serve` only in workers, whose program then runs at the top of the stack, in the true `__main__`, so that
+the interpreter itself ends them. The worker and the program are popped because no name of ours may be left in
+`__main__`.
+"""
+
+ProgramKind = Literal["script", "module", "run_path"]
+
+
+class TemplateError(Exception):
+    """The template cannot be used, any more or for this request; the message is one sentence."""
+
+
+class UnsafeToFork(TemplateError):
+    """The template imported something that makes a fork unsafe or different from a fresh interpreter."""
+
+
+@dataclass(frozen=True)
+class WorkerCommand:
+    """One worker to fork.
+
+    `argv_title` is the whole command line that `ps` shall show, and `sys.orig_argv`. `env` is the complete environment.
+    The descriptors are this process's own and stay open here; None means that the worker's is closed.
+    `sched_affinity` None leaves the template's processors. `record_imports` has the worker tell the template what it
+    imports, for `learn`.
+    """
+
+    argv_title: tuple[str, ...]
+    kind: ProgramKind
+    target: str
+    args: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    stdin: int | None = 0
+    stdout: int | None = 1
+    stderr: int | None = 2
+    sched_affinity: frozenset[int] | None = None
+    record_imports: bool = False
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What the template imported, and one sentence for each module that it had to skip."""
+
+    imported: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+class Template:
+    """A running template. Make one with `start`; `closed` is done when its process has ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()
+        self._answer: asyncio.Future[bytes] | None = None
+        self._pidfd = os.pidfd_open(process.pid)
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.prepared = Imported((), ())
+        self._loop.add_reader(control.fileno(), self._readable)
+        self._loop.add_reader(self._pidfd, self._ended)
+
+    @property
+    def pid(self) -> int:
+        """The template's process."""
+        return self._process.pid
+
+    @classmethod
+    async def start(
+        cls,
+        python: str,
+        env: Mapping[str, str],
+        cwd: str,
+        preload: Sequence[str],
+        agent_pid: int,
+        *,
+        program: tuple[ProgramKind, str] | None = None,
+        output: int = 2,
+    ) -> Template:
+        """Start a template and have it import `preload` and what `program` (kind, target) imports while it starts.
+
+        `env` is what all workers have in common, so that libraries read it while they are imported. What imports print
+        goes to the descriptor `output`, once. Raises UnsafeToFork when its workers would not be sound, TemplateError
+        when it could not be started.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        arguments = [str(TEMPLATE_FOLDER), str(theirs.fileno()), str(agent_pid)]
+        try:
+            process = subprocess.Popen(
+                [python, "-u", "-c", BOOT, *arguments],
+                env=dict(env),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise TemplateError(f"the template {python} could not be started: {error.strerror or error}") from error
+        finally:
+            theirs.close()
+        template = cls(process, ours)
+        kind, target = program or (None, "")
+        try:
+            request = {"op": "prepare", "preload": list(preload), "kind": kind, "target": target}
+            template.prepared = _imported(await template._request(request, (), PREPARE_TIMEOUT))
+        except BaseException:
+            await template._kill()
+            raise
+        return template
+
+    async def fork(self, command: WorkerCommand) -> int:
+        """Fork a worker, which is then a child of the agent; its pid. A worker nobody waits for any more is killed."""
+        streams = (command.stdin, command.stdout, command.stderr)
+        request = {
+            "op": "fork",
+            "argv_title": command.argv_title,
+            "kind": command.kind,
+            "target": command.target,
+            "args": command.args,
+            "env": dict(command.env),
+            "cwd": command.cwd,
+            "streams": [fd is not None for fd in streams],
+            "affinity": sorted(command.sched_affinity) if command.sched_affinity is not None else None,
+            "record": command.record_imports,
+        }
+        given = tuple(fd for fd in streams if fd is not None)
+        # The descriptors are the caller's, who may close them once he has given up waiting.
+        copies = tuple(os.dup(fd) for fd in given)
+        asked = asyncio.ensure_future(self._request(request, copies, FORK_TIMEOUT))
+        asked.add_done_callback(lambda _: _close_all(copies))
+        try:
+            return int((await asyncio.shield(asked))["pid"])
+        except asyncio.CancelledError:
+            asked.add_done_callback(_kill_unwanted)
+            raise
+
+    async def learn(self) -> Imported:
+        """Import what the recording workers imported since the last call, without what would make a fork unsafe."""
+        return _imported(await self._request({"op": "learn"}, (), LEARN_TIMEOUT))
+
+    async def close(self) -> None:
+        """End the template; its workers go on."""
+        self._close_control()
+        await asyncio.wait([self.closed], timeout=CLOSE_TIMEOUT)
+        await self._kill()
+
+    async def _kill(self) -> None:
+        if not self.closed.done():
+            self._process.kill()
+        await asyncio.wait([self.closed])
+
+    async def _request(self, request: Mapping[str, Any], fds: Sequence[int], timeout: float) -> dict[str, Any]:
+        async with self._turn:
+            if self.closed.done() or self._control.fileno() < 0:
+                raise TemplateError(self._how_it_ended())
+            self._answer = self._loop.create_future()
+            body = os.memfd_create("dlrover-run request")
+            try:
+                _write(body, json.dumps(request).encode())
+                # One request is under way at a time, so a packet of one byte always finds room.
+                socket.send_fds(self._control, [b"r"], [body, *fds])
+                answer: dict[str, Any] = json.loads(await asyncio.wait_for(self._answer, timeout))
+            except asyncio.TimeoutError:
+                self._process.kill()
+                raise TemplateError(f"the template did not answer within {timeout:g} seconds and was killed") from None
+            except (BrokenPipeError, ConnectionResetError):
+                await asyncio.wait([self.closed])
+                raise TemplateError(self._how_it_ended()) from None
+            finally:
+                os.close(body)
+                self._answer = None
+        if "unsafe" in answer:
+            raise UnsafeToFork(answer["unsafe"])
+        if "error" in answer:
+            raise TemplateError(answer["error"])
+        return answer
+
+    def _readable(self) -> None:
+        try:
+            packet = self._control.recv(MAX_ANSWER)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            # The end of the process, which follows, is what fails a waiting request.
+            self._loop.remove_reader(self._control.fileno())
+        elif self._answer is not None and not self._answer.done():
+            self._answer.set_result(packet)
+
+    def _ended(self) -> None:
+        self._process.poll()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # An answer that was sent just before the end still counts.
+        if self._control.fileno() >= 0:
+            self._readable()
+        self._close_control()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(TemplateError(self._how_it_ended()))
+        self.closed.set_result(None)
+
+    def _close_control(self) -> None:
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+
+    def _how_it_ended(self) -> str:
+        code = self._process.returncode
+        if code is None:
+            return "the template was closed"
+        if code < 0:
+            return f"the template was killed by {signal.Signals(-code).name}"
+        return f"the template ended with exit code {code}"
+
+
+def _imported(answer: Mapping[str, Any]) -> Imported:
+    return Imported(tuple(answer["imported"]), tuple(answer["skipped"]))
+
+
+def _kill_unwanted(asked: asyncio.Future[dict[str, Any]]) -> None:
+    if not asked.cancelled() and asked.exception() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(asked.result()["pid"]), signal.SIGKILL)
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

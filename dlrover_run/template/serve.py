@@ -1,0 +1,279 @@
+"""The template's loop: answer the agent's requests in order, and fork.
+
+`serve` returns only in a worker, at the top of the interpreter's stack, so that the script runs and ends there as in
+any interpreter. A worker is forked twice: the process in the middle ends at once, so the worker becomes the agent's own
+child and the template's death does not touch it.
+
+A request is one packet whose first descriptor is a memory file that holds JSON, so its size has no limit that matters.
+An answer is one packet of JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from types import CodeType
+from typing import Any
+
+from . import safety
+from .become import EXIT_ABANDONED, EXIT_NOT_STARTED, Template, Worker, die_with_parent
+from .imports import Places, may_go_ahead, places, scan_imports
+from .preload import OURS, Preloader, import_each
+from .recording import ImportLog, ImportRecorder
+
+MAX_ANSWER = 60_000
+"""Bytes of an answer; lists in it are cut to fit."""
+
+MAX_DESCRIPTORS = 4
+
+REHEARSALS = 3
+"""How often modules are imported in a throwaway child, one found unfit left out each time, before learning gives up."""
+
+
+class Unsafe(Exception):
+    """The template must not be forked; the text says why."""
+
+
+class Server:
+    """The template's state between requests."""
+
+    def __init__(self, control: socket.socket, agent: int, boot_code: CodeType) -> None:
+        self._control = control
+        self._agent = agent
+        self._template = Template(boot_code)
+        self._startup = [name for name in sys.modules if not name.startswith(OURS)]
+        self._libc = ctypes.CDLL(None)
+        self._search_path = list(sys.path)
+        self._preloader: Preloader | None = None
+        self._logs: list[ImportLog] = []
+        self._unfit: set[str] = set()
+        self._worker_path: list[str] = []
+        self._finders: list[Any] = []
+        self._where = Places((), ())
+        self.unsafe: str | None = None
+
+    def answer(self, request: dict[str, Any], received: Sequence[int]) -> dict[str, Any] | Worker:
+        """Do what a request asks; a Worker when this process has become one."""
+        if request["op"] == "prepare":
+            return self._prepare(request)
+        if self.unsafe is not None:
+            raise Unsafe(self.unsafe)
+        return self._learn() if request["op"] == "learn" else self._fork(request, received)
+
+    def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
+        kind, target = request["kind"], request["target"]
+        directory = {"module": os.getcwd(), "run_path": os.getcwd(), "script": _directory_of(target)}.get(kind)
+        if self._template.safe_path:
+            directory = None
+        self._where = places(self._search_path, directory, os.path.dirname(os.__file__))
+        self._preloader = preloader = Preloader(self._where, self._search_path, self._startup)
+        self._worker_path = [directory, *self._search_path] if directory is not None else self._search_path
+        self._finders = [f for f in preloader.gate.finders if not type(f).__module__.startswith("_distutils_hack")]
+        names = list(request["preload"])
+        if kind is not None:
+            found = scan_imports(kind, target, self._where, self._worker_path, self._finders)
+            names += [name for name in found if name not in names]
+        wanted = [name for name in names if self._wanted(name.partition(":")[0])]
+        answer = self._import(wanted)
+        unwanted = [f"{name}: no installed module has this name" for name in names if name not in wanted]
+        return {**answer, "skipped": unwanted + answer["skipped"]}
+
+    def _import(self, names: Sequence[str]) -> dict[str, Any]:
+        preloader = self._preloader
+        assert preloader is not None
+        imported, skipped, reason, module = import_each(preloader.load, names, self._why_not)
+        skipped += [f"{stray}: it is not an installed module" for stray in preloader.drop_strays()]
+        if reason is None:
+            reason, module = preloader.why_not_the_same(), ""
+        if reason is None:
+            reason, module = safety.why_not({self._control.fileno()}), ""
+        if reason is not None:
+            self.unsafe = f"after `import {module.partition(':')[0]}` {reason}" if module else reason
+            safety.end_children()
+            raise Unsafe(self.unsafe)
+        gc.collect()
+        # Objects that the collector never touches stay on pages that all workers share.
+        gc.freeze()
+        return {"imported": imported, "skipped": skipped}
+
+    def _why_not(self) -> str | None:
+        ours = {self._control.fileno()}
+        return safety.why_not(ours) if safety.thread_names() else safety.why_not_now(ours)
+
+    def _learn(self) -> dict[str, Any]:
+        heard = dict.fromkeys(name for log in self._logs for name in log.finish())
+        self._logs.clear()
+        names = [name for name in heard if name not in sys.modules and name not in self._unfit and self._wanted(name)]
+        notes: list[str] = []
+        for _ in range(REHEARSALS):
+            if not names:
+                break
+            reason, module = self._rehearse(names)
+            if reason is None:
+                answer = self._import(names)
+                answer["skipped"] = notes + answer["skipped"]
+                return answer
+            notes.append(f"{module or names[0]}: {reason}")
+            self._unfit.add(module)
+            names = [name for name in names if module and name != module and not name.startswith(module + ".")]
+        return {"imported": [], "skipped": notes}
+
+    def _wanted(self, name: str) -> bool:
+        return may_go_ahead(name, self._where, self._worker_path, self._finders)
+
+    def _rehearse(self, names: Sequence[str]) -> tuple[str | None, str]:
+        """Import in a child that is thrown away: the reason why the template must not, and the module at fault."""
+        preloader = self._preloader
+        assert preloader is not None
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        template = os.getpid()
+        self._libc.fflush(None)
+        child = os.fork()
+        if child == 0:
+            try:
+                die_with_parent(template)
+                quiet = os.open(os.devnull, os.O_RDWR)
+                os.dup2(quiet, 1)
+                os.dup2(quiet, 2)
+                os.close(reader)
+                ours = {self._control.fileno(), quiet, writer}
+
+                def why_not() -> str | None:
+                    return preloader.why_not_the_same() or (
+                        safety.why_not(ours) if safety.thread_names() else safety.why_not_now(ours)
+                    )
+
+                _, _, reason, module = import_each(preloader.load, names, why_not)
+                if reason is None:
+                    reason = safety.why_not(ours)
+                safety.end_children()
+                os.write(writer, json.dumps([reason, module]).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        os.waitpid(child, 0)
+        # What the child started may hold the pipe open, so nobody waits for its end here.
+        try:
+            told = os.read(reader, 4096)
+        except BlockingIOError:
+            told = b""
+        os.close(reader)
+        if not told:
+            return "the interpreter died while modules were imported in a rehearsal", ""
+        reason, module = json.loads(told)
+        return reason, module
+
+    def _fork(self, request: dict[str, Any], received: Sequence[int]) -> dict[str, Any] | Worker:
+        ours = {self._control.fileno(), *received}
+        reason = safety.why_not_now(ours)
+        if reason is not None:
+            self.unsafe = reason
+            raise Unsafe(reason)
+        log = ImportLog() if request["record"] else None
+        told_reader, told_writer = os.pipe()
+        go_reader, go_writer = os.pipe()
+        # What C code left in its buffers would otherwise be printed by every worker.
+        self._libc.fflush(None)
+        middle = os.fork()
+        if middle == 0:
+            try:
+                worker = os.fork()
+            except OSError:
+                os._exit(1)
+            if worker:
+                os.write(told_writer, str(worker).encode())
+                os._exit(0)
+            os.close(told_writer)
+            os.close(go_writer)
+            try:
+                return self._worker(request, log, received, [told_reader, go_reader])
+            except BaseException as error:
+                # Nothing of this process may ever get back into the template's loop.
+                os.write(2, f"dlrover-run: a forked worker could not start: {error}\n".encode(errors="replace"))
+                os._exit(EXIT_NOT_STARTED)
+        os.close(told_writer)
+        os.close(go_reader)
+        told = os.read(told_reader, 32)
+        os.close(told_reader)
+        os.waitpid(middle, 0)
+        if not told:
+            os.close(go_writer)
+            raise OSError("the fork failed: the limit on processes or memory is reached")
+        if log is not None:
+            self._logs.append(log)
+        # The process in the middle is gone, so the worker now belongs to the agent and may begin.
+        os.write(go_writer, b"g")
+        os.close(go_writer)
+        return {"pid": int(told)}
+
+    def _worker(
+        self, request: dict[str, Any], log: ImportLog | None, received: Sequence[int], pipes: Sequence[int]
+    ) -> Worker:
+        if os.read(pipes[1], 1) != b"g":
+            os._exit(EXIT_ABANDONED)
+        os.setsid()
+        die_with_parent(self._agent)
+        rest = iter(received[1:])
+        streams = [next(rest) if given else None for given in request["streams"]]
+        preloader = self._preloader
+        assert preloader is not None
+        worker = Worker(
+            self._template,
+            request,
+            streams,
+            [*received, *pipes, self._control.detach()],
+            ImportRecorder(log) if log is not None else None,
+        )
+        worker.become(preloader.worker_path(), preloader.worker_finders(), self._where.own)
+        return worker
+
+
+def _directory_of(script: str) -> str:
+    return os.path.abspath(script) if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))
+
+
+def serve(control_fd: int, agent: int) -> Worker:
+    """Serve until the agent closes the socket, which ends the process; return in workers alone."""
+    die_with_parent(agent)
+    control = socket.socket(fileno=control_fd)
+    server = Server(control, agent, sys._getframe(1).f_code)
+    while True:
+        packet, received, _, _ = socket.recv_fds(control, 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not packet:
+            os._exit(0)
+        try:
+            answer = server.answer(_read(received[0]), received)
+        except Unsafe as unsafe:
+            answer = {"unsafe": str(unsafe)}
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
+            answer = {"error": text}
+        if isinstance(answer, Worker):
+            return answer
+        for fd in received:
+            os.close(fd)
+        control.send(_packed(answer))
+
+
+def _read(fd: int) -> dict[str, Any]:
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        request: dict[str, Any] = json.loads(file.read())
+    return request
+
+
+def _packed(answer: dict[str, Any]) -> bytes:
+    """The answer as JSON, with its lists halved until it fits into one packet."""
+    while len(packed := json.dumps(answer).encode()) > MAX_ANSWER:
+        answer = {
+            key: value[: len(value) // 2] if isinstance(value, (list, str)) else value for key, value in answer.items()
+        }
+    return packed

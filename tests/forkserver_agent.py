@@ -1,0 +1,129 @@
+"""A small agent for the tests of the forkserver: a subreaper that starts a template and forks workers from it.
+
+It reads one JSON object from standard input and answers with one. `steps` name what it does between; `TEMPLATE` in a
+worker's environment is the template's pid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from dlrover_run.agent.forkserver import Template, TemplateError, UnsafeToFork, WorkerCommand
+
+PR_SET_CHILD_SUBREAPER = 36
+WAIT_TIMEOUT = 120
+
+
+async def ended(pid: int) -> int:
+    """The code of a child as `subprocess` has it, once it has ended."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    pidfd = os.pidfd_open(pid)
+    loop.add_reader(pidfd, lambda: done.done() or done.set_result(None))
+    try:
+        await asyncio.wait_for(done, WAIT_TIMEOUT)
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+async def line_of(fd: int) -> str:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+    try:
+        await asyncio.wait_for(ready, WAIT_TIMEOUT)
+    finally:
+        loop.remove_reader(fd)
+    return os.read(fd, 65536).decode()
+
+
+async def run(job: dict[str, Any]) -> dict[str, Any]:
+    python, kind, target, args, cwd = job["python"], job["kind"], job["target"], job["args"], job["cwd"]
+    env: dict[str, str] = job["env"]
+    result: dict[str, Any] = {"agent": os.getpid(), "workers": [], "learned": [], "skipped": []}
+    began = time.monotonic()
+    template = await Template.start(
+        python, env, cwd, job["preload"], os.getpid(), program=(kind, target) if job["scan"] else None
+    )
+    result["prepared"] = template.prepared.imported
+    result["skipped"] += template.prepared.skipped
+    result["prepare_seconds"] = time.monotonic() - began
+    middle = ["-m"] if kind == "module" else []
+    title = (python, "-u", *middle, target, *args)
+    running: list[tuple[int, int]] = []
+
+    async def fork(rank: int) -> int:
+        worker_env = {**env, "RANK": str(rank), "TEMPLATE": str(template.pid), "FORKED_AT": repr(time.monotonic())}
+        directory = job["out"]
+        out, err = (os.open(f"{directory}/{rank}.{s}", os.O_CREAT | os.O_WRONLY, 0o600) for s in ("out", "err"))
+        stdin = None if job["stdin"] is None else os.open(job["stdin"], os.O_RDONLY)
+        try:
+            return await template.fork(
+                WorkerCommand(
+                    title, kind, target, tuple(args), worker_env, cwd, stdin, out, err, record_imports=rank == 0
+                )
+            )
+        finally:
+            for fd in (out, err, *([] if stdin is None else [stdin])):
+                os.close(fd)
+
+    for step in job["steps"]:
+        if step == "fork":
+            rank = len(running)
+            running.append((rank, await fork(rank)))
+        elif step == "together":
+            base = len(running)
+            pids = await asyncio.gather(*(fork(base + n) for n in range(8)))
+            running += [(base + n, pid) for n, pid in enumerate(pids)]
+        elif step == "wait":
+            for rank, pid in running[len(result["workers"]) :]:
+                result["workers"].append({"rank": rank, "pid": pid, "code": await ended(pid)})
+        elif step == "learn":
+            learned = await template.learn()
+            result["learned"] += learned.imported
+            result["skipped"] += learned.skipped
+        elif step == "line":
+            result["line"] = await line_of(job["line_fd"])
+        elif step == "kill template":
+            os.kill(template.pid, signal.SIGKILL)
+            await template.closed
+        elif step == "close":
+            await template.close()
+            result["template_code"] = template._process.returncode
+        elif step == "interrupt":
+            os.kill(running[-1][1], signal.SIGINT)
+        elif step == "die":
+            print(json.dumps(result), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    await template.close()
+    return result
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    job = json.load(sys.stdin)
+    try:
+        result = asyncio.run(run(job))
+    except UnsafeToFork as error:
+        result = {"unsafe": str(error)}
+    except TemplateError as error:
+        result = {"error": str(error)}
+    # A tracker of multiprocessing's ends by itself a moment after its worker; what never ends fails the test by its time.
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

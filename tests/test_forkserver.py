@@ -1,0 +1,532 @@
+"""A worker forked from a template is compared with `python -u` started afresh, in everything that a script can see."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AGENT = Path(__file__).with_name("forkserver_agent.py")
+TIMEOUT = 150
+ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+
+
+@dataclass
+class Case:
+    """One program, to be run afresh and forked."""
+
+    directory: Path
+    kind: str = "script"
+    target: str = "script.py"
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    stdin: str | None = "/dev/null"
+    preload: tuple[str, ...] = ()
+    scan: bool = True
+    python: str = sys.executable
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+        return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **self.env}
+
+    def fresh(self) -> tuple[int, str, str]:
+        """The code, output and error output of a fresh interpreter."""
+        middle = {"module": ["-m"], "script": []}[self.kind]
+        stdin = {"stdin": None} if self.stdin is None else {"stdin": open(self.stdin)}  # noqa: SIM115
+        closing = (lambda: os.close(0)) if self.stdin is None else None
+        env = {**self.environment, "RANK": "0", "TEMPLATE": "0", "FORKED_AT": "0"}
+        with open(self.directory / "fresh.out", "w+") as out, open(self.directory / "fresh.err", "w+") as err:
+            code = subprocess.run(
+                [self.python, "-u", *middle, self.target, *self.args],
+                cwd=self.directory,
+                env=env,
+                stdout=out,
+                stderr=err,
+                timeout=TIMEOUT,
+                start_new_session=True,
+                preexec_fn=closing,
+                **stdin,
+            ).returncode
+            texts = [ADDRESS.sub("0x", (file.seek(0), file.read())[1]) for file in (out, err)]
+        return code, texts[0], texts[1]
+
+    def agent(self, *steps: str, line_fd: int | None = None) -> dict[str, Any]:
+        """What the agent of the tests says after these steps."""
+        out = self.directory / "out"
+        out.mkdir(exist_ok=True)
+        job = {
+            "python": self.python,
+            "kind": self.kind,
+            "target": self.target,
+            "args": self.args,
+            "cwd": str(self.directory),
+            "env": self.environment,
+            "preload": self.preload,
+            "scan": self.scan,
+            "stdin": self.stdin,
+            "out": str(out),
+            "steps": steps,
+            "line_fd": line_fd,
+        }
+        done = subprocess.run(
+            [sys.executable, str(AGENT)],
+            input=json.dumps(job),
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT,
+            pass_fds=() if line_fd is None else (line_fd,),
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def output(self, rank: int = 0) -> tuple[str, str]:
+        out, err = ((self.directory / "out" / f"{rank}.{s}").read_text() for s in ("out", "err"))
+        return ADDRESS.sub("0x", out), ADDRESS.sub("0x", err)
+
+    def forked(self) -> tuple[int, str, str]:
+        """The same as `fresh` for one forked worker."""
+        said = self.agent("fork", "wait")
+        assert "workers" in said, said
+        return said["workers"][0]["code"], *self.output()
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def write(case: Case, text: str, name: str = "script.py") -> Case:
+    path = case.directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+    return case
+
+
+SCRIPTS = {
+    "exception": "def f():\n    raise ValueError('bad')\nf()\n",
+    "chained exception": "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e\n",
+    "import of a missing module": "import there_is_no_such_module\n",
+    "syntax error": "x = 1\nif x\n    pass\n",
+    "indentation error": "def f():\n  x = 1\n y = 2\n",
+    "exit code": "import sys\nsys.exit(3)\n",
+    "exit message": "import sys\nsys.exit('stopped on purpose')\n",
+    "exit through os": "import os\nprint('x')\nos._exit(7)\n",
+    "raise SystemExit None": "raise SystemExit\n",
+    "keyboard interrupt": "raise KeyboardInterrupt\n",
+    "killed by a signal": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n",
+    "own excepthook": "import sys, traceback\ndef h(t, v, tb):\n    print('hook', t, v, "
+    "traceback.extract_tb(tb), sys.last_traceback is tb, sys.excepthook is h)\nsys.excepthook = h\n1/0\n",
+    "excepthook that fails": "import sys\ndef h(t, v, tb):\n    raise RuntimeError('hook')\n"
+    "sys.excepthook = h\n1/0\n",
+    "main's attributes": "import __main__\nprint(__name__, __file__, __spec__, type(__loader__), __loader__.name, "
+    "__loader__.path, __package__, __doc__, __builtins__)\n"
+    "print(sorted(vars(__main__)), __main__.__dict__ is globals(), getattr(__main__, '__annotations__', 0))\n",
+    "argv, path and flags": "import sys\nprint(sys.argv, sys.orig_argv, sys.path, sys.flags, sys.warnoptions, "
+    "sys._xoptions, sys.executable, sys.prefix)\n",
+    "finders": "import sys\nprint([getattr(f, '__name__', type(f).__name__) for f in sys.meta_path if "
+    "type(f).__name__ != 'ImportRecorder'])\n",
+    "none of our modules": "import sys\nprint([n for n in sys.modules if 'dlrover' in n and '__editable__' not in n])\n",
+    "atexit": "import atexit, threading, sys\natexit.register(print, 'first')\natexit.register(print, 'second')\n"
+    "t = threading.Thread(target=lambda: (ready.wait(), print('thread')))\nready = threading.Event()\n"
+    "t.start()\nprint('main ends')\natexit.register(lambda: print('third', file=sys.stderr))\n"
+    "threading.Timer(0.01, ready.set).start()\n",
+    "exception at exit": "import atexit\natexit.register(lambda: 1/0)\n",
+    "exception in a thread": "import threading\nt = threading.Thread(target=lambda: 1/0, name='T')\nt.start()\nt.join()\n",
+    "threads": "import os, threading\nm = threading.main_thread()\n"
+    "print(m is threading.current_thread(), m.native_id == os.getpid(), threading.get_native_id() == os.getpid(),"
+    " threading.active_count(), m.name, len(os.listdir('/proc/self/task')))\n",
+    "signals": "import signal\nprint({s: str(signal.getsignal(s)).split(' at ')[0] for s in signal.valid_signals()})\n"
+    "print(signal.pthread_sigmask(signal.SIG_BLOCK, []))\n"
+    "print([l for l in open('/proc/self/status') if l.startswith('Sig')and 'SigQ' not in l])\n",
+    "open descriptors": "import os\nprint(sorted(fd for fd in os.listdir('/proc/self/fd') if int(fd) < 1000))\n",
+    "streams": "import sys\nfor s in (sys.stdin, sys.stdout, sys.stderr):\n    print(s, s.name, s.mode, s.encoding, "
+    "s.errors, s.line_buffering, s.write_through, type(s.buffer), s.newlines, s.closed, s.fileno(), s.seekable())\n"
+    "print(sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__)\n",
+    "C's stdout": "import ctypes, os\nc = ctypes.CDLL(None)\nc.puts(b'from C')\nprint('from Python')\n",
+    "process": "import os\nprint(os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), os.getcwd(), os.umask(0), "
+    "os.sched_getaffinity(0), os.nice(0), open('/proc/self/comm').read(), open('/proc/self/cmdline').read())\n",
+    "environment": "import ctypes, os\nprint({n: v for n, v in os.environ.items() if n not in "
+    "('TEMPLATE', 'FORKED_AT')})\nc = ctypes.CDLL(None)\nc.getenv.restype = ctypes.c_char_p\n"
+    "print(c.getenv(b'RANK'), c.getenv(b'NOT_THERE'))\n"
+    "e = open('/proc/self/environ').read().split(chr(0))\n"
+    "print([v for v in e if not v.startswith(('TEMPLATE', 'FORKED_AT'))])\n",
+    "multiprocessing's process": "import multiprocessing as m, os\np = m.current_process()\n"
+    "print(p.name, p._identity, m.parent_process(), m.process.ORIGINAL_DIR, m.active_children(), len(p.authkey))\n",
+    "warnings": "import warnings\nprint(len(warnings.filters), warnings.filters)\nwarnings.warn('careful')\n"
+    "def f():\n    warnings.warn('deeper', stacklevel=2)\nf()\n",
+    "logging": "import logging\nlogging.warning('w')\nprint(logging.root.handlers, logging.Logger.manager.loggerDict)\n",
+    "future annotations off": "x: undefined_name_in_annotation = 1\n",
+    "collector": "import gc\nprint(gc.isenabled(), gc.get_threshold())\n",
+    "non-ASCII source": "# -*- coding: latin-1 -*-\nprint(ascii('h\xe9'), __file__)\nraise ValueError('\xe9')\n",
+    "own module": "import sys\nsys.stdout.write('a')\nimport own_thing\n",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_forked_script_behaves_as_a_fresh_one(case: Case, name: str) -> None:
+    write(case, SCRIPTS[name])
+    write(case, "print('own', __name__, __file__)\ndef g():\n    raise OSError(5, 'own')\ng()\n", "own_thing.py")
+    case.args = ("--x", "", "two words", "--")
+    assert case.forked() == case.fresh()
+
+
+@pytest.mark.parametrize("target", ["./script.py", "sub/../script.py", "link.py", "{}/script.py", "missing.py", "packed.zip", "sub"])
+def test_any_way_to_name_a_script(case: Case, target: str) -> None:
+    write(case, "import sys\nprint(sys.argv, sys.path, __file__, __spec__ and __spec__.name, sys.orig_argv)\nimport near\n1/0\n")
+    write(case, "print(__file__)\n", "near.py")
+    write(case, "import sys\nprint(sys.argv, sys.path[:2], __file__, __spec__, sys.orig_argv)\n1/0\n", "sub/__main__.py")
+    (case.directory / "elsewhere").mkdir()
+    (case.directory / "link.py").symlink_to("script.py")
+    with zipfile.ZipFile(case.directory / "packed.zip", "w") as archive:
+        archive.write(case.directory / "sub" / "__main__.py", "__main__.py")
+    case.target = target.format(case.directory)
+    assert case.forked() == case.fresh()
+
+
+@pytest.mark.parametrize("target", ["pack.inner", "pack", "there.is.none", "interrupted", "json.tool"])
+def test_a_module(case: Case, target: str) -> None:
+    code = "import sys\nprint(sys.argv, sys.path, __file__, __spec__.name, __package__, sys.orig_argv)\n"
+    write(case, "print('pack', __name__)\n", "pack/__init__.py")
+    write(case, code + "from . import other\nraise ValueError(1)\n", "pack/inner.py")
+    write(case, "print(__name__)\n", "pack/other.py")
+    write(case, code + "from .other import nothing\n", "pack/__main__.py")
+    write(case, "raise KeyboardInterrupt\n", "interrupted.py")
+    case.kind, case.target = "module", target
+    assert case.forked() == case.fresh()
+
+
+def test_a_path_for_runpy(case: Case) -> None:
+    write(case, "import sys\nprint(__name__, sys.argv, __file__)\n")
+    case.kind, case.target, case.args = "run_path", "script.py", ("a",)
+    assert case.forked() == (0, "__main__ ['script.py', 'a'] script.py\n", "")
+
+
+@pytest.mark.parametrize("stdin", [None, "script.py", "/dev/zero"])
+def test_standard_input(case: Case, stdin: str | None) -> None:
+    write(case, "import sys\nprint(sys.stdin and sys.stdin.read(10), sys.stdin and sys.stdin.mode)\n")
+    case.stdin = stdin and str(case.directory / stdin)
+    assert case.forked() == case.fresh()
+
+
+def test_python_settings_in_the_environment(case: Case) -> None:
+    write(case, "import sys\nprint(sys.flags, sys.stdout.encoding, sys.stdout.errors, hash('x'), sys.path)\nassert False\n")
+    case.env = {
+        "PYTHONHASHSEED": "7", "PYTHONOPTIMIZE": "1", "PYTHONIOENCODING": "latin-1:replace", "PYTHONPATH": "lib:/nowhere",
+        "PYTHONWARNINGS": "error::ResourceWarning", "PYTHONSAFEPATH": "1",
+    }  # fmt: skip
+    assert case.forked() == case.fresh()
+
+
+def test_the_c_locale(case: Case) -> None:
+    write(case, "import os, sys, locale\nprint(os.environ.get('LC_CTYPE'), sys.stdout.encoding, locale.getlocale())\n")
+    case.env = {"LANG": "C"}
+    assert case.forked() == case.fresh()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(case: Case, method: str) -> None:
+    write(
+        case,
+        f"""
+        import multiprocessing as mp, pickle
+        class Point:
+            def __init__(self, x): self.x = x
+        def work(p, q):
+            q.put((Point(p.x + 1), __name__, mp.current_process().name))
+        if __name__ == "__main__":
+            context = mp.get_context({method!r})
+            queue = context.Queue()
+            process = context.Process(target=work, args=(Point(1), queue))
+            process.start()
+            point, name, who = queue.get()
+            process.join()
+            print(type(point) is Point, point.x, name, who, process.exitcode)
+            with context.Pool(2) as pool:
+                print(pool.map(abs, [-1, -2]))
+            print(type(pickle.loads(pickle.dumps(Point(3)))))
+        """,
+    )
+    assert case.forked() == case.fresh()
+
+
+def test_random_numbers_differ_between_workers(case: Case) -> None:
+    write(
+        case,
+        "import random, tempfile, uuid, multiprocessing, numpy, torch\n"
+        "print(random.random(), numpy.random.rand(), torch.initial_seed(), torch.rand(1).item(),"
+        " next(tempfile._get_candidate_names()), uuid.uuid4(), multiprocessing.current_process().authkey.hex())\n",
+    )
+    assert len(case.agent("fork", "fork", "fork", "wait")["workers"]) == 3
+    drawn = [case.output(rank)[0].split() for rank in range(3)]
+    assert [len(set(column)) for column in zip(*drawn, strict=True)] == [3] * 7
+
+
+TORCH = {
+    "data loader": """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        class Squares(Dataset):
+            def __len__(self): return 8
+            def __getitem__(self, i): return i * i, torch.initial_seed() == torch.utils.data.get_worker_info().seed
+        for method in ("fork", "spawn"):
+            if __name__ == "__main__":
+                for batch in DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=method):
+                    print(batch)
+        """,
+    "torch as imported": """
+        import sys, torch, numpy, warnings, logging
+        torch.manual_seed(3)
+        print(torch.rand(2), torch.get_num_threads(), torch.get_num_interop_threads(), torch.__config__.parallel_info())
+        print(torch.cuda.is_available(), torch.cuda._is_in_bad_fork(), torch.are_deterministic_algorithms_enabled())
+        print(sorted(n for n, l in logging.Logger.manager.loggerDict.items() if getattr(l, "handlers", None)))
+        print([h.stream is sys.stderr for h in logging.getLogger("torch").handlers])
+        x = torch.rand(600, 600)
+        print((x @ x).sum(), numpy.linalg.norm(x.numpy() @ x.numpy()))
+        """,
+    "torch.compile": """
+        import torch
+        @torch.compile
+        def f(x, y): return torch.sin(x) * y + x.sum()
+        torch.manual_seed(0)
+        print(f(torch.rand(8), torch.rand(8)))
+        """,
+    "process group": """
+        import os, torch, torch.distributed as dist
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", WORLD_SIZE="1", RANK="0")
+        store = dist.TCPStore("127.0.0.1", 0, 1, True)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        t = torch.ones(3)
+        dist.all_reduce(t)
+        print(t)
+        dist.destroy_process_group()
+        """,
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_torch(case: Case, name: str) -> None:
+    write(case, TORCH[name])
+    case.env = {"TORCHINDUCTOR_CACHE_DIR": str(case.directory / "cache"), "OMP_NUM_THREADS": "2"}
+    assert case.forked() == case.fresh()
+
+
+def test_scikit_learn_and_pillow_leave_the_template_fit(case: Case) -> None:
+    write(case, "import sklearn.datasets, PIL.Image\nprint(sklearn.datasets.load_digits().data.shape)\n")
+    assert case.forked() == case.fresh()
+
+
+def test_libraries_keep_what_they_set_up_while_they_were_imported(case: Case) -> None:
+    """Environment, search path, finders, exit handlers and C's output of an installed library reach the worker."""
+    site = case.directory / "lib" / "site-packages"
+    write(
+        case,
+        """
+        import atexit, ctypes, multiprocessing.util, os, sys
+        os.environ["SET_BY_LIBRARY"] = "1"
+        os.environ["RANK_OF_LIBRARY"] = os.environ.get("RANK", "none")
+        sys.path.append("/added")
+        class Finder:
+            def find_spec(self, *a): return None
+        sys.meta_path.append(Finder())
+        atexit.register(print, "library's exit")
+        multiprocessing.util.Finalize(None, print, ("library's finalizer",), exitpriority=1)
+        kept = open(os.path.abspath(__file__))
+        """,
+        "lib/site-packages/installed.py",
+    )
+    write(
+        case,
+        "import os, sys\nimport installed\nprint(os.environ['SET_BY_LIBRARY'], sys.path, len(installed.kept.read()),"
+        " [type(f).__name__ for f in sys.meta_path if type(f).__name__ != 'ImportRecorder'][-1])\n",
+    )
+    case.env = {"PYTHONPATH": str(site)}
+    assert case.agent()["prepared"][-1] == "installed"
+    assert case.forked() == case.fresh()
+
+
+# What the agent relies on.
+
+TELL = "import os\nos.write({fd}, b'up')\n"
+
+
+def test_a_worker_is_the_agents_child_and_dies_with_it(case: Case) -> None:
+    reader, writer = os.pipe()
+    fifo = case.directory / "fifo"
+    os.mkfifo(fifo)
+    write(
+        case,
+        f"import os\nprint(os.getppid(), os.getpid(), flush=True)\nfd = os.open({str(fifo)!r}, os.O_WRONLY)\n"
+        "os.write(fd, b'up')\nimport signal\nsignal.pause()\n",
+    )
+    os.close(writer)
+    os.close(reader)
+    line_fd = os.open(fifo, os.O_RDWR)
+    held = os.open(fifo, os.O_RDONLY)
+    said = case.agent("fork", "line", "die", line_fd=line_fd)
+    os.close(line_fd)
+    assert said["line"] == "up"
+    assert os.read(held, 1) == b"", "the end of the fifo comes with the end of its last writer"
+    os.close(held)
+    assert case.output()[0].split()[0] == str(said["agent"])
+
+
+def test_workers_outlive_their_template(case: Case) -> None:
+    write(
+        case,
+        "import os, signal, select\nt = int(os.environ['TEMPLATE'])\n"
+        "try:\n    fd = os.pidfd_open(t)\n    select.select([fd], [], [], 60)\nexcept ProcessLookupError:\n    pass\n"
+        "print('still here')\n",
+    )
+    said = case.agent("fork", "fork", "kill template", "wait")
+    assert [w["code"] for w in said["workers"]] == [0, 0]
+    assert [case.output(rank)[0] for rank in (0, 1)] == ["still here\n"] * 2
+
+
+def test_the_template_ends_with_its_socket(case: Case) -> None:
+    assert write(case, "").agent("close")["template_code"] == 0
+
+
+def test_a_dead_template_is_told(case: Case) -> None:
+    said = write(case, "").agent("kill template", "fork")
+    assert said["error"] == "the template was killed by SIGKILL"
+
+
+def test_an_interpreter_that_is_not_there(case: Case) -> None:
+    case.python = "/no/such/python"
+    said = write(case, "").agent()
+    assert said["error"] == "the template /no/such/python could not be started: No such file or directory"
+
+
+def test_an_interpreter_that_dies_while_it_imports(case: Case) -> None:
+    write(case, "import os\nos._exit(9)\n", "lib/site-packages/fatal.py")
+    case.env = {"PYTHONPATH": str(case.directory / "lib" / "site-packages")}
+    assert write(case, "import fatal\n").agent("fork")["error"] == "the template ended with exit code 9"
+
+
+def test_a_signal_from_outside_interrupts_the_script(case: Case) -> None:
+    fifo = case.directory / "fifo"
+    os.mkfifo(fifo)
+    write(
+        case,
+        f"import os, signal\nfd = os.open({str(fifo)!r}, os.O_WRONLY)\ntry:\n    os.write(fd, b'up')\n"
+        "    signal.pause()\nfinally:\n    print('cleaned up')\n",
+    )
+    line_fd = os.open(fifo, os.O_RDWR)
+    said = case.agent("fork", "line", "interrupt", "wait", line_fd=line_fd)
+    os.close(line_fd)
+    assert said["workers"][0]["code"] == -2
+    out, err = case.output()
+    assert out == "cleaned up\n"
+    assert err.splitlines()[0] == "Traceback (most recent call last):"
+    assert f'File "{case.directory}/script.py", line 5, in <module>' in err.splitlines()[1]
+    assert err.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_a_large_environment(case: Case) -> None:
+    write(case, "import os\nprint(sum(len(v) for n, v in os.environ.items() if n.startswith('BIG')))\n")
+    case.env = {f"BIG{n}": "x" * 100_000 for n in range(10)}
+    assert case.forked() == (0, "1000000\n", "")
+
+
+# When not to fork.
+
+LIBRARIES = {
+    "a thread": (
+        "import threading\nthreading.Thread(target=threading.Event().wait, name='busy', daemon=True).start()\n",
+        "after `import installed` the thread busy is running",
+    ),
+    "a socket": (
+        "import socket\nkept = socket.socketpair()\n",
+        "after `import installed` a socket is open, which all workers would share",
+    ),
+    "a process": ("import subprocess\nkept = subprocess.Popen(['sleep', '1000'])\n", "was started"),
+    "a resource tracker": (
+        "from multiprocessing import resource_tracker\nresource_tracker.ensure_running()\n",
+        "after `import installed` a pipe is open, which all workers would share",
+    ),
+    "the user's module": ("import mine\n", "your module {}/mine.py takes the place of mine"),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_an_unfit_template_is_refused_with_the_reason(case: Case, name: str) -> None:
+    code, reason = LIBRARIES[name]
+    write(case, code, "lib/site-packages/installed.py")
+    write(case, "import installed\n")
+    write(case, "", "mine.py")
+    case.env = {"PYTHONPATH": str(case.directory / "lib" / "site-packages")}
+    said = case.agent("fork")
+    assert reason.format(case.directory) in said["unsafe"]
+
+
+def test_a_module_of_the_user_that_hides_a_standard_one(case: Case) -> None:
+    write(case, "import random\n")
+    write(case, "", "random.py")
+    write(case, "import random\n", "lib/site-packages/installed.py")
+    case.env, case.preload = {"PYTHONPATH": str(case.directory / "lib" / "site-packages")}, ("installed",)
+    assert f"your module {case.directory}/random.py takes the place of random" in case.agent("fork")["unsafe"]
+
+
+# What is imported ahead.
+
+
+def test_the_users_own_modules_never_get_into_the_template(case: Case) -> None:
+    write(case, "import mine.inner\nprint('script', mine.inner.pid)\n")
+    write(case, "import os\nopen(os.environ['TRACE'], 'a').write(f'{os.getpid()}\\n')\n", "mine/__init__.py")
+    write(case, "import os, colorsys\npid = os.getpid()\n", "mine/inner.py")
+    case.env = {"TRACE": str(case.directory / "trace")}
+    case.preload = ("mine",)
+    said = case.agent("fork", "wait", "learn", "fork", "wait")
+    assert "colorsys" in said["prepared"]
+    assert said["skipped"] == ["mine: no installed module has this name"]
+    pids = (case.directory / "trace").read_text().split()
+    assert pids == [str(worker["pid"]) for worker in said["workers"]]
+
+
+def test_learning_from_the_first_generation(case: Case) -> None:
+    site = case.directory / "lib" / "site-packages"
+    threaded = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    write(case, threaded, "lib/site-packages/threaded.py")
+    write(
+        case,
+        "import sys\nprint('colorsys' in sys.modules, 'threaded' in sys.modules, type(sys.meta_path[0]).__name__)\n"
+        "def main():\n    import threaded, colorsys, near, no_such_thing_optional\n"
+        "try:\n    main()\nexcept ImportError:\n    pass\n",
+    )
+    write(case, "", "near.py")
+    case.env = {"PYTHONPATH": str(site)}
+    said = case.agent("fork", "wait", "learn", "fork", "wait")
+    assert said["learned"][-1] == "colorsys"
+    assert "threaded" not in said["learned"]
+    assert len(said["skipped"]) == 1
+    assert said["skipped"][0].startswith("threaded: the thread ")
+    assert case.output(0)[0].startswith("False False ImportRecorder")
+    assert case.output(1)[0].startswith("True False ")
+    assert "ImportRecorder" not in case.output(1)[0]
+
+
+def test_preload_reports_what_it_cannot_import(case: Case) -> None:
+    write(case, "")
+    case.preload = ("colorsys", "no_such_module_at_all")
+    said = case.agent("fork", "wait")
+    assert said["prepared"] == ["colorsys"]
+    assert said["skipped"] == ["no_such_module_at_all: no installed module has this name"]
+    assert said["workers"][0]["code"] == 0
+
+
+def test_eight_workers_at_once(case: Case) -> None:
+    write(case, "import os, torch\nprint(os.environ['RANK'])\n")
+    said = case.agent("together", "wait")
+    assert [w["code"] for w in said["workers"]] == [0] * 8
+    assert [case.output(rank)[0].strip() for rank in range(8)] == [str(rank) for rank in range(8)]
+    assert len({w["pid"] for w in said["workers"]}) == 8
