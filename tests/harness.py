@@ -155,10 +155,13 @@ def still_alive(pidfds: Sequence[int], timeout: float) -> int:
     poll = select.poll()
     for fd in left:
         poll.register(fd, select.POLLIN)
-    while left and (remaining := deadline - time.monotonic()) > 0:
-        for fd, _ in poll.poll(remaining * 1000):
+    while left:
+        ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        for fd, _ in ended:
             poll.unregister(fd)
             left.discard(fd)
+        if not ended:
+            break
     return len(left)
 
 

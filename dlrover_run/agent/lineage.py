@@ -14,6 +14,10 @@ import select
 import signal
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -63,6 +67,20 @@ def children() -> set[int]:
     import psutil
 
     return {child.pid for child in psutil.Process().children()}
+
+
+def descendants(spared: Iterable[int] = ()) -> list[psutil.Process]:
+    """All processes below this one, except the `spared` children and what is below those."""
+    import psutil
+
+    kept = set(spared)
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        if child.pid not in kept:
+            found.append(child)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += child.children(recursive=True)
+    return found
 
 
 def reap(known: Iterable[int] = ()) -> None:

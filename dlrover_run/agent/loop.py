@@ -90,7 +90,7 @@ class Agent:
             # Whoever starts a launcher with nohup wants SIGHUP ignored, so what was ignored stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._take_signal, number)
-        loop.add_signal_handler(signal.SIGCHLD, self._strays.look)
+        loop.add_signal_handler(signal.SIGCHLD, self._strays.reap)
         for fd in self._lifelines:
             lifeline.watch(fd, self._lose_launcher)
         # They were held back since before the guard forked us, so that none could come before it was awaited.
@@ -201,6 +201,7 @@ class Agent:
         """Gather the evidence of a round whose workers have all ended; a console that is stuck gets `patience` seconds."""
         if self._round is None or self._group is None:
             return
+        self._strays.condemn_all()
         keys = [str(worker.local_rank) for worker in self._group.ended]
         drained = await self._relay.end_round(keys, timeout=patience)
         self._ends = rounds.describe_ends(self._round, self._group.ended, drained.tails, self._memory)
@@ -235,8 +236,9 @@ class Agent:
     def _note_end(self, worker: WorkerProcess) -> None:
         self._round_lasted = time.monotonic() - self._round_started
         self._wake.set()
-        # What it left behind is dealt with while the next round starts, not before.
-        asyncio.get_running_loop().call_soon(self._strays.look)
+        if self._group is not None and self._group.live:
+            # When the last one has ended, all that is left goes, whatever session it hides in.
+            self._strays.condemn_session(worker.pid)
 
     def _take_signal(self, number: signal.Signals) -> None:
         self._wake.set()

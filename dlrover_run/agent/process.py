@@ -83,16 +83,21 @@ class WorkerProcess:
             self._deadline = asyncio.get_running_loop().call_later(grace, self.send, signal.SIGKILL)
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the worker's process group, which holds its children too unless they left it."""
+        """Signal the worker's process group, which holds its children too unless they left it.
+
+        SIGKILL goes to the worker alone: Python's resource tracker, which is in that group, has to outlive it to remove what
+        it left in /dev/shm. The sweep of strays ends the others a moment later.
+        """
         if not self.live:
             return
         self.stopped_with = number
-        # A worker that has just been forked may not lead its group yet, and one that changed its group is reached alone.
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, number)
+        with contextlib.suppress(ProcessLookupError):
+            if number is not signal.SIGKILL:
+                os.killpg(self.pid, number)
+                return
+        # Also for one that has just been forked and does not lead its group yet.
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def _collect(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)

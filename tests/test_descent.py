@@ -1,0 +1,124 @@
+"""No orphan, whoever is killed with SIGKILL: the guard, the agent or a worker, and nothing left on any disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import OURS, WAIT, WORKERS, Mailbox, finish, kill_leftovers, start, still_alive, watched
+
+GONE_WITHIN = 1.0
+"""Seconds after which nothing of a killed launch may live: what the README promises. The kernel does the waiting."""
+
+
+def launch(mailbox: Mailbox, *args: str) -> subprocess.Popen[str]:
+    return start(OURS, args, cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name, "TMPDIR": str(mailbox.directory)})
+
+
+def agent_of(guard: int) -> int:
+    return next(child.pid for child in psutil.Process(guard).children() if child.name().startswith("dlrover-agent"))
+
+
+@pytest.fixture(params=["spawn", "forkserver"])
+def method(request: pytest.FixtureRequest) -> str:
+    return f"--start-method={request.param}"
+
+
+@pytest.mark.parametrize("victim", ["guard", "agent", "worker"])
+def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> None:
+    guard = launch(mailbox, method, "--nproc-per-node=2", str(WORKERS / "family.py"))
+    workers = mailbox.gather(2)
+    everyone = psutil.Process(guard.pid).children(recursive=True)
+    family = [pid for message in workers for pid in message["family"]]
+    doomed = {child.pid for child in everyone} | set(family)
+    target = {"guard": guard.pid, "agent": agent_of(guard.pid), "worker": workers[0]["pid"]}[victim]
+    with watched(*doomed) as pidfds:
+        try:
+            os.kill(target, signal.SIGKILL)
+            # A launcher that is still there has to report; all that it started must be gone by then.
+            left = still_alive(pidfds, GONE_WITHIN if victim == "guard" else WAIT)
+            ended = finish(guard)
+            assert left == 0
+            assert still_alive(pidfds, 0) == 0
+        finally:
+            kill_leftovers(pidfds)
+    assert ended.code == (-signal.SIGKILL if victim == "guard" else 128 + signal.SIGKILL)
+    assert not [m["segment"] for m in workers if Path("/dev/shm", m["segment"].lstrip("/")).exists()]
+    assert [p.name for p in mailbox.directory.iterdir()] == []
+
+
+def test_what_a_worker_leaves_behind_ends_although_the_others_go_on(mailbox: Mailbox, tmp_path: Path) -> None:
+    script = tmp_path / "leave.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+        "import os, signal, subprocess\n"
+        "from post import post\n"
+        "if os.environ['RANK'] == '0': signal.pause()\n"
+        "post(left=subprocess.Popen(['sleep', '1000']).pid)\n"
+    )
+    guard = launch(mailbox, "--nproc-per-node=2", str(script))
+    with watched(mailbox.receive()["left"]) as left:
+        assert still_alive(left, WAIT) == 0
+        assert guard.poll() is None
+        guard.terminate()
+        assert finish(guard).code == 128 + signal.SIGTERM
+
+
+def test_a_service_that_a_living_worker_detached_is_left_alone(mailbox: Mailbox, tmp_path: Path) -> None:
+    script = tmp_path / "detach.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+        "import os, signal, subprocess\n"
+        "from post import post\n"
+        "if os.environ['RANK'] == '1': sys.exit(0)\n"
+        "command = 'setsid sleep 1000 >/dev/null & echo $!'\n"
+        "pid = int(subprocess.run(['sh', '-c', command], stdout=subprocess.PIPE).stdout)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: post(again=True))\n"
+        "post(service=pid)\n"
+        "while True: signal.pause()\n"
+    )
+    guard = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=2", str(script))
+    with watched(mailbox.receive()["service"]) as service:
+        # Longer than the grace of what a dead worker left behind, which rank 1 was.
+        assert still_alive(service, 1.0) == 1
+        guard.terminate()
+        assert mailbox.receive()["again"]
+        assert finish(guard).code == 128 + signal.SIGTERM
+        assert still_alive(service, WAIT) == 0
+
+
+def test_orphans_that_end_by_themselves_leave_no_zombies(mailbox: Mailbox, tmp_path: Path) -> None:
+    script = tmp_path / "orphans.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+        "import signal, subprocess\n"
+        "from post import post\n"
+        "pids = [int(subprocess.run(['sh', '-c', 'sleep 0 & echo $!'], stdout=subprocess.PIPE).stdout) for _ in range(20)]\n"
+        "post(orphans=pids)\n"
+        "signal.pause()\n"
+    )
+    guard = launch(mailbox, str(script))
+    orphans = mailbox.receive()["orphans"]
+    gone = psutil.wait_procs([psutil.Process(pid) for pid in orphans if psutil.pid_exists(pid)], timeout=WAIT)[1]
+    assert gone == []
+    guard.terminate()
+    finish(guard)
+
+
+def test_two_launches_at_once_do_not_touch_each_other(mailbox: Mailbox) -> None:
+    first = launch(mailbox, str(WORKERS / "hold.py"))
+    second = launch(mailbox, str(WORKERS / "hold.py"))
+    pids = {message["pid"] for message in mailbox.gather(2)}
+    of_first = {child.pid for child in psutil.Process(first.pid).children(recursive=True)}
+    with watched(*(pids - of_first)) as others:
+        first.kill()
+        first.wait(WAIT)
+        assert still_alive(others, 0) == 1
+        second.terminate()
+        assert finish(second).code == 128 + signal.SIGTERM
+        assert still_alive(others, WAIT) == 0
+    finish(first)

@@ -1,0 +1,140 @@
+"""Signals to the launcher: who hears of them, how long workers get, and with which code the launcher ends."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import OURS, WAIT, WORKERS, Launcher, Mailbox, environment, finish, start, still_alive, watched
+
+ON_SIGNAL = str(WORKERS / "on_signal.py")
+
+
+def launch(mailbox: Mailbox, *args: str, launcher: Launcher = OURS, **options: object) -> subprocess.Popen[str]:
+    return start(launcher, args, cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name}, **options)
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_handled_signal_reaches_every_worker_once(launcher: Launcher, mailbox: Mailbox, name: str) -> None:
+    process = launch(mailbox, "--nproc-per-node=2", ON_SIGNAL, launcher=launcher)
+    mailbox.gather(2)
+    process.send_signal(getattr(signal, name))
+    ended = finish(process)
+    assert [m["signal"] for m in mailbox.gather(2, timeout=0)] == [name, name]
+    # Ours differs: the code says which signal it was; torchrun answers 1, with a traceback.
+    assert ended.code == (128 + getattr(signal, name) if launcher.is_ours else 1)
+    if launcher.is_ours:
+        assert "Traceback" not in ended.err
+    assert mailbox.pending() == []
+
+
+@pytest.mark.torchrun
+def test_signals_to_handle_can_be_chosen(launcher: Launcher, mailbox: Mailbox) -> None:
+    process = launch(mailbox, "--signals-to-handle=SIGUSR1,SIGTERM", ON_SIGNAL, launcher=launcher)
+    mailbox.receive()
+    process.send_signal(signal.SIGUSR1)
+    ended = finish(process)
+    assert mailbox.receive(0)["signal"] == "SIGUSR1"
+    assert ended.code == (128 + signal.SIGUSR1 if launcher.is_ours else 1)
+
+
+def test_the_torchrun_code_for_a_signal_can_be_had(mailbox: Mailbox) -> None:
+    process = launch(mailbox, "--compat-exit-codes", ON_SIGNAL)
+    mailbox.receive()
+    process.terminate()
+    assert finish(process).code == 1
+
+
+def test_an_unlisted_signal_ends_the_launcher_and_leaves_nothing(mailbox: Mailbox) -> None:
+    """Ours differs: torchrun leaves its workers behind."""
+    process = launch(mailbox, "--nproc-per-node=2", ON_SIGNAL, "stay")
+    with watched(*(m["pid"] for m in mailbox.gather(2))) as workers:
+        process.send_signal(signal.SIGUSR1)
+        assert finish(process).code == -signal.SIGUSR1
+        assert still_alive(workers, WAIT) == 0
+
+
+def test_a_stubborn_worker_is_killed_after_its_grace(mailbox: Mailbox) -> None:
+    process = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=0.5", ON_SIGNAL, "stay")
+    mailbox.gather(2)
+    process.terminate()
+    assert finish(process).code == 128 + signal.SIGTERM
+    assert [m["signal"] for m in mailbox.gather(2, timeout=0)] == ["SIGTERM", "SIGTERM"]
+
+
+def test_a_second_interrupt_kills_at_once(mailbox: Mailbox) -> None:
+    process = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=3600", ON_SIGNAL, "stay")
+    mailbox.gather(2)
+    process.send_signal(signal.SIGINT)
+    # Both have the first one before the second is sent, so this cannot be one signal merged from two.
+    assert [m["signal"] for m in mailbox.gather(2)] == ["SIGINT", "SIGINT"]
+    process.send_signal(signal.SIGINT)
+    assert finish(process).code == 128 + signal.SIGINT
+
+
+def test_a_repeated_sigterm_is_passed_on_and_shortens_nobodys_grace(mailbox: Mailbox) -> None:
+    process = launch(mailbox, "--shutdown-timeout=3600", ON_SIGNAL, "stay")
+    mailbox.receive()
+    for _ in range(2):
+        process.terminate()
+        assert mailbox.receive()["signal"] == "SIGTERM"
+    process.send_signal(signal.SIGINT)
+    assert mailbox.receive()["signal"] == "SIGINT"
+    process.send_signal(signal.SIGINT)
+    assert finish(process).code == 128 + signal.SIGTERM
+
+
+def test_ctrl_c_in_a_terminal_is_one_interrupt(mailbox: Mailbox) -> None:
+    """The terminal signals the whole foreground group; counted twice it would be a second Ctrl-C and kill at once."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(mailbox.directory)
+        env = environment({"TEST_MAILBOX": mailbox.name})
+        os.execve(sys.executable, [sys.executable, "-m", "dlrover_run", "--nproc-per-node=2", ON_SIGNAL], env)
+    mailbox.gather(2)
+    os.write(terminal, b"\x03")
+    assert [m["signal"] for m in mailbox.gather(2)] == ["SIGINT", "SIGINT"]
+    with watched(pid) as guard:
+        while still_alive(guard, 0):
+            try:
+                os.read(terminal, 4096)
+            except OSError:
+                break
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGINT
+    os.close(terminal)
+
+
+def test_nohup_keeps_the_job_alive_over_a_hangup(mailbox: Mailbox) -> None:
+    process = launch(
+        mailbox, ON_SIGNAL, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
+    mailbox.receive()
+    process.send_signal(signal.SIGHUP)
+    process.terminate()
+    assert mailbox.receive()["signal"] == "SIGTERM"
+    assert finish(process).code == 128 + signal.SIGTERM
+
+
+def test_a_signal_while_workers_are_being_stopped_for_a_restart_ends_the_job(mailbox: Mailbox, tmp_path: Path) -> None:
+    script = tmp_path / "half.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+        "import os, signal\n"
+        "from post import post\n"
+        "os.environ['RANK'] == '1' and (post(), os._exit(7))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: post(told=True))\n"
+        "post()\n"
+        "while True: signal.pause()\n"
+    )
+    process = launch(mailbox, "--nproc-per-node=2", "--max-restarts=5", "--shutdown-timeout=2", str(script))
+    while "told" not in mailbox.receive():
+        pass
+    process.send_signal(signal.SIGINT)
+    assert finish(process).code == 128 + signal.SIGINT
+    assert all(message["restart"] == 0 for message in mailbox.pending())

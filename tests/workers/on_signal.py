@@ -1,0 +1,20 @@
+"""Reports each signal it gets; ends on it with code 0 unless told to stay."""
+
+import os
+import signal
+import sys
+
+from post import post
+
+
+def take(number, frame):
+    post(signal=signal.Signals(number).name)
+    if "stay" not in sys.argv:
+        os._exit(0)
+
+
+for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+    signal.signal(getattr(signal, name), take)
+post(signal=None)
+while True:
+    signal.pause()
