@@ -17,6 +17,10 @@ import pytest
 
 AGENT = Path(__file__).with_name("forkserver_agent.py")
 TIMEOUT = 150
+
+PYTHON = os.environ.get("DLROVER_TEST_PYTHON", sys.executable)
+"""The interpreter of the workers; another version than the launcher's must do as well."""
+
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
@@ -32,7 +36,7 @@ class Case:
     stdin: str | None = "/dev/null"
     preload: tuple[str, ...] = ()
     scan: bool = True
-    python: str = sys.executable
+    python: str = PYTHON
 
     @property
     def environment(self) -> dict[str, str]:
@@ -418,8 +422,8 @@ def test_a_signal_from_outside_interrupts_the_script(case: Case) -> None:
     os.mkfifo(fifo)
     write(
         case,
-        f"import os, signal\nfd = os.open({str(fifo)!r}, os.O_WRONLY)\ntry:\n    os.write(fd, b'up')\n"
-        "    signal.pause()\nfinally:\n    print('cleaned up')\n",
+        f"import os, signal\nfd = os.open({str(fifo)!r}, os.O_WRONLY)\ntry:\n"
+        "    os.write(fd, b'up'), signal.pause()\nfinally:\n    print('cleaned up')\n",
     )
     line_fd = os.open(fifo, os.O_RDWR)
     said = case.agent("fork", "line", "interrupt", "wait", line_fd=line_fd)
@@ -428,7 +432,7 @@ def test_a_signal_from_outside_interrupts_the_script(case: Case) -> None:
     out, err = case.output()
     assert out == "cleaned up\n"
     assert err.splitlines()[0] == "Traceback (most recent call last):"
-    assert f'File "{case.directory}/script.py", line 5, in <module>' in err.splitlines()[1]
+    assert f'File "{case.directory}/script.py", line 4, in <module>' in err.splitlines()[1]
     assert err.splitlines()[-1] == "KeyboardInterrupt"
 
 

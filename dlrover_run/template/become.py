@@ -243,8 +243,8 @@ def _renew_per_process_state() -> None:
     if "numpy.random" in loaded:
         loaded["numpy.random"].seed()
     if hasattr(loaded.get("torch"), "default_generator"):
-        # Only the CPU's generator exists before an accelerator is used; a fresh one has a seed that nobody can
-        foretell. loaded["torch"].default_generator.seed()
+        # Before an accelerator is used there is only the CPU's generator, whose seed is random in a fresh interpreter.
+        loaded["torch"].default_generator.seed()
     if hasattr(getattr(loaded.get("threading"), "_MainThread", None), "_set_native_id"):
         # Python 3.11 leaves the template's thread number in the copy.
         loaded["threading"].main_thread()._set_native_id()
