@@ -49,7 +49,7 @@ class Agent:
         self._host = socket.gethostname()
         self._wake = asyncio.Event()
         self._board = LocalBoard(spec, lambda _: self._wake.set())
-        self._starter = Starter(spec, os.environ, say)
+        self._starter = Starter(spec, say)
         self._strays = StraySweep(self._own_children)
         self._memory = failures.MemoryWatch()
         self._events = EventLog(spec)
@@ -158,7 +158,7 @@ class Agent:
         self._memory.begin()
         self._round_started = time.monotonic()
         with self._strays.paused():
-            self._starting = asyncio.ensure_future(self._group.start(self._starter.start))
+            self._starting = asyncio.ensure_future(self._start_workers(self._group, self._round))
             try:
                 await self._starting
             except asyncio.CancelledError:
@@ -169,6 +169,10 @@ class Agent:
                 rounds.release(self._round)
         self._starter.learn_later()
         self._events.round_started(assigned)
+
+    async def _start_workers(self, group: WorkerGroup, round_: rounds.Round) -> None:
+        await self._starter.prepare(round_.starts)
+        await group.start(self._starter.start)
 
     def _take_port(self, number: int) -> None:
         """Keep the port of the round that starts and hold another for the one after it."""

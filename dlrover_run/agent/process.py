@@ -18,12 +18,13 @@ from . import lineage
 class WorkerStart:
     """All that is needed to start one worker, whichever way it is started.
 
-    `stdio` are the descriptors that become 0, 1 and 2; the caller closes them afterwards. `cpus` None leaves the affinity.
+    `argv` is the whole command line, `args` the part of it that is the program's own. `stdio` are the descriptors that become 0, 1 and 2; the caller closes them afterwards. `cpus` None leaves the affinity.
     """
 
     local_rank: int
     rank: int
     argv: tuple[str, ...]
+    args: tuple[str, ...]
     environment: Mapping[str, str]
     stdio: tuple[int, int, int]
     cpus: frozenset[int] | None = None

@@ -10,7 +10,7 @@ from ..coordination.records import Assignment
 from ..spec import JobSpec
 from . import failures, numa, streams
 from .command import command_line
-from .environment import worker_environment
+from .environment import fill_macros, worker_environment
 from .outcome import WorkerEnd
 from .process import WorkerProcess, WorkerStart
 from .relay_client import Relay
@@ -41,15 +41,16 @@ def prepare(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str], run_
         local_rank = ranks.local_rank
         rank = assigned.first_rank + local_rank
         environment = worker_environment(spec, assigned, local_rank, parent, ranks.error_file or "")
-        argv = command_line(spec.entrypoint, local_rank)
+        args = fill_macros(spec.entrypoint.args, local_rank)
         if results is not None:
-            argv = (*argv, f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
+            args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
         cpus = numa.cpus_for_rank(spec.numa_binding, local_rank, gpus) if spec.numa_binding else None
         starts.append(
             WorkerStart(
                 local_rank=local_rank,
                 rank=rank,
-                argv=argv,
+                argv=command_line(spec.entrypoint, args),
+                args=args,
                 environment=environment,
                 stdio=(0, _output(ranks.stdout, 1, local_rank, relay), _output(ranks.stderr, 2, local_rank, relay)),
                 cpus=cpus,

@@ -2,25 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import os
+from collections.abc import Callable, Sequence
 
 from ..spec import JobSpec
+from .command import python_program
+from .forkserver import Template, TemplateError, UnsafeToFork, WorkerCommand
 from .process import WorkerStart, spawn
+
+LEARN_DELAY = 2.0
+"""Seconds after a start at which the template imports what the new workers have imported.
+
+Sooner it would compete with them for the processor while they start; a restart that comes earlier learns by itself.
+"""
 
 
 class Starter:
-    """Starts the workers of every round of a job. `say` tells the person why forking was given up."""
+    """Starts the workers of every round of a job. `say` tells the person when forking was given up, and why."""
 
-    def __init__(self, spec: JobSpec, parent: Mapping[str, str], say: Callable[[str], None]) -> None:
+    def __init__(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         self._spec = spec
+        self._say = say
+        self._program = python_program(spec.entrypoint)
+        self._forking = spec.start_method == "forkserver"
+        self._template: Template | None = None
+        self._lesson: asyncio.TimerHandle | None = None
+        self._learning: asyncio.Task[None] | None = None
+        if self._forking and self._program is None:
+            self._give_up("only Python programs can be forked")
 
     @property
     def pids(self) -> set[int]:
-        return set()
+        """The pid of the template, while it runs."""
+        return {self._template.pid} if self._template is not None and not self._template.closed.done() else set()
+
+    async def prepare(self, starts: Sequence[WorkerStart]) -> None:
+        """Have a template ready for these workers: a new one, or the old one with what it has learned since."""
+        if self._lesson is not None:
+            self._lesson.cancel()
+        if not self._forking:
+            return
+        try:
+            if self._template is None or self._template.closed.done():
+                self._template = await self._new_template(starts)
+            else:
+                await self._template.learn()
+        except TemplateError as error:
+            await self._abandon(error)
 
     async def start(self, start: WorkerStart) -> int:
+        """Start one worker and return its pid. Raises OSError when it cannot be started."""
+        if self._forking and self._template is not None and self._program is not None:
+            stdin, stdout, stderr = start.stdio
+            kind, target = self._program
+            command = WorkerCommand(
+                argv_title=start.argv,
+                kind=kind,
+                target=target,
+                args=start.args,
+                env=start.environment,
+                cwd=os.getcwd(),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                sched_affinity=start.cpus,
+                record_imports=start.local_rank == 0,
+            )
+            try:
+                return await self._template.fork(command)
+            except TemplateError as error:
+                await self._abandon(error)
         return spawn(start)
 
-    def learn_later(self) -> None: ...
+    def learn_later(self) -> None:
+        """Let the template import what the workers that were just started import, once they have had time to."""
+        if self._forking and self._template is not None:
+            self._lesson = asyncio.get_running_loop().call_later(LEARN_DELAY, self._begin_lesson)
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End the template; workers that it has forked are not its own any more."""
+        if self._lesson is not None:
+            self._lesson.cancel()
+        if self._learning is not None:
+            self._learning.cancel()
+        if self._template is not None:
+            await self._template.close()
+
+    async def _new_template(self, starts: Sequence[WorkerStart]) -> Template:
+        # Libraries read the environment while they are imported, so the template has what all workers have in common.
+        first, *others = [start.environment for start in starts]
+        common = {key: value for key, value in first.items() if all(o.get(key) == value for o in others)}
+        return await Template.start(
+            self._spec.entrypoint.python,
+            common,
+            os.getcwd(),
+            self._spec.preload,
+            os.getpid(),
+            program=self._program,
+        )
+
+    def _begin_lesson(self) -> None:
+        self._learning = asyncio.ensure_future(self._learn())
+
+    async def _learn(self) -> None:
+        if self._template is None:
+            return
+        try:
+            await self._template.learn()
+        except UnsafeToFork as error:
+            await self._abandon(error)
+        except TemplateError as error:
+            # It died while nobody needed it; the next round starts another.
+            self._say(f"--start-method=forkserver: {error}; running workers are not affected")
+
+    async def _abandon(self, error: TemplateError) -> None:
+        self._give_up(str(error))
+        if self._template is not None:
+            await self._template.close()
+            self._template = None
+
+    def _give_up(self, reason: str) -> None:
+        self._forking = False
+        self._say(f"--start-method=forkserver: {reason}; workers are spawned instead")

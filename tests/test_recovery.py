@@ -1,0 +1,81 @@
+"""After a worker is killed the group is back at the first restart: every time, in both start methods."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+from harness import OURS, WORKERS, Mailbox, finish, start
+
+pytestmark = pytest.mark.torchrun
+
+
+def kill_and_recover(mailbox: Mailbox, method: str, kills: int, workers: int = 2) -> None:
+    """Kill one worker after each recovery. A restart that failed would show as a count that jumps by more than one."""
+    choose = random.Random(kills)
+    job = start(
+        OURS,
+        [f"--start-method={method}", f"--nproc-per-node={workers}", f"--max-restarts={kills}", WORKERS / "initialise.py"],
+        cwd=mailbox.directory,
+        env={"TEST_MAILBOX": mailbox.name},
+    )
+    recovered = 0
+    try:
+        for attempt in range(kills + 1):
+            group = mailbox.gather(workers)
+            assert [(m["restart"], m["rank"], m["world"]) for m in group] == [(attempt, r, workers) for r in range(workers)]
+            if attempt < kills:
+                os.kill(choose.choice(group)["pid"], signal.SIGKILL)
+                recovered = attempt
+    finally:
+        job.terminate()
+        ended = finish(job)
+    print(f"{method}: {recovered + 1} kills, {kills} recoveries at the first restart")
+    assert ended.code == 128 + signal.SIGTERM
+    assert ended.err.count("dlrover-run: restart ") == kills
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_ten_kills_ten_recoveries(mailbox: Mailbox, method: str) -> None:
+    kill_and_recover(mailbox, method, 10)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_hundred_kills_a_hundred_recoveries(mailbox: Mailbox, method: str) -> None:
+    kill_and_recover(mailbox, method, 100)
+
+
+def test_a_budget_that_is_used_up_ends_the_job(mailbox: Mailbox) -> None:
+    script = mailbox.directory / "fail.py"
+    script.write_text("raise SystemExit(9)")
+    ended = finish(start(OURS, ["--max-restarts=2", script], cwd=mailbox.directory))
+    assert ended.code == 9
+    assert "2 of 2 restarts were used" in ended.err
+    assert [line.split(" after ")[0] for line in ended.err.splitlines() if "dlrover-run: restart" in line] == [
+        "dlrover-run: restart 1 of 2",
+        "dlrover-run: restart 2 of 2",
+    ]
+
+
+def test_the_template_may_die_without_anybody_noticing(mailbox: Mailbox) -> None:
+    import psutil
+
+    job = start(
+        OURS,
+        ["--start-method=forkserver", "--nproc-per-node=2", "--max-restarts=1", WORKERS / "initialise.py"],
+        cwd=mailbox.directory,
+        env={"TEST_MAILBOX": mailbox.name},
+    )
+    first = mailbox.gather(2)
+    workers = {m["pid"] for m in first}
+    below = psutil.Process(job.pid).children(recursive=True)
+    template = next(p for p in below if p.pid not in workers and "_dlrover_template" in " ".join(p.cmdline()))
+    template.kill()
+    os.kill(first[1]["pid"], signal.SIGKILL)
+    assert [(m["restart"], m["rank"]) for m in mailbox.gather(2)] == [(1, 0), (1, 1)]
+    job.terminate()
+    assert finish(job).code == 128 + signal.SIGTERM
