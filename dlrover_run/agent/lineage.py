@@ -64,6 +64,11 @@ def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
 
 def children() -> set[int]:
     """The pids of this process's children, adopted orphans and zombies included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        # There are none, as at the end of nearly every job, and psutil need not be loaded to say so.
+        return set()
     import psutil
 
     return {child.pid for child in psutil.Process().children()}
@@ -84,11 +89,14 @@ def descendants(spared: Iterable[int] = ()) -> list[psutil.Process]:
 
 
 def reap(known: Iterable[int] = ()) -> None:
-    """Collect every child that has ended, except the `known` ones, whose owners want their exit status."""
+    """Collect children that have ended, up to the first of the `known` ones, whose owner wants its exit status.
+
+    The kernel shows ended children one at a time, so an owner that has collected his calls this again.
+    """
     spared = set(known)
-    for pid in children() - spared:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in spared:
+            os.waitpid(ended.si_pid, 0)
 
 
 def end_children(spared: Iterable[int] = (), grace: float = STRAY_GRACE) -> list[int]:

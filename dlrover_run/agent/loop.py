@@ -29,6 +29,7 @@ from .reconcile import Action, Situation, reconcile
 from .relay_client import DRAIN_TIMEOUT, Relay
 from .starter import Starter
 from .strays import StraySweep
+from .streams import RunDir
 from .verdict import Verdict, exit_code_of
 
 RESTART_DRAIN_TIMEOUT = 0.5
@@ -40,7 +41,7 @@ Say = Callable[[str], None]
 class Agent:
     """Runs one job on this node. `say` prints one line for the person at the console."""
 
-    def __init__(self, spec: JobSpec, run_dir: str | None, relay: Relay, lifelines: Sequence[int], say: Say) -> None:
+    def __init__(self, spec: JobSpec, run_dir: RunDir, relay: Relay, lifelines: Sequence[int], say: Say) -> None:
         self._spec = spec
         self._run_dir = run_dir
         self._relay = relay
@@ -72,6 +73,9 @@ class Agent:
     async def run(self) -> Verdict:
         """Take part in the job until it is over, and tell how it went."""
         self._listen()
+        if self._run_dir.path is not None and not self._run_dir.keep:
+            # The relay is the last to end, so the directory goes even when guard and agent are killed together.
+            self._relay.remove_at_end(self._run_dir.path)
         self._board.publish(self._status(NodePhase.WAITING))
         try:
             await self._follow_plan()
@@ -150,10 +154,11 @@ class Agent:
         if assigned is None:
             raise RuntimeError(f"round {plan.round} has no place for this node")
         if self._round is not None:
+            self._strays.condemn_all()
             await self._finish_round(RESTART_DRAIN_TIMEOUT)
             self._say_restart(plan)
         self._take_port(assigned.store_port)
-        self._round = rounds.prepare(self._spec, assigned, os.environ, self._run_dir, self._relay)
+        self._round = rounds.prepare(self._spec, assigned, os.environ, self._run_dir.path, self._relay)
         self._group = WorkerGroup(self._round.starts, self._note_end)
         self._memory.begin()
         self._round_started = time.monotonic()
@@ -205,7 +210,6 @@ class Agent:
         """Gather the evidence of a round whose workers have all ended; a console that is stuck gets `patience` seconds."""
         if self._round is None or self._group is None:
             return
-        self._strays.condemn_all()
         keys = [str(worker.local_rank) for worker in self._group.ended]
         drained = await self._relay.end_round(keys, timeout=patience)
         self._ends = rounds.describe_ends(self._round, self._group.ended, drained.tails, self._memory)
@@ -220,11 +224,14 @@ class Agent:
 
     async def _conclude(self) -> Verdict:
         await self._finish_round(DRAIN_TIMEOUT)
+        root = failures.root_cause(self._ends)
+        if root is not None:
+            self._pass_on(root)
         await self._starter.close()
         self._strays.close()
-        lineage.end_children(spared={self._relay.pid})
+        await self._relay.close()
+        lineage.end_children()
         plan = self._board.plan
-        root = failures.root_cause(self._ends)
         code = exit_code_of(plan, root, self._stop_signal, self._spec.compat_exit_codes)
         if self._given_up is not None:
             code = self._given_up_code
@@ -234,12 +241,20 @@ class Agent:
         self._events.job_ended(plan)
         return Verdict(code, plan.reason, plan.restart_count, self._ends, root, self._given_up, results)
 
+    def _pass_on(self, root: WorkerEnd) -> None:
+        """Hand the first failure's record to whoever started this launcher and gave it an error file, as torchrun does."""
+        if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            problem = failures.copy_root_cause(root, error_file)
+            if problem is not None:
+                self._say(problem)
+
     def _own_children(self) -> set[int]:
         return self._starter.pids | {self._relay.pid} | (self._group.pids if self._group else set())
 
     def _note_end(self, worker: WorkerProcess) -> None:
         self._round_lasted = time.monotonic() - self._round_started
         self._wake.set()
+        self._strays.reap()
         if self._group is not None and self._group.live:
             # When the last one has ended, all that is left goes, whatever session it hides in.
             self._strays.condemn_session(worker.pid)

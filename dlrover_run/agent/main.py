@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..spec import JobSpec
-from . import failures
 from .loop import Agent
 from .relay_client import Relay
 from .streams import RunDir
@@ -22,15 +21,7 @@ async def run_agent(
 ) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
     relay.attach(_say)
-    try:
-        if run_dir.path is not None and not run_dir.keep:
-            relay.remove_at_end(run_dir.path)
-        verdict = await Agent(spec, run_dir.path, relay, lifelines, _say).run()
-        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if verdict.root is not None and error_file:
-            failures.copy_root_cause(verdict.root, error_file)
-    finally:
-        await relay.close()
+    verdict = await Agent(spec, run_dir, relay, lifelines, _say).run()
     _tell(spec, verdict if run_dir.keep else _without_paths(verdict))
     if verdict_fd is not None:
         import msgspec

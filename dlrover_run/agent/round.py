@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..coordination.records import Assignment
 from ..spec import JobSpec
-from . import failures, numa, streams
+from . import failures, streams
 from .command import command_line
 from .environment import fill_macros, worker_environment
 from .outcome import WorkerEnd
@@ -35,7 +35,7 @@ def prepare(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str], run_
     plan = streams.plan_streams(spec.logs, run_dir, assigned.round - 1, assigned.workers)
     streams.make_dirs(plan)
     results = ResultFiles(assigned.workers) if spec.entrypoint.kind == "function" else None
-    gpus = numa.binding_gpus(spec.numa_binding, parent) if spec.numa_binding else []
+    cpus = _bound_cpus(spec, assigned, parent)
     starts = []
     for ranks in plan.ranks:
         local_rank = ranks.local_rank
@@ -44,7 +44,6 @@ def prepare(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str], run_
         args = fill_macros(spec.entrypoint.args, local_rank)
         if results is not None:
             args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
-        cpus = numa.cpus_for_rank(spec.numa_binding, local_rank, gpus) if spec.numa_binding else None
         starts.append(
             WorkerStart(
                 local_rank=local_rank,
@@ -53,7 +52,7 @@ def prepare(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str], run_
                 args=args,
                 environment=environment,
                 stdio=(0, _output(ranks.stdout, 1, local_rank, relay), _output(ranks.stderr, 2, local_rank, relay)),
-                cpus=cpus,
+                cpus=cpus.get(local_rank),
             )
         )
     for tee in plan.tees:
@@ -62,6 +61,16 @@ def prepare(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str], run_
         )
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered)
     return Round(assigned, plan, tuple(starts), results)
+
+
+def _bound_cpus(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
+    """The processors of each local rank with `--numa-binding`; without it nobody is bound."""
+    if spec.numa_binding is None:
+        return {}
+    from . import numa
+
+    gpus = numa.binding_gpus(spec.numa_binding, parent)
+    return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(assigned.workers)}
 
 
 def _output(stream: streams.Stream, inherited: int, local_rank: int, relay: Relay) -> int:
