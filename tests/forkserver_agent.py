@@ -118,7 +118,7 @@ def main() -> None:
         result = {"unsafe": str(error)}
     except TemplateError as error:
         result = {"error": str(error)}
-    # A tracker of multiprocessing's ends by itself a moment after its worker; what never ends fails the test by its time.
+    # A tracker of multiprocessing's ends by itself a moment after its worker; what never ends times the test out.
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()

@@ -130,22 +130,20 @@ SCRIPTS = {
     "killed by a signal": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n",
     "own excepthook": "import sys, traceback\ndef h(t, v, tb):\n    print('hook', t, v, "
     "traceback.extract_tb(tb), sys.last_traceback is tb, sys.excepthook is h)\nsys.excepthook = h\n1/0\n",
-    "excepthook that fails": "import sys\ndef h(t, v, tb):\n    raise RuntimeError('hook')\n"
-    "sys.excepthook = h\n1/0\n",
+    "excepthook that fails": "import sys\ndef h(t, v, tb):\n    raise RuntimeError('hook')\nsys.excepthook = h\n1/0\n",
     "main's attributes": "import __main__\nprint(__name__, __file__, __spec__, type(__loader__), __loader__.name, "
     "__loader__.path, __package__, __doc__, __builtins__)\n"
     "print(sorted(vars(__main__)), __main__.__dict__ is globals(), getattr(__main__, '__annotations__', 0))\n",
     "argv, path and flags": "import sys\nprint(sys.argv, sys.orig_argv, sys.path, sys.flags, sys.warnoptions, "
     "sys._xoptions, sys.executable, sys.prefix)\n",
-    "finders": "import sys\nprint([getattr(f, '__name__', type(f).__name__) for f in sys.meta_path if "
-    "type(f).__name__ != 'ImportRecorder'])\n",
-    "none of our modules": "import sys\nprint([n for n in sys.modules if 'dlrover' in n and '__editable__' not in n])\n",
+    "finders": "import sys\nnames = [getattr(f, '__name__', type(f).__name__) for f in sys.meta_path]\n"
+    "print([n for n in names if n != 'ImportRecorder'])\n",
+    "none of our modules": "import sys\nprint([n for n in sys.modules if 'dlrover' in n and 'editable' not in n])\n",
     "atexit": "import atexit, threading, sys\natexit.register(print, 'first')\natexit.register(print, 'second')\n"
-    "t = threading.Thread(target=lambda: (ready.wait(), print('thread')))\nready = threading.Event()\n"
-    "t.start()\nprint('main ends')\natexit.register(lambda: print('third', file=sys.stderr))\n"
-    "threading.Timer(0.01, ready.set).start()\n",
+    "threading.Thread(target=lambda: (threading.main_thread().join(), print('thread'))).start()\n"
+    "print('main ends')\natexit.register(lambda: print('third', file=sys.stderr))\n",
     "exception at exit": "import atexit\natexit.register(lambda: 1/0)\n",
-    "exception in a thread": "import threading\nt = threading.Thread(target=lambda: 1/0, name='T')\nt.start()\nt.join()\n",
+    "exception in a thread": "import threading\nthreading.Thread(target=lambda: 1/0, name='T').start()\n",
     "threads": "import os, threading\nm = threading.main_thread()\n"
     "print(m is threading.current_thread(), m.native_id == os.getpid(), threading.get_native_id() == os.getpid(),"
     " threading.active_count(), m.name, len(os.listdir('/proc/self/task')))\n",
@@ -168,7 +166,7 @@ SCRIPTS = {
     "print(p.name, p._identity, m.parent_process(), m.process.ORIGINAL_DIR, m.active_children(), len(p.authkey))\n",
     "warnings": "import warnings\nprint(len(warnings.filters), warnings.filters)\nwarnings.warn('careful')\n"
     "def f():\n    warnings.warn('deeper', stacklevel=2)\nf()\n",
-    "logging": "import logging\nlogging.warning('w')\nprint(logging.root.handlers, logging.Logger.manager.loggerDict)\n",
+    "logging": "import logging\nlogging.warning('w')\nprint(logging.root.handlers, logging.root.manager.loggerDict)\n",
     "future annotations off": "x: undefined_name_in_annotation = 1\n",
     "collector": "import gc\nprint(gc.isenabled(), gc.get_threshold())\n",
     "non-ASCII source": "# -*- coding: latin-1 -*-\nprint(ascii('h\xe9'), __file__)\nraise ValueError('\xe9')\n",
@@ -184,11 +182,15 @@ def test_a_forked_script_behaves_as_a_fresh_one(case: Case, name: str) -> None:
     assert case.forked() == case.fresh()
 
 
-@pytest.mark.parametrize("target", ["./script.py", "sub/../script.py", "link.py", "{}/script.py", "missing.py", "packed.zip", "sub"])
+@pytest.mark.parametrize(
+    "target", ["./script.py", "sub/../script.py", "link.py", "{}/script.py", "missing.py", "packed.zip", "sub"]
+)
 def test_any_way_to_name_a_script(case: Case, target: str) -> None:
-    write(case, "import sys\nprint(sys.argv, sys.path, __file__, __spec__ and __spec__.name, sys.orig_argv)\nimport near\n1/0\n")
+    write(case, "import sys\nprint(sys.argv, sys.path, __file__, __spec__, sys.orig_argv)\nimport near\n1/0\n")
     write(case, "print(__file__)\n", "near.py")
-    write(case, "import sys\nprint(sys.argv, sys.path[:2], __file__, __spec__, sys.orig_argv)\n1/0\n", "sub/__main__.py")
+    write(
+        case, "import sys\nprint(sys.argv, sys.path[:2], __file__, __spec__, sys.orig_argv)\n1/0\n", "sub/__main__.py"
+    )
     (case.directory / "elsewhere").mkdir()
     (case.directory / "link.py").symlink_to("script.py")
     with zipfile.ZipFile(case.directory / "packed.zip", "w") as archive:
@@ -223,11 +225,18 @@ def test_standard_input(case: Case, stdin: str | None) -> None:
 
 
 def test_python_settings_in_the_environment(case: Case) -> None:
-    write(case, "import sys\nprint(sys.flags, sys.stdout.encoding, sys.stdout.errors, hash('x'), sys.path)\nassert False\n")
+    write(
+        case,
+        "import sys\nout = sys.stdout\nprint(sys.flags, out.encoding, out.errors, hash('x'), sys.path)\nassert 0\n",
+    )
     case.env = {
-        "PYTHONHASHSEED": "7", "PYTHONOPTIMIZE": "1", "PYTHONIOENCODING": "latin-1:replace", "PYTHONPATH": "lib:/nowhere",
-        "PYTHONWARNINGS": "error::ResourceWarning", "PYTHONSAFEPATH": "1",
-    }  # fmt: skip
+        "PYTHONHASHSEED": "7",
+        "PYTHONOPTIMIZE": "1",
+        "PYTHONIOENCODING": "latin-1:replace",
+        "PYTHONPATH": "lib:/nowhere",
+        "PYTHONWARNINGS": "error::ResourceWarning",
+        "PYTHONSAFEPATH": "1",
+    }
     assert case.forked() == case.fresh()
 
 
@@ -358,9 +367,18 @@ def test_libraries_keep_what_they_set_up_while_they_were_imported(case: Case) ->
     assert case.forked() == case.fresh()
 
 
-# What the agent relies on.
+def test_a_library_reads_the_environment_that_the_script_made_for_it(case: Case) -> None:
+    write(case, "import os\nread = os.environ.get('FOR_LIBRARY')\n", "lib/site-packages/installed.py")
+    write(case, "import os\nos.environ['FOR_LIBRARY'] = 'x'\nimport installed\nprint(installed.read)\n")
+    case.env = {"PYTHONPATH": str(case.directory / "lib" / "site-packages")}
+    said = case.agent("fork", "wait", "learn", "fork", "wait")
+    assert (said["prepared"], said["learned"]) == (["os"], [])
+    line = f"{case.directory}/script.py:2"
+    assert said["skipped"] == [f"what is imported after {line}, which changes os.environ or sys.path"]
+    assert [case.output(rank) for rank in (0, 1)] == [case.fresh()[1:]] * 2 == [("x\n", "")] * 2
 
-TELL = "import os\nos.write({fd}, b'up')\n"
+
+# What the agent relies on.
 
 
 def test_a_worker_is_the_agents_child_and_dies_with_it(case: Case) -> None:

@@ -121,13 +121,18 @@ def may_go_ahead(name: str, where: Places, search_path: Sequence[str], finders: 
 
 
 class Scan:
-    """A walk through the entry script and the user's own modules that it imports, in the order of execution."""
+    """A walk through the entry script and the user's own modules that it imports, in the order of execution.
+
+    `names` holds the shared modules found; `package:name` stands for `from package import name` where `name` may be a
+    submodule. `stopped_at` is the line, if any, that changes what later imports do; nothing after it is noted.
+    """
 
     def __init__(self, where: Places, search_path: Sequence[str], finders: Sequence[Any] = ()) -> None:
         self.where = where
         self.search_path = tuple(search_path)
         self.finders = tuple(finders)
         self.names: dict[str, None] = {}
+        self.stopped_at: str | None = None
         self._seen: set[str] = set()
 
     def file(self, path: str, package: str, entry: bool) -> None:
@@ -138,11 +143,15 @@ class Scan:
         tree = _parsed(path)
         if tree is None:
             return
-        for node in executed_imports(tree.body, entry):
-            if isinstance(node, ast.Import):
+        for node in executed_statements(tree.body, entry):
+            if self.stopped_at is not None:
+                return
+            if changes_later_imports(node):
+                self.stopped_at = f"{path}:{node.lineno}"
+            elif isinstance(node, ast.Import):
                 for alias in node.names:
                     self.module(alias.name)
-            else:
+            elif isinstance(node, ast.ImportFrom):
                 base = _absolute(node, package)
                 if base is not None:
                     self._from(base, [alias.name for alias in node.names if alias.name != "*"])
@@ -181,12 +190,11 @@ class Scan:
 
 def scan_imports(
     kind: str, target: str, where: Places, search_path: Sequence[str], finders: Sequence[Any] = ()
-) -> list[str]:
-    """The shared modules that a program imports while it starts, in order.
+) -> Scan:
+    """Find the shared modules that a program imports while it starts.
 
     `kind` is `script`, `module` or `run_path`; `search_path` is a worker's sys.path, the script's directory included.
-    An entry `package:name` stands for `from package import name` where `name` may be a submodule. A program that cannot
-    be read or parsed imports nothing here; its worker will tell.
+    A program that cannot be read or parsed imports nothing here; its worker will tell.
     """
     scan = Scan(where, search_path, finders)
     if kind == "module":
@@ -197,36 +205,66 @@ def scan_imports(
                 scan.module(target)
             spec, package = resolve(f"{target}.__main__", search_path, finders), target
         if spec is None or spec.origin is None:
-            return list(scan.names)
+            return scan
         if package:
             scan.module(package)
         scan.file(spec.origin, package, entry=True)
     else:
         path = os.path.join(target, "__main__.py") if os.path.isdir(target) else target
         scan.file(os.path.abspath(path), "", entry=True)
-    return list(scan.names)
+    return scan
 
 
-def executed_imports(body: Sequence[ast.stmt], entry: bool) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The import statements that run while a module is imported.
+def executed_statements(body: Sequence[ast.stmt], entry: bool) -> Iterator[ast.stmt]:
+    """The simple statements that run while a module is imported, in the order of the text.
 
     Bodies of functions are left out, since nobody knows whether they are called, and so are exception handlers, which
     hold the second choice. A body under `if __name__ == "__main__"` counts for the entry script alone.
     """
     for node in body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        elif isinstance(node, ast.If):
+        if isinstance(node, ast.If):
             if _names(node.test, "TYPE_CHECKING") or (_names(node.test, "__name__") and not entry):
-                yield from executed_imports(node.orelse, entry)
+                yield from executed_statements(node.orelse, entry)
             else:
-                yield from executed_imports([*node.body, *node.orelse], entry)
+                yield from executed_statements([*node.body, *node.orelse], entry)
         elif isinstance(node, ast.Match):
             for case in node.cases:
-                yield from executed_imports(case.body, entry)
+                yield from executed_statements(case.body, entry)
+        elif not hasattr(node, "body"):
+            yield node
         elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             for part in ("body", "orelse", "finalbody"):
-                yield from executed_imports(getattr(node, part, []), entry)
+                yield from executed_statements(getattr(node, part, []), entry)
+
+
+def changes_later_imports(statement: ast.stmt) -> bool:
+    """Whether a statement may change what libraries read, or where they are found, when they are imported after it.
+
+    That is a change of os.environ, and one of sys.path other than at its end.
+    """
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call):
+            called, held = _last_name(node.func), _last_name(getattr(node.func, "value", None))
+            if called in ("putenv", "unsetenv", "load_dotenv"):
+                return True
+            if held == "environ" and called in ("setdefault", "update", "pop", "popitem", "clear"):
+                return True
+            if _is_sys_path(getattr(node.func, "value", None)) and called in ("insert", "remove", "pop", "clear"):
+                return True
+        elif isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+            # Setting a part, such as environ["X"], or the whole.
+            changed = node.value if isinstance(node, ast.Subscript) else node
+            if _last_name(changed) == "environ" or (_is_sys_path(changed) and not isinstance(statement, ast.AugAssign)):
+                return True
+    return False
+
+
+def _last_name(node: object) -> str | None:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+
+
+def _is_sys_path(node: object) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "path" and _last_name(node.value) == "sys"
 
 
 def _names(test: ast.expr, name: str) -> bool:

@@ -53,6 +53,7 @@ class Server:
         self._preloader: Preloader | None = None
         self._logs: list[ImportLog] = []
         self._unfit: set[str] = set()
+        self._learns = True
         self._worker_path: list[str] = []
         self._finders: list[Any] = []
         self._where = Places((), ())
@@ -75,14 +76,17 @@ class Server:
         self._preloader = preloader = Preloader(self._where, self._search_path, self._startup)
         self._worker_path = [directory, *self._search_path] if directory is not None else self._search_path
         self._finders = [f for f in preloader.gate.finders if not type(f).__module__.startswith("_distutils_hack")]
-        names = list(request["preload"])
+        names, notes = list(request["preload"]), list[str]()
         if kind is not None:
-            found = scan_imports(kind, target, self._where, self._worker_path, self._finders)
-            names += [name for name in found if name not in names]
+            scan = scan_imports(kind, target, self._where, self._worker_path, self._finders)
+            names += [name for name in scan.names if name not in names]
+            if scan.stopped_at is not None:
+                self._learns = False
+                notes.append(f"what is imported after {scan.stopped_at}, which changes os.environ or sys.path")
         wanted = [name for name in names if self._wanted(name.partition(":")[0])]
         answer = self._import(wanted)
-        unwanted = [f"{name}: no installed module has this name" for name in names if name not in wanted]
-        return {**answer, "skipped": unwanted + answer["skipped"]}
+        notes += [f"{name}: no installed module has this name" for name in names if name not in wanted]
+        return {**answer, "skipped": notes + answer["skipped"]}
 
     def _import(self, names: Sequence[str]) -> dict[str, Any]:
         preloader = self._preloader
@@ -176,7 +180,7 @@ class Server:
         if reason is not None:
             self.unsafe = reason
             raise Unsafe(reason)
-        log = ImportLog() if request["record"] else None
+        log = ImportLog() if request["record"] and self._learns else None
         told_reader, told_writer = os.pipe()
         go_reader, go_writer = os.pipe()
         # What C code left in its buffers would otherwise be printed by every worker.
