@@ -14,6 +14,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .. import exit_codes
 from ..backends.local import LocalBoard
@@ -31,6 +32,9 @@ from .starter import Starter
 from .strays import StraySweep
 from .streams import RunDir
 from .verdict import Verdict, exit_code_of
+
+if TYPE_CHECKING:
+    from .logs_client import LogsPlugin
 
 RESTART_DRAIN_TIMEOUT = 0.5
 """Seconds without progress after which a restart no longer waits for a slow console to show the old workers' last lines."""
@@ -51,6 +55,7 @@ class Agent:
         self._wake = asyncio.Event()
         self._board = LocalBoard(spec, lambda _: self._wake.set())
         self._starter = Starter(spec, say)
+        self._plugin = _logs_plugin(spec)
         self._strays = StraySweep(self._own_children)
         self._memory = failures.MemoryWatch()
         self._events = EventLog(spec)
@@ -64,7 +69,7 @@ class Agent:
         self._ends: tuple[WorkerEnd, ...] = ()
         self._stop_signal: signal.Signals | None = None
         self._orphaned = False
-        self._starting: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[Any] | None = None
         self._stopping = False
         self._interrupted = False
         self._given_up: str | None = None
@@ -157,8 +162,19 @@ class Agent:
             self._strays.condemn_all()
             await self._finish_round(RESTART_DRAIN_TIMEOUT)
             self._say_restart(plan)
+            self._group = self._round = None
+        placed = None
+        if self._plugin is not None:
+            contract = rounds.contract(self._spec, assigned, os.environ)
+            self._starting = asyncio.ensure_future(self._plugin.ask(contract))
+            try:
+                placed = await self._starting
+            except asyncio.CancelledError:
+                return  # A signal came, and the loop sees that there is nothing to stop.
+            finally:
+                self._starting = None
         self._take_port(assigned.store_port)
-        self._round = rounds.prepare(self._spec, assigned, os.environ, self._run_dir.path, self._relay)
+        self._round = rounds.prepare(self._spec, assigned, os.environ, self._run_dir.path, self._relay, placed)
         self._group = WorkerGroup(self._round.starts, self._note_end)
         self._memory.begin()
         self._round_started = time.monotonic()
@@ -228,6 +244,8 @@ class Agent:
         if root is not None:
             self._pass_on(root)
         await self._starter.close()
+        if self._plugin is not None:
+            await self._plugin.close()
         self._strays.close()
         await self._relay.close()
         lineage.end_children()
@@ -249,7 +267,8 @@ class Agent:
                 self._say(problem)
 
     def _own_children(self) -> set[int]:
-        return self._starter.pids | {self._relay.pid} | (self._group.pids if self._group else set())
+        plugin = self._plugin.pids if self._plugin is not None else set()
+        return self._starter.pids | {self._relay.pid} | plugin | (self._group.pids if self._group else set())
 
     def _note_end(self, worker: WorkerProcess) -> None:
         self._round_lasted = time.monotonic() - self._round_started
@@ -281,3 +300,11 @@ class Agent:
             self._starting.cancel()
         if self._group is not None:
             self._group.forward(signal.SIGKILL)
+
+
+def _logs_plugin(spec: JobSpec) -> LogsPlugin | None:
+    if spec.logs.plugin is None:
+        return None
+    from .logs_client import LogsPlugin
+
+    return LogsPlugin(spec.logs)

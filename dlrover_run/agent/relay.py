@@ -239,7 +239,7 @@ class _Relay:
         for sink, needles in wanted:
             # Each has a place in the file of its own, so that a console that is stuck does not hold the filtered file.
             try:
-                tail = Tail(path, sink, prefix, needles)
+                tail = Tail(path, sink, prefix, needles, message["start"])
             except OSError as error:
                 self._warn(f"cannot read {path}, so it is not shown: {error.strerror}")
                 return

@@ -125,11 +125,20 @@ class Relay:
             self._send({"do": "pipe", "key": key, "show": show}, fd)
 
     def add_tail(
-        self, path: str, out: Literal[1, 2], prefix: str, needles: Collection[str] = (), filtered: str | None = None
+        self,
+        path: str,
+        out: Literal[1, 2],
+        prefix: str,
+        needles: Collection[str] = (),
+        filtered: str | None = None,
+        start: int = 0,
     ) -> None:
-        """Show a log file line by line on descriptor `out`; lines with a needle go to the file `filtered` as well."""
+        """Show a log file line by line on descriptor `out`; lines with a needle go to the file `filtered` as well.
+
+        The first `start` bytes of the log file are left out.
+        """
         where = filtered and os.path.abspath(filtered)
-        told = {"do": "tail", "path": os.path.abspath(path), "out": out, "prefix": prefix}
+        told = {"do": "tail", "path": os.path.abspath(path), "out": out, "prefix": prefix, "start": start}
         self._send({**told, "needles": list(needles), "filtered": where})
 
     def remove_at_end(self, path: str) -> None:

@@ -189,11 +189,14 @@ class Pipe:
 
 
 class Tail:
-    """One log file on its way to one sink: to the console, or its matching lines to the filtered file."""
+    """One log file on its way to one sink: to the console, or its matching lines to the filtered file.
 
-    def __init__(self, path: str, sink: Sink, prefix: bytes, needles: tuple[bytes, ...] | None) -> None:
+    The first `start` bytes of it are left out.
+    """
+
+    def __init__(self, path: str, sink: Sink, prefix: bytes, needles: tuple[bytes, ...] | None, start: int = 0) -> None:
         self.sink = sink
-        self.offset = 0
+        self.offset = start
         self.grown = True
         """Whether the file may hold more than was read."""
         self.watch = -1
@@ -202,6 +205,8 @@ class Tail:
         self._needles = needles
         # The order in which the worker's end and ours open the file does not matter, so either may create it.
         self._fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if start:
+            os.lseek(self._fd, start, os.SEEK_SET)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

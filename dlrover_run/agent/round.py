@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..coordination.records import Assignment
 from ..spec import JobSpec
@@ -15,6 +17,9 @@ from .outcome import WorkerEnd
 from .process import WorkerProcess, WorkerStart
 from .relay_client import Relay
 from .results import ResultFiles
+
+if TYPE_CHECKING:
+    from .logs_plugin import Answer
 
 
 @dataclass(frozen=True)
@@ -27,20 +32,41 @@ class Round:
     results: ResultFiles | None
 
 
-def prepare(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str], run_dir: str | None, relay: Relay) -> Round:
+def contract(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
+    """The variables that the launcher itself answers for, of each local rank: what torchrun shows a plugin for logs."""
+    names = worker_environment(spec, assigned, 0, {}, "").keys()
+    wholes = {rank: worker_environment(spec, assigned, rank, parent, "") for rank in range(assigned.workers)}
+    return {rank: {name: whole[name] for name in names} for rank, whole in wholes.items()}
+
+
+def prepare(
+    spec: JobSpec,
+    assigned: Assignment,
+    parent: Mapping[str, str],
+    run_dir: str | None,
+    relay: Relay,
+    placed: Answer | None = None,
+) -> Round:
     """Open everything that the workers of a round need; `release` closes what they have inherited.
 
-    Raises SpecError when a device, a CPU set or a log directory is missing, OSError when a file cannot be opened.
+    `placed` is a plugin's word on where the output goes and which environments the workers have. Raises SpecError when
+    a device, a CPU set or a log directory is missing, OSError when a file cannot be opened.
     """
-    plan = streams.plan_streams(spec.logs, run_dir, assigned.round - 1, assigned.workers)
-    streams.make_dirs(plan)
+    if placed is None:
+        plan = streams.plan_streams(spec.logs, run_dir, assigned.round - 1, assigned.workers)
+        streams.make_dirs(plan)
+    else:
+        plan = _placed_plan(placed, spec)
     results = ResultFiles(assigned.workers) if spec.entrypoint.kind == "function" else None
     cpus = _bound_cpus(spec, assigned, parent)
     starts = []
     for ranks in plan.ranks:
         local_rank = ranks.local_rank
         rank = assigned.first_rank + local_rank
-        environment = worker_environment(spec, assigned, local_rank, parent, ranks.error_file or "")
+        if placed is None:
+            environment = worker_environment(spec, assigned, local_rank, parent, ranks.error_file or "")
+        else:
+            environment = {**parent, **placed.environments[local_rank]}
         args = fill_macros(spec.entrypoint.args, local_rank)
         if results is not None:
             args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
@@ -59,8 +85,25 @@ def prepare(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str], run_
         prefix = streams.line_prefix(
             spec.logs.prefix_template, spec.role, assigned.first_rank + tee.local_rank, tee.local_rank
         )
-        relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered)
+        relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
     return Round(assigned, plan, tuple(starts), results)
+
+
+def _placed_plan(placed: Answer, spec: JobSpec) -> streams.StreamPlan:
+    from .logs_client import plan_from
+
+    plan = plan_from(placed, spec.logs)
+    for ranks in plan.ranks:
+        # A plugin may name the same place in every round, and what an earlier round recorded there is not this one's.
+        if ranks.error_file is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(ranks.error_file)
+    return plan
+
+
+def _size(path: str) -> int:
+    """What a log file holds from an earlier round, which has been shown already."""
+    return os.path.getsize(path) if os.path.exists(path) else 0
 
 
 def _bound_cpus(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:

@@ -57,7 +57,7 @@ class RankStreams:
 class Tee:
     """One log file that is also shown: `path` goes line by line, prefixed, to our descriptor `out` (1 or 2).
 
-    Lines that contain any of `needles` also go, with their prefix, to `filtered`; no needles, no such file.
+    Lines that contain any of `needles` also go, with their prefix, to `filtered`; without needles it is not made.
     """
 
     local_rank: int
@@ -121,7 +121,7 @@ def line_prefix(template: str | None, role: str, rank: int, local_rank: int) -> 
 
 @dataclass(frozen=True)
 class RunDir:
-    """The directory of one run. `path` None: no file may be written. `keep` False: the launcher removes it."""
+    """The directory of one run. `path` None: there is none. `keep` False: the launcher removes what was written."""
 
     path: str | None
     keep: bool
@@ -132,6 +132,8 @@ def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
 
     Raises `SpecError` when the directory that the user named cannot be used.
     """
+    if logs.plugin is not None:
+        return RunDir(None, keep=True)  # The plugin makes its own directories, in `log_dir` or wherever it likes.
     if logs.log_dir == os.devnull:
         return RunDir(None, keep=False)
     if not logs.log_dir:
