@@ -14,7 +14,6 @@ from launch_bench.processes import add_up, classify, of_run, read_pss
 from launch_bench.rivals import (
     FLOOR,
     OURS_FORKSERVER,
-    OURS_PRELOADED,
     OURS_SPAWN,
     TORCHRUN,
     TORCHRUN_UNSHARED,
@@ -89,7 +88,7 @@ def _memory(rival: Rival, room: Room, limits: Limits, job: Job, with_workers: bo
     roles = classify(processes, [report.pid for report in reports])
     memory = add_up(roles, read_pss(roles))
     values = {"": float(memory.launcher + memory.template)}
-    forks = rival.name in (OURS_FORKSERVER.name, OURS_PRELOADED.name)
+    forks = rival.name == OURS_FORKSERVER.name
     if forks:
         values[WITHOUT_TEMPLATE] = float(memory.launcher)
     if with_workers:
@@ -157,10 +156,10 @@ CASES = (
         name="torch-memory",
         title="memory of the launcher (PSS), 2 workers that have imported torch",
         unit="bytes",
-        rivals=(OURS_SPAWN, OURS_PRELOADED, TORCHRUN, FLOOR),
+        rivals=(OURS_SPAWN, OURS_FORKSERVER, TORCHRUN, FLOOR),
         baseline=TORCHRUN.name,
         measure=torch_memory,
-        targets={(OURS_SPAWN.name, ""): 0.25, (OURS_PRELOADED.name, WITHOUT_TEMPLATE): 0.25},
+        targets={(OURS_SPAWN.name, ""): 0.25, (OURS_FORKSERVER.name, WITHOUT_TEMPLATE): 0.25},
     ),
     Case(
         name="kill",
@@ -175,9 +174,9 @@ CASES = (
         name="torch-start",
         title="start to the first line after `import torch` of all 8 workers",
         unit="s",
-        rivals=(OURS_SPAWN, OURS_PRELOADED, TORCHRUN, FLOOR),
+        rivals=(OURS_SPAWN, OURS_FORKSERVER, TORCHRUN, FLOOR),
         baseline=TORCHRUN.name,
         measure=torch_line,
-        targets={(OURS_PRELOADED.name, ""): 0.4},
+        targets={(OURS_FORKSERVER.name, ""): 0.4},
     ),
 )

@@ -47,7 +47,7 @@ def pair_ratios(
 ) -> list[float]:
     """Each repetition's own ratio, so that a load that comes and goes weighs on both sides of a pair.
 
-    A pair whose baseline was lost is left out, which can only hurt us; a run of ours that was lost counts as infinite.
+    A pair whose baseline was lost is left out; a run that was lost against a baseline that was not counts as infinite.
     """
     ratios = []
     for repetition, value in ours:
