@@ -1,7 +1,7 @@
 """dlrover-run: starts, watches and restarts distributed training; a drop-in for torchrun.
 
-`main(args)`, `LaunchConfig` and `elastic_launch` are what a Python program calls. They are loaded when first used, so that
-importing this package costs nothing.
+`main(args)`, `LaunchConfig` and `elastic_launch` are what a Python program calls. They are loaded when first used, so
+that importing this package costs nothing.
 """
 
 from __future__ import annotations

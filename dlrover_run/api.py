@@ -1,7 +1,7 @@
 """Launching from Python: the surface of `torch.distributed.launcher.api`, without torch.
 
-A launch runs in a process of its own, the same that the command line starts. A caller's process may hold threads, devices and
-children that a launcher in it could neither fork safely nor tell from its own.
+A launch runs in a process of its own, the same that the command line starts. A caller's process may hold threads,
+devices and children that a launcher in it could neither fork safely nor tell from its own.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .spec import Entrypoint, JobSpec, LogSpec, SpecError, Std, StreamMap
 class LaunchConfig:
     """What torch's class of this name holds, with the same names and meanings.
 
-    `rdzv_backend` is empty for one node, where no rendezvous is needed; torch's default, the etcd of the v2 API, has no server
-    left to speak to. `logs_specs` takes a `LogsSpecs` of ours or torch's `DefaultLogsSpecs`, `numa_options` the name of a
-    binding or torch's `NumaOptions`.
+    `rdzv_backend` is empty for one node, where no rendezvous is needed; torch's default, the etcd of the v2 API, has no
+    server left to speak to. `logs_specs` takes a `LogsSpecs` of ours or torch's `DefaultLogsSpecs`, `numa_options` the
+    name of a binding or torch's `NumaOptions`.
     """
 
     min_nodes: int
@@ -88,7 +88,8 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class LogsSpecs:
-    """Where the ranks' output goes, with the arguments of torch's `DefaultLogsSpecs`: a `Std` for all ranks, or one by rank."""
+    """Where the ranks' output goes, with the arguments of torch's `DefaultLogsSpecs`: a `Std` for all ranks, or one by
+    rank."""
 
     log_dir: str | None = None
     redirects: int | Mapping[int, int] = Std.NONE
@@ -102,7 +103,9 @@ def _log_spec(config: LaunchConfig) -> LogSpec:
         # torch's class keeps its arguments under these names and offers no others.
         names = ("_root_log_dir", "_redirects", "_tee", "_local_ranks_filter")
         if not all(hasattr(given, name) for name in names):
-            raise SpecError(f"logs_specs: {type(given).__name__} is not understood; give LogsSpecs or DefaultLogsSpecs.")
+            raise SpecError(
+                f"logs_specs: {type(given).__name__} is not understood; give LogsSpecs or DefaultLogsSpecs."
+            )
         given = LogsSpecs(*(getattr(given, name) for name in names))
     return LogSpec(
         log_dir=given.log_dir,
@@ -142,17 +145,18 @@ class ChildFailedError(Exception):
         super().__init__(f"{name} failed: {verdict.error or verdict.reason}")
 
     def get_first_failure(self) -> tuple[int, WorkerEnd]:
-        """The global rank that failed first, and how. Raises LookupError when no worker did, but the launcher gave up."""
+        """The global rank that failed first, and how. Raises LookupError when no worker did, but the launcher gave
+        up."""
         if self._root is None:
             raise LookupError("no worker failed; the launcher itself gave up")
         return self._root.rank, self._root
 
 
-class elastic_launch:  # noqa: N801 -- the name is torch's.
+class elastic_launch:
     """`elastic_launch(config, entrypoint)(*args)` runs a function or a command on every rank.
 
-    Returns each global rank's return value for a function (which must be picklable, as for multiprocessing's spawn) and an
-    empty mapping for a command. Raises SpecError for a bad configuration, ChildFailedError when the job failed and
+    Returns each global rank's return value for a function (which must be picklable, as for multiprocessing's spawn) and
+    an empty mapping for a command. Raises SpecError for a bad configuration, ChildFailedError when the job failed and
     KeyboardInterrupt when the user interrupted it.
     """
 
@@ -167,7 +171,8 @@ class elastic_launch:  # noqa: N801 -- the name is torch's.
         if isinstance(self._entrypoint, str):
             spec = parse([*self._config.flags(), "--no-python", self._entrypoint, *map(str, args)], os.environ)
             return launch_from_python(self._completed(spec))
-        # The parser wants a program, and a function has none: any that exists stands in until the next lines replace it.
+        # The parser wants a program, and a function has none: any that exists stands in until the next lines replace
+        # it.
         spec = parse([*self._config.flags(), "--no-python", sys.executable], os.environ)
         name = getattr(self._entrypoint, "__qualname__", repr(self._entrypoint))
         with _memory_file(_pickle_call(self._entrypoint, args)) as payload_fd:
@@ -175,26 +180,30 @@ class elastic_launch:  # noqa: N801 -- the name is torch's.
             return launch_from_python(replace(self._completed(spec), entrypoint=entrypoint))
 
     def _completed(self, spec: JobSpec) -> JobSpec:
-        """What flags cannot say, or would say otherwise: the command line invents an id for one node, and here one is given."""
+        """What flags cannot say, or would say otherwise: the command line invents an id for one node, and here one is
+        given."""
         return replace(spec, run_id=self._config.run_id or str(uuid.uuid4().int), logs=_log_spec(self._config))
 
 
 def _pickle_call(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """What `function_worker` reads: how to make the caller's main module importable, then the call itself."""
     preparation = multiprocessing.spawn.get_preparation_data("dlrover-run function")
-    # A process's own key refuses to be pickled outside multiprocessing; as plain bytes it goes to our own children only.
+    # A process's own key refuses to be pickled outside multiprocessing; as plain bytes it goes to our own children
+    # only.
     preparation["authkey"] = bytes(multiprocessing.process.current_process().authkey)
     try:
         return pickle.dumps(preparation) + pickle.dumps((function, args))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise SpecError(f"elastic_launch: the function or its arguments cannot be pickled ({error}); use a top-level function.") from error
+        raise SpecError(
+            f"elastic_launch: the function or its arguments cannot be pickled ({error}); use a top-level function."
+        ) from error
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """`dlrover-run` called from Python with the arguments of a command line (default: this process's own).
 
-    Returns when the job has succeeded. Raises SystemExit(2) for a bad command line, as argparse does, and ChildFailedError
-    when the job failed.
+    Returns when the job has succeeded. Raises SystemExit(2) for a bad command line, as argparse does, and
+    ChildFailedError when the job failed.
     """
     from .cli import parse
 
@@ -207,13 +216,15 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def launch_from_python(spec: JobSpec) -> dict[int, Any]:
-    """Run a job in a launcher process of its own and wait for it; see `elastic_launch` for what comes back and what is raised."""
+    """Run a job in a launcher process of its own and wait for it; see `elastic_launch` for what comes back and what is
+    raised."""
     verdict, code, stopped_by = _run_launcher(spec)
     if stopped_by is signal.SIGINT:
         raise KeyboardInterrupt
     if verdict is None:
         raise ChildFailedError(
-            spec.entrypoint.target, Verdict(code, "", error=f"the launcher process ended with {code} and left no verdict")
+            spec.entrypoint.target,
+            Verdict(code, "", error=f"the launcher process ended with {code} and left no verdict"),
         )
     if verdict.exit_code != 0:
         raise ChildFailedError(spec.entrypoint.target, verdict)

@@ -19,7 +19,8 @@ from .spec import JobSpec
 class LaunchRequest:
     """What a Python program that launches a job hands to its launcher process.
 
-    `lifeline` is a descriptor that reads as ended when the program is gone, `verdict` one that takes the Verdict as JSON.
+    `lifeline` is a descriptor that reads as ended when the program is gone, `verdict` one that takes the Verdict as
+    JSON.
     """
 
     spec: JobSpec
@@ -30,8 +31,8 @@ class LaunchRequest:
 def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = None) -> int:
     """Run one job on this node and return the exit code of the launcher.
 
-    This process becomes the guard, so it must have no other children, and the agent is forked from it, so it must have no
-    other threads. Raises SpecError when the log directory cannot be used.
+    This process becomes the guard, so it must have no other children, and the agent is forked from it, so it must have
+    no other threads. Raises SpecError when the log directory cannot be used.
     """
     _open_standard_streams()
     if signal.SIGINT not in spec.signals:

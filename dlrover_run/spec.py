@@ -69,10 +69,10 @@ EntrypointKind = Literal["script", "module", "program", "run_path", "function"]
 class Entrypoint:
     """What each worker runs.
 
-    `target` is a path (script, run_path), a dotted module name, a program, or the function's qualified name.
-    `args` still hold their `${local_rank}` macros. `python` is the interpreter for everything but a program.
-    `payload_fd` is the descriptor of the pickled function and its arguments, for `kind == "function"` only: it comes from
-    the Python process that called `elastic_launch` on this machine, by inheritance, never over a network.
+    `target` is a path (script, run_path), a dotted module name, a program, or the function's qualified name. `args`
+    still hold their `${local_rank}` macros. `python` is the interpreter for everything but a program. `payload_fd` is
+    the descriptor of the pickled function and its arguments, for `kind == "function"` only: it comes from the Python
+    process that called `elastic_launch` on this machine, by inheritance, never over a network.
     """
 
     kind: EntrypointKind
@@ -85,16 +85,17 @@ class Entrypoint:
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 SHUTDOWN_TIMEOUT = 30.0
-"""Seconds that a worker gets to end after a signal before it is killed; `--shutdown-timeout` changes it (as torchrun)."""
+"""Seconds that a worker gets to end after a signal before it is killed; `--shutdown-timeout` changes it (as
+torchrun)."""
 
 
 @dataclass(frozen=True)
 class JobSpec:
     """One job as one node sees it.
 
-    `backend` says where the records of coordination live: `memory` for one node, `static` when ranks are given by flags.
-    `master_addr` and `master_port` are the store that `static` names; with `memory` every round has a port of its own.
-    `local_addr` is the address that this node advertises.
+    `backend` says where the records of coordination live: `memory` for one node, `static` when ranks are given by
+    flags. `master_addr` and `master_port` are the store that `static` names; with `memory` every round has a port of
+    its own. `local_addr` is the address that this node advertises.
     """
 
     entrypoint: Entrypoint

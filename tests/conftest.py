@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import OURS, TORCHRUN, Launcher, Mailbox  # noqa: E402 -- the path has to be set first.
+from harness import OURS, TORCHRUN, Launcher, Mailbox
 
 
 @pytest.fixture(params=[TORCHRUN, OURS], ids=lambda launcher: launcher.name)

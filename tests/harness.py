@@ -73,7 +73,12 @@ def start(
     **popen: Any,
 ) -> subprocess.Popen[str]:
     """Start a launch in the background, with pipes for its output."""
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **popen}
+    options: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "stdin": subprocess.DEVNULL,
+        **popen,
+    }
     return subprocess.Popen(
         [*launcher.command, *map(str, args)], cwd=cwd, env=environment(env), text=True, errors="replace", **options
     )
@@ -106,7 +111,8 @@ class Mailbox:
     """A socket to which workers send one JSON object at a time (see `workers/post.py`)."""
 
     def __init__(self, directory: Path) -> None:
-        # The path of a Unix socket has at most 107 bytes, which pytest's directories may exceed; an abstract name has none.
+        # The path of a Unix socket has at most 107 bytes, which pytest's directories may exceed; an abstract name has
+        # none.
         self.name = f"dlrover-test-{os.getpid()}-{os.urandom(4).hex()}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(f"\0{self.name}")

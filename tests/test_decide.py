@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
 from dlrover_run.backends.local import LocalBoard
 from dlrover_run.coordination.decide import Rules, decide
 from dlrover_run.coordination.records import Failure, NodePhase, NodeStatus, Plan, PlanPhase, assignment
 from dlrover_run.spec import Entrypoint, JobSpec
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def status(
@@ -89,7 +90,10 @@ def test_any_order_of_events_keeps_the_budget(budget: int, events: list[NodePhas
     for event in events:
         over = plan.phase in (PlanPhase.FINISHED, PlanPhase.FAILED)
         said = status(
-            phase=event, round_=plan.round, port=1000 + plan.round, failure=KILLED if event is NodePhase.FAILED else None
+            phase=event,
+            round_=plan.round,
+            port=1000 + plan.round,
+            failure=KILLED if event is NodePhase.FAILED else None,
         )
         before = plan
         plan = decide(rules, plan, [said])

@@ -16,7 +16,9 @@ GONE_WITHIN = 1.0
 
 
 def launch(mailbox: Mailbox, *args: str) -> subprocess.Popen[str]:
-    return start(OURS, args, cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name, "TMPDIR": str(mailbox.directory)})
+    return start(
+        OURS, args, cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name, "TMPDIR": str(mailbox.directory)}
+    )
 
 
 def agent_of(guard: int) -> int:
@@ -97,8 +99,8 @@ def test_orphans_that_end_by_themselves_leave_no_zombies(mailbox: Mailbox, tmp_p
         f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
         "import signal, subprocess\n"
         "from post import post\n"
-        "pids = [int(subprocess.run(['sh', '-c', 'sleep 0 & echo $!'], stdout=subprocess.PIPE).stdout) for _ in range(20)]\n"
-        "post(orphans=pids)\n"
+        "command = ['sh', '-c', 'sleep 0 & echo $!']\n"
+        "post(orphans=[int(subprocess.run(command, stdout=subprocess.PIPE).stdout) for _ in range(20)])\n"
         "signal.pause()\n"
     )
     guard = launch(mailbox, str(script))

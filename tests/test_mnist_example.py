@@ -234,9 +234,7 @@ def position_after(step: int) -> tuple[int, int, int]:
     return epoch, completed, -(-(TRAINING_SAMPLES - completed) // WORKERS)
 
 
-def test_another_number_of_workers_goes_on_with_the_same_samples(
-    undisturbed: tuple[Path, Run], tmp_path: Path
-) -> None:
+def test_another_number_of_workers_goes_on_with_the_same_samples(undisturbed: tuple[Path, Run], tmp_path: Path) -> None:
     """One worker with the whole global batch takes over in the middle of an epoch, and comes to the same weights."""
     directory, baseline = undisturbed
     checkpoints = tmp_path / "checkpoints"

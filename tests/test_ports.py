@@ -6,6 +6,7 @@ import errno
 import socket
 
 import pytest
+
 from dlrover_run.agent.ports import HeldPort
 
 

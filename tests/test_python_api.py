@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import dlrover_run
 import pytest
 from harness import WAIT, Mailbox, environment, still_alive, watched
+
+import dlrover_run
 
 
 def config(workers: int = 2, **options: Any) -> dlrover_run.LaunchConfig:

@@ -17,7 +17,12 @@ def kill_and_recover(mailbox: Mailbox, method: str, kills: int, workers: int = 2
     choose = random.Random(kills)
     job = start(
         OURS,
-        [f"--start-method={method}", f"--nproc-per-node={workers}", f"--max-restarts={kills}", WORKERS / "initialise.py"],
+        [
+            f"--start-method={method}",
+            f"--nproc-per-node={workers}",
+            f"--max-restarts={kills}",
+            WORKERS / "initialise.py",
+        ],
         cwd=mailbox.directory,
         env={"TEST_MAILBOX": mailbox.name},
     )
@@ -25,7 +30,9 @@ def kill_and_recover(mailbox: Mailbox, method: str, kills: int, workers: int = 2
     try:
         for attempt in range(kills + 1):
             group = mailbox.gather(workers)
-            assert [(m["restart"], m["rank"], m["world"]) for m in group] == [(attempt, r, workers) for r in range(workers)]
+            assert [(m["restart"], m["rank"], m["world"]) for m in group] == [
+                (attempt, r, workers) for r in range(workers)
+            ]
             if attempt < kills:
                 os.kill(choose.choice(group)["pid"], signal.SIGKILL)
                 recovered = attempt

@@ -61,7 +61,9 @@ def test_an_exception_from_its_traceback_to_what_the_others_did() -> None:
         max_restarts=3,
     )
     rule, thin = "=" * 80, "-" * 80
-    assert text == f"""{rule}
+    assert (
+        text
+        == f"""{rule}
 train.py FAILED
 {thin}
 Root Cause (first observed failure):
@@ -83,6 +85,7 @@ Others:
 3 of 3 restarts were used.
 The launcher exits with code 1.
 {rule}"""
+    )
 
 
 @pytest.mark.parametrize(

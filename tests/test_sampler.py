@@ -81,9 +81,7 @@ def test_each_epoch_uses_each_sample_once_over_any_sequence_of_worlds_and_kills(
 
 
 @settings(deadline=None)
-@given(
-    dataset_size=st.integers(0, 100), world_size=st.integers(1, 8), seed=st.integers(0, 9), epoch=st.integers(0, 9)
-)
+@given(dataset_size=st.integers(0, 100), world_size=st.integers(1, 8), seed=st.integers(0, 9), epoch=st.integers(0, 9))
 def test_deals_out_the_same_permutation_as_torch(dataset_size: int, world_size: int, seed: int, epoch: int) -> None:
     size = dataset_size * world_size  # divisible, so that torch's sampler neither pads nor drops
     dataset = TensorDataset(torch.empty(size))

@@ -111,9 +111,7 @@ def test_ctrl_c_in_a_terminal_is_one_interrupt(mailbox: Mailbox) -> None:
 
 
 def test_nohup_keeps_the_job_alive_over_a_hangup(mailbox: Mailbox) -> None:
-    process = launch(
-        mailbox, ON_SIGNAL, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    )
+    process = launch(mailbox, ON_SIGNAL, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     mailbox.receive()
     process.send_signal(signal.SIGHUP)
     process.terminate()

@@ -8,7 +8,7 @@ import re
 import stat
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from harness import OURS, TORCHRUN, WORKERS, Launcher, Mailbox, run
@@ -27,7 +27,9 @@ OURS_DIFFERS = {
 }
 
 
-def observe(launcher: Launcher, mailbox: Mailbox, args: list[Any], workers: int = 2, **options: Any) -> list[dict[str, Any]]:
+def observe(
+    launcher: Launcher, mailbox: Mailbox, args: list[Any], workers: int = 2, **options: Any
+) -> list[dict[str, Any]]:
     env = {"TEST_MAILBOX": mailbox.name, **options.pop("env", {})}
     result = run(launcher, args, cwd=mailbox.directory, env=env, **options)
     assert result.code == 0, result.err
@@ -49,7 +51,10 @@ def both(mailbox: Mailbox, args: list[Any], workers: int = 2, **options: Any) ->
         (["--nproc-per-node=2", "--virtual-local-rank"], {"CUDA_VISIBLE_DEVICES": None}),
         (["--nproc-per-node=2"], {"OMP_NUM_THREADS": "7", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}),
         (["--nproc-per-node=2", "--signals-to-handle=SIGTERM,SIGUSR1"], {"CUDA_VISIBLE_DEVICES": "1"}),
-        (["--master-port=0", "--nproc-per-node=2", "--rdzv-id=some-id"], {"PET_ROLE": "from-env", "PET_MAX_RESTARTS": "1"}),
+        (
+            ["--master-port=0", "--nproc-per-node=2", "--rdzv-id=some-id"],
+            {"PET_ROLE": "from-env", "PET_MAX_RESTARTS": "1"},
+        ),
     ],
 )
 def test_the_environment_of_a_worker(mailbox: Mailbox, flags: list[str], env: dict[str, str | None]) -> None:
@@ -147,7 +152,7 @@ def test_two_static_nodes_make_one_world(launcher: Launcher, mailbox: Mailbox, f
 class TestExitCodes:
     """torchrun answers 1 to everything; ours tells what happened, and `--compat-exit-codes` gives torchrun's back."""
 
-    CASES = {
+    CASES: ClassVar = {
         "exit 0": ("raise SystemExit(0)", 0),
         "exit 3": ("raise SystemExit(3)", 3),
         "exception": ("raise ValueError('x')", 1),

@@ -42,9 +42,7 @@ class Row:
     notes: str
 
 
-def pair_ratios(
-    ours: Sequence[tuple[int, float | None]], theirs: Mapping[int, float | None]
-) -> list[float]:
+def pair_ratios(ours: Sequence[tuple[int, float | None]], theirs: Mapping[int, float | None]) -> list[float]:
     """Each repetition's own ratio, so that a load that comes and goes weighs on both sides of a pair.
 
     A pair whose baseline was lost is left out; a run that was lost against a baseline that was not counts as infinite.

@@ -171,7 +171,5 @@ THEIRS = (sys.executable, "-m", "torch.distributed.run")
 OURS_SPAWN = CommandRival("dlrover-run spawn", OURS, ("--start-method=spawn",))
 OURS_FORKSERVER = CommandRival("dlrover-run forkserver", OURS, ("--start-method=forkserver",))
 TORCHRUN = CommandRival("torchrun", THEIRS)
-TORCHRUN_UNSHARED = CommandRival(
-    "torchrun, own store", THEIRS, environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-)
+TORCHRUN_UNSHARED = CommandRival("torchrun, own store", THEIRS, environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 FLOOR = Floor()

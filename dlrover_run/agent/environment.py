@@ -12,7 +12,8 @@ from ..spec import JobSpec, SpecError
 def worker_environment(
     spec: JobSpec, assigned: Assignment, local_rank: int, parent: Mapping[str, str], error_file: str
 ) -> dict[str, str]:
-    """The whole environment of one worker. `parent` is the launcher's own; `error_file` is empty when no file may be written.
+    """The whole environment of one worker. `parent` is the launcher's own; `error_file` is empty when no file may be
+    written.
 
     Raises SpecError when `--virtual-local-rank` finds fewer devices than workers.
     """
@@ -33,7 +34,8 @@ def worker_environment(
         TORCHELASTIC_RESTART_COUNT=str(assigned.restart_count),
         TORCHELASTIC_MAX_RESTARTS=str(spec.max_restarts),
         TORCHELASTIC_RUN_ID=spec.run_id,
-        # The worker with rank 0 hosts the store, so that it dies with its round; True would make rank 0 a client as well.
+        # The worker with rank 0 hosts the store, so that it dies with its round; True would make rank 0 a client as
+        # well.
         TORCHELASTIC_USE_AGENT_STORE="False",
         TORCHELASTIC_ERROR_FILE=error_file,
         TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(s.name for s in spec.signals),
@@ -58,12 +60,13 @@ def _own_device(visible: str | None, local_rank: int) -> str:
     devices = visible.split(",")
     if local_rank >= len(devices):
         raise SpecError(
-            f"--virtual-local-rank: local rank {local_rank} has no device, because CUDA_VISIBLE_DEVICES={visible} names "
-            f"{len(devices)}; name more devices or start fewer workers."
+            f"--virtual-local-rank: local rank {local_rank} has no device, for CUDA_VISIBLE_DEVICES={visible} "
+            f"names {len(devices)}; name more devices or start fewer workers."
         )
     return devices[local_rank].strip()
 
 
 def fill_macros(args: tuple[str, ...], local_rank: int) -> tuple[str, ...]:
-    """The script's arguments with `${local_rank}` filled in; other dollar words stay, and `$$` becomes `$` (as torchrun)."""
+    """The script's arguments with `${local_rank}` filled in; other dollar words stay, and `$$` becomes `$` (as
+    torchrun)."""
     return tuple(Template(arg).safe_substitute(local_rank=str(local_rank)) for arg in args)

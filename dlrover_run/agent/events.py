@@ -1,4 +1,5 @@
-"""`--event-log-handler=console`: one JSON line on standard error for each event of the job, shaped as torchrun's are."""
+"""`--event-log-handler=console`: one JSON line on standard error for each event of the job, shaped as torchrun's
+are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The program that runs one rank of `elastic_launch(config, function)`: load the function, call it, hand its result back.
+"""The program that runs one rank of `elastic_launch(config, function)`: load the function, call it, hand its result
+back.
 
-The pickles come from and go to the Python process that called `elastic_launch`, through memory files of this machine that only
-its own user can open; nothing that crosses a network is pickled.
+The pickles come from and go to the Python process that called `elastic_launch`, through memory files of this machine
+that only its own user can open; nothing that crosses a network is pickled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def main() -> None:
     """`argv[1]` is the file of the call, `argv[2]` the file that takes the result."""
     call_path, result_path = sys.argv[1:3]
     with open(call_path, "rb") as payload:
-        # The caller's main module first: the function may be defined in it, or need what it imports. Its sys.argv comes too.
+        # The caller's main module first: the function may be defined in it, or need what it imports. Its sys.argv comes
+        # too.
         multiprocessing.spawn.prepare(pickle.load(payload))
         function, args = pickle.load(payload)
     rank = os.environ["LOCAL_RANK"]

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from .process import WorkerProcess, WorkerStart
 
 KILL_TIMEOUT = 20.0
-"""Seconds that the kernel gets to end a worker after SIGKILL; then it hangs in the kernel (a dead disk or driver) for good."""
+"""Seconds that the kernel gets to end a worker after SIGKILL; then it hangs in the kernel (a dead disk or driver) for
+good."""
 
 StartOne = Callable[[WorkerStart], Awaitable[int]]
 
@@ -19,7 +20,8 @@ class StuckWorkers(Exception):
 
 
 class WorkerGroup:
-    """Starts, watches and stops the workers of one round. `on_end` is called with each worker as it ends, in that order."""
+    """Starts, watches and stops the workers of one round. `on_end` is called with each worker as it ends, in that
+    order."""
 
     def __init__(self, starts: Sequence[WorkerStart], on_end: Callable[[WorkerProcess], None]) -> None:
         self._starts = starts
@@ -29,7 +31,8 @@ class WorkerGroup:
         self.ended: list[WorkerProcess] = []
 
     async def start(self, start_one: StartOne) -> None:
-        """Start every worker with `start_one`. Raises what that raises; those already started are then the caller's to stop."""
+        """Start every worker with `start_one`. Raises what that raises; those already started are then the caller's to
+        stop."""
         for start in self._starts:
             pid = await start_one(start)
             self._workers.append(WorkerProcess(pid, start, self._note_end))
@@ -71,7 +74,7 @@ class WorkerGroup:
         except asyncio.TimeoutError:
             stuck = ", ".join(f"rank {w.rank} (pid {w.pid})" for w in self._workers if w.live)
             raise StuckWorkers(
-                f"SIGKILL did not end {stuck} within {KILL_TIMEOUT:.0f} s: the kernel holds it, look at its device or disk."
+                f"SIGKILL did not end {stuck} within {KILL_TIMEOUT:g} s: the kernel holds it, look at its device or disk."
             ) from None
 
     async def _wait_for_all(self) -> None:

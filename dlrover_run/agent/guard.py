@@ -1,7 +1,8 @@
 """The outer half of the launcher: the process that the user sees, signals and waits for.
 
-It does nothing but watch. The agent is its child, so the two can outlive each other by a moment only: when the agent is killed,
-its orphans come to the guard, which ends them; when the guard is killed, the agent reads the end of the lifeline and ends all.
+It does nothing but watch. The agent is its child, so the two can outlive each other by a moment only: when the agent is
+killed, its orphans come to the guard, which ends them; when the guard is killed, the agent reads the end of the
+lifeline and ends all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Descent: whose child a process is, and that nothing a job started outlives its owner.
 
-The kernel gives two tools. A *child subreaper* inherits every orphan among its descendants, so a daemon that a worker left
-behind comes to us instead of vanishing to process 1. A *parent death signal* ends a child when its parent dies, also by
-SIGKILL. The guard and the agent are both subreapers and watch each other; a worker has the death signal.
+The kernel gives two tools. A *child subreaper* inherits every orphan among its descendants, so a daemon that a worker
+left behind comes to us instead of vanishing to process 1. A *parent death signal* ends a child when its parent dies,
+also by SIGKILL. The guard and the agent are both subreapers and watch each other; a worker has the death signal.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 STRAY_GRACE = 0.4
 """Seconds that a process left behind by a dead worker gets to end by itself before it is killed.
 
-Python's resource tracker and torch's shared-memory manager need them: both notice the death, remove what the worker left in
-/dev/shm and end. Killing them at once would leave those segments for ever.
+Python's resource tracker and torch's shared-memory manager need them: both notice the death, remove what the worker
+left in /dev/shm and end. Killing them at once would leave those segments for ever.
 """
 
 SWEEP_TIMEOUT = 5.0
@@ -42,7 +42,8 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies. `parent` is the pid expected; if it has died already, exit.
+    """Have the kernel kill this process when its parent dies. `parent` is the pid expected; if it has died already,
+    exit.
 
     Runs in a child right after fork. The signal is bound to the thread that forked, which for us is the only one.
     """
@@ -102,8 +103,8 @@ def reap(known: Iterable[int] = ()) -> None:
 def end_children(spared: Iterable[int] = (), grace: float = STRAY_GRACE) -> list[int]:
     """End all children but the `spared` ones, their orphans too, and return the pids that had to be killed.
 
-    They get `grace` seconds to end by themselves. Killing one hands us its children in turn, so this goes on until none is
-    left, or until SWEEP_TIMEOUT when the kernel itself does not let go of one.
+    They get `grace` seconds to end by themselves. Killing one hands us its children in turn, so this goes on until none
+    is left, or until SWEEP_TIMEOUT when the kernel itself does not let go of one.
     """
     kept = set(spared)
     killed: list[int] = []

@@ -1,7 +1,7 @@
 """The agent: one node's loop between the plan and its workers.
 
-Everything that happens (a new plan, the end of a worker, a signal, the loss of the guard) only marks that something happened;
-the loop then looks at the whole situation, asks `reconcile` for one action and carries it out.
+Everything that happens (a new plan, the end of a worker, a signal, the loss of the guard) only marks that something
+happened; the loop then looks at the whole situation, asks `reconcile` for one action and carries it out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .. import exit_codes
 from ..backends.local import LocalBoard
 from ..coordination.records import Failure, NodePhase, NodeStatus, Plan, assignment
 from ..spec import JobSpec, SpecError
-from . import failures, guard, lifeline, lineage, round as rounds
+from . import failures, guard, lifeline, lineage
+from . import round as rounds
 from .events import EventLog
 from .group import StuckWorkers, WorkerGroup
 from .outcome import WorkerEnd
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from .logs_client import LogsPlugin
 
 RESTART_DRAIN_TIMEOUT = 0.5
-"""Seconds without progress after which a restart no longer waits for a slow console to show the old workers' last lines."""
+"""Seconds without progress after which a restart no longer waits for a slow console to show the old workers' last
+lines."""
 
 Say = Callable[[str], None]
 
@@ -130,7 +132,8 @@ class Agent:
         )
 
     def _report(self) -> None:
-        """Tell the coordinator what has become of the round, unless this node is on its way out and nobody may act on it."""
+        """Tell the coordinator what has become of the round, unless this node is on its way out and nobody may act on
+        it."""
         if self._group is None or self._round is None or self._stop_signal is not None or self._orphaned:
             return
         first = self._group.first_failed
@@ -223,7 +226,8 @@ class Agent:
             self._stopping = False
 
     async def _finish_round(self, patience: float) -> None:
-        """Gather the evidence of a round whose workers have all ended; a console that is stuck gets `patience` seconds."""
+        """Gather the evidence of a round whose workers have all ended; a console that is stuck gets `patience`
+        seconds."""
         if self._round is None or self._group is None:
             return
         keys = [str(worker.local_rank) for worker in self._group.ended]
@@ -260,7 +264,8 @@ class Agent:
         return Verdict(code, plan.reason, plan.restart_count, self._ends, root, self._given_up, results)
 
     def _pass_on(self, root: WorkerEnd) -> None:
-        """Hand the first failure's record to whoever started this launcher and gave it an error file, as torchrun does."""
+        """Hand the first failure's record to whoever started this launcher and gave it an error file, as torchrun
+        does."""
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             problem = failures.copy_root_cause(root, error_file)
             if problem is not None:

@@ -8,9 +8,10 @@ import socket
 class HeldPort:
     """A TCP port that is bound but not listened on.
 
-    Both this socket and a store's have SO_REUSEADDR, and Linux lets two such sockets share a port as long as neither listens:
-    so the worker can bind and listen while we hold on. Meanwhile the kernel hands the port to nobody who asks for a free one,
-    neither to `bind(0)` nor to an outgoing connection. A connection that comes too early is refused, and store clients retry.
+    Both this socket and a store's have SO_REUSEADDR, and Linux lets two such sockets share a port as long as neither
+    listens: so the worker can bind and listen while we hold on. Meanwhile the kernel hands the port to nobody who asks
+    for a free one, neither to `bind(0)` nor to an outgoing connection. A connection that comes too early is refused,
+    and store clients retry.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -25,7 +26,9 @@ class HeldPort:
 
 def _bind_everywhere(port: int) -> socket.socket:
     # The store listens on [::] for both families, so that is what must be held; a kernel without IPv6 has 0.0.0.0 only.
-    families = [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")] if socket.has_ipv6 else [(socket.AF_INET, "0.0.0.0")]
+    families = (
+        [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")] if socket.has_ipv6 else [(socket.AF_INET, "0.0.0.0")]
+    )
     for family, address in families:
         try:
             held = socket.socket(family, socket.SOCK_STREAM)

@@ -18,7 +18,8 @@ from . import lineage
 class WorkerStart:
     """All that is needed to start one worker, whichever way it is started.
 
-    `argv` is the whole command line, `args` the part of it that is the program's own. `stdio` are the descriptors that become 0, 1 and 2; the caller closes them afterwards. `cpus` None leaves the affinity.
+    `argv` is the whole command line, `args` the part of it that is the program's own. `stdio` are the descriptors that
+    become 0, 1 and 2; the caller closes them afterwards. `cpus` None leaves the affinity.
     """
 
     local_rank: int
@@ -47,10 +48,10 @@ def spawn(start: WorkerStart) -> int:
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
-        preexec_fn=before_exec,  # noqa: PLW1509 -- there is one thread, so code between fork and exec is safe.
+        preexec_fn=before_exec,
     )
-    # The exit status is collected through the pidfd, by the one path that forked workers take too; with a return code set,
-    # Popen neither waits for the process nor warns that it is still running.
+    # The exit status is collected through the pidfd, by the one path that forked workers take too; with a return code
+    # set, Popen neither waits for the process nor warns that it is still running.
     process.returncode = 0
     return process.pid
 
@@ -86,8 +87,8 @@ class WorkerProcess:
     def send(self, number: signal.Signals) -> None:
         """Signal the worker's process group, which holds its children too unless they left it.
 
-        SIGKILL goes to the worker alone: Python's resource tracker, which is in that group, has to outlive it to remove what
-        it left in /dev/shm. The sweep of strays ends the others a moment later.
+        SIGKILL goes to the worker alone: Python's resource tracker, which is in that group, has to outlive it to remove
+        what it left in /dev/shm. The sweep of strays ends the others a moment later.
         """
         if not self.live:
             return
@@ -109,4 +110,3 @@ class WorkerProcess:
         self.code = os.waitstatus_to_exitcode(status)
         self.unix_time = time.time()
         self._on_end(self)
-

@@ -1,7 +1,7 @@
 """What an agent does next: a pure function of the plan, its workers and what it was asked.
 
-The loop around it carries one action out and asks again, so that only the latest state counts and no order of events can be
-forgotten.
+The loop around it carries one action out and asks again, so that only the latest state counts and no order of events
+can be forgotten.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Action(enum.Enum):
 class Situation:
     """All that the next action depends on.
 
-    `group_round` is the round of the last group that was started, 0 before the first; `live` whether any worker of it still
-    runs; `asked_to_end` whether a signal or the loss of the launcher tells this node to go.
+    `group_round` is the round of the last group that was started, 0 before the first; `live` whether any worker of it
+    still runs; `asked_to_end` whether a signal or the loss of the launcher tells this node to go.
     """
 
     plan_phase: PlanPhase

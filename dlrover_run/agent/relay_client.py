@@ -71,6 +71,8 @@ class Relay:
         self._pidfd = pidfd
         self._control = control
         self._console = console
+        self.one_console = _one_file(console)
+        """Whether both descriptors of the console lead to one place, in which the order of all bytes can be seen."""
         self._closing = False
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._waits: dict[int, _Wait] = {}
@@ -105,6 +107,8 @@ class Relay:
 
     def open_stderr(self, key: str, *, show: bool) -> int:
         """A descriptor for one worker's standard error, shown on the console if `show`; close it once it is passed on.
+
+        Where there is `one_console`, the worker's standard output may go there too, and keeps its place in the order.
 
         It is a pseudo-terminal where our own standard error is one, so that the worker still sees a terminal. `key`
         names the worker in `drain`.
@@ -308,6 +312,13 @@ class Relay:
 def _epitaph(code: int) -> str:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     return f"the output relay {how}; the workers go on, but their output is no longer shown, only written to log files"
+
+
+def _one_file(console: tuple[int, int]) -> bool:
+    with contextlib.suppress(OSError):
+        # In /dev/null no order can be seen.
+        return os.path.sameopenfile(*console) and os.fstat(console[0]).st_rdev != os.stat(os.devnull).st_rdev
+    return False
 
 
 def _pipe() -> tuple[int, int]:

@@ -57,6 +57,8 @@ def prepare(
         streams.make_dirs(plan)
     else:
         plan = _placed_plan(placed, spec)
+    if relay.one_console:
+        plan = streams.in_order(plan)
     results = ResultFiles(assigned.workers) if spec.entrypoint.kind == "function" else None
     cpus = _bound_cpus(spec, assigned, parent)
     starts = []
@@ -77,7 +79,7 @@ def prepare(
                 argv=command_line(spec.entrypoint, args),
                 args=args,
                 environment=environment,
-                stdio=(0, _output(ranks.stdout, 1, local_rank, relay), _output(ranks.stderr, 2, local_rank, relay)),
+                stdio=(0, *_outputs(ranks, relay)),
                 cpus=cpus.get(local_rank),
             )
         )
@@ -116,6 +118,11 @@ def _bound_cpus(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) 
     return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(assigned.workers)}
 
 
+def _outputs(ranks: streams.RankStreams, relay: Relay) -> tuple[int, int]:
+    stderr = _output(ranks.stderr, 2, ranks.local_rank, relay)
+    return stderr if ranks.stdout.where == "stderr" else _output(ranks.stdout, 1, ranks.local_rank, relay), stderr
+
+
 def _output(stream: streams.Stream, inherited: int, local_rank: int, relay: Relay) -> int:
     if stream.where == "relay":
         return relay.open_stderr(str(local_rank), show=stream.shown)
@@ -126,7 +133,7 @@ def _output(stream: streams.Stream, inherited: int, local_rank: int, relay: Rela
 def release(round_: Round) -> None:
     """Close our copies of the workers' outputs, once they have been started or will not be."""
     for start in round_.starts:
-        for fd in start.stdio:
+        for fd in set(start.stdio):
             if fd > 2:
                 os.close(fd)
 

@@ -1,6 +1,7 @@
 """Processes that a dead worker left behind: they get a moment to end by themselves, then they are killed.
 
-An orphan of a worker that lives is none of our business: many services of training scripts detach themselves on purpose.
+An orphan of a worker that lives is none of our business: many services of training scripts detach themselves on
+purpose.
 """
 
 from __future__ import annotations

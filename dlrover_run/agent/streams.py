@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Template
 from typing import Literal
 
@@ -27,7 +27,7 @@ TAIL_BYTES = 32 * 1024
 
 TEMP_PREFIX = "dlrover_run_"
 
-Where = Literal["inherit", "file", "null", "relay"]
+Where = Literal["inherit", "file", "null", "relay", "stderr"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Stream:
 
     `inherit` is our own descriptor, untouched. `file` is `path`, written by the worker itself. `null` is /dev/null.
     `relay` is a pipe to the relay, which remembers the end of the stream and copies it to our console when `shown`.
+    `stderr`, for a standard output only, is the worker's own standard error, wherever that goes.
     """
 
     where: Where
@@ -117,6 +118,21 @@ def line_prefix(template: str | None, role: str, rank: int, local_rank: int) -> 
     if not template:
         return f"[{role}{local_rank}]:"
     return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
+
+
+def in_order(plan: StreamPlan) -> StreamPlan:
+    """The plan for a console that takes standard output and standard error alike, as after `2>&1` or on a terminal.
+
+    What a worker writes to the two then has an order that people rely on, such as a message before its traceback. Only
+    one way from the worker to the console keeps it, so standard output takes the way that standard error has.
+    """
+    ranks = [
+        replace(rank, stdout=Stream("stderr"))
+        if rank.stdout.where == "inherit" and rank.stderr.where == "relay" and rank.stderr.shown
+        else rank
+        for rank in plan.ranks
+    ]
+    return replace(plan, ranks=tuple(ranks))
 
 
 @dataclass(frozen=True)

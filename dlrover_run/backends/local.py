@@ -1,4 +1,5 @@
-"""Records that live in this process: one node that needs no one else, and `static`, where flags say who the others are."""
+"""Records that live in this process: one node that needs no one else, and `static`, where flags say who the others
+are."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ PlanListener = Callable[[Plan], None]
 class LocalBoard:
     """Takes this node's status and tells it the plan, with `decide` run on the spot.
 
-    With `static` nothing is ever heard of the other nodes, exactly as in torchrun: their statuses are made up from the flags,
-    they count as always having done what this node has done, and each node of the job decides on its own.
+    With `static` nothing is ever heard of the other nodes, exactly as in torchrun: their statuses are made up from the
+    flags, they count as always having done what this node has done, and each node of the job decides on its own.
     """
 
     def __init__(self, spec: JobSpec, listener: PlanListener) -> None:

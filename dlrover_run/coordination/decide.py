@@ -1,7 +1,7 @@
 """The whole of coordination: statuses go in, the next plan comes out.
 
-Pure: no clock, no socket, no thread. Deciding twice on the same statuses gives the same plan, so it may be called as often as
-one likes and never loses or repeats a restart.
+Pure: no clock, no socket, no thread. Deciding twice on the same statuses gives the same plan, so it may be called as
+often as one likes and never loses or repeats a restart.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def _next_round(rules: Rules, plan: Plan, statuses: Sequence[NodeStatus], restar
     for node_rank, status in enumerate(statuses):
         members.append(Member(status.node_id, status.incarnation, node_rank, status.workers, first_rank))
         first_rank += status.workers
-    # A fresh port for every round: workers of an old round can then never meet workers of a new one. A store that the user
-    # placed by hand keeps its port; it is fresh all the same, because it lives in the worker with rank 0 and dies with it.
+    # A fresh port for every round: workers of an old round can then never meet workers of a new one. A store that the
+    # user placed by hand keeps its port; it is fresh all the same, because it lives in the worker with rank 0 and dies
+    # with it.
     address, port = rules.store or (statuses[0].address, statuses[0].port)
     return Plan(
         round=plan.round + 1,

@@ -1,7 +1,7 @@
 """The two records that the processes of a job agree on: what one node says, and what the job shall do.
 
-Both are frozen, small and free of behaviour. A reader acts on the latest one that it has seen, never on the difference between
-two, so that a lost or repeated copy changes nothing.
+Both are frozen, small and free of behaviour. A reader acts on the latest one that it has seen, never on the difference
+between two, so that a lost or repeated copy changes nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Failure(msgspec.Struct, frozen=True):
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What one node says of itself; only that node writes it.
 
-    `incarnation` tells two processes with one node id apart. `port` is free and held by the node for the store of the next
-    round, should the store come to live there. `round` is the round that `phase` and `failure` speak of, 0 before the first.
+    `incarnation` tells two processes with one node id apart. `port` is free and held by the node for the store of the
+    next round, should the store come to live there. `round` is the round that `phase` and `failure` speak of, 0 before
+    the first.
     """
 
     node_id: str
@@ -70,8 +71,8 @@ class Member(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What the whole job should do now; only the coordinator writes it.
 
-    Rounds count from 1. `restart_count` is the number of worker failures that were answered with a new round. `reason` is one
-    plain sentence that says why the plan is as it is.
+    Rounds count from 1. `restart_count` is the number of worker failures that were answered with a new round. `reason`
+    is one plain sentence that says why the plan is as it is.
     """
 
     round: int = 0

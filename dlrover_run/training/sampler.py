@@ -104,9 +104,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
                 f"of {self.dataset_size} samples; resume with the dataset that the checkpoint was made with"
             )
         self._move_to(epoch, completed_num)
-        logger.info(
-            "Load epoch = %d, completed num = %d, num_samples = %d", epoch, completed_num, self.num_samples
-        )
+        logger.info("Load epoch = %d, completed num = %d, num_samples = %d", epoch, completed_num, self.num_samples)
 
 
 class ElasticBatchSampler:

@@ -121,9 +121,7 @@ class Training:
     def take_step(self, images: Tensor, labels: Tensor, batch_size: int) -> None:
         """One step with this rank's share of the global batch, which may be empty."""
         global_batch_size = self.sampler.global_batch_size(batch_size)
-        loss_sum = functional.cross_entropy(
-            self.model(images.to(self.device)), labels.to(self.device), reduction="sum"
-        )
+        loss_sum = functional.cross_entropy(self.model(images.to(self.device)), labels.to(self.device), reduction="sum")
         self.optimizer.zero_grad()
         # DistributedDataParallel divides by the number of ranks, which is right only when all shares are equal.
         (loss_sum * (dist.get_world_size() / global_batch_size)).backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,48 @@
+# `make demo` and `make test` need nothing but Python 3.10 to 3.13 on Linux; both make .venv and install into it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test test-long check benchmark help
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/.demo ## train the MNIST example with two workers on real handwritten digits
+	$(BIN)/dlrover-run --standalone --nproc-per-node=2 --max-restarts=3 \
+		examples/mnist/cnn_train.py --digits_dir demo/mnist_digits --num_epochs 5
+
+test: check ## check the code and run the tests
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(VENV)/.test ## a hundred kills, a hundred recoveries, in both start methods
+	$(BIN)/python -m pytest -s -m long
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+benchmark: $(VENV)/.benchmark ## measure against torchrun; writes benchmarks/results/
+	$(BIN)/python benchmarks/launch.py
+
+# CUDA=1 lets pip download the CUDA libraries; without it an install that would bring them stops and says so.
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(if $(CUDA),,$(BIN)/python scripts/refuse_cuda.py '$(TORCH)')
+	$(BIN)/pip install --quiet '$(TORCH)'
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[mnist]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/.benchmark: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[benchmark]'
+	@touch $@
