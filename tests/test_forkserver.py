@@ -46,7 +46,7 @@ class Case:
     def fresh(self) -> tuple[int, str, str]:
         """The code, output and error output of a fresh interpreter."""
         middle = {"module": ["-m"], "script": []}[self.kind]
-        stdin = {"stdin": None} if self.stdin is None else {"stdin": open(self.stdin)}
+        stdin = {"stdin": None} if self.stdin is None else {"stdin": open(self.stdin)}  # noqa: SIM115 -- it lives as long as this test
         closing = (lambda: os.close(0)) if self.stdin is None else None
         env = {**self.environment, "RANK": "0", "TEMPLATE": "0", "FORKED_AT": "0"}
         with open(self.directory / "fresh.out", "w+") as out, open(self.directory / "fresh.err", "w+") as err:

@@ -74,7 +74,7 @@ class WorkerGroup:
         except asyncio.TimeoutError:
             stuck = ", ".join(f"rank {w.rank} (pid {w.pid})" for w in self._workers if w.live)
             raise StuckWorkers(
-                f"SIGKILL did not end {stuck} within {KILL_TIMEOUT:g} s: the kernel holds it, look at its device or disk."
+                f"SIGKILL did not end {stuck} in {KILL_TIMEOUT:g} s: the kernel holds it; look at its device or disk"
             ) from None
 
     async def _wait_for_all(self) -> None:
