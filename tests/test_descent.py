@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -124,3 +125,38 @@ def test_two_launches_at_once_do_not_touch_each_other(mailbox: Mailbox) -> None:
         assert finish(second).code == 128 + signal.SIGTERM
         assert still_alive(others, WAIT) == 0
     finish(first)
+
+
+def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: Mailbox, tmp_path: Path) -> None:
+    script = tmp_path / "crowd.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+        "import subprocess\n"
+        "from post import post\n"
+        "crowd = [subprocess.Popen(['sleep', '1000'], env={}, start_new_session=True).pid for _ in range(100)]\n"
+        "post(crowd=crowd)\n"
+        "sys.stdin.readline()\n"
+        "sys.exit(5)\n"
+    )
+    few = (64, 64)
+    guard = start(
+        OURS,
+        ["--max-restarts=1", script],
+        cwd=mailbox.directory,
+        env={"TEST_MAILBOX": mailbox.name, "TMPDIR": str(mailbox.directory)},
+        stdin=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few),
+    )
+    assert guard.stdin is not None
+    with watched(*mailbox.receive()["crowd"]) as first:
+        guard.stdin.write("\n")
+        guard.stdin.flush()
+        with watched(*mailbox.receive()["crowd"]) as second:
+            try:
+                assert still_alive(first, WAIT) == 0
+                ended = finish(guard)
+                assert still_alive(second, 0) == 0
+            finally:
+                kill_leftovers([*first, *second])
+    assert ended.code == 5
+    assert "Traceback" not in ended.err

@@ -14,10 +14,7 @@ import select
 import signal
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import psutil
+from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -63,29 +60,67 @@ def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
         raise OSError(code, f"prctl({option}): {os.strerror(code)}")
 
 
+@dataclass(frozen=True)
+class Relative:
+    """A process below this one. `started` (clock ticks since boot) tells two processes with one pid apart."""
+
+    pid: int
+    parent: int
+    session: int
+    started: int
+
+
 def children() -> set[int]:
     """The pids of this process's children, adopted orphans and zombies included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        # There are none, as at the end of nearly every job, and psutil need not be loaded to say so.
+        # There are none, as at the end of nearly every job, and nobody else's processes need be looked at to say so.
         return set()
-    import psutil
-
-    return {child.pid for child in psutil.Process().children()}
+    return {process.pid for process in _processes() if process.parent == os.getpid()}
 
 
-def descendants(spared: Iterable[int] = ()) -> list[psutil.Process]:
+def descendants(spared: Iterable[int] = ()) -> list[Relative]:
     """All processes below this one, except the `spared` children and what is below those."""
-    import psutil
-
     kept = set(spared)
-    found: list[psutil.Process] = []
-    for child in psutil.Process().children():
-        if child.pid not in kept:
-            found.append(child)
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += child.children(recursive=True)
+    return _below([os.getpid()], [process for process in _processes() if process.pid not in kept])
+
+
+def end(doomed: Iterable[Relative], spared: Iterable[int]) -> None:
+    """Kill those of `doomed` that still live below this process, and what is below them."""
+    here = descendants(spared)
+    # A number that was given to another process meanwhile has another start; a parent may have changed.
+    lives = {(process.pid, process.started) for process in doomed}
+    still = [process for process in here if (process.pid, process.started) in lives]
+    for pid in {process.pid for process in [*still, *_below([process.pid for process in still], here)]}:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _below(roots: Iterable[int], processes: Iterable[Relative]) -> list[Relative]:
+    by_parent: dict[int, list[Relative]] = {}
+    for process in processes:
+        by_parent.setdefault(process.parent, []).append(process)
+    found: list[Relative] = []
+    parents = list(roots)
+    while parents:
+        nearer = by_parent.pop(parents.pop(), [])
+        found += nearer
+        parents += [process.pid for process in nearer]
+    return found
+
+
+def _processes() -> list[Relative]:
+    """One look at every process of this machine that /proc shows us; none where /proc is of another pid namespace."""
+    found: list[Relative] = []
+    if os.readlink("/proc/self") != str(os.getpid()):
+        return found
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+                # The name in parentheses may hold anything; the fields after it are numbers but for the state.
+                fields = stat.read().rpartition(b")")[2].split()
+                found.append(Relative(int(name), int(fields[1]), int(fields[3]), int(fields[19])))
     return found
 
 
@@ -128,19 +163,13 @@ def end_children(spared: Iterable[int] = (), grace: float = STRAY_GRACE) -> list
 def _wait_for_ends(pids: Iterable[int], timeout: float) -> None:
     """Return when all of `pids`, children of ours, have ended or after `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    poll = select.poll()
-    open_fds: set[int] = set()
-    try:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                fd = os.pidfd_open(pid)
-                open_fds.add(fd)
-                poll.register(fd, select.POLLIN)
-        while open_fds and (left := deadline - time.monotonic()) > 0:
-            for fd, _ in poll.poll(left * 1000):
-                poll.unregister(fd)
-                open_fds.discard(fd)
+    for pid in pids:
+        # One after the other: all are waited for anyway, and so any number of them takes one descriptor.
+        with contextlib.suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            try:
+                ended = select.poll()
+                ended.register(fd, select.POLLIN)
+                ended.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            finally:
                 os.close(fd)
-    finally:
-        for fd in open_fds:
-            os.close(fd)

@@ -7,16 +7,10 @@ purpose.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from . import lineage
-
-if TYPE_CHECKING:
-    import psutil
 
 
 class StraySweep:
@@ -29,6 +23,7 @@ class StraySweep:
         self._spared = spared
         self._paused = False
         self._sentences: set[asyncio.TimerHandle] = set()
+        self._left_sessions: set[int] = set()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -51,29 +46,24 @@ class StraySweep:
 
     def condemn_session(self, worker: int) -> None:
         """One worker has ended while others go on: what is still in its session is its own."""
-        left = []
-        for process in lineage.descendants(self._spared()):
-            with contextlib.suppress(ProcessLookupError):
-                if os.getsid(process.pid) == worker:
-                    left.append(process)
-        self._condemn(left)
+        if not self._left_sessions:
+            # Looking at every process takes milliseconds on a large machine, and many workers may end at once.
+            asyncio.get_running_loop().call_soon(self._condemn_sessions)
+        self._left_sessions.add(worker)
+
+    def _condemn_sessions(self) -> None:
+        self._condemn([each for each in lineage.descendants(self._spared()) if each.session in self._left_sessions])
+        self._left_sessions.clear()
 
     def close(self) -> None:
         """Leave what is left to the sweep at the end."""
         for sentence in self._sentences:
             sentence.cancel()
 
-    def _condemn(self, processes: list[psutil.Process]) -> None:
-        if processes:
+    def _condemn(self, left: list[lineage.Relative]) -> None:
+        if left:
             loop = asyncio.get_running_loop()
-            self._sentences.add(loop.call_later(lineage.STRAY_GRACE, self._execute, processes))
+            self._sentences.add(loop.call_later(lineage.STRAY_GRACE, self._execute, left))
 
-    def _execute(self, processes: list[psutil.Process]) -> None:
-        import psutil
-
-        for process in processes:
-            # psutil compares the start time, so a number that was given to somebody else meanwhile is safe.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for each in (*process.children(recursive=True), process):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        each.kill()
+    def _execute(self, left: list[lineage.Relative]) -> None:
+        lineage.end(left, self._spared())
