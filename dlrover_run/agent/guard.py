@@ -25,6 +25,8 @@ class AgentEnd:
 
 def block(signals: Iterable[signal.Signals]) -> None:
     """Hold `signals` and SIGCHLD back until they are waited for, so that none is lost before the guard is ready."""
+    # Where our parent ignored it, the kernel would tell us of no end and keep no exit status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*signals, signal.SIGCHLD})
 
 
