@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from . import exit_codes
 from .agent import guard, lineage
+from .agent.refusal import explain
 from .agent.streams import RunDir, create_run_dir, prune_empty
 from .spec import JobSpec
 
@@ -35,7 +36,7 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
     no other threads. Raises SpecError when the log directory cannot be used.
     """
     _open_standard_streams()
-    if signal.SIGINT not in spec.signals:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Python would answer with a traceback; the default action ends the guard, and that ends the job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     lineage.become_subreaper()
@@ -44,7 +45,10 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
     try:
         guard_end, agent_end = os.pipe()
         # The agent holds only the reading end, so it reads the end of file when the guard dies.
-        agent = os.fork()
+        try:
+            agent = os.fork()
+        except OSError as error:
+            return _cannot_start(error)
         if agent == 0:
             os.close(agent_end)
             lifelines = [guard_end] if lifeline is None else [guard_end, lifeline]
@@ -77,7 +81,12 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         from .agent.main import run_agent
         from .agent.relay_client import Relay
 
-        code = asyncio.run(run_agent(spec, run_dir, lifelines, Relay.start(), verdict))
+        try:
+            relay = Relay.start()
+        except OSError as error:
+            code = _cannot_start(error)
+        else:
+            code = asyncio.run(run_agent(spec, run_dir, lifelines, relay, verdict))
     except BaseException as error:
         # What the person needs is a sentence; the traceback of a defect of ours is for those who ask for it.
         if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
@@ -91,6 +100,11 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         os._exit(code)
 
 
+def _cannot_start(error: OSError) -> int:
+    print(f"dlrover-run: the launcher's own processes could not be started: {explain(error)}", file=sys.stderr)
+    return exit_codes.CANNOT_START
+
+
 def _leave_nothing(run_dir: RunDir) -> None:
     if run_dir.path is None:
         return
@@ -102,11 +116,17 @@ def _leave_nothing(run_dir: RunDir) -> None:
 
 def _open_standard_streams() -> None:
     """Have something at 0, 1 and 2, or else the first file that is opened becomes somebody's standard output."""
-    for fd, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
         except OSError:
-            os.dup2(os.open(os.devnull, mode), fd)
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            # What is opened is closed in a child, and the workers inherit this one.
+            os.set_inheritable(fd, True)
+            setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))  # noqa: SIM115 -- it stays open.
 
 
 def _main() -> int:

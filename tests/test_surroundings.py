@@ -1,0 +1,77 @@
+"""Launches from unkind places: closed streams, ignored signals, refused processes, a directory that is gone."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from harness import OURS, Launcher, run
+
+STREAMS = """\
+import os, sys
+with open(sys.argv[1], "w") as file:
+    file.write(" ".join(os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1)))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_closed_standard_streams_are_dev_null_to_the_workers(tmp_path: Path, method: str, code: int) -> None:
+    script, seen = tmp_path / "streams.py", tmp_path / "seen"
+    script.write_text(STREAMS)
+    closed = Launcher("closed", ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *OURS.command))
+    ended = run(closed, [f"--start-method={method}", "--max-restarts=1", script, seen, str(code)], cwd=tmp_path)
+    assert ended.code == code
+    assert seen.read_text() == "/dev/null /dev/null"
+
+
+def test_a_parent_that_ignores_the_end_of_children_is_no_obstacle(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import signal, sys; sys.exit(7 if signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL else 8)")
+    ended = run(OURS, [script], cwd=tmp_path, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert ended.code == 7
+
+
+INTERRUPTED = """\
+import os, signal, sys
+class Finder:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "dlrover_run.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+import dlrover_run.__main__
+"""
+
+
+def test_an_interrupt_while_we_are_still_being_imported_is_no_traceback(tmp_path: Path) -> None:
+    ended = run(Launcher("interrupted", (sys.executable, "-c", INTERRUPTED)), [], cwd=tmp_path)
+    assert (ended.code, ended.err) == (-signal.SIGINT, "")
+
+
+REFUSED = """\
+import itertools, os, sys
+from dlrover_run.cli import main
+fork, count = os.fork, itertools.count(1)
+def refuse():
+    if next(count) == int(sys.argv[1]):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+os.fork = refuse
+sys.exit(main(["--no-python", "true"]))
+"""
+
+
+@pytest.mark.parametrize("which", ["1", "2"], ids=["agent", "relay"])
+def test_a_refused_process_names_the_limit(tmp_path: Path, which: str) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    refused = Launcher("refused", (sys.executable, "-c", REFUSED))
+    ended = run(refused, [which], cwd=tmp_path, env={"TMPDIR": str(temporary)})
+    assert ended.code == 71
+    assert "`ulimit -u`" in ended.err
+    assert ended.err.count("\n") == 1
+    assert list(temporary.iterdir()) == []
