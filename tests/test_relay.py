@@ -327,11 +327,33 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
     os.close(slave)
 
 
-def test_a_killed_relay_is_told_and_kills_no_worker(console: tuple[int, int]) -> None:
+def test_the_agents_own_words_come_after_the_workers_and_are_whole(console: tuple[int, int]) -> None:
     relay = Relay.start(console)
+    words = "\ud800" + "wörter " * 20_000 + "end\n"
 
     async def run() -> None:
         relay.attach(pytest.fail)
+        stderr = relay.open_stderr("0", show=True)
+        os.write(stderr, b"worker\n")
+        os.close(stderr)
+        await relay.drain()
+        relay.say(words)
+        assert (await relay.drain(timeout=None)).complete
+        await relay.close()
+        relay.say("late\n")
+
+    asyncio.run(run())
+    shown = os.pread(console[1], 1 << 20, 0).decode()
+    assert shown == "worker\n\\ud800" + words[1:] + "late\n"
+
+
+def test_a_killed_relay_is_told_and_kills_no_worker(console: tuple[int, int]) -> None:
+    relay = Relay.start(console)
+
+    told: list[str] = []
+
+    async def run() -> None:
+        relay.attach(told.append)
         stderr = relay.open_stderr("0", show=True)
         os.kill(relay.pid, signal.SIGKILL)
         child = await asyncio.create_subprocess_exec(
@@ -351,6 +373,7 @@ def test_a_killed_relay_is_told_and_kills_no_worker(console: tuple[int, int]) ->
         await relay.close()
 
     asyncio.run(run())
+    assert ["was killed by SIGKILL" in text for text in told] == [True]
 
 
 def test_a_drain_that_waits_ends_when_the_relay_is_killed(tmp_path: Path) -> None:
@@ -358,8 +381,10 @@ def test_a_drain_that_waits_ends_when_the_relay_is_killed(tmp_path: Path) -> Non
     relay = Relay.start((writer, writer))
     os.close(writer)
 
+    told: list[str] = []
+
     async def run() -> None:
-        relay.attach(pytest.fail)
+        relay.attach(told.append)
         (tmp_path / "log").write_bytes(b"x\n" * 500_000)
         relay.add_tail(str(tmp_path / "log"), 1, "")
         waiting = asyncio.ensure_future(relay.drain(timeout=PATIENCE))
@@ -369,6 +394,7 @@ def test_a_drain_that_waits_ends_when_the_relay_is_killed(tmp_path: Path) -> Non
         await relay.close()
 
     asyncio.run(run())
+    assert ["was killed by SIGKILL" in text for text in told] == [True]
     os.close(reader)
 
 

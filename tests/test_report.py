@@ -128,7 +128,7 @@ def test_a_recorded_traceback_is_preferred_to_the_end_of_the_output() -> None:
 def test_without_a_traceback_the_end_of_standard_error_is_shown() -> None:
     tail = "".join(f"line {number}\n" for number in range(100))
     text = render(end(0, 3, stderr_tail=tail))
-    assert "  The end of its standard error:\n    line 70\n" in text
+    assert "  The end of its output:\n    line 70\n" in text
     assert "    line 99\n" in text
     assert "line 69\n" not in text
 

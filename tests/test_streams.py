@@ -12,6 +12,7 @@ from dlrover_run.agent.streams import (
     Stream,
     Tee,
     create_run_dir,
+    in_order,
     line_prefix,
     make_dirs,
     open_output,
@@ -61,6 +62,17 @@ def test_a_hidden_rank_keeps_its_files_and_its_tail_but_shows_nothing() -> None:
     assert plan.ranks[2].stdout == Stream("null")
     assert plan.ranks[2].stderr == Stream("relay", shown=False)
     assert plan.ranks[0].stdout == Stream("inherit")
+
+
+def test_on_one_console_only_what_both_streams_show_there_goes_one_way() -> None:
+    logs = LogSpec(
+        redirects=StreamMap(by_rank={1: Std.OUT, 2: Std.ERR}), shown_ranks=frozenset({0, 1, 2}), tee=StreamMap()
+    )
+    plan = plan_streams(logs, "/run", 0, 4)
+    ordered = in_order(plan)
+    assert ordered.ranks[0].stdout == Stream("stderr")
+    assert [rank.stderr for rank in ordered.ranks] == [rank.stderr for rank in plan.ranks]
+    assert ordered.ranks[1:] == plan.ranks[1:]  # Files, and a rank that is not shown.
 
 
 def test_an_empty_set_of_shown_ranks_hides_nothing() -> None:

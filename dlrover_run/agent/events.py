@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import time
+from collections.abc import Callable
 
 from ..coordination.records import Assignment, Plan, PlanPhase
 from ..spec import JobSpec
@@ -15,10 +15,11 @@ _STATE = {PlanPhase.FINISHED: "SUCCEEDED", PlanPhase.FAILED: "FAILED"}
 
 
 class EventLog:
-    """Writes events when the job asked for them, and nothing else."""
+    """Has events written by `write` when the job asked for them, and nothing else."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, write: Callable[[str], None]) -> None:
         self._spec = spec
+        self._print = write
         self._started = time.monotonic()
 
     def round_started(self, assigned: Assignment) -> None:
@@ -50,4 +51,4 @@ class EventLog:
                 "agent_restarts": restarts,
             },
         }
-        print(json.dumps(event), file=sys.stderr, flush=True)
+        self._print(json.dumps(event) + "\n")

@@ -28,7 +28,7 @@ from .outcome import WorkerEnd
 from .ports import HeldPort
 from .process import WorkerProcess
 from .reconcile import Action, Situation, reconcile
-from .relay_client import DRAIN_TIMEOUT, Relay
+from .relay_client import Relay
 from .starter import Starter
 from .strays import StraySweep
 from .streams import RunDir
@@ -60,7 +60,7 @@ class Agent:
         self._plugin = _logs_plugin(spec)
         self._strays = StraySweep(self._own_children)
         self._memory = failures.MemoryWatch()
-        self._events = EventLog(spec)
+        self._events = EventLog(spec, relay.say)
         self._port = HeldPort()
         self._round_port: HeldPort | None = None
         self._incarnation = uuid.uuid4().hex
@@ -225,9 +225,11 @@ class Agent:
         finally:
             self._stopping = False
 
-    async def _finish_round(self, patience: float) -> None:
-        """Gather the evidence of a round whose workers have all ended; a console that is stuck gets `patience`
-        seconds."""
+    async def _finish_round(self, patience: float | None) -> None:
+        """Gather the evidence of a round whose workers have all ended.
+
+        A console that is stuck gets `patience` seconds; None is as long as nobody asks this node to end.
+        """
         if self._round is None or self._group is None:
             return
         keys = [str(worker.local_rank) for worker in self._group.ended]
@@ -243,7 +245,11 @@ class Agent:
         self._say(render_restart(reason, plan.restart_count, self._spec.max_restarts, self._round_lasted))
 
     async def _conclude(self) -> Verdict:
-        await self._finish_round(DRAIN_TIMEOUT)
+        # Who reads our output in a pager takes the time that he likes, as he would with a worker's own. What dead
+        # workers left behind does not wait for him; at a usual end the sweep after this function finds it sooner.
+        sweep = asyncio.get_running_loop().call_later(lineage.STRAY_GRACE, self._strays.condemn_all)
+        await self._finish_round(None)
+        sweep.cancel()
         root = failures.root_cause(self._ends)
         if root is not None:
             self._pass_on(root)
@@ -251,8 +257,6 @@ class Agent:
         if self._plugin is not None:
             await self._plugin.close()
         self._strays.close()
-        await self._relay.close()
-        lineage.end_children()
         plan = self._board.plan
         code = exit_code_of(plan, root, self._stop_signal, self._spec.compat_exit_codes)
         if self._given_up is not None:
@@ -285,6 +289,7 @@ class Agent:
 
     def _take_signal(self, number: signal.Signals) -> None:
         self._wake.set()
+        self._relay.hurry()
         if self._starting is not None:
             self._starting.cancel()
         first = self._stop_signal is None
@@ -301,6 +306,7 @@ class Agent:
     def _lose_launcher(self) -> None:
         self._orphaned = True
         self._wake.set()
+        self._relay.hurry()
         if self._starting is not None:
             self._starting.cancel()
         if self._group is not None:

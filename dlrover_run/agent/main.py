@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..spec import JobSpec
+from . import lineage
 from .loop import Agent
 from .relay_client import Relay
 from .streams import RunDir
 from .verdict import Verdict
+
+PLAIN_WIDTH = 80
+"""Columns of a report that goes to a file, or to a terminal whose size nobody knows."""
 
 
 async def run_agent(
     spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], relay: Relay, verdict_fd: int | None
 ) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
-    relay.attach(_say)
-    verdict = await Agent(spec, run_dir, relay, lifelines, _say).run()
-    _tell(spec, verdict if run_dir.keep else _without_paths(verdict))
+
+    def say(line: str) -> None:
+        relay.say(f"dlrover-run: {line}\n")
+
+    relay.attach(say)
+    verdict = await Agent(spec, run_dir, relay, lifelines, say).run()
+    _tell(spec, verdict if run_dir.keep else _without_paths(verdict), relay.say)
+    await relay.drain(timeout=None)
+    await relay.close()
+    lineage.end_children()
     if verdict_fd is not None:
         import msgspec
 
@@ -37,13 +46,9 @@ def _without_paths(verdict: Verdict) -> Verdict:
     return replace(verdict, ends=ends)
 
 
-def _say(line: str) -> None:
-    print(f"dlrover-run: {line}", file=sys.stderr, flush=True)
-
-
-def _tell(spec: JobSpec, verdict: Verdict) -> None:
+def _tell(spec: JobSpec, verdict: Verdict, write: Callable[[str], None]) -> None:
     if verdict.error is not None:
-        _say(verdict.error)
+        write(f"dlrover-run: {verdict.error}\n")
     if verdict.root is None:
         return
     from ..console.report import FailureReport, render_failure
@@ -57,6 +62,9 @@ def _tell(spec: JobSpec, verdict: Verdict) -> None:
         exit_code=verdict.exit_code,
         reason=verdict.reason,
     )
-    color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 80
-    print(render_failure(report, width, color), file=sys.stderr, flush=True)
+    terminal = os.isatty(2)
+    # The variable counts when it is not empty (no-color.org).
+    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    # A terminal that does not know its size says 0.
+    width = (os.get_terminal_size(2).columns if terminal else 0) or PLAIN_WIDTH
+    write(render_failure(report, width, color) + "\n")

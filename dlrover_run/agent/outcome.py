@@ -22,7 +22,8 @@ class WorkerEnd:
     `code` follows `subprocess`: an exit code, or minus a signal's number. `stopped_with` is the signal with which the
     launcher itself stopped the worker, so that a victim is never mistaken for the culprit; None means it ended of
     itself.
-    `stderr_tail` is the last of what it wrote to standard error, as far as that could be seen. `memory_limit` is a
+    `stderr_tail` is the last of what it wrote to standard error, as far as that could be seen, and to standard output
+    where the two went to one console. `memory_limit` is a
     sentence when the kernel is known to have killed for memory, else None. `error_file` is where `error` was read.
     """
 

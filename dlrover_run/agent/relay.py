@@ -10,6 +10,7 @@ that socket does. Each message is one line of JSON, which a newline and raw byte
 
     agent -> relay
         {"do": "pipe", "key", "show"} and a descriptor   remember the last of its bytes; `show`: copy them to fd 2
+        {"do": "say", "text"}                            a word of the agent's own for fd 2
         {"do": "tail", "path", "out", "prefix", "needles", "filtered"}   show a log file
         {"do": "drain", "number", "keys", "end"}         write out all that there is; `end`: and forget the sources
         {"do": "own", "path"}                            a directory to remove when the relay ends
@@ -220,6 +221,9 @@ class _Relay:
             pipe = Pipe(message["key"], fds[0], self.consoles[2] if message["show"] else None, self.poller)
             os.set_blocking(pipe.fd, False)
             self.pipes.append(pipe)
+        elif what == "say":
+            # Text that was read from somewhere may hold what no encoding has.
+            self.consoles[2].put(message["text"].encode(errors="backslashreplace"))
         elif what == "tail":
             self._add_tail(message)
         elif what == "drain":

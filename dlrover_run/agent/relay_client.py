@@ -24,7 +24,7 @@ from dlrover_run.agent.relay_lines import Ring
 from dlrover_run.agent.streams import tail_text
 
 DRAIN_TIMEOUT = 10.0
-"""Seconds in which the console takes not one byte before a drain gives up."""
+"""Seconds in which the console takes not one byte before a drain gives up, once somebody wants an end."""
 
 CLOSE_TIMEOUT = 2.0
 """Seconds that the relay gets to end once its socket is closed, before it is killed; it needs 0.3 at most."""
@@ -36,6 +36,9 @@ MAX_COMMAND = 64 * 1024
 """Bytes of the largest message to the relay."""
 
 READ_BYTES = 256 * 1024
+
+SAY_CHARACTERS = 4096
+"""Characters of one message that `say` sends: JSON may need twelve bytes for each."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Relay:
         self._count = 0
         self._kept: dict[str, int] = {}
         self._orphans: dict[str, Ring] = {}
+        self._hurried = False
         self._on_warning: Callable[[str], None] = lambda text: None
 
     @classmethod
@@ -145,18 +149,28 @@ class Relay:
         told = {"do": "tail", "path": os.path.abspath(path), "out": out, "prefix": prefix, "start": start}
         self._send({**told, "needles": list(needles), "filtered": where})
 
+    def say(self, text: str) -> None:
+        """Write `text` to the console's standard error, after what the workers have written; never waits for it."""
+        if self.closed.done() or self._closing:
+            # There is nobody left to write it for us, and a console that has gone is no reason to fail.
+            with contextlib.suppress(OSError):
+                os.write(self._console[1], text.encode(errors="backslashreplace"))
+        for start in range(0, len(text), SAY_CHARACTERS):
+            self._send({"do": "say", "text": text[start : start + SAY_CHARACTERS]})
+
     def remove_at_end(self, path: str) -> None:
         """Name a directory that the relay removes when it ends, so that even SIGKILL leaves nothing in /tmp."""
         self._send({"do": "own", "path": os.path.abspath(path)})
 
-    async def drain(self, keys: Collection[str] = (), timeout: float = DRAIN_TIMEOUT) -> DrainResult:
+    async def drain(self, keys: Collection[str] = (), timeout: float | None = DRAIN_TIMEOUT) -> DrainResult:
         """Have all output written that is there now, and hear the end of the standard error of the workers in `keys`.
 
-        Gives up when the console takes nothing for `timeout` seconds, not when there is only much to write.
+        Gives up when the console takes nothing for `timeout` seconds, not when there is only much to write. None waits
+        for as long as it takes, as a program does that writes to its console itself, until somebody says `hurry`.
         """
         return await self._ask(keys, timeout, end=False)
 
-    async def end_round(self, keys: Collection[str] = (), timeout: float = DRAIN_TIMEOUT) -> DrainResult:
+    async def end_round(self, keys: Collection[str] = (), timeout: float | None = DRAIN_TIMEOUT) -> DrainResult:
         """`drain`, and the round's pipes and log files are forgotten; partial lines are completed.
 
         Where the console was too slow, the relay goes on with the log files whenever it takes bytes again.
@@ -167,6 +181,13 @@ class Relay:
             for key in list(self._kept):
                 self._drop(key)
             self._orphans.clear()
+
+    def hurry(self) -> None:
+        """Somebody wants an end: drains that wait now give up, and later ones wait `DRAIN_TIMEOUT` at most."""
+        self._hurried = True
+        for wait in self._waits.values():
+            if not wait.done.done():
+                wait.done.set_result(False)
 
     async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End the relay and wait for its end."""
@@ -182,7 +203,7 @@ class Relay:
         for key in list(self._kept):
             self._drop(key)
 
-    async def _ask(self, keys: Collection[str], timeout: float, *, end: bool) -> DrainResult:
+    async def _ask(self, keys: Collection[str], timeout: float | None, *, end: bool) -> DrainResult:
         if self.closed.done():
             return DrainResult(False, self._own_tails(keys))
         self._count += 1
@@ -192,7 +213,8 @@ class Relay:
             self._send({"do": "drain", "number": number, "keys": list(keys), "end": end})
             while not wait.done.done():
                 wait.moved = False
-                await asyncio.wait({wait.done}, timeout=timeout)
+                patience = DRAIN_TIMEOUT if timeout is None and self._hurried else timeout
+                await asyncio.wait({wait.done}, timeout=patience)
                 if not wait.moved:
                     break
             complete = wait.done.done() and wait.done.result()
@@ -265,10 +287,11 @@ class Relay:
             loop.remove_writer(self._control.fileno())
             self._control.close()
         self._outbox.clear()
-        self.closed.set_result("" if self._closing else _epitaph(os.waitstatus_to_exitcode(status)))
-        for wait in self._waits.values():
-            if not wait.done.done():
-                wait.done.set_result(False)
+        epitaph = "" if self._closing else _epitaph(os.waitstatus_to_exitcode(status))
+        self.closed.set_result(epitaph)
+        if epitaph:
+            self._on_warning(epitaph)
+        self.hurry()
         for key, fd in list(self._kept.items()):
             self._read_myself(key, fd)
 

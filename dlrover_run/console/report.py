@@ -153,7 +153,7 @@ def _fields(root: WorkerEnd, host: str, width: int, zone: tzinfo | None) -> list
 
 
 def _own_words(root: WorkerEnd) -> list[str]:
-    """The end of the first failure's traceback: as it was recorded, else the last of its standard error."""
+    """The end of the first failure's traceback: as it was recorded, else the last of what it wrote."""
     recorded = root.error is not None and last_failure(root.error.traceback)
     trace = recorded or last_failure(root.stderr_tail)
     if trace:
@@ -163,7 +163,7 @@ def _own_words(root: WorkerEnd) -> list[str]:
     tail = [line for line in plain_lines(root.stderr_tail) if line]
     if not tail:
         return []
-    return ["", "  The end of its standard error:", *_indented(tail[-MAX_TRACE_LINES:]), ""]
+    return ["", "  The end of its output:", *_indented(tail[-MAX_TRACE_LINES:]), ""]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -1,0 +1,182 @@
+"""What workers meet on a console, and what a person there sees of them: order, terminals, questions, slow readers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from harness import OURS, WAIT, Launcher, Mailbox, environment, finish, start, still_alive, watched
+
+ROUNDS = 2000
+
+ALTERNATE = f"""
+import os
+for number in range({ROUNDS}):
+    os.write(1, b"out %d\\n" % number)
+    os.write(2, b"err %d\\n" % number)
+"""
+IN_ORDER = [f"{stream} {number}" for number in range(ROUNDS) for stream in ("out", "err")]
+
+IMPATIENT = """
+import sys
+from dlrover_run.agent import loop
+loop.DRAIN_TIMEOUT = 0.01
+from dlrover_run.cli import main
+sys.exit(main())
+"""
+
+METHODS = [pytest.param("spawn", marks=pytest.mark.torchrun), "forkserver"]
+
+
+@contextmanager
+def terminal(rows: int = 24, columns: int = 80) -> Iterator[tuple[int, int]]:
+    """Both ends of a terminal that is nobody's controlling one."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    try:
+        yield master, slave
+    finally:
+        for fd in (master, slave):
+            os.close(fd)
+
+
+def read_until(fd: int, pattern: str) -> str:
+    """What comes from `fd` up to and including `pattern`; a terminal's line ends are made plain."""
+    seen = ""
+    while not re.search(pattern, seen):
+        assert select.select([fd], [], [], WAIT)[0], f"{pattern!r} did not come; there is only {seen!r}"
+        seen += os.read(fd, 1 << 16).decode().replace("\r\n", "\n")
+    return seen
+
+
+def script(directory: Path, source: str) -> str:
+    path = directory / "script.py"
+    path.write_text(source)
+    return str(path)
+
+
+def _lines_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(("out ", "err "))]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sink", ["file", "pipe"])
+def test_a_workers_two_streams_keep_their_order_in_one_sink(
+    launcher: Launcher, tmp_path: Path, sink: str, method: str
+) -> None:
+    log = tmp_path / "log"
+    with open(log, "wb") as file:
+        process = start(
+            launcher,
+            [f"--start-method={method}", script(tmp_path, ALTERNATE)],
+            cwd=tmp_path,
+            stdout=file if sink == "file" else subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        ended = finish(process)
+    assert ended.code == 0
+    assert _lines_of(log.read_text() or ended.out) == IN_ORDER
+
+
+@pytest.mark.torchrun
+def test_a_workers_two_streams_keep_their_order_on_a_terminal(launcher: Launcher, tmp_path: Path) -> None:
+    with terminal() as (master, slave):
+        path = script(tmp_path, ALTERNATE + "print('end of it')\n")
+        process = start(launcher, [path], cwd=tmp_path, stdout=slave, stderr=slave)
+        assert _lines_of(read_until(master, "end of it")) == IN_ORDER
+        assert finish(process).code == 0
+
+
+@pytest.mark.torchrun
+def test_each_of_two_sinks_gets_its_own_stream(launcher: Launcher, tmp_path: Path) -> None:
+    ended = finish(start(launcher, [script(tmp_path, ALTERNATE)], cwd=tmp_path))
+    assert _lines_of(ended.out) == IN_ORDER[::2]
+    assert _lines_of(ended.err) == IN_ORDER[1::2]
+
+
+@pytest.mark.torchrun
+def test_a_worker_on_a_terminal_sees_a_terminal_of_its_size(launcher: Launcher, tmp_path: Path) -> None:
+    source = "import os\nprint([(os.isatty(n), *os.get_terminal_size(n)) for n in (0, 1, 2)])\n"
+    with terminal(31, 117) as (master, slave):
+        process = start(launcher, [script(tmp_path, source)], cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave)
+        assert str([(True, 117, 31)] * 3) in read_until(master, r"\]\n")
+        assert finish(process).code == 0
+
+
+@pytest.mark.torchrun
+def test_a_worker_can_ask_and_be_debugged_on_a_terminal(launcher: Launcher, tmp_path: Path) -> None:
+    source = "name = input('your name? ')\nbreakpoint()\nprint('hello', name)\n"
+    with terminal() as (master, slave):
+        process = start(launcher, [script(tmp_path, source)], cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave)
+        read_until(master, r"your name\? ")
+        os.write(master, b"ada\n")
+        read_until(master, r"\(Pdb\) ")
+        os.write(master, b"name = name.title()\n")
+        read_until(master, r"\(Pdb\) ")
+        os.write(master, b"continue\n")
+        assert "hello Ada\n" in read_until(master, "hello .*\n")
+        assert finish(process).code == 0
+
+
+def _written_to_a_stuck_reader(mailbox: Mailbox) -> tuple[subprocess.Popen[bytes], str]:
+    """An impatient launcher whose worker has ended, and the output that nobody has begun to read."""
+    source = "import os, socket\nos.write(1, b'x' * 500_000 + b'END')\n"
+    source += "box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+    source += f"box.sendto(b'{{\"pid\": %d}}' % os.getpid(), chr(0) + {mailbox.name!r})\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT, script(mailbox.directory, source)],
+        cwd=mailbox.directory,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    worker = mailbox.receive()["pid"]
+    try:
+        with watched(worker) as pidfds:
+            assert still_alive(pidfds, WAIT) == 0
+    except ProcessLookupError:
+        pass  # It has ended already.
+    return process, "x" * 500_000 + "END"
+
+
+def test_the_end_of_a_job_waits_for_a_slow_reader(mailbox: Mailbox) -> None:
+    process, written = _written_to_a_stuck_reader(mailbox)
+    with watched(process.pid) as launcher:
+        assert still_alive(launcher, 1) == 1
+    out, _ = process.communicate(timeout=WAIT)
+    assert out.decode() == written
+    assert process.returncode == 0
+
+
+def test_a_signal_ends_the_wait_for_a_slow_reader(mailbox: Mailbox) -> None:
+    process, _ = _written_to_a_stuck_reader(mailbox)
+    with watched(process.pid) as launcher:
+        assert still_alive(launcher, 1) == 1
+        process.send_signal(signal.SIGINT)
+        assert still_alive(launcher, WAIT) == 0
+    process.communicate(timeout=WAIT)
+    assert process.returncode == 0  # The workers had all succeeded.
+
+
+@pytest.mark.parametrize("gone", ["out", "both"])
+def test_a_reader_that_goes_away_ends_neither_job_nor_launcher_badly(tmp_path: Path, gone: str) -> None:
+    process = start(
+        OURS,
+        [script(tmp_path, "import sys\nprint('first')\nprint('more', file=sys.stderr)\nsys.exit(3)\n")],
+        cwd=tmp_path,
+        stderr=subprocess.STDOUT if gone == "both" else subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(WAIT) in ((3,) if gone == "both" else (1, 3))
