@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,13 @@ def test_the_help_names_every_flag_in_its_panel_and_keeps_to_the_screen(columns:
     assert seen == {f"--{flag.name}": flag.panel for flag in options.TABLE}
     assert "<bool>" not in done.stdout
     assert "Usage: dlrover-run [FLAGS] SCRIPT [ARGS]..." in done.stdout
+
+
+def test_the_help_names_every_word_that_a_flag_takes() -> None:
+    told = {flag.name: f"{flag.value} {flag.help}" for flag in options.TABLE if flag.choices}
+    assert told
+    for flag in options.TABLE:
+        assert [word for word in flag.choices if not re.search(rf"\b{word}\b", told[flag.name])] == []
 
 
 COMPLETE = """

@@ -69,7 +69,8 @@ train.py FAILED
 Root Cause (first observed failure):
   rank 1 raised ValueError: bad label 11
   time      : 2025-11-20_14:11:24   host      : node-a
-  rank      : 1 (local_rank: 1)     exitcode  : 1 (pid: 4241)  error_file: <N/A>
+  rank      : 1 (local_rank: 1)     exitcode  : 1 (pid: 4241)
+  error_file: <N/A>
 
     Traceback (most recent call last):
       File "/home/ada/mnist/cnn_train.py", line 96, in train

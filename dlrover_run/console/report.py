@@ -143,12 +143,14 @@ def _fields(root: WorkerEnd, host: str, width: int, zone: tzinfo | None) -> list
         f"error_file: {root.error_file or '<N/A>'}",
     ]
     lines: list[str] = []
+    alone = False
     for field in fields:
-        joined = f"{lines[-1]:<34}  {field}" if lines else ""
-        if lines and len(joined) <= width:
-            lines[-1] = joined
-        else:
+        joined = f"{lines[-1]:<34}  {field}" if alone else ""
+        alone = not (joined and len(joined) <= width)
+        if alone:
             lines.append(f"  {field}")
+        else:
+            lines[-1] = joined
     return lines
 
 
