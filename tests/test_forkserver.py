@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from dlrover_run.agent.forkserver import BOOT, TEMPLATE_FOLDER
 
 AGENT = Path(__file__).with_name("forkserver_agent.py")
 TIMEOUT = 150
@@ -416,6 +420,52 @@ def test_workers_outlive_their_template(case: Case) -> None:
 
 def test_the_template_ends_with_its_socket(case: Case) -> None:
     assert write(case, "").agent("close")["template_code"] == 0
+
+
+def bare_template(case: Case, *requests: tuple[dict[str, Any], tuple[int, ...]]) -> tuple[subprocess.Popen[str], Any]:
+    """A template that was sent these requests, without an agent, and our end of its socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [case.python, "-u", "-c", BOOT, str(TEMPLATE_FOLDER), str(theirs.fileno()), str(os.getpid())]
+    pipes: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    template = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=case.environment, **pipes)
+    theirs.close()
+    ours.settimeout(TIMEOUT)
+    for request, given in requests:
+        body = os.memfd_create("request")
+        os.write(body, json.dumps(request).encode())
+        socket.send_fds(ours, [b"r"], [body, *given])
+        os.close(body)
+    return template, ours
+
+
+PREPARE: tuple[dict[str, Any], tuple[int, ...]] = ({"op": "prepare", "preload": [], "kind": None, "target": ""}, ())
+
+
+def test_a_template_whose_agent_stopped_listening_ends_quietly(case: Case) -> None:
+    template, ours = bare_template(case, PREPARE)
+    ours.close()
+    assert template.communicate(timeout=TIMEOUT) == ("", None)
+    assert template.returncode == 0
+
+
+def test_a_worker_that_the_agent_does_not_know_of_never_begins(case: Case) -> None:
+    write(case, "open('began', 'w')\n")
+    reader, go = os.pipe()
+    program = {"argv_title": ["worker"], "kind": "script", "target": "script.py", "args": [], "env": case.environment}
+    place = {"cwd": str(case.directory), "streams": [False] * 3, "affinity": None, "record": False}
+    fork: dict[str, Any] = {"op": "fork", **program, **place}
+    template, ours = bare_template(case, PREPARE, (fork, (reader,)))
+    os.close(reader)
+    assert "imported" in json.loads(ours.recv(65536))
+    worker = os.pidfd_open(json.loads(ours.recv(65536))["pid"])
+    # As if the template had died before it told us of the worker.
+    template.kill()
+    os.close(go)
+    assert select.select([worker], [], [], TIMEOUT)[0]
+    os.close(worker)
+    ours.close()
+    template.communicate(timeout=TIMEOUT)
+    assert not (case.directory / "began").exists()
 
 
 def test_a_dead_template_is_told(case: Case) -> None:

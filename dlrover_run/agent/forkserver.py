@@ -165,7 +165,7 @@ class Template:
         return template
 
     async def fork(self, command: WorkerCommand) -> int:
-        """Fork a worker, which is then a child of the agent; its pid. A worker nobody waits for any more is killed."""
+        """Fork a worker, then a child of the agent, and return its pid. One nobody waits for any more never begins."""
         streams = (command.stdin, command.stdout, command.stderr)
         request = {
             "op": "fork",
@@ -179,16 +179,20 @@ class Template:
             "affinity": sorted(command.sched_affinity) if command.sched_affinity is not None else None,
             "record": command.record_imports,
         }
-        given = tuple(fd for fd in streams if fd is not None)
         # The descriptors are the caller's, who may close them once he has given up waiting.
-        copies = tuple(os.dup(fd) for fd in given)
-        asked = asyncio.ensure_future(self._request(request, copies, FORK_TIMEOUT))
-        asked.add_done_callback(lambda _: _close_all(copies))
+        given = [os.dup(fd) for fd in streams if fd is not None]
+        reader, go = os.pipe()
+        given.append(reader)
+        asked = asyncio.ensure_future(self._request(request, given, FORK_TIMEOUT))
+        asked.add_done_callback(lambda _: _close_all(given))
         try:
-            return int((await asyncio.shield(asked))["pid"])
-        except asyncio.CancelledError:
-            asked.add_done_callback(_kill_unwanted)
-            raise
+            pid = int((await asyncio.shield(asked))["pid"])
+            # A worker that we do not know of, because its template died before it could tell, never hears this.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(go, b"g")
+            return pid
+        finally:
+            os.close(go)
 
     async def learn(self) -> Imported:
         """Import what the recording workers imported since the last call, without what would make a fork unsafe."""
@@ -272,12 +276,6 @@ class Template:
 
 def _imported(answer: Mapping[str, Any]) -> Imported:
     return Imported(tuple(answer["imported"]), tuple(answer["skipped"]))
-
-
-def _kill_unwanted(asked: asyncio.Future[dict[str, Any]]) -> None:
-    if not asked.cancelled() and asked.exception() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(asked.result()["pid"]), signal.SIGKILL)
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ An answer is one packet of JSON.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -30,7 +31,8 @@ from .recording import ImportLog, ImportRecorder
 MAX_ANSWER = 60_000
 """Bytes of an answer; lists in it are cut to fit."""
 
-MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = 5
+"""The request, up to three streams, and for a worker the pipe on which the agent tells it to begin."""
 
 REHEARSALS = 3
 """How often modules are imported in a throwaway child, one found unfit left out each time, before learning gives up."""
@@ -182,7 +184,6 @@ class Server:
             raise Unsafe(reason)
         log = ImportLog() if request["record"] and self._learns else None
         told_reader, told_writer = os.pipe()
-        go_reader, go_writer = os.pipe()
         # What C code left in its buffers would otherwise be printed by every worker.
         self._libc.fflush(None)
         middle = os.fork()
@@ -195,32 +196,27 @@ class Server:
                 os.write(told_writer, str(worker).encode())
                 os._exit(0)
             os.close(told_writer)
-            os.close(go_writer)
             try:
-                return self._worker(request, log, received, [told_reader, go_reader])
+                return self._worker(request, log, received, told_reader)
             except BaseException as error:
                 # Nothing of this process may ever get back into the template's loop.
                 os.write(2, f"dlrover-run: a forked worker could not start: {error}\n".encode(errors="replace"))
                 os._exit(EXIT_NOT_STARTED)
         os.close(told_writer)
-        os.close(go_reader)
         told = os.read(told_reader, 32)
         os.close(told_reader)
         os.waitpid(middle, 0)
         if not told:
-            os.close(go_writer)
             raise OSError("the fork failed: the limit on processes or memory is reached")
         if log is not None:
             self._logs.append(log)
-        # The process in the middle is gone, so the worker now belongs to the agent and may begin.
-        os.write(go_writer, b"g")
-        os.close(go_writer)
+        # The process in the middle is gone, so the worker now belongs to the agent, who lets it begin.
         return {"pid": int(told)}
 
     def _worker(
-        self, request: dict[str, Any], log: ImportLog | None, received: Sequence[int], pipes: Sequence[int]
+        self, request: dict[str, Any], log: ImportLog | None, received: Sequence[int], told_reader: int
     ) -> Worker:
-        if os.read(pipes[1], 1) != b"g":
+        if os.read(received[-1], 1) != b"g":
             os._exit(EXIT_ABANDONED)
         os.setsid()
         die_with_parent(self._agent)
@@ -232,7 +228,7 @@ class Server:
             self._template,
             request,
             streams,
-            [*received, *pipes, self._control.detach()],
+            [*received, told_reader, self._control.detach()],
             ImportRecorder(log) if log is not None else None,
         )
         worker.become(preloader.worker_path(), preloader.worker_finders(), self._where.own)
@@ -249,7 +245,10 @@ def serve(control_fd: int, agent: int) -> Worker:
     control = socket.socket(fileno=control_fd)
     server = Server(control, agent, sys._getframe(1).f_code)
     while True:
-        packet, received, _, _ = socket.recv_fds(control, 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        try:
+            packet, received, _, _ = socket.recv_fds(control, 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:
+            packet = b""
         if not packet:
             os._exit(0)
         try:
@@ -264,7 +263,9 @@ def serve(control_fd: int, agent: int) -> Worker:
             return answer
         for fd in received:
             os.close(fd)
-        control.send(_packed(answer))
+        # The agent may have closed the socket meanwhile; that is heard with the next packet.
+        with contextlib.suppress(ConnectionError):
+            control.send(_packed(answer))
 
 
 def _read(fd: int) -> dict[str, Any]:
