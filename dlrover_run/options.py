@@ -75,7 +75,8 @@ TABLE: tuple[Flag, ...] = (
     Flag(
         "rdzv-backend",
         MEETING,
-        "How nodes find each other. One node needs none and may say [b]c10d[/]; several need [b]static[/] in this version.",
+        "How nodes find each other. One node needs none and may say [b]c10d[/]; several need [b]static[/] in this "
+        "version.",
         "NAME",
         "static",
         choices=BACKENDS,
