@@ -75,6 +75,8 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         os.setsid()
         lineage.name_process("dlrover-agent")
         lineage.become_subreaper()
+        # An agent that is stopped could not see that the guard has died.
+        lineage.go_on_without_parent()
         # Imported on this side of the fork only: the guard needs none of it and stays small.
         import asyncio
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from harness import OURS, WAIT, WORKERS, Launcher, Mailbox, environment, finish, start, still_alive, watched
 
@@ -136,3 +137,14 @@ def test_a_signal_while_workers_are_being_stopped_for_a_restart_ends_the_job(mai
     process.send_signal(signal.SIGINT)
     assert finish(process).code == 128 + signal.SIGINT
     assert all(message["restart"] == 0 for message in mailbox.pending())
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_stopped_agent_does_not_keep_the_job_alive(mailbox: Mailbox, name: str) -> None:
+    process = launch(mailbox, "--nproc-per-node=2", ON_SIGNAL)
+    with watched(*(m["pid"] for m in mailbox.gather(2))) as workers:
+        agent = psutil.Process(process.pid).children()[0]
+        agent.suspend()
+        process.send_signal(getattr(signal, name))
+        assert finish(process).code == (-signal.SIGKILL if name == "SIGKILL" else 128 + signal.SIGTERM)
+        assert still_alive(workers, WAIT) == 0

@@ -46,6 +46,8 @@ def watch(agent: int, signals: Iterable[signal.Signals]) -> AgentEnd:
         if number is not signal.SIGCHLD:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(agent, number)
+                # An agent that somebody has stopped would hear of it when he is long gone.
+                os.kill(agent, signal.SIGCONT)
             continue
         pid, status = os.waitpid(agent, os.WNOHANG)
         if pid == agent:

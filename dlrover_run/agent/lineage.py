@@ -49,6 +49,11 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def go_on_without_parent() -> None:
+    """Have the kernel continue this process, should it be stopped, when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def name_process(name: str) -> None:
     """Set the short name that `top` shows (15 bytes)."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))

@@ -28,6 +28,7 @@ from .outcome import WorkerEnd
 from .ports import HeldPort
 from .process import WorkerProcess
 from .reconcile import Action, Situation, reconcile
+from .refusal import explain
 from .relay_client import Relay
 from .starter import Starter
 from .strays import StraySweep
@@ -87,7 +88,8 @@ class Agent:
         try:
             await self._follow_plan()
         except (StuckWorkers, SpecError, OSError) as error:
-            self._given_up = str(error)
+            told = f"the workers could not be started: {explain(error)}" if isinstance(error, OSError) else str(error)
+            self._given_up = told
             if isinstance(error, SpecError):
                 self._given_up_code = exit_codes.BAD_COMMAND_LINE
             if self._group is not None:
@@ -97,11 +99,14 @@ class Agent:
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._strays.reap)
+        # The pipe by which the loop wakes up is filled by a crowd of orphans that end at once. Nobody need be warned of
+        # that, but a signal that finds it full must not be lost, so the others are heard of without it.
+        signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
         for number in self._spec.signals:
             # Whoever starts a launcher with nohup wants SIGHUP ignored, so what was ignored stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self._take_signal, number)
-        loop.add_signal_handler(signal.SIGCHLD, self._strays.reap)
+                signal.signal(number, lambda number, _: loop.call_soon_threadsafe(self._take_signal, number))
         for fd in self._lifelines:
             lifeline.watch(fd, self._lose_launcher)
         # They were held back since before the guard forked us, so that none could come before it was awaited.
@@ -283,11 +288,12 @@ class Agent:
         self._round_lasted = time.monotonic() - self._round_started
         self._wake.set()
         self._strays.reap()
-        if self._group is not None and self._group.live:
-            # When the last one has ended, all that is left goes, whatever session it hides in.
+        if worker.code == 0 and self._group is not None and self._group.live:
+            # At the end of the round, which a failure brings about, all goes, whatever session it hides in.
             self._strays.condemn_session(worker.pid)
 
-    def _take_signal(self, number: signal.Signals) -> None:
+    def _take_signal(self, received: int) -> None:
+        number = signal.Signals(received)
         self._wake.set()
         self._relay.hurry()
         if self._starting is not None:

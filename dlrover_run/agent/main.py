@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..spec import JobSpec
-from . import lineage
+from . import guard, lineage
 from .loop import Agent
 from .relay_client import Relay
 from .streams import RunDir
@@ -37,6 +37,8 @@ async def run_agent(
 
         with open(verdict_fd, "wb") as file:
             file.write(msgspec.json.encode(verdict))
+    # What comes now comes too late, and would meet no handler any more once the loop is closed.
+    guard.block(spec.signals)
     return verdict.exit_code
 
 
