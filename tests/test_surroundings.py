@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -75,3 +76,26 @@ def test_a_refused_process_names_the_limit(tmp_path: Path, which: str) -> None:
     assert "`ulimit -u`" in ended.err
     assert ended.err.count("\n") == 1
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_working_directory_that_is_removed_before_and_while_we_run(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nif os.path.isdir(sys.argv[1]): os.rmdir(sys.argv[1])\nsys.exit(3)\n")
+    place = tmp_path / "place"
+    place.mkdir()
+    ended = run(OURS, [f"--start-method={method}", "--max-restarts=1", script, place], cwd=place)
+    assert ended.code == 3
+    assert ("workers are spawned instead" in ended.err) == (method == "forkserver")
+    place.mkdir()
+    removed = Launcher("removed", ("sh", "-c", 'rmdir "$0" && exec "$@"', str(place), *OURS.command))
+    assert run(removed, [f"--start-method={method}", script, place], cwd=place).code == 3
+
+
+def test_too_few_descriptors_name_the_limit(tmp_path: Path) -> None:
+    few = (64, 64)
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few)}
+    ended = run(OURS, ["--nproc-per-node=64", "--no-python", "true"], cwd=tmp_path, **limit)
+    assert ended.code == 71
+    assert "`ulimit -n` (it is 64)" in ended.err
+    assert ended.err.count("\n") == 1

@@ -26,6 +26,7 @@ class Starter:
         self._say = say
         self._program = python_program(spec.entrypoint)
         self._forking = spec.start_method == "forkserver"
+        self._directory = ""
         self._template: Template | None = None
         self._lesson: asyncio.TimerHandle | None = None
         self._learning: asyncio.Task[None] | None = None
@@ -44,6 +45,7 @@ class Starter:
         if not self._forking:
             return
         try:
+            self._directory = _working_directory()
             if self._template is None or self._template.closed.done():
                 self._template = await self._new_template(starts)
             else:
@@ -62,7 +64,7 @@ class Starter:
                 target=target,
                 args=start.args,
                 env=start.environment,
-                cwd=os.getcwd(),
+                cwd=self._directory,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -96,7 +98,7 @@ class Starter:
         return await Template.start(
             self._spec.entrypoint.python,
             common,
-            os.getcwd(),
+            self._directory,
             self._spec.preload,
             os.getpid(),
             program=self._program,
@@ -125,3 +127,11 @@ class Starter:
     def _give_up(self, reason: str) -> None:
         self._forking = False
         self._say(f"--start-method=forkserver: {reason}; workers are spawned instead")
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        # A spawned worker inherits even one that has been removed.
+        raise TemplateError(f"the working directory has no name any more ({error.strerror})") from error
