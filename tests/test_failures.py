@@ -266,6 +266,19 @@ def test_v1_counts_the_kill_in_the_group_and_the_hit_where_the_limit_is(kernel: 
     assert watch.explain() == "the kernel's memory limit was hit (cgroup limit 512 MiB)"
 
 
+def test_v1_has_a_limit_of_memory_with_swap_that_is_asked_first(kernel: Kernel) -> None:
+    kernel.mounted(1, "/", "/job/agent")
+    kernel.v1("job", UNLIMITED, hits=0, kills=0)
+    kernel.v1("job/agent", 512 * MIB, hits=0, kills=0)
+    group = kernel.tree / "job/agent"
+    (group / "memory.memsw.limit_in_bytes").write_text(f"{512 * MIB}\n")
+    (group / "memory.memsw.failcnt").write_text("0\n")
+    watch = MemoryWatch(kernel.proc)
+    kernel.v1("job/agent", 512 * MIB, hits=0, kills=1)
+    (group / "memory.memsw.failcnt").write_text("7\n")
+    assert watch.explain() == "the kernel's memory limit was hit (cgroup limit 512 MiB)"
+
+
 def test_without_cgroups_the_machines_count_is_weaker_evidence(kernel: Kernel) -> None:
     watch = MemoryWatch(kernel.proc)
     kernel.vmstat(1)

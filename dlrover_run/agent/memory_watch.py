@@ -106,16 +106,16 @@ def _read_v2(proc: Path) -> tuple[GroupCounters, ...]:
 
 def _read_v1(proc: Path) -> tuple[GroupCounters, ...]:
     # Version 1 counts kills only in the dying process's own group; `failcnt` rises where a limit was in the way.
-    return tuple(
-        GroupCounters(
-            str(group),
-            _limit(group / "memory.limit_in_bytes"),
-            _field(group / "memory.oom_control", "oom_kill"),
-            _number(group / "memory.failcnt"),
-        )
-        for group in _lineage(proc, "cgroup", "memory")
-        if (group / "memory.oom_control").exists()
-    )
+    groups = []
+    for group in _lineage(proc, "cgroup", "memory"):
+        if (group / "memory.oom_control").exists():
+            kills = _field(group / "memory.oom_control", "oom_kill")
+            for path, prefix in ((str(group), "memory."), (f"{group} with swap", "memory.memsw.")):
+                # Memory with swap has a limit of its own. It is asked first, so where the two are equal, as a container's
+                # often are, it alone counts.
+                limit = _limit(group / f"{prefix}limit_in_bytes")
+                groups.append(GroupCounters(path, limit, kills, _number(group / f"{prefix}failcnt")))
+    return tuple(groups)
 
 
 def _lineage(proc: Path, kind: str, controller: str) -> list[Path]:
