@@ -111,8 +111,8 @@ def _read_v1(proc: Path) -> tuple[GroupCounters, ...]:
         if (group / "memory.oom_control").exists():
             kills = _field(group / "memory.oom_control", "oom_kill")
             for path, prefix in ((str(group), "memory."), (f"{group} with swap", "memory.memsw.")):
-                # Memory with swap has a limit of its own. It is asked first, so where the two are equal, as a container's
-                # often are, it alone counts.
+                # Memory with swap has a limit of its own. It is asked first, so where the two are equal, as they often
+                # are in a container, it alone counts.
                 limit = _limit(group / f"{prefix}limit_in_bytes")
                 groups.append(GroupCounters(path, limit, kills, _number(group / f"{prefix}failcnt")))
     return tuple(groups)
