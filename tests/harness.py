@@ -79,9 +79,10 @@ def start(
         "stdin": subprocess.DEVNULL,
         **popen,
     }
-    return subprocess.Popen(
-        [*launcher.command, *map(str, args)], cwd=cwd, env=environment(env), text=True, errors="replace", **options
-    )
+    # The rival leaves a directory in /tmp with each run; in the test's own directory pytest clears it up.
+    variables = environment({"TMPDIR": str(cwd), **(env or {})})
+    command = [*launcher.command, *map(str, args)]
+    return subprocess.Popen(command, cwd=cwd, env=variables, text=True, errors="replace", **options)
 
 
 def finish(process: subprocess.Popen[str], timeout: float = WAIT) -> Finished:
