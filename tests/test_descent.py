@@ -160,3 +160,22 @@ def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: 
                 kill_leftovers([*first, *second])
     assert ended.code == 5
     assert "Traceback" not in ended.err
+
+
+def test_a_kill_of_all_that_bears_the_scripts_name_leaves_nothing(mailbox: Mailbox) -> None:
+    """As `pkill -9 -f family.py` does it."""
+    guard = launch(mailbox, "--nproc-per-node=2", str(WORKERS / "family.py"))
+    workers = mailbox.gather(2)
+    everyone = psutil.Process(guard.pid).children(recursive=True)
+    family = [pid for message in workers for pid in message["family"]]
+    named = [process.pid for process in everyone if any("family.py" in word for word in process.cmdline())]
+    with watched(*{process.pid for process in everyone}, *family) as pidfds:
+        try:
+            for pid in (guard.pid, *named):
+                os.kill(pid, signal.SIGKILL)
+            assert finish(guard).code == -signal.SIGKILL
+            assert still_alive(pidfds, WAIT) == 0
+        finally:
+            kill_leftovers(pidfds)
+    assert not [m["segment"] for m in workers if Path("/dev/shm", m["segment"].lstrip("/")).exists()]
+    assert [p.name for p in mailbox.directory.iterdir()] == []

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..template import title
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -55,8 +57,13 @@ def go_on_without_parent() -> None:
 
 
 def name_process(name: str) -> None:
-    """Set the short name that `top` shows (15 bytes)."""
+    """Set the name that `top` and `ps` show (15 bytes in `top`).
+
+    It takes the place of the whole command line, so that `pkill -9 -f train.py` ends the guard and the workers of that
+    script and leaves those that sweep up after them.
+    """
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
+    title.show((name,), os.environ)
 
 
 def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:

@@ -32,6 +32,7 @@ import socket
 import time
 from typing import Any, NoReturn
 
+from dlrover_run.agent import lineage
 from dlrover_run.agent.relay_ports import Inotify, Pipe, Sink, Tail, console_sink, file_sink
 
 MAX_MESSAGE = 128 * 1024
@@ -92,8 +93,7 @@ def _leave_the_agent(control: socket.socket, console: tuple[int, int]) -> None:
         with contextlib.suppress(OSError, ValueError):  # SIGKILL and SIGSTOP, and those that the C library keeps.
             signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
-        name.write("dlrover-relay")
+    lineage.name_process("dlrover-relay")
 
 
 def _tell(control: socket.socket, message: dict[str, Any], payload: bytes = b"") -> None:
