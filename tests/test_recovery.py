@@ -68,6 +68,20 @@ def test_a_budget_that_is_used_up_ends_the_job(mailbox: Mailbox) -> None:
     ]
 
 
+def test_a_restart_does_not_need_what_a_cleaner_took_from_tmp(mailbox: Mailbox) -> None:
+    script = mailbox.directory / "clean.py"
+    script.write_text(
+        "import os, pathlib, shutil\n"
+        "for left in pathlib.Path(os.environ['TMPDIR']).iterdir(): shutil.rmtree(left)\n"
+        "raise SystemExit(9)\n"
+    )
+    temporary = mailbox.directory / "tmp"
+    temporary.mkdir()
+    job = start(OURS, ["--max-restarts=2", script], cwd=mailbox.directory, env={"TMPDIR": str(temporary)})
+    assert finish(job).code == 9
+    assert list(temporary.iterdir()) == []
+
+
 def test_the_template_may_die_without_anybody_noticing(mailbox: Mailbox) -> None:
     import psutil
 

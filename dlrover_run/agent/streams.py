@@ -173,7 +173,8 @@ def make_dirs(plan: StreamPlan) -> None:
     if plan.directory is None:
         return
     try:
-        os.mkdir(plan.directory)
+        # Whoever cleans /tmp may have taken the run's directory from a job of weeks.
+        os.makedirs(plan.directory)
     except FileExistsError:
         raise SpecError(f"{plan.directory} exists already and its logs are not overwritten; move it away") from None
     for streams in plan.ranks:
