@@ -97,6 +97,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
     flags.seconds(*settings.text("monitor_interval"), zero_allowed=False)
     method = settings.choice("start_method")
     preload = [name for given in settings.each("preload") for name in flags.modules(*given)]
+    local_addr = settings.text("local_addr")
     numa = settings.asked("numa_binding") and settings.choice("numa_binding")
     spec = JobSpec(
         entrypoint=_entrypoint(line, settings, environ),
@@ -107,7 +108,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         backend=place.backend,
         master_addr=place.master_addr,
         master_port=place.master_port,
-        local_addr=settings.text("local_addr").text or None,
+        local_addr=flags.host(*local_addr) if local_addr.text else None,
         max_restarts=settings.number("max_restarts", 0) or 0,
         role=settings.text("role").text,
         # Forking straight from the launcher would copy its descriptors and its loop; a template is what is meant.

@@ -142,7 +142,8 @@ def endpoint(place: str, text: str, default_port: int) -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and int(port) <= LAST_PORT):
         raise wrong(place, text, "has a bad port", f"give HOST:PORT with a port from 0 to {LAST_PORT}")
     name = _bare_host(address)
-    if name is None:
+    # `::1` without brackets would else be the host `:` with port 1.
+    if name is None or (":" in address and not address.endswith("]")):
         raise wrong(place, text, "has no good host", f"give HOST:PORT, where HOST is {_HOSTS}")
     return name, int(port)
 
@@ -221,6 +222,8 @@ def signals(place: str, text: str) -> tuple[signal.Signals, ...]:
         number = signal.Signals[name]
         if number in (signal.SIGKILL, signal.SIGSTOP):
             raise wrong(place, text, f"names {name}, which no process can handle", f"leave {name} out")
+        if number is signal.SIGCHLD:
+            raise wrong(place, text, "names SIGCHLD, which tells of the workers' ends", "leave SIGCHLD out")
         chosen[number] = None
     return tuple(chosen)
 

@@ -41,6 +41,8 @@ def find_program(name: str, environ: Mapping[str, str], what: str = "program") -
         return
     if files:
         raise SpecError(f"The {what} {name!r} is not executable: run `chmod +x {files[0]}`.")
+    if os.path.isdir(name) and os.sep in name:
+        raise SpecError(f"The {what} {name!r} is a directory: name a file in it.")
     where = "does not exist" if os.sep in name else "is not in PATH"
     raise SpecError(f"The {what} {name!r} {where}: check its name, or give its path.")
 
@@ -85,5 +87,5 @@ def find_logs_plugin(name: str) -> None:
 
     offered = sorted(entry.name for entry in entry_points(group="torchrun.logs_specs"))
     if name not in offered:
-        known = f"installed are {', '.join(offered)}" if offered else "no installed package offers any"
+        known = f"those installed are {', '.join(offered)}" if offered else "no installed package offers any"
         raise SpecError(f"--logs-specs {name!r} is not in the entry point group torchrun.logs_specs: {known}.")

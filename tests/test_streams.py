@@ -9,6 +9,7 @@ import pytest
 
 from dlrover_run.agent.streams import (
     RankStreams,
+    RunDir,
     Stream,
     Tee,
     create_run_dir,
@@ -110,6 +111,15 @@ def test_run_dir_without_a_log_dir(
     run = create_run_dir(LogSpec(redirects=redirects), "job")
     assert run.keep is keep
     assert [entry.name.startswith("dlrover_run_") for entry in tmp_path.iterdir()] == [True]
+
+
+def test_where_nothing_can_be_written_a_job_runs_unless_it_wants_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/dev/null/nowhere")
+    assert create_run_dir(LogSpec(), "job") == RunDir(None, keep=False)
+    with pytest.raises(SpecError, match=r"--redirects, --tee: .*; name one with --log-dir"):
+        create_run_dir(LogSpec(redirects=BOTH), "job")
+    with pytest.raises(SpecError, match=r"--log-dir: cannot make a directory in /proc/x .*; name another one"):
+        create_run_dir(LogSpec(log_dir="/proc/x"), "job")
 
 
 def test_run_dir_for_dev_null() -> None:

@@ -146,14 +146,23 @@ class RunDir:
 def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
     """Make the run's directory; it is kept when the user asked for logs.
 
-    Raises `SpecError` when the directory that the user named cannot be used.
+    A machine on which nothing can be written runs jobs all the same, without error files. Raises `SpecError` when the
+    user asked for logs and there is no place for them.
     """
     if logs.plugin is not None:
         return RunDir(None, keep=True)  # The plugin makes its own directories, in `log_dir` or wherever it likes.
     if logs.log_dir == os.devnull:
         return RunDir(None, keep=False)
     if not logs.log_dir:
-        return RunDir(tempfile.mkdtemp(prefix=TEMP_PREFIX), keep=logs.redirects.any() or logs.tee.any())
+        keep = logs.redirects.any() or logs.tee.any()
+        try:
+            return RunDir(tempfile.mkdtemp(prefix=TEMP_PREFIX), keep)
+        except OSError as error:
+            if not keep:
+                return RunDir(None, keep=False)
+            raise SpecError(
+                f"--redirects, --tee: no temporary directory can be made ({error.strerror}); name one with --log-dir"
+            ) from None
     base = os.path.abspath(logs.log_dir)
     try:
         os.makedirs(base, exist_ok=True)
@@ -162,7 +171,7 @@ def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
     except (FileExistsError, NotADirectoryError):
         raise SpecError(f"--log-dir: {base} is not a directory; name a directory, or remove that file") from None
     except OSError as error:
-        raise SpecError(f"--log-dir: cannot make a directory in {base}: {error.strerror}") from None
+        raise SpecError(f"--log-dir: cannot make a directory in {base} ({error.strerror}); name another one") from None
 
 
 def make_dirs(plan: StreamPlan) -> None:
