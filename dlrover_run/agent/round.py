@@ -1,171 +1,94 @@
-"""One round on this node: what its workers are started with, and what is found out when they have ended."""
+"""One round on this node, from the start of its workers to the evidence of how they ended."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
 
-from ..coordination.records import Assignment
-from ..spec import JobSpec
-from . import failures, streams
-from .command import command_line
-from .environment import fill_macros, worker_environment
+from . import failures
+from .evidence import describe_end
+from .group import WorkerGroup
 from .outcome import WorkerEnd
-from .process import WorkerProcess, WorkerStart
+from .outfit import Outfit, release
+from .ports import HeldPort
+from .process import WorkerProcess
 from .relay_client import Relay
-from .results import ResultFiles
-
-if TYPE_CHECKING:
-    from .logs_plugin import Answer
+from .starter import Starter
 
 
-@dataclass(frozen=True)
 class Round:
-    """What belongs to one round besides its processes. `results` is None unless a function runs."""
+    """The workers of one round with all that was made for them.
 
-    assigned: Assignment
-    streams: streams.StreamPlan
-    starts: tuple[WorkerStart, ...]
-    results: ResultFiles | None
-
-
-def contract(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
-    """The variables that the launcher itself answers for, of each local rank: what torchrun shows a plugin for logs."""
-    names = worker_environment(spec, assigned, 0, {}, "").keys()
-    wholes = {rank: worker_environment(spec, assigned, rank, parent, "") for rank in range(assigned.workers)}
-    return {rank: {name: whole[name] for name in names} for rank, whole in wholes.items()}
-
-
-def prepare(
-    spec: JobSpec,
-    assigned: Assignment,
-    parent: Mapping[str, str],
-    run_dir: str | None,
-    relay: Relay,
-    placed: Answer | None = None,
-) -> Round:
-    """Open everything that the workers of a round need; `release` closes what they have inherited.
-
-    `placed` is a plugin's word on where the output goes and which environments the workers have. Raises SpecError when
-    a device, a CPU set or a log directory is missing, OSError when a file cannot be opened.
+    `port` is the store's, held for the worker that hosts it, or None where that is another node's business. `on_end` is
+    called with each worker that ends.
     """
-    if placed is None:
-        plan = streams.plan_streams(spec.logs, run_dir, assigned.round - 1, assigned.workers)
-        streams.make_dirs(plan)
-    else:
-        plan = _placed_plan(placed, spec)
-    if relay.one_console:
-        plan = streams.in_order(plan)
-    results = ResultFiles(assigned.workers) if spec.entrypoint.kind == "function" else None
-    cpus = _bound_cpus(spec, assigned, parent)
-    starts = []
-    for ranks in plan.ranks:
-        local_rank = ranks.local_rank
-        rank = assigned.first_rank + local_rank
-        if placed is None:
-            environment = worker_environment(spec, assigned, local_rank, parent, ranks.error_file or "")
-        else:
-            environment = {**parent, **placed.environments[local_rank]}
-        args = fill_macros(spec.entrypoint.args, local_rank)
-        if results is not None:
-            args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
-        starts.append(
-            WorkerStart(
-                local_rank=local_rank,
-                rank=rank,
-                argv=command_line(spec.entrypoint, args),
-                args=args,
-                environment=environment,
-                stdio=(0, *_outputs(ranks, relay)),
-                cpus=cpus.get(local_rank),
-            )
+
+    def __init__(self, outfit: Outfit, port: HeldPort | None, on_end: Callable[[WorkerProcess], None]) -> None:
+        self.number = outfit.assigned.round
+        self.group = WorkerGroup(outfit.starts, self._note_end)
+        self._outfit = outfit
+        self._port = port
+        self._on_end = on_end
+        self._memory = failures.MemoryWatch()
+        self._started = time.monotonic()
+        self._starting: asyncio.Future[None] | None = None
+        self.lasted = 0.0
+        self.ends: tuple[WorkerEnd, ...] = ()
+
+    async def start(self, starter: Starter) -> None:
+        """Start the workers; `cancel` ends this early. Raises what `starter` raises, when some may run already."""
+        self._starting = asyncio.ensure_future(self._start(starter))
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._starting
+        finally:
+            self._starting = None
+            release(self._outfit)
+
+    async def _start(self, starter: Starter) -> None:
+        await starter.prepare(self._outfit.starts)
+        await self.group.start(starter.start)
+
+    def cancel(self) -> None:
+        """Start no further worker: a template may import for minutes, and a signal does not wait for that."""
+        if self._starting is not None:
+            self._starting.cancel()
+
+    def failure(self) -> WorkerEnd | None:
+        """The first worker that failed of itself, with the evidence that is there at once."""
+        first = self.group.first_failed
+        return None if first is None else self._describe(first, None)
+
+    async def gather_evidence(self, relay: Relay, patience: float | None) -> None:
+        """Set `ends`, when all workers have ended, and forget the round's streams.
+
+        A console that is stuck gets `patience` seconds; None is as long as nobody hurries the relay.
+        """
+        keys = [str(worker.local_rank) for worker in self.group.ended]
+        drained = await relay.end_round(keys, timeout=patience)
+        self.ends = tuple(
+            self._describe(worker, drained.tails.get(str(worker.local_rank))) for worker in self.group.ended
         )
-    for tee in plan.tees:
-        prefix = streams.line_prefix(
-            spec.logs.prefix_template, spec.role, assigned.first_rank + tee.local_rank, tee.local_rank
-        )
-        relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
-    return Round(assigned, plan, tuple(starts), results)
 
+    def results(self) -> dict[int, bytes]:
+        """What a function returned, pickled, by the global rank of each worker that succeeded."""
+        results = self._outfit.results
+        if results is None:
+            return {}
+        return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
 
-def _placed_plan(placed: Answer, spec: JobSpec) -> streams.StreamPlan:
-    from .logs_client import plan_from
+    def close(self) -> None:
+        """Let go of the port and of the results."""
+        if self._port is not None:
+            self._port.release()
+        if self._outfit.results is not None:
+            self._outfit.results.close()
 
-    plan = plan_from(placed, spec.logs)
-    for ranks in plan.ranks:
-        # A plugin may name the same place in every round, and what an earlier round recorded there is not this one's.
-        if ranks.error_file is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(ranks.error_file)
-    return plan
+    def _describe(self, worker: WorkerProcess, tail: str | None) -> WorkerEnd:
+        return describe_end(worker, self._outfit.streams.ranks[worker.local_rank], tail, self._memory)
 
-
-def _size(path: str) -> int:
-    """What a log file holds from an earlier round, which has been shown already."""
-    return os.path.getsize(path) if os.path.exists(path) else 0
-
-
-def _bound_cpus(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
-    """The processors of each local rank with `--numa-binding`; without it nobody is bound."""
-    if spec.numa_binding is None:
-        return {}
-    from . import numa
-
-    gpus = numa.binding_gpus(spec.numa_binding, parent)
-    return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(assigned.workers)}
-
-
-def _outputs(ranks: streams.RankStreams, relay: Relay) -> tuple[int, int]:
-    stderr = _output(ranks.stderr, 2, ranks.local_rank, relay)
-    return stderr if ranks.stdout.where == "stderr" else _output(ranks.stdout, 1, ranks.local_rank, relay), stderr
-
-
-def _output(stream: streams.Stream, inherited: int, local_rank: int, relay: Relay) -> int:
-    if stream.where == "relay":
-        return relay.open_stderr(str(local_rank), show=stream.shown)
-    opened = streams.open_output(stream)
-    return inherited if opened is None else opened
-
-
-def release(round_: Round) -> None:
-    """Close our copies of the workers' outputs, once they have been started or will not be."""
-    for start in round_.starts:
-        for fd in set(start.stdio):
-            if fd > 2:
-                os.close(fd)
-
-
-def describe_ends(
-    round_: Round, ended: list[WorkerProcess], tails: Mapping[str, str], memory: failures.MemoryWatch
-) -> tuple[WorkerEnd, ...]:
-    """How each worker of the round ended, in the order of their deaths. `tails` is the standard error the relay saw."""
-    return tuple(describe_end(round_, worker, tails, memory) for worker in ended)
-
-
-def describe_end(
-    round_: Round, worker: WorkerProcess, tails: Mapping[str, str], memory: failures.MemoryWatch
-) -> WorkerEnd:
-    """How one worker ended, with the evidence that it left."""
-    if worker.code is None:
-        raise ValueError(f"rank {worker.rank} still runs")
-    ranks = round_.streams.ranks[worker.local_rank]
-    tail = streams.read_tail(ranks.stderr.path) if ranks.stderr.path else tails.get(str(worker.local_rank), "")
-    stopped_by_us = worker.stopped_with is not None
-    asks_memory = not stopped_by_us and failures.suspects_memory(worker.code, tail)
-    return WorkerEnd(
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        pid=worker.pid,
-        code=worker.code,
-        unix_time=worker.unix_time,
-        stopped_with=worker.stopped_with,
-        error=failures.read_error_file(ranks.error_file) if ranks.error_file else None,
-        error_file=ranks.error_file if ranks.error_file and os.path.exists(ranks.error_file) else None,
-        stderr_tail=tail,
-        stdout_path=ranks.stdout.path,
-        stderr_path=ranks.stderr.path,
-        memory_limit=memory.explain() if asks_memory else None,
-    )
+    def _note_end(self, worker: WorkerProcess) -> None:
+        self.lasted = time.monotonic() - self._started
+        self._on_end(worker)

@@ -1,0 +1,36 @@
+"""What is found out about a worker that has ended, from what it left behind."""
+
+from __future__ import annotations
+
+import os
+
+from . import failures, streams
+from .outcome import WorkerEnd
+from .process import WorkerProcess
+
+
+def describe_end(
+    worker: WorkerProcess, placed: streams.RankStreams, tail: str | None, memory: failures.MemoryWatch
+) -> WorkerEnd:
+    """How a worker ended. `tail` is the end of its standard error as the relay saw it, None where nobody asked it yet.
+
+    Raises ValueError while the worker runs.
+    """
+    if worker.code is None:
+        raise ValueError(f"rank {worker.rank} still runs")
+    seen = streams.read_tail(placed.stderr.path) if placed.stderr.path else tail or ""
+    asks_memory = worker.stopped_with is None and failures.suspects_memory(worker.code, seen)
+    return WorkerEnd(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        pid=worker.pid,
+        code=worker.code,
+        unix_time=worker.unix_time,
+        stopped_with=worker.stopped_with,
+        error=failures.read_error_file(placed.error_file) if placed.error_file else None,
+        error_file=placed.error_file if placed.error_file and os.path.exists(placed.error_file) else None,
+        stderr_tail=seen,
+        stdout_path=placed.stdout.path,
+        stderr_path=placed.stderr.path,
+        memory_limit=memory.explain() if asks_memory else None,
+    )

@@ -1,0 +1,137 @@
+"""What the workers of one round are given: environment, command line, streams, processors, a place for results."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..coordination.records import Assignment
+from ..spec import JobSpec
+from . import streams
+from .command import command_line
+from .environment import fill_macros, worker_environment
+from .process import WorkerStart
+from .relay_client import Relay
+from .results import ResultFiles
+
+if TYPE_CHECKING:
+    from .logs_plugin import Answer
+
+
+@dataclass(frozen=True)
+class Outfit:
+    """All that is made for the workers of one round. `results` is None unless a function runs."""
+
+    assigned: Assignment
+    streams: streams.StreamPlan
+    starts: tuple[WorkerStart, ...]
+    results: ResultFiles | None
+
+
+def contract(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
+    """The variables that the launcher itself answers for, of each local rank: what torchrun shows a plugin for logs."""
+    names = worker_environment(spec, assigned, 0, {}, "").keys()
+    wholes = {rank: worker_environment(spec, assigned, rank, parent, "") for rank in range(assigned.workers)}
+    return {rank: {name: whole[name] for name in names} for rank, whole in wholes.items()}
+
+
+def prepare(
+    spec: JobSpec,
+    assigned: Assignment,
+    parent: Mapping[str, str],
+    run_dir: str | None,
+    relay: Relay,
+    placed: Answer | None = None,
+) -> Outfit:
+    """Open everything that the workers of a round need; `release` closes what they have inherited.
+
+    `placed` is a plugin's word on where the output goes and which environments the workers have. Raises SpecError when
+    a device, a CPU set or a log directory is missing, OSError when a file cannot be opened.
+    """
+    if placed is None:
+        plan = streams.plan_streams(spec.logs, run_dir, assigned.round - 1, assigned.workers)
+        streams.make_dirs(plan)
+    else:
+        plan = _placed_plan(placed, spec)
+    if relay.one_console:
+        plan = streams.in_order(plan)
+    results = ResultFiles(assigned.workers) if spec.entrypoint.kind == "function" else None
+    cpus = _bound_cpus(spec, assigned, parent)
+    starts = []
+    for ranks in plan.ranks:
+        local_rank = ranks.local_rank
+        rank = assigned.first_rank + local_rank
+        if placed is None:
+            environment = worker_environment(spec, assigned, local_rank, parent, ranks.error_file or "")
+        else:
+            environment = {**parent, **placed.environments[local_rank]}
+        args = fill_macros(spec.entrypoint.args, local_rank)
+        if results is not None:
+            args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
+        starts.append(
+            WorkerStart(
+                local_rank=local_rank,
+                rank=rank,
+                argv=command_line(spec.entrypoint, args),
+                args=args,
+                environment=environment,
+                stdio=(0, *_outputs(ranks, relay)),
+                cpus=cpus.get(local_rank),
+            )
+        )
+    for tee in plan.tees:
+        prefix = streams.line_prefix(
+            spec.logs.prefix_template, spec.role, assigned.first_rank + tee.local_rank, tee.local_rank
+        )
+        relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
+    return Outfit(assigned, plan, tuple(starts), results)
+
+
+def _placed_plan(placed: Answer, spec: JobSpec) -> streams.StreamPlan:
+    from .logs_client import plan_from
+
+    plan = plan_from(placed, spec.logs)
+    for ranks in plan.ranks:
+        # A plugin may name the same place in every round, and what an earlier round recorded there is not this one's.
+        if ranks.error_file is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(ranks.error_file)
+    return plan
+
+
+def _size(path: str) -> int:
+    """What a log file holds from an earlier round, which has been shown already."""
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+def _bound_cpus(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
+    """The processors of each local rank with `--numa-binding`; without it nobody is bound."""
+    if spec.numa_binding is None:
+        return {}
+    from . import numa
+
+    gpus = numa.binding_gpus(spec.numa_binding, parent)
+    return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(assigned.workers)}
+
+
+def _outputs(ranks: streams.RankStreams, relay: Relay) -> tuple[int, int]:
+    stderr = _output(ranks.stderr, 2, ranks.local_rank, relay)
+    return stderr if ranks.stdout.where == "stderr" else _output(ranks.stdout, 1, ranks.local_rank, relay), stderr
+
+
+def _output(stream: streams.Stream, inherited: int, local_rank: int, relay: Relay) -> int:
+    if stream.where == "relay":
+        return relay.open_stderr(str(local_rank), show=stream.shown)
+    opened = streams.open_output(stream)
+    return inherited if opened is None else opened
+
+
+def release(outfit: Outfit) -> None:
+    """Close our copies of the workers' outputs, once they have been started or will not be."""
+    for start in outfit.starts:
+        for fd in set(start.stdio):
+            if fd > 2:
+                os.close(fd)
