@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from . import exit_codes
 from .agent import guard, lineage
 from .agent.refusal import explain
-from .agent.streams import RunDir, create_run_dir, prune_empty
+from .agent.streams import RunDir, create_run_dir, leave_nothing
 from .spec import JobSpec
 
 
@@ -59,7 +58,7 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
         code = guard.watch(agent, spec.signals).code
         os.close(agent_end)
     finally:
-        _leave_nothing(run_dir)
+        leave_nothing(run_dir)
     if code < 0:
         name = signal.Signals(-code).name
         print(f"dlrover-run: the launcher's agent was killed by {name}; its workers were ended too", file=sys.stderr)
@@ -105,15 +104,6 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
 def _cannot_start(error: OSError) -> int:
     print(f"dlrover-run: the launcher's own processes could not be started: {explain(error)}", file=sys.stderr)
     return exit_codes.CANNOT_START
-
-
-def _leave_nothing(run_dir: RunDir) -> None:
-    if run_dir.path is None:
-        return
-    if run_dir.keep:
-        prune_empty(run_dir.path)
-    else:
-        shutil.rmtree(run_dir.path, ignore_errors=True)
 
 
 def _open_standard_streams() -> None:

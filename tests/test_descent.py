@@ -179,3 +179,17 @@ def test_a_kill_of_all_that_bears_the_scripts_name_leaves_nothing(mailbox: Mailb
             kill_leftovers(pidfds)
     assert not [m["segment"] for m in workers if Path("/dev/shm", m["segment"].lstrip("/")).exists()]
     assert [p.name for p in mailbox.directory.iterdir()] == []
+
+
+def test_the_directory_in_tmp_goes_even_when_relay_and_guard_are_killed(mailbox: Mailbox) -> None:
+    guard = launch(mailbox, "--nproc-per-node=2", str(WORKERS / "hold.py"))
+    mailbox.gather(2)
+    agent = psutil.Process(agent_of(guard.pid))
+    relay = next(child for child in agent.children() if child.name() == "dlrover-relay")
+    assert [p.name for p in mailbox.directory.iterdir()] != []
+    with watched(agent.pid, relay.pid) as pidfds:
+        relay.kill()
+        guard.kill()
+        finish(guard)
+        assert still_alive(pidfds, WAIT) == 0
+    assert [p.name for p in mailbox.directory.iterdir()] == []

@@ -84,12 +84,13 @@ def test_a_working_directory_that_is_removed_before_and_while_we_run(tmp_path: P
     script.write_text("import os, sys\nif os.path.isdir(sys.argv[1]): os.rmdir(sys.argv[1])\nsys.exit(3)\n")
     place = tmp_path / "place"
     place.mkdir()
-    ended = run(OURS, [f"--start-method={method}", "--max-restarts=1", script, place], cwd=place)
+    away = {"TMPDIR": str(tmp_path)}
+    ended = run(OURS, [f"--start-method={method}", "--max-restarts=1", script, place], cwd=place, env=away)
     assert ended.code == 3
     assert ("workers are spawned instead" in ended.err) == (method == "forkserver")
     place.mkdir()
     removed = Launcher("removed", ("sh", "-c", 'rmdir "$0" && exec "$@"', str(place), *OURS.command))
-    assert run(removed, [f"--start-method={method}", script, place], cwd=place).code == 3
+    assert run(removed, [f"--start-method={method}", script, place], cwd=place, env=away).code == 3
 
 
 def test_too_few_descriptors_name_the_limit(tmp_path: Path) -> None:

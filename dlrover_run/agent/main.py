@@ -11,7 +11,7 @@ from ..spec import JobSpec
 from . import guard, lineage
 from .loop import Agent
 from .relay_client import Relay
-from .streams import RunDir
+from .streams import RunDir, leave_nothing
 from .verdict import Verdict
 
 PLAIN_WIDTH = 80
@@ -32,6 +32,7 @@ async def run_agent(
     await relay.drain(timeout=None)
     await relay.close()
     lineage.end_children()
+    leave_nothing(run_dir)
     if verdict_fd is not None:
         import msgspec
 

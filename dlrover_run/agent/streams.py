@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from string import Template
@@ -200,6 +201,19 @@ def open_output(stream: Stream) -> int | None:
     if stream.where == "file" and stream.path is not None:
         return os.open(stream.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     return None
+
+
+def leave_nothing(run_dir: RunDir) -> None:
+    """Remove what the user did not ask for: the whole directory, or the empty directories in one that is kept.
+
+    Guard, agent and relay all see to it, since any of them may have been killed.
+    """
+    if run_dir.path is None:
+        return
+    if run_dir.keep:
+        prune_empty(run_dir.path)
+    else:
+        shutil.rmtree(run_dir.path, ignore_errors=True)
 
 
 def prune_empty(path: str) -> None:
