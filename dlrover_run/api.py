@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from .agent.failures import describe_end
 from .agent.outcome import WorkerEnd
 from .agent.verdict import Verdict
 from .spec import Entrypoint, JobSpec, LogSpec, SpecError, Std, StreamMap
@@ -141,8 +142,15 @@ class ChildFailedError(Exception):
         self.name = name
         self.failures: dict[int, WorkerEnd] = {end.rank: end for end in verdict.ends if end.failed}
         self.exit_code = verdict.exit_code
+        self._verdict = verdict
         self._root = verdict.root
-        super().__init__(f"{name} failed: {verdict.error or verdict.reason}")
+        # The plan's reason was given before a traceback had been read.
+        told = f"rank {self._root.rank} {describe_end(self._root)}" if self._root else verdict.reason
+        super().__init__(f"{name} failed: {verdict.error or told}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # So that it can be raised in one process and caught in another.
+        return type(self), (self.name, self._verdict)
 
     def get_first_failure(self) -> tuple[int, WorkerEnd]:
         """The global rank that failed first, and how. Raises LookupError when no worker did, but the launcher gave
@@ -191,12 +199,20 @@ def _pickle_call(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     # A process's own key refuses to be pickled outside multiprocessing; as plain bytes it goes to our own children
     # only.
     preparation["authkey"] = bytes(multiprocessing.process.current_process().authkey)
+    if not os.path.exists(preparation.get("init_main_from_path", os.devnull)):
+        del preparation["init_main_from_path"]  # A program on standard input calls its file `<stdin>`.
     try:
-        return pickle.dumps(preparation) + pickle.dumps((function, args))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        call = pickle.dumps((function, args))
+    except Exception as error:
         raise SpecError(
             f"elastic_launch: the function or its arguments cannot be pickled ({error}); use a top-level function."
         ) from error
+    if b"__main__" in call and not preparation.keys() & {"init_main_from_path", "init_main_from_name"}:
+        raise SpecError(
+            "elastic_launch: the function or an argument is defined in a notebook, an interactive session or "
+            "`python -c`, which workers cannot import; put it in a file and import it from there."
+        )
+    return pickle.dumps(preparation) + call
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -228,7 +244,18 @@ def launch_from_python(spec: JobSpec) -> dict[int, Any]:
         )
     if verdict.exit_code != 0:
         raise ChildFailedError(spec.entrypoint.target, verdict)
-    return {rank: pickle.loads(result) for rank, result in sorted(verdict.results.items())}
+    return {rank: _loaded(rank, result) for rank, result in sorted(verdict.results.items())}
+
+
+def _loaded(rank: int, result: bytes) -> Any:
+    """What a rank returned; None, as with torch, for one whose function ended the process with 0 instead."""
+    try:
+        return pickle.loads(result) if result else None
+    except Exception as error:
+        raise SpecError(
+            f"elastic_launch: what rank {rank} returned cannot be unpickled here ({type(error).__name__}: {error}); "
+            "return plain data."
+        ) from error
 
 
 def _run_launcher(spec: JobSpec) -> tuple[Verdict | None, int, signal.Signals | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -60,6 +61,87 @@ def test_a_command_returns_no_results(capfd: pytest.CaptureFixture[str]) -> None
 def test_a_function_that_cannot_be_pickled_is_one_sentence() -> None:
     with pytest.raises(dlrover_run.SpecError, match="top-level function"):
         dlrover_run.elastic_launch(config(), lambda: None)()
+
+
+class Hostile:
+    """What a worker can pickle and the caller cannot unpickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def give_hostile() -> Hostile:
+    return Hostile()
+
+
+def give_lambda() -> Any:
+    return lambda: None
+
+
+def leave(code: int) -> None:
+    os._exit(code)
+
+
+def test_a_result_that_cannot_be_unpickled_is_one_sentence() -> None:
+    with pytest.raises(dlrover_run.SpecError, match=r"what rank 0 returned cannot be unpickled here \(ValueError"):
+        dlrover_run.elastic_launch(config(1), give_hostile)()
+
+
+def test_a_result_that_cannot_be_pickled_is_told_and_the_error_can_be_passed_on() -> None:
+    with pytest.raises(dlrover_run.ChildFailedError, match="what the function returned cannot be pickled") as failed:
+        dlrover_run.elastic_launch(config(1), give_lambda)()
+    copy = pickle.loads(pickle.dumps(failed.value))
+    assert (str(copy), copy.exit_code, copy.get_first_failure()) == (
+        str(failed.value),
+        1,
+        failed.value.get_first_failure(),
+    )
+
+
+@pytest.mark.parametrize("end", [sys.exit, leave])
+def test_a_function_that_ends_its_process_well_returned_nothing(end: Any) -> None:
+    assert dlrover_run.elastic_launch(config(2), end)(0) == {0: None, 1: None}
+
+
+PROGRAM = """
+import dlrover_run, os
+def work(): return "worked"
+{guard}
+    for function in (work, os.getpgid):
+        try:
+            results = dlrover_run.elastic_launch(dlrover_run.LaunchConfig(1, 1, 1, max_restarts=0), function)
+            print(results() if function is work else sorted(results(0)))
+        except Exception as error:
+            print(type(error).__name__, error)
+"""
+
+
+def _run_program(how: str, guard: str, directory: Path) -> str:
+    source = PROGRAM.format(guard=guard)
+    (directory / "program.py").write_text(source)
+    words = {"file": ["program.py"], "module": ["-m", "program"], "command": ["-c", source], "input": ["-"]}[how]
+    done = subprocess.run(
+        [sys.executable, *words], input=source, cwd=directory, capture_output=True, text=True, timeout=WAIT
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("how", ["file", "module"])
+def test_a_function_of_the_main_module_is_found(how: str, tmp_path: Path) -> None:
+    assert _run_program(how, "if __name__ == '__main__':", tmp_path) == "{0: 'worked'}\n[0]\n"
+
+
+@pytest.mark.parametrize("how", ["command", "input"])
+def test_a_function_that_no_worker_can_import_is_refused_before_any_starts(how: str, tmp_path: Path) -> None:
+    first, second = _run_program(how, "if True:", tmp_path).splitlines()
+    assert first.startswith("SpecError elastic_launch: the function or an argument is defined in a notebook")
+    assert second == "[0]"
+
+
+def test_a_main_module_that_launches_while_it_is_imported_is_told_so(tmp_path: Path) -> None:
+    shown = _run_program("file", "if True:", tmp_path)
+    assert "RuntimeError" in shown
+    assert "if __name__ == '__main__':" in shown
 
 
 def test_logs_specs_redirect_and_name_ranks(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ that only its own user can open; nothing that crosses a network is pickled.
 from __future__ import annotations
 
 import json
+import multiprocessing.process
 import multiprocessing.spawn
 import os
 import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from string import Template
 from typing import Any
 
@@ -22,24 +22,37 @@ from typing import Any
 def main() -> None:
     """`argv[1]` is the file of the call, `argv[2]` the file that takes the result."""
     call_path, result_path = sys.argv[1:3]
-    with open(call_path, "rb") as payload:
-        # The caller's main module first: the function may be defined in it, or need what it imports. Its sys.argv comes
-        # too.
-        multiprocessing.spawn.prepare(pickle.load(payload))
-        function, args = pickle.load(payload)
-    rank = os.environ["LOCAL_RANK"]
-    filled = [Template(arg).safe_substitute(local_rank=rank) if isinstance(arg, str) else arg for arg in args]
-    result = _call_recorded(function, filled)
-    with open(result_path, "wb") as file:
-        pickle.dump(result, file)
-
-
-def _call_recorded(function: Callable[..., Any], args: list[Any]) -> Any:
     try:
-        return function(*args)
+        result = _call(call_path)
     except Exception as error:
         _record(error)
         raise
+    with open(result_path, "wb") as file:
+        file.write(result)
+
+
+def _call(call_path: str) -> bytes:
+    """The pickled result of the call."""
+    process: Any = multiprocessing.process.current_process()
+    # A main module that launches outside `if __name__ == "__main__"` would launch again here; with this mark on the
+    # process, `multiprocessing` refuses that and says what to do.
+    process._inheriting = True
+    try:
+        with open(call_path, "rb") as payload:
+            # The caller's main module first: the function may be defined in it, or need what it imports. Its sys.argv
+            # comes too.
+            multiprocessing.spawn.prepare(pickle.load(payload))
+            function, args = pickle.load(payload)
+    finally:
+        del process._inheriting
+    rank = os.environ["LOCAL_RANK"]
+    result = function(
+        *[Template(arg).safe_substitute(local_rank=rank) if isinstance(arg, str) else arg for arg in args]
+    )
+    try:
+        return pickle.dumps(result)
+    except Exception as error:
+        raise TypeError(f"what the function returned cannot be pickled ({error}); return plain data") from error
 
 
 def _record(error: Exception) -> None:
