@@ -180,3 +180,26 @@ def test_a_reader_that_goes_away_ends_neither_job_nor_launcher_badly(tmp_path: P
     assert process.stdout is not None
     process.stdout.close()
     assert process.wait(WAIT) in ((3,) if gone == "both" else (1, 3))
+
+
+CULPRIT_AND_PEER = """
+import json, os, signal, time
+record, link = os.environ["TORCHELASTIC_ERROR_FILE"], "link"
+if os.environ["RANK"] == "0":
+    with open(record, "w") as file:
+        json.dump({"message": {"message": "OSError: no space left"}}, file)
+    # A record counts as earlier than the stop only when the clocks leave no doubt.
+    os.utime(record, (time.time() - 1, time.time() - 1))
+    open(link, "w").close()
+    signal.pause()
+open(link).close()
+raise RuntimeError("Connection closed by peer [127.0.0.1]:4711")
+"""
+
+
+def test_who_failed_first_is_the_root_though_a_peer_died_of_it_sooner(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "link")
+    ended = finish(start(OURS, ["--nproc-per-node=2", script(tmp_path, CULPRIT_AND_PEER)], cwd=tmp_path))
+    assert "Root Cause (first observed failure):\n  rank 0 raised OSError: no space left\n" in ended.err
+    assert "rank 1 failed " in ended.err
+    assert ended.code == 1

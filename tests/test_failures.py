@@ -19,6 +19,7 @@ from dlrover_run.agent.failures import (
     copy_root_cause,
     describe_end,
     error_words,
+    failed_before,
     lost_its_peer,
     read_error_file,
     root_cause,
@@ -442,6 +443,26 @@ def test_victims_and_successes_are_never_the_root() -> None:
 def test_an_exception_before_a_slow_end_comes_before_a_quicker_peer() -> None:
     slow = end(1, 1, after=4.0, error=recorded("ValueError: x", 0.5))
     assert root_cause([end(0, 3, after=1.0), slow]) is slow
+
+
+def test_a_culprit_that_was_stopped_on_its_way_out_is_the_root_where_all_others_lost_a_peer() -> None:
+    culprit = end(0, -15, after=1.0, stopped_with=signal.SIGTERM, failed_first=True, error=recorded("OSError: x", 0.25))
+    lost = end(1, -6, after=0.4, error=recorded("RuntimeError: Connection closed by peer", 0.3))
+    assert root_cause([lost, culprit]) is culprit
+    assert describe_end(culprit) == "raised OSError: x"
+    assert culprit.exit_status == 1
+    # A record may be old and its error overcome, so a failure that nobody helped comes first.
+    assert root_cause([culprit, end(2, 3, after=0.5)]) == end(2, 3, after=0.5)
+    # Where somebody stopped the whole job, nobody is to blame for that.
+    assert root_cause([culprit, end(1, -15, stopped_with=signal.SIGTERM)]) is None
+
+
+def test_an_error_counts_as_earlier_than_a_stop_only_when_it_is_for_certain() -> None:
+    assert failed_before(recorded("x", 0.25), NOON + 0.5)
+    assert not failed_before(recorded("x", 0.495), NOON + 0.5)  # The clocks of files go in ticks.
+    assert not failed_before(recorded("x", 0.0), NOON + 0.5)  # Any moment of that second.
+    assert not failed_before(recorded("x", 0.25), None)
+    assert not failed_before(None, NOON)
 
 
 def test_a_whole_second_does_not_put_an_error_file_before_an_observed_death() -> None:

@@ -186,8 +186,13 @@ def test_others_that_succeeded_failed_at_once_or_had_failed_before_they_were_sto
     text = render(end(0, 3), end(1, 0), end(2, 4, 0.001), had_failed, stopped(4, by=signal.SIGKILL))
     assert "  rank 1 finished with code 0\n" in text
     assert "  rank 2 failed at once after it: exited with code 4\n" in text
-    assert "rank 3 was stopped by the launcher (SIGTERM); rank 3 had recorded KeyError: 'w'" in " ".join(text.split())
+    assert "(SIGTERM); the last words of rank 3 were KeyError: 'w'" in " ".join(text.split())
     assert "  rank 4 was stopped by the launcher (SIGKILL)\n" in text
+
+
+def test_a_stopped_workers_traceback_is_mentioned_although_nothing_was_recorded() -> None:
+    text = render(end(0, 1, stderr_tail=PEER.format(port=1)), replace(stopped(1), stderr_tail=TRACE), stopped(2))
+    assert "the last words of rank 1 were ValueError: bad label 11" in " ".join(text.split())
 
 
 def test_no_failure_of_its_own_is_told_by_the_reason() -> None:

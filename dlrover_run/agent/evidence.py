@@ -20,6 +20,7 @@ def describe_end(
         raise ValueError(f"rank {worker.rank} still runs")
     seen = streams.read_tail(placed.stderr.path) if placed.stderr.path else tail or ""
     asks_memory = worker.stopped_with is None and failures.suspects_memory(worker.code, seen)
+    error = failures.read_error_file(placed.error_file) if placed.error_file else None
     return WorkerEnd(
         rank=worker.rank,
         local_rank=worker.local_rank,
@@ -27,10 +28,11 @@ def describe_end(
         code=worker.code,
         unix_time=worker.unix_time,
         stopped_with=worker.stopped_with,
-        error=failures.read_error_file(placed.error_file) if placed.error_file else None,
+        error=error,
         error_file=placed.error_file if placed.error_file and os.path.exists(placed.error_file) else None,
         stderr_tail=seen,
         stdout_path=placed.stdout.path,
         stderr_path=placed.stderr.path,
         memory_limit=memory.explain() if asks_memory else None,
+        failed_first=failures.failed_before(error, worker.stopped_at),
     )

@@ -21,12 +21,16 @@ __all__ = [
     "copy_root_cause",
     "describe_end",
     "error_words",
+    "failed_before",
     "lost_its_peer",
     "read_error_file",
     "root_cause",
     "signal_words",
     "suspects_memory",
 ]
+
+CLOCK_TICK = 0.01
+"""Seconds by which the time of a file may lag behind the clock: one tick of the slowest kernels."""
 
 MAX_WORDS = 200
 """Characters of an exception's message that are worth a place in a sentence."""
@@ -61,22 +65,37 @@ def root_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
 
     A worker that the launcher stopped is a victim, whatever its exit code. So is, as long as another one failed for any
     other reason, a worker that says that it lost the connection to a peer: a dying process's sockets close before
-    its death can be observed, so such a peer may even be seen to die first.
+    its death can be observed, so such a peer may even be seen to die first, and the culprit be stopped on its way out.
+    That one is known by the error that it had recorded; it stands behind those that nobody stopped, for a record may be
+    old and its error have been overcome.
 
     Among the rest the order of their failures counts, not of their deaths: a worker may take seconds from its exception
     to its end. The recorded time of the exception is used for that; where the record has only whole seconds, the
     end of that second, because a doubt of up to a second must not put it before a death that was observed.
     """
-    failed = [end for end in ends if end.failed]
-    return min(failed, key=lambda end: (lost_its_peer(end), _failed_by(end), end.rank), default=None)
+    if all(end.stopped_with is not None for end in ends if end.failed):
+        return None
+
+    def order(end: WorkerEnd) -> tuple[bool, bool, float, int]:
+        return lost_its_peer(end), end.stopped_with is not None, _failed_by(end), end.rank
+
+    return min((end for end in ends if end.failed), key=order)
+
+
+def failed_before(error: RecordedError | None, stopped_at: float | None) -> bool:
+    """Whether a worker that was stopped at a Unix time had certainly recorded its error before that."""
+    return error is not None and stopped_at is not None and 0 < _recorded_by(error) < stopped_at - CLOCK_TICK
 
 
 def _failed_by(end: WorkerEnd) -> float:
     """The moment by which the worker had failed for certain."""
     if end.error is None or end.error.unix_time <= 0:
         return end.unix_time
-    recorded = end.error.unix_time
-    return min(end.unix_time, recorded + 1 if recorded % 1 == 0 else recorded)
+    return min(end.unix_time, _recorded_by(end.error))
+
+
+def _recorded_by(error: RecordedError) -> float:
+    return error.unix_time + 1 if error.unix_time % 1 == 0 else error.unix_time
 
 
 def lost_its_peer(end: WorkerEnd) -> bool:
@@ -112,11 +131,13 @@ def error_words(end: WorkerEnd) -> str | None:
 
 def describe_end(end: WorkerEnd) -> str:
     """How the worker ended, to follow its name: `exited with code 3`, `was killed by SIGKILL`, `raised KeyError: x`."""
-    if end.stopped_with is not None:
+    if end.stopped_with is not None and not end.failed_first:
         return f"was stopped by the launcher with {end.stopped_with.name}"
     if end.code == 0:
         return "exited with code 0"
     words = error_words(end)
+    if end.failed_first and words is not None:
+        return _failing(words)
     if end.code < 0:
         text = f"was killed by {signal_words(-end.code)}"
         if words is not None:

@@ -21,10 +21,10 @@ class WorkerEnd:
 
     `code` follows `subprocess`: an exit code, or minus a signal's number. `stopped_with` is the signal with which the
     launcher itself stopped the worker, so that a victim is never mistaken for the culprit; None means it ended of
-    itself.
+    itself. `failed_first` says that a stopped worker had recorded its error before it was stopped.
     `stderr_tail` is the last of what it wrote to standard error, as far as that could be seen, and to standard output
-    where the two went to one console. `memory_limit` is a
-    sentence when the kernel is known to have killed for memory, else None. `error_file` is where `error` was read.
+    where the two went to one console. `memory_limit` is a sentence when the kernel is known to have killed for memory,
+    else None. `error_file` is where `error` was read.
     """
 
     rank: int
@@ -39,13 +39,19 @@ class WorkerEnd:
     stderr_path: str | None = None
     memory_limit: str | None = None
     error_file: str | None = None
+    failed_first: bool = False
 
     @property
     def failed(self) -> bool:
-        """Whether the worker ended badly of itself: not with 0, and not because the launcher stopped it."""
-        return self.code != 0 and self.stopped_with is None
+        """Whether the worker ended badly of itself: not with 0, and not only because the launcher stopped it."""
+        return self.code != 0 and (self.stopped_with is None or self.failed_first)
 
     @property
     def exit_status(self) -> int:
-        """The code as a shell reports it: 128 + n for signal n."""
-        return 128 - self.code if self.code < 0 else self.code
+        """The code as a shell reports it: 128 + n for signal n.
+
+        A worker that had failed and only its slow end was cut short by our signal counts as Python does an exception.
+        """
+        if self.code < 0:
+            return 1 if self.failed_first else 128 - self.code
+        return self.code

@@ -66,6 +66,7 @@ class WorkerProcess:
         self.code: int | None = None
         self.unix_time = 0.0
         self.stopped_with: signal.Signals | None = None
+        self.stopped_at: float | None = None
         self._on_end = on_end
         self._deadline: asyncio.TimerHandle | None = None
         self._pidfd = os.pidfd_open(pid)
@@ -93,6 +94,7 @@ class WorkerProcess:
         if not self.live:
             return
         self.stopped_with = number
+        self.stopped_at = self.stopped_at or time.time()
         with contextlib.suppress(ProcessLookupError):
             if number is not signal.SIGKILL:
                 os.killpg(self.pid, number)

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
-from ..agent.failures import describe_end, error_words, lost_its_peer, root_cause
+from ..agent.failures import MAX_WORDS, describe_end, error_words, lost_its_peer, root_cause
 from ..agent.outcome import WorkerEnd
-from ..agent.tracebacks import last_failure, last_link, plain_lines
+from ..agent.tracebacks import exception_lines, last_failure, last_link, plain_lines
 
 MAX_TRACE_LINES = 30
 """Lines of the first failure's own output that the report shows."""
@@ -238,9 +238,13 @@ def _stopped(ends: Sequence[WorkerEnd], who: str) -> str:
     verb = "was" if len(ends) == 1 else "were"
     sent = ends[0].stopped_with
     text = f"{who} {verb} stopped by the launcher ({sent.name if sent else '?'})"
-    # One that had recorded an error of its own before it was stopped may be worth a look.
-    own = next((end for end in ends if end.error is not None and not lost_its_peer(end)), None)
-    return text if own is None else f"{text}; rank {own.rank} had recorded {error_words(own)}"
+    # One that spoke of an error of its own, before it was stopped or because it was, may be worth a look.
+    for end in ends:
+        said = exception_lines(end.stderr_tail)
+        last = error_words(end) or (said[0][:MAX_WORDS] if said else None)
+        if last and not lost_its_peer(end):
+            return f"{text}; the last words of rank {end.rank} were {last}"
+    return text
 
 
 def _closing(report: FailureReport) -> list[str]:
