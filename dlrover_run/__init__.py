@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import ChildFailedError, LaunchConfig, LogsSpecs, elastic_launch, main
-    from .spec import SpecError
+    from dlrover_run.api import ChildFailedError, LaunchConfig, LogsSpecs, elastic_launch, main
+    from dlrover_run.spec import SpecError
 
 __all__ = ["ChildFailedError", "LaunchConfig", "LogsSpecs", "SpecError", "elastic_launch", "main"]
 
@@ -18,6 +18,6 @@ __all__ = ["ChildFailedError", "LaunchConfig", "LogsSpecs", "SpecError", "elasti
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import api
+    from dlrover_run import api
 
     return getattr(api, name)

@@ -22,10 +22,10 @@ from typing import Any
 
 import msgspec
 
-from .agent.failures import describe_end
-from .agent.outcome import WorkerEnd
-from .agent.verdict import Verdict
-from .spec import Entrypoint, JobSpec, LogSpec, SpecError, Std, StreamMap
+from dlrover_run.agent.verdict import Verdict
+from dlrover_run.failures import describe_end
+from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.spec import Entrypoint, JobSpec, LogSpec, SpecError, Std, StreamMap
 
 
 @dataclass
@@ -174,7 +174,7 @@ class elastic_launch:
 
     def __call__(self, *args: Any) -> dict[int, Any]:
         """Launch, wait for the end and return the results."""
-        from .cli import parse
+        from dlrover_run.cli import parse
 
         if isinstance(self._entrypoint, str):
             spec = parse([*self._config.flags(), "--no-python", self._entrypoint, *map(str, args)], os.environ)
@@ -221,7 +221,7 @@ def main(args: Sequence[str] | None = None) -> None:
     Returns when the job has succeeded. Raises SystemExit(2) for a bad command line, as argparse does, and
     ChildFailedError when the job failed.
     """
-    from .cli import parse
+    from dlrover_run.cli import parse
 
     try:
         spec = parse(list(sys.argv[1:] if args is None else args), os.environ)
@@ -259,7 +259,7 @@ def _loaded(rank: int, result: bytes) -> Any:
 
 
 def _run_launcher(spec: JobSpec) -> tuple[Verdict | None, int, signal.Signals | None]:
-    from .launch import LaunchRequest
+    from dlrover_run.launch import LaunchRequest
 
     verdict_read, verdict_write = os.pipe()
     # The launcher reads the end of this pipe when this process is gone, however it went.

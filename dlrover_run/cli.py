@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, cast
 
-from dlrover_run import flags, lookup, meeting, options
-from dlrover_run.argv import CommandLine, UsageError, cut
-from dlrover_run.flags import Given
+from dlrover_run.command_line import flags, lookup, meeting, options
+from dlrover_run.command_line.argv import CommandLine, UsageError, cut
+from dlrover_run.command_line.flags import Given
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, SpecError
 
 PROGRAM = "dlrover-run"
@@ -128,7 +128,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
 
 
 def _count_workers(kind: str, environ: Mapping[str, str]) -> int:
-    from dlrover_run.agent.devices import count_workers
+    from dlrover_run.devices.count import count_workers
 
     return count_workers(kind, environ)
 
@@ -249,6 +249,6 @@ def _answer(request: options.Flag) -> int:
 
 
 def _page(words: Sequence[str]) -> int:
-    from dlrover_run.manual import answer
+    from dlrover_run.command_line.manual import answer
 
     return answer(words, PROGRAM, COMPLETION_VARIABLE)

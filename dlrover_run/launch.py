@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import exit_codes
-from .agent import guard, lineage
-from .agent.refusal import explain
-from .agent.streams import RunDir, create_run_dir, leave_nothing
-from .spec import JobSpec
+from dlrover_run import exit_codes
+from dlrover_run.agent.refusal import explain
+from dlrover_run.descent import guard, lineage
+from dlrover_run.output.streams import RunDir, create_run_dir, leave_nothing
+from dlrover_run.spec import JobSpec
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         # Imported on this side of the fork only: the guard needs none of it and stays small.
         import asyncio
 
-        from .agent.main import run_agent
-        from .agent.relay_client import Relay
+        from dlrover_run.agent.main import run_agent
+        from dlrover_run.output.relay_client import Relay
 
         try:
             relay = Relay.start()

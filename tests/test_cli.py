@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run import options
-from dlrover_run.argv import UsageError, cut
 from dlrover_run.cli import main, parse
+from dlrover_run.command_line import options
+from dlrover_run.command_line.argv import UsageError, cut
 from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, SpecError, Std, StreamMap
 
 LIMIT = 60.0

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlrover_run import options
-from dlrover_run.argv import CommandLine, UsageError, cut
 from dlrover_run.cli import parse
+from dlrover_run.command_line import options
+from dlrover_run.command_line.argv import CommandLine, UsageError, cut
 from dlrover_run.spec import JobSpec, SpecError, Std, StreamMap
 
 torch_run = pytest.importorskip("torch.distributed.run")

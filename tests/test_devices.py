@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.agent.devices import (
+from dlrover_run.devices.count import (
     DeviceId,
     NvmlUnavailable,
     PhysicalGpu,
@@ -20,7 +20,7 @@ from dlrover_run.agent.devices import (
     sysfs_address,
     visible_devices,
 )
-from dlrover_run.agent.numa import binding_gpus
+from dlrover_run.devices.numa import binding_gpus
 from dlrover_run.spec import SpecError
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.agent.error_file import MAX_BYTES
-from dlrover_run.agent.failures import (
+from dlrover_run.failures import (
     MemoryWatch,
     copy_root_cause,
     describe_end,
@@ -25,9 +24,10 @@ from dlrover_run.agent.failures import (
     root_cause,
     suspects_memory,
 )
-from dlrover_run.agent.memory_watch import in_bytes
-from dlrover_run.agent.outcome import RecordedError, WorkerEnd
-from dlrover_run.agent.tracebacks import exception_lines, last_failure, last_link, plain_lines
+from dlrover_run.failures.error_file import MAX_BYTES
+from dlrover_run.failures.memory_watch import in_bytes
+from dlrover_run.failures.outcome import RecordedError, WorkerEnd
+from dlrover_run.failures.tracebacks import exception_lines, last_failure, last_link, plain_lines
 
 NOON = 1_700_000_000
 
@@ -329,7 +329,7 @@ def test_a_real_kill_for_memory_is_told_from_another_sigkill(limited_group: Path
     program = f"""
 import os, subprocess, sys
 open({str(limited_group / "cgroup.procs")!r}, "w").write(str(os.getpid()))
-from dlrover_run.agent.failures import MemoryWatch
+from dlrover_run.failures import MemoryWatch
 watch = MemoryWatch()
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 child.kill()

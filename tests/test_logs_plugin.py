@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from harness import OURS, WAIT, WORKERS, Launcher, Mailbox, finish, kill_leftovers, run, start, still_alive, watched
 
-from dlrover_run.agent.logs_client import plan_from
-from dlrover_run.agent.logs_plugin import Answer
-from dlrover_run.agent.streams import RankStreams, Stream, Tee
+from dlrover_run.output.logs_client import plan_from
+from dlrover_run.output.logs_plugin import Answer
+from dlrover_run.output.streams import RankStreams, Stream, Tee
 from dlrover_run.spec import LogSpec
 
 pytestmark = pytest.mark.torchrun

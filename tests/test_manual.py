@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run import options
+from dlrover_run.command_line import options
 
 LIMIT = 60.0
 """Seconds that a child process of a test may take before the test gives up."""

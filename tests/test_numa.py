@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlrover_run.agent.devices import DeviceId
-from dlrover_run.agent.numa import Mode, cpus_for_rank, parse_ranges
+from dlrover_run.devices.count import DeviceId
+from dlrover_run.devices.numa import Mode, cpus_for_rank, parse_ranges
 from dlrover_run.spec import SpecError
 
 

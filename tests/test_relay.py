@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.agent.relay_client import PIPE_BYTES, Relay
-from dlrover_run.agent.streams import TAIL_BYTES, Stream, open_output
+from dlrover_run.output.relay_client import PIPE_BYTES, Relay
+from dlrover_run.output.streams import TAIL_BYTES, Stream, open_output
 
 PATIENCE = 60.0
 """Seconds that anything here may take before the test counts as hung."""
@@ -177,7 +177,7 @@ class _NoInotify:
 
 
 def test_without_inotify_lines_are_shown_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrover_run.agent.relay.Inotify", _NoInotify)
+    monkeypatch.setattr("dlrover_run.output.relay.Inotify", _NoInotify)
     reader, writer = os.pipe()
     relay = Relay.start((writer, writer))
     os.close(writer)
@@ -400,7 +400,7 @@ def test_a_drain_that_waits_ends_when_the_relay_is_killed(tmp_path: Path) -> Non
 
 AGENT = """
 import asyncio, os, sys
-from dlrover_run.agent.relay_client import Relay
+from dlrover_run.output.relay_client import Relay
 relay = Relay.start()
 async def main():
     relay.attach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.agent.relay_lines import LineCutter, Ring, matching, prefixed
+from dlrover_run.output.relay_lines import LineCutter, Ring, matching, prefixed
 
 PIECES = st.lists(st.text(alphabet="ab\r\n", max_size=6).map(str.encode), max_size=8)
 LINES = st.lists(st.text(alphabet="abc", max_size=4).map(lambda text: text.encode() + b"\n"), max_size=6)

@@ -9,7 +9,6 @@ from datetime import timezone
 
 import pytest
 
-from dlrover_run.agent.outcome import RecordedError, WorkerEnd
 from dlrover_run.console.report import (
     MAX_GROUPS,
     MAX_TRACE_LINES,
@@ -19,6 +18,7 @@ from dlrover_run.console.report import (
     render_failure,
     render_restart,
 )
+from dlrover_run.failures.outcome import RecordedError, WorkerEnd
 
 MOMENT = 1_763_647_884.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.agent.streams import (
+from dlrover_run.output.streams import (
     RankStreams,
     RunDir,
     Stream,

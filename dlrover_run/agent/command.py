@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from ..spec import Entrypoint
+from dlrover_run.spec import Entrypoint
 
 FUNCTION_WORKER = "dlrover_run.agent.function_worker"
 

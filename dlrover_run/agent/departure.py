@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Sequence
 
-from . import guard, lifeline
+from dlrover_run.descent import guard, lifeline
 
 
 class Departure:

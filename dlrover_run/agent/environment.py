@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from string import Template
 
-from ..coordination.records import Assignment
-from ..spec import JobSpec, SpecError
+from dlrover_run.coordination.records import Assignment
+from dlrover_run.spec import JobSpec, SpecError
 
 
 def worker_environment(

@@ -8,8 +8,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from ..coordination.records import Assignment, Plan, PlanPhase
-from ..spec import JobSpec
+from dlrover_run.coordination.records import Assignment, Plan, PlanPhase
+from dlrover_run.spec import JobSpec
 
 _STATE = {PlanPhase.FINISHED: "SUCCEEDED", PlanPhase.FAILED: "FAILED"}
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from . import failures, streams
-from .outcome import WorkerEnd
-from .process import WorkerProcess
+from dlrover_run import failures
+from dlrover_run.agent.process import WorkerProcess
+from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.output import streams
 
 
 def describe_end(

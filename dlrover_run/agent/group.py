@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
-from .process import WorkerProcess, WorkerStart
+from dlrover_run.agent.process import WorkerProcess, WorkerStart
 
 KILL_TIMEOUT = 20.0
 """Seconds that the kernel gets to end a worker after SIGKILL; then it hangs in the kernel (a dead disk or driver) for

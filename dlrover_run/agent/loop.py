@@ -15,30 +15,30 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from .. import exit_codes
-from ..backends.local import LocalBoard
-from ..coordination.records import Assignment, Failure, NodePhase, NodeStatus, assignment
-from ..spec import JobSpec, SpecError
-from . import failures, lineage
-from .departure import Departure
-from .events import EventLog
-from .group import StuckWorkers
-from .outcome import WorkerEnd
-from .outfit import contract, prepare
-from .ports import HeldPort
-from .process import WorkerProcess
-from .reconcile import Action, Situation, reconcile
-from .refusal import explain
-from .relay_client import Relay
-from .round import Round
-from .starter import Starter
-from .strays import StraySweep
-from .streams import RunDir
-from .verdict import Verdict, exit_code_of
+from dlrover_run import exit_codes, failures
+from dlrover_run.agent.departure import Departure
+from dlrover_run.agent.events import EventLog
+from dlrover_run.agent.group import StuckWorkers
+from dlrover_run.agent.outfit import contract, prepare
+from dlrover_run.agent.ports import HeldPort
+from dlrover_run.agent.process import WorkerProcess
+from dlrover_run.agent.reconcile import Action, Situation, reconcile
+from dlrover_run.agent.refusal import explain
+from dlrover_run.agent.round import Round
+from dlrover_run.agent.starter import Starter
+from dlrover_run.agent.verdict import Verdict, exit_code_of
+from dlrover_run.backends.local import LocalBoard
+from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, assignment
+from dlrover_run.descent import lineage
+from dlrover_run.descent.strays import StraySweep
+from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.streams import RunDir
+from dlrover_run.spec import JobSpec, SpecError
 
 if TYPE_CHECKING:
-    from .logs_client import LogsPlugin
-    from .logs_plugin import Answer
+    from dlrover_run.output.logs_client import LogsPlugin
+    from dlrover_run.output.logs_plugin import Answer
 
 RESTART_DRAIN_TIMEOUT = 0.5
 """Seconds without progress after which a restart no longer waits for a slow console to show the old workers' end."""
@@ -156,7 +156,7 @@ class Agent:
         await ended.gather_evidence(self._relay, RESTART_DRAIN_TIMEOUT)
         ended.close()
         self._round = None
-        from ..console.report import render_restart
+        from dlrover_run.console.report import render_restart
 
         plan = self._board.plan
         # Our own evidence says more than the plan does: it was made before a traceback had been read.
@@ -276,6 +276,6 @@ class Agent:
 def _logs_plugin(spec: JobSpec) -> LogsPlugin | None:
     if spec.logs.plugin is None:
         return None
-    from .logs_client import LogsPlugin
+    from dlrover_run.output.logs_client import LogsPlugin
 
     return LogsPlugin(spec.logs)

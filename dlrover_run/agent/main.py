@@ -7,12 +7,12 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..spec import JobSpec
-from . import guard, lineage
-from .loop import Agent
-from .relay_client import Relay
-from .streams import RunDir, leave_nothing
-from .verdict import Verdict
+from dlrover_run.agent.loop import Agent
+from dlrover_run.agent.verdict import Verdict
+from dlrover_run.descent import guard, lineage
+from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.streams import RunDir, leave_nothing
+from dlrover_run.spec import JobSpec
 
 PLAIN_WIDTH = 80
 """Columns of a report that goes to a file, or to a terminal whose size nobody knows."""
@@ -54,7 +54,7 @@ def _tell(spec: JobSpec, verdict: Verdict, write: Callable[[str], None]) -> None
         write(f"dlrover-run: {verdict.error}\n")
     if verdict.root is None:
         return
-    from ..console.report import FailureReport, render_failure
+    from dlrover_run.console.report import FailureReport, render_failure
 
     report = FailureReport(
         job=spec.entrypoint.target,

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..coordination.records import Assignment
-from ..spec import JobSpec
-from . import streams
-from .command import command_line
-from .environment import fill_macros, worker_environment
-from .process import WorkerStart
-from .relay_client import Relay
-from .results import ResultFiles
+from dlrover_run.agent.command import command_line
+from dlrover_run.agent.environment import fill_macros, worker_environment
+from dlrover_run.agent.process import WorkerStart
+from dlrover_run.agent.results import ResultFiles
+from dlrover_run.coordination.records import Assignment
+from dlrover_run.output import streams
+from dlrover_run.output.relay_client import Relay
+from dlrover_run.spec import JobSpec
 
 if TYPE_CHECKING:
-    from .logs_plugin import Answer
+    from dlrover_run.output.logs_plugin import Answer
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def prepare(
 
 
 def _placed_plan(placed: Answer, spec: JobSpec) -> streams.StreamPlan:
-    from .logs_client import plan_from
+    from dlrover_run.output.logs_client import plan_from
 
     plan = plan_from(placed, spec.logs)
     for ranks in plan.ranks:
@@ -111,7 +111,7 @@ def _bound_cpus(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) 
     """The processors of each local rank with `--numa-binding`; without it nobody is bound."""
     if spec.numa_binding is None:
         return {}
-    from . import numa
+    from dlrover_run.devices import numa
 
     gpus = numa.binding_gpus(spec.numa_binding, parent)
     return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(assigned.workers)}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from . import lineage
+from dlrover_run.descent import lineage
 
 
 @dataclass(frozen=True)

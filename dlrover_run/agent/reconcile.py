@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ..coordination.records import PlanPhase
+from dlrover_run.coordination.records import PlanPhase
 
 
 class Action(enum.Enum):

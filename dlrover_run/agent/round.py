@@ -7,15 +7,15 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from . import failures
-from .evidence import describe_end
-from .group import WorkerGroup
-from .outcome import WorkerEnd
-from .outfit import Outfit, release
-from .ports import HeldPort
-from .process import WorkerProcess
-from .relay_client import Relay
-from .starter import Starter
+from dlrover_run import failures
+from dlrover_run.agent.evidence import describe_end
+from dlrover_run.agent.group import WorkerGroup
+from dlrover_run.agent.outfit import Outfit, release
+from dlrover_run.agent.ports import HeldPort
+from dlrover_run.agent.process import WorkerProcess
+from dlrover_run.agent.starter import Starter
+from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.output.relay_client import Relay
 
 
 class Round:

@@ -6,10 +6,10 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 
-from ..spec import JobSpec
-from .command import python_program
-from .forkserver import Template, TemplateError, UnsafeToFork, WorkerCommand
-from .process import WorkerStart, spawn
+from dlrover_run.agent.command import python_program
+from dlrover_run.agent.forkserver import Template, TemplateError, UnsafeToFork, WorkerCommand
+from dlrover_run.agent.process import WorkerStart, spawn
+from dlrover_run.spec import JobSpec
 
 LEARN_DELAY = 2.0
 """Seconds after a start at which the template imports what the new workers have imported.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
-from .. import exit_codes
-from ..coordination.records import Plan, PlanPhase
-from .outcome import WorkerEnd
+from dlrover_run import exit_codes
+from dlrover_run.coordination.records import Plan, PlanPhase
+from dlrover_run.failures.outcome import WorkerEnd
 
 
 @dataclass(frozen=True)

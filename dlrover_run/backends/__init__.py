@@ -1,0 +1,1 @@
+"""Backends: where the records of coordination live."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..coordination.decide import Rules, decide
-from ..coordination.records import NodePhase, NodeStatus, Plan
-from ..spec import JobSpec
+from dlrover_run.coordination.decide import Rules, decide
+from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan
+from dlrover_run.spec import JobSpec
 
 PlanListener = Callable[[Plan], None]
 

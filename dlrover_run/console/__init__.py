@@ -1,0 +1,1 @@
+"""The console: the texts that a person reads."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
-from ..agent.failures import MAX_WORDS, describe_end, error_words, lost_its_peer, root_cause
-from ..agent.outcome import WorkerEnd
-from ..agent.tracebacks import exception_lines, last_failure, last_link, plain_lines
+from dlrover_run.failures import MAX_WORDS, describe_end, error_words, lost_its_peer, root_cause
+from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.tracebacks import exception_lines, last_failure, last_link, plain_lines
 
 MAX_TRACE_LINES = 30
 """Lines of the first failure's own output that the report shows."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .records import Failure, Member, NodePhase, NodeStatus, Plan, PlanPhase
+from dlrover_run.coordination.records import Failure, Member, NodePhase, NodeStatus, Plan, PlanPhase
 
 
 @dataclass(frozen=True)

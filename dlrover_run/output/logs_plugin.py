@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ..spec import LogSpec, StreamMap
+from dlrover_run.spec import LogSpec, StreamMap
 
 
 class Setup(msgspec.Struct, frozen=True):

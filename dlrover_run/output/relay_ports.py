@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 
-from dlrover_run.agent.relay_lines import LineCutter, Ring, matching, prefixed
+from dlrover_run.output.relay_lines import LineCutter, Ring, matching, prefixed
 
 CHUNK = 1024 * 1024
 """Bytes of one read: a whole pipe of the size that the agent makes."""

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlrover_run.options import WORKER_COUNTS
+from dlrover_run.command_line.options import WORKER_COUNTS
 from dlrover_run.spec import SpecError, Std, StreamMap
 
 STATIC_PORT = 29500

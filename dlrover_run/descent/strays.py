@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from . import lineage
+from dlrover_run.descent import lineage
 
 SESSION_DELAY = 0.1
 """Seconds from a worker's end to the look at what it left in its session; with the grace it stays well within one."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..spec import SpecError
-from .xpu import GIVE_NUMBER, count_xpus, xpus_for_auto
+from dlrover_run.devices.xpu import GIVE_NUMBER, count_xpus, xpus_for_auto
+from dlrover_run.spec import SpecError
 
 # These two NVML results mean that the machine simply has no NVIDIA GPU to offer. Every other one means that a GPU is
 # there but cannot be asked, and then `auto` must not quietly put the job on the CPUs.

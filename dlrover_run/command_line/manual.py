@@ -16,8 +16,8 @@ from typing import Any
 import typer
 import typer.main
 
-from dlrover_run.argv import UsageError, cut
-from dlrover_run.options import OTHER, TABLE, Flag
+from dlrover_run.command_line.argv import UsageError, cut
+from dlrover_run.command_line.options import OTHER, TABLE, Flag
 
 ABOUT = """Run SCRIPT once for each worker, keep the group together, and say what went wrong.
 

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from . import lineage
+from dlrover_run.descent import lineage
 
 
 @dataclass(frozen=True)

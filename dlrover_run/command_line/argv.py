@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlrover_run.options import BY_SPELLING, Flag
+from dlrover_run.command_line.options import BY_SPELLING, Flag
 from dlrover_run.spec import SpecError
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..spec import SpecError
+from dlrover_run.spec import SpecError
 
 GIVE_NUMBER = "give the number of workers instead, e.g. --nproc-per-node=2"
 """What always helps when workers cannot be counted."""

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..spec import LogSpec, SpecError
-from . import lineage, logs_plugin
-from .logs_plugin import Answer, Setup
-from .streams import RankStreams, Stream, StreamPlan, Tee
+from dlrover_run.descent import lineage
+from dlrover_run.output import logs_plugin
+from dlrover_run.output.logs_plugin import Answer, Setup
+from dlrover_run.output.streams import RankStreams, Stream, StreamPlan, Tee
+from dlrover_run.spec import LogSpec, SpecError
 
 ANSWER_TIMEOUT = 300.0
 """Seconds for one answer; before the first one torch is imported, which takes minutes from a cold network disk."""

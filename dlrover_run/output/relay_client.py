@@ -20,8 +20,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dlrover_run.agent.relay_lines import Ring
-from dlrover_run.agent.streams import tail_text
+from dlrover_run.output.relay_lines import Ring
+from dlrover_run.output.streams import tail_text
 
 DRAIN_TIMEOUT = 10.0
 """Seconds in which the console takes not one byte before a drain gives up, once somebody wants an end."""
@@ -93,7 +93,7 @@ class Relay:
         pid = os.fork()
         if pid == 0:
             # Imported in the child alone: the agent never runs this code and starts sooner without it.
-            from dlrover_run.agent.relay import main
+            from dlrover_run.output.relay import main
 
             main(theirs, parent, console)
         theirs.close()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from dlrover_run import flags
-from dlrover_run.flags import Given
+from dlrover_run.command_line import flags
+from dlrover_run.command_line.flags import Given
 from dlrover_run.spec import SpecError
 
 NOT_BUILT = ("c10d", "etcd", "etcd-v2", "master")

@@ -6,7 +6,7 @@ Pure: bytes in, bytes out. Nothing here loops over lines in Python unless a line
 
 from __future__ import annotations
 
-from dlrover_run.agent.streams import TAIL_BYTES
+from dlrover_run.output.streams import TAIL_BYTES
 
 LONGEST_LINE = 4 * 1024 * 1024
 """Bytes after which a line is ended for the worker that does not end it, so that it cannot fill the memory."""

@@ -1,7 +1,6 @@
 """What the deaths of workers mean: which one came first of itself, and how to say it in words.
 
-Pure functions on `WorkerEnd`. The evidence is gathered in `error_file` and `memory_watch`, whose names are given on
-here, so that who handles a failure needs one module.
+Pure functions on `WorkerEnd`; the evidence that it holds is gathered with `error_file` and `memory_watch`.
 """
 
 from __future__ import annotations
@@ -10,24 +9,8 @@ import re
 import signal
 from collections.abc import Sequence
 
-from .error_file import copy_root_cause, read_error_file
-from .memory_watch import MemoryWatch
-from .outcome import RecordedError, WorkerEnd
-from .tracebacks import exception_lines, plain_lines
-
-__all__ = [
-    "MemoryWatch",
-    "RecordedError",
-    "copy_root_cause",
-    "describe_end",
-    "error_words",
-    "failed_before",
-    "lost_its_peer",
-    "read_error_file",
-    "root_cause",
-    "signal_words",
-    "suspects_memory",
-]
+from dlrover_run.failures.outcome import RecordedError, WorkerEnd
+from dlrover_run.failures.tracebacks import exception_lines, plain_lines
 
 CLOCK_TICK = 0.01
 """Seconds by which the time of a file may lag behind the clock: one tick of the slowest kernels."""

@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Literal, Protocol
 
-from ..spec import SpecError
-from .devices import DeviceId, Nvml, NvmlUnavailable, sysfs_address, visible_devices
+from dlrover_run.devices.count import DeviceId, Nvml, NvmlUnavailable, sysfs_address, visible_devices
+from dlrover_run.spec import SpecError
 
 Mode = Literal["node", "socket", "exclusive", "core-complex"]
 

@@ -32,8 +32,8 @@ import socket
 import time
 from typing import Any, NoReturn
 
-from dlrover_run.agent import lineage
-from dlrover_run.agent.relay_ports import Inotify, Pipe, Sink, Tail, console_sink, file_sink
+from dlrover_run.descent import lineage
+from dlrover_run.output.relay_ports import Inotify, Pipe, Sink, Tail, console_sink, file_sink
 
 MAX_MESSAGE = 128 * 1024
 """Bytes of the largest message either way; a ring with its header fits."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..template import title
+from dlrover_run.template import title
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

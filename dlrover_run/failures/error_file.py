@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .outcome import RecordedError, WorkerEnd
+from dlrover_run.failures.outcome import RecordedError, WorkerEnd
 
 MAX_BYTES = 1 << 20
 """An error file larger than this is not read."""

@@ -1,0 +1,1 @@
+"""The command line: cut into flags, read, checked against the disk, explained."""

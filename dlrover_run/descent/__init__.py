@@ -1,0 +1,1 @@
+"""Descent: whose child a process is, and that nothing a job started outlives its owner."""
