@@ -30,8 +30,8 @@ IN_ORDER = [f"{stream} {number}" for number in range(ROUNDS) for stream in ("out
 
 IMPATIENT = """
 import sys
-from dlrover_run.agent import loop
-loop.DRAIN_TIMEOUT = 0.01
+from dlrover_run.output import relay_client
+relay_client.DRAIN_TIMEOUT = 0.01
 from dlrover_run.cli import main
 sys.exit(main())
 """

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.output.relay_client import PIPE_BYTES, Relay
+from dlrover_run.output.relay_client import PIPE_BYTES, STUCK_TIMEOUT, Relay
 from dlrover_run.output.streams import TAIL_BYTES, Stream, open_output
 
 PATIENCE = 60.0
@@ -67,6 +67,13 @@ def _wait_for(pidfd: int) -> None:
     poll.register(pidfd, select.POLLIN)
     assert poll.poll(PATIENCE * 1000), "the process did not end"
     os.close(pidfd)
+
+
+def _read_exactly(fd: int, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        data += os.read(fd, count - len(data))
+    return data
 
 
 def _read_all(fd: int) -> bytes:
@@ -345,6 +352,38 @@ def test_the_agents_own_words_come_after_the_workers_and_are_whole(console: tupl
     asyncio.run(run())
     shown = os.pread(console[1], 1 << 20, 0).decode()
     assert shown == "worker\n\\ud800" + words[1:] + "late\n"
+
+
+def test_bytes_taken_before_a_drain_are_no_progress_and_a_stuck_console_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlrover_run.output.relay_client.DRAIN_TIMEOUT", NO_PATIENCE)
+    reader, writer = os.pipe()
+    relay = Relay.start((writer, writer))
+    os.close(writer)
+    timeouts: list[float | None] = []
+    wait = asyncio.wait
+
+    async def watched_wait(futures: Any, *, timeout: float | None = None) -> Any:
+        timeouts.append(timeout)
+        return await wait(futures, timeout=timeout)
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        relay.say("x" * 1_000_000)
+        assert not (await relay.drain(timeout=NO_PATIENCE)).complete
+        relay.hurry()
+        monkeypatch.setattr("asyncio.wait", watched_wait)
+        assert not (await relay.drain(timeout=None)).complete
+        assert len(_read_exactly(reader, 1_000_000)) == 1_000_000
+        assert (await relay.drain(timeout=None)).complete
+        relay.say("y" * 1_000_000)
+        await relay.drain(timeout=None)
+        await relay.close()
+
+    asyncio.run(run())
+    os.close(reader)
+    assert timeouts[:3] == [STUCK_TIMEOUT, STUCK_TIMEOUT, NO_PATIENCE]
 
 
 def test_a_killed_relay_is_told_and_kills_no_worker(console: tuple[int, int]) -> None:

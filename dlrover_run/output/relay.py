@@ -287,6 +287,8 @@ class _Relay:
             for pipe in self.pipes:
                 pipe.close()
             self.pipes = []
+        # What was written before the wish is no progress.
+        self.progress = (self._written(), self.progress[1])
         self.drains.append(_Drain(number, end, {tail: tail.size() for tail in self.tails}))
         for tail in self.tails:
             tail.grown = True
@@ -308,11 +310,14 @@ class _Relay:
     def _say_progress(self) -> None:
         if not self.drains:
             return
-        written, now = sum(sink.written_bytes for sink in self.sinks), time.monotonic()
+        written, now = self._written(), time.monotonic()
         if written != self.progress[0] and now - self.progress[1] >= PROGRESS_SECONDS:
             self.progress = (written, now)
             with contextlib.suppress(OSError):
                 _tell(self.control, {"tell": "progress"})
+
+    def _written(self) -> int:
+        return sum(sink.written_bytes for sink in self.sinks)
 
     def _forget(self, ended: dict[Tail, int]) -> None:
         for tail in ended:

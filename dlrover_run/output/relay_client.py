@@ -23,8 +23,11 @@ from typing import Any, Literal
 from dlrover_run.output.relay_lines import Ring
 from dlrover_run.output.streams import tail_text
 
-DRAIN_TIMEOUT = 10.0
+DRAIN_TIMEOUT = 5.0
 """Seconds in which the console takes not one byte before a drain gives up, once somebody wants an end."""
+
+STUCK_TIMEOUT = 0.5
+"""The same for a console that is known to take nothing; the relay's answers need a few milliseconds."""
 
 CLOSE_TIMEOUT = 2.0
 """Seconds that the relay gets to end once its socket is closed, before it is killed; it needs 0.3 at most."""
@@ -83,6 +86,7 @@ class Relay:
         self._kept: dict[str, int] = {}
         self._orphans: dict[str, Ring] = {}
         self._hurried = False
+        self._stuck = False
         self._on_warning: Callable[[str], None] = lambda text: None
 
     @classmethod
@@ -183,7 +187,10 @@ class Relay:
             self._orphans.clear()
 
     def hurry(self) -> None:
-        """Somebody wants an end: drains that wait now give up, and later ones wait `DRAIN_TIMEOUT` at most."""
+        """Somebody wants an end: drains that wait now give up, and later ones wait `DRAIN_TIMEOUT` at most.
+
+        A console that took nothing in the last drain gets `STUCK_TIMEOUT`, so that the time-outs do not add up.
+        """
         self._hurried = True
         for wait in self._waits.values():
             if not wait.done.done():
@@ -213,9 +220,12 @@ class Relay:
             self._send({"do": "drain", "number": number, "keys": list(keys), "end": end})
             while not wait.done.done():
                 wait.moved = False
-                patience = DRAIN_TIMEOUT if timeout is None and self._hurried else timeout
+                patience = timeout
+                if timeout is None and self._hurried:
+                    patience = STUCK_TIMEOUT if self._stuck else DRAIN_TIMEOUT
                 await asyncio.wait({wait.done}, timeout=patience)
-                if not wait.moved:
+                self._stuck = not (wait.moved or wait.done.done())
+                if self._stuck:
                     break
             complete = wait.done.done() and wait.done.result()
         finally:
