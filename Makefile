@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-long check benchmark help
+.PHONY: demo test test-long test-other check benchmark help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -19,6 +19,12 @@ test: check ## check the code and run the tests
 
 test-long: $(VENV)/.test ## a hundred kills, a hundred recoveries, in both start methods
 	$(BIN)/python -m pytest -s -m long
+
+# For example: make test-other PYTHON=python3.13. Torch and what needs it is left out: not every Python has a build of it.
+test-other: ## run the tests that need no torch with another PYTHON
+	$(PYTHON) -m venv $(VENV)-other
+	$(VENV)-other/bin/pip install --quiet --editable . pytest pytest-timeout hypothesis psutil
+	$(VENV)-other/bin/python -m pytest -m "not torchrun and not long"
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

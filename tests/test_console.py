@@ -36,7 +36,7 @@ from dlrover_run.cli import main
 sys.exit(main())
 """
 
-METHODS = [pytest.param("spawn", marks=pytest.mark.torchrun), "forkserver"]
+METHODS = ["spawn", "forkserver"]
 
 
 @contextmanager
@@ -70,6 +70,7 @@ def _lines_of(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(("out ", "err "))]
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("sink", ["file", "pipe"])
 def test_a_workers_two_streams_keep_their_order_in_one_sink(
