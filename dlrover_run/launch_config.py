@@ -1,0 +1,117 @@
+"""What a Python program says of a launch, in the words of `torch.distributed.launcher.api`, made into flags."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlrover_run.spec import LogSpec, SpecError, Std, StreamMap
+
+
+@dataclass
+class LaunchConfig:
+    """What torch's class of this name holds, with the same names and meanings.
+
+    `rdzv_backend` is empty for one node, where no rendezvous is needed; torch's default, the etcd of the v2 API, has no
+    server left to speak to. `logs_specs` takes a `LogsSpecs` of ours or torch's `DefaultLogsSpecs`, `numa_options` the
+    name of a binding or torch's `NumaOptions`.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: Any = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = ""
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: Any = None
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+    preload: list[str] | None = None
+
+    def flags(self) -> list[str]:
+        """The command line that means the same, without the script."""
+        given: dict[str, object] = {
+            "nnodes": f"{self.min_nodes}:{self.max_nodes}",
+            "nproc-per-node": self.nproc_per_node,
+            "rdzv-id": self.run_id,
+            "role": self.role,
+            "rdzv-endpoint": self.rdzv_endpoint,
+            "rdzv-backend": self.rdzv_backend or "static",
+            "rdzv-conf": ",".join(f"{key}={value}" for key, value in self.rdzv_configs.items() if key != "rank"),
+            "node-rank": self.rdzv_configs.get("rank"),
+            "max-restarts": self.max_restarts,
+            "monitor-interval": self.monitor_interval,
+            "start-method": self.start_method,
+            "local-addr": self.local_addr,
+            "event-log-handler": self.event_log_handler,
+            "numa-binding": _binding_name(self.numa_options),
+            "signals-to-handle": self.signals_to_handle,
+            "shutdown-timeout": self.shutdown_timeout,
+            "preload": _comma_list(self.preload),
+        }
+        flags = [f"--{name}={value}" for name, value in given.items() if value not in (None, "")]
+        return [*flags, "--virtual-local-rank"] if self.virtual_local_rank else flags
+
+
+@dataclass(frozen=True)
+class LogsSpecs:
+    """Where the ranks' output goes, with the arguments of torch's `DefaultLogsSpecs`: a `Std` for all ranks, or one by
+    rank."""
+
+    log_dir: str | None = None
+    redirects: int | Mapping[int, int] = Std.NONE
+    tee: int | Mapping[int, int] = Std.NONE
+    local_ranks_filter: Collection[int] | None = None
+
+
+def log_spec(config: LaunchConfig) -> LogSpec:
+    """Where the output goes. Raises SpecError for a `logs_specs` of some other kind."""
+    given = config.logs_specs or LogsSpecs()
+    if not isinstance(given, LogsSpecs):
+        # torch's class keeps its arguments under these names and offers no others.
+        names = ("_root_log_dir", "_redirects", "_tee", "_local_ranks_filter")
+        if not all(hasattr(given, name) for name in names):
+            raise SpecError(
+                f"logs_specs: {type(given).__name__} is not understood; give LogsSpecs or DefaultLogsSpecs."
+            )
+        given = LogsSpecs(*(getattr(given, name) for name in names))
+    return LogSpec(
+        log_dir=given.log_dir,
+        redirects=_stream_map(given.redirects),
+        tee=_stream_map(given.tee),
+        shown_ranks=frozenset(given.local_ranks_filter) if given.local_ranks_filter else None,
+        stdout_filters=tuple(config.duplicate_stdout_filters or ()),
+        stderr_filters=tuple(config.duplicate_stderr_filters or ()),
+        prefix_template=config.log_line_prefix_template,
+    )
+
+
+def _stream_map(value: int | Mapping[int, int]) -> StreamMap:
+    if isinstance(value, Mapping):
+        return StreamMap(by_rank={rank: Std(int(streams)) for rank, streams in value.items()})
+    return StreamMap(default=Std(int(value)))
+
+
+def _binding_name(options: Any) -> str | None:
+    """`NumaOptions(affinity_mode=AffinityMode.NODE)` and the plain "node" name the same binding."""
+    mode = getattr(options, "affinity_mode", options)
+    return None if mode is None else str(getattr(mode, "value", mode))
+
+
+def _comma_list(items: Sequence[str] | None) -> str:
+    return ",".join(item.replace(",", ",,") for item in items or ())
