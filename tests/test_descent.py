@@ -13,6 +13,7 @@ import psutil
 import pytest
 from harness import OURS, WAIT, WORKERS, Mailbox, finish, kill_leftovers, start, still_alive, watched
 
+
 def launch(mailbox: Mailbox, *args: str) -> subprocess.Popen[str]:
     return start(
         OURS, args, cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name, "TMPDIR": str(mailbox.directory)}
@@ -42,7 +43,8 @@ def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> 
             os.kill(target, signal.SIGKILL)
             assert still_alive(pidfds, WAIT) == 0
             # The README promises a second; how long it took is shown by `pytest -s`, and not judged on a busy machine.
-            print(f"all {len(pidfds)} processes gone {time.monotonic() - killed_at:.2f} s after SIGKILL of the {victim}")
+            took = time.monotonic() - killed_at
+            print(f"all {len(pidfds)} processes gone {took:.2f} s after SIGKILL of the {victim}")
             ended = finish(guard)
         finally:
             kill_leftovers(pidfds)
