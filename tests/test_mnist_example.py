@@ -93,7 +93,8 @@ def run_example(
         str(EXAMPLE / "cnn_train.py"), "--no_cuda", *args,
     ]  # fmt: skip
     # Without this torchrun itself loses some of the jobs whose worker is killed, which is not what is tested here.
-    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     run = Run()
     process = subprocess.Popen(
         command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
