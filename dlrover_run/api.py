@@ -64,12 +64,14 @@ class elastic_launch:
         """Launch, wait for the end and return the results."""
         from dlrover_run.cli import parse
 
+        # PET_* variables stand for flags of a command line; what the configuration leaves out is its own default.
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
         if isinstance(self._entrypoint, str):
-            spec = parse([*self._config.flags(), "--no-python", self._entrypoint, *map(str, args)], os.environ)
+            spec = parse([*self._config.flags(), "--no-python", self._entrypoint, *map(str, args)], environ)
             return launch_from_python(self._completed(spec))
         # The parser wants a program, and a function has none: any that exists stands in until the next lines replace
         # it.
-        spec = parse([*self._config.flags(), "--no-python", sys.executable], os.environ)
+        spec = parse([*self._config.flags(), "--no-python", sys.executable], environ)
         name = getattr(self._entrypoint, "__qualname__", repr(self._entrypoint))
         with memory_file(_pickle_call(self._entrypoint, args)) as payload_fd:
             entrypoint = Entrypoint(kind="function", target=name, python=sys.executable, payload_fd=payload_fd)
@@ -106,17 +108,15 @@ def _pickle_call(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def main(args: Sequence[str] | None = None) -> None:
     """`dlrover-run` called from Python with the arguments of a command line (default: this process's own).
 
-    Returns when the job has succeeded. Raises SystemExit(2) for a bad command line, as argparse does, and
-    ChildFailedError when the job failed.
+    Returns when the job has succeeded. Raises SystemExit as argparse does, with 2 for a bad command line and 0 after
+    `--help` and the like, and ChildFailedError when the job failed.
     """
-    from dlrover_run.cli import parse
+    from dlrover_run.cli import job_or_code
 
-    try:
-        spec = parse(list(sys.argv[1:] if args is None else args), os.environ)
-    except SpecError as error:
-        print(f"dlrover-run: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    launch_from_python(spec)
+    asked = job_or_code(sys.argv[1:] if args is None else args)
+    if isinstance(asked, int):
+        raise SystemExit(asked)
+    launch_from_python(asked)
 
 
 def launch_from_python(spec: JobSpec) -> dict[int, Any]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, cast
 
+from dlrover_run import exit_codes
 from dlrover_run.command_line import flags, lookup, meeting, options
 from dlrover_run.command_line.argv import CommandLine, UsageError, cut
 from dlrover_run.command_line.flags import Given
@@ -95,8 +96,11 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         *_unseen_ranks(logs, workers),
     ]
     flags.seconds(*settings.text("monitor_interval"), zero_allowed=False)
-    method = settings.choice("start_method")
+    # Forking straight from the launcher would copy its descriptors and its loop; a template is what is meant by fork.
+    forking = settings.choice("start_method") != "spawn"
     preload = [name for given in settings.each("preload") for name in flags.modules(*given)]
+    if preload and not forking:
+        warnings.append("--preload has no effect without --start-method=forkserver.")
     local_addr = settings.text("local_addr")
     numa = settings.asked("numa_binding") and settings.choice("numa_binding")
     spec = JobSpec(
@@ -111,8 +115,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         local_addr=flags.host(*local_addr) if local_addr.text else None,
         max_restarts=settings.number("max_restarts", 0) or 0,
         role=settings.text("role").text,
-        # Forking straight from the launcher would copy its descriptors and its loop; a template is what is meant.
-        start_method="spawn" if method == "spawn" else "forkserver",
+        start_method="forkserver" if forking else "spawn",
         preload=tuple(dict.fromkeys(preload)),
         signals=flags.signals(*settings.text("signals_to_handle")),
         shutdown_timeout=_shutdown_timeout(settings, environ),
@@ -224,19 +227,34 @@ def main(argv: list[str] | None = None) -> int:
         argv = sys.argv[1:]
         if COMPLETION_VARIABLE in os.environ:
             return _page(argv)
+    asked = job_or_code(argv)
+    if isinstance(asked, int):
+        return asked
+    from dlrover_run.launch import launch
+
+    try:
+        return launch(asked)
+    except SpecError as mistake:
+        return _refused(mistake)
+
+
+def job_or_code(argv: Sequence[str]) -> JobSpec | int:
+    """The job that the arguments ask for, its warnings printed; or an exit code, once what was asked or what is wrong
+    has been printed instead."""
     try:
         line = cut(argv)
         if line.request is not None:
             return _answer(line.request)
-        spec = _job(line, os.environ, _count_workers, lambda sentence: _say(f"warning: {sentence}"))
-        from dlrover_run.launch import launch
-
-        return launch(spec)
+        return _job(line, os.environ, _count_workers, lambda sentence: _say(f"warning: {sentence}"))
     except SpecError as mistake:
-        _say(str(mistake))
-        if isinstance(mistake, UsageError):
-            print(f"Try '{PROGRAM} --help'.", file=sys.stderr)
-        return 2
+        return _refused(mistake)
+
+
+def _refused(mistake: SpecError) -> int:
+    _say(str(mistake))
+    if isinstance(mistake, UsageError):
+        print(f"Try '{PROGRAM} --help'.", file=sys.stderr)
+    return exit_codes.BAD_COMMAND_LINE
 
 
 def _answer(request: options.Flag) -> int:

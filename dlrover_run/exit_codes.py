@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 SUCCESS = 0
 COMPAT_FAILURE = 1
 """What torchrun answers to every failure; `--compat-exit-codes` gives it back."""
@@ -14,6 +12,11 @@ CANNOT_START = 71
 """The machine did not let us start or stop the workers (sysexits' EX_OSERR)."""
 
 
-def of_signal(number: signal.Signals) -> int:
-    """The code of a launcher that a signal stopped, as a shell reports it."""
+def of_signal(number: int) -> int:
+    """The code of a process that a signal ended, as a shell reports it."""
     return 128 + number
+
+
+def of_failure(code: int, compat: bool) -> int:
+    """The code of a launch that failed with `code`, which is torchrun's own when that was asked for."""
+    return COMPAT_FAILURE if compat else code

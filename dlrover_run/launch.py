@@ -47,7 +47,7 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
         try:
             agent = os.fork()
         except OSError as error:
-            return _cannot_start(error)
+            return _cannot_start(error, spec)
         if agent == 0:
             os.close(agent_end)
             lifelines = [guard_end] if lifeline is None else [guard_end, lifeline]
@@ -55,20 +55,22 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
         os.close(guard_end)
         if verdict is not None:
             os.close(verdict)
-        code = guard.watch(agent, spec.signals).code
+        code = guard.watch(agent, spec.signals)
         os.close(agent_end)
     finally:
         leave_nothing(run_dir)
     if code < 0:
-        name = signal.Signals(-code).name
-        print(f"dlrover-run: the launcher's agent was killed by {name}; its workers were ended too", file=sys.stderr)
-        return exit_codes.of_signal(signal.Signals(-code))
+        from dlrover_run.failures import signal_words
+
+        how = signal_words(-code)
+        print(f"dlrover-run: the launcher's agent was killed by {how}; its workers were ended too", file=sys.stderr)
+        return exit_codes.of_failure(exit_codes.of_signal(-code), spec.compat_exit_codes)
     return code
 
 
 def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict: int | None) -> None:
     """The whole life of the agent process. It never returns into the frames of the process that it was forked from."""
-    code = exit_codes.INTERNAL_ERROR
+    code = exit_codes.of_failure(exit_codes.INTERNAL_ERROR, spec.compat_exit_codes)
     try:
         # A session of its own: the terminal's Ctrl-C comes through the guard only, and once.
         os.setsid()
@@ -85,7 +87,7 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         try:
             relay = Relay.start()
         except OSError as error:
-            code = _cannot_start(error)
+            code = _cannot_start(error, spec)
         else:
             code = asyncio.run(run_agent(spec, run_dir, lifelines, relay, verdict))
     except BaseException as error:
@@ -101,9 +103,9 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         os._exit(code)
 
 
-def _cannot_start(error: OSError) -> int:
+def _cannot_start(error: OSError, spec: JobSpec) -> int:
     print(f"dlrover-run: the launcher's own processes could not be started: {explain(error)}", file=sys.stderr)
-    return exit_codes.CANNOT_START
+    return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
 
 
 def _open_standard_streams() -> None:

@@ -15,7 +15,7 @@ class LaunchConfig:
 
     `rdzv_backend` is empty for one node, where no rendezvous is needed; torch's default, the etcd of the v2 API, has no
     server left to speak to. `logs_specs` takes a `LogsSpecs` of ours or torch's `DefaultLogsSpecs`, `numa_options` the
-    name of a binding or torch's `NumaOptions`.
+    name of a binding or torch's `NumaOptions`. `metrics_cfg` has no effect.
     """
 
     min_nodes: int
@@ -42,6 +42,10 @@ class LaunchConfig:
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
     preload: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rdzv_timeout != -1:
+            self.rdzv_configs["timeout"] = self.rdzv_timeout
 
     def flags(self) -> list[str]:
         """The command line that means the same, without the script."""

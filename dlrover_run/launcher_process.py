@@ -70,7 +70,7 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
 class _Forwarding:
     """Passes the signals that would end this process on to the launcher while it runs, and remembers the first.
 
-    Only a main thread may set handlers; a launch from another thread leaves them alone.
+    One that this process ignores, as after nohup, stays ignored, here and in the launcher that inherits this. Only a main thread may set handlers; a launch from another thread leaves them alone.
     """
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
@@ -81,7 +81,8 @@ class _Forwarding:
 
     def __enter__(self) -> _Forwarding:
         for number in self._signals:
-            self._previous[number] = signal.signal(number, self._take)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -233,6 +233,13 @@ def test_preload_adds_up_and_counts_each_module_once() -> None:
     assert parse(["train.py"], {"PET_PRELOAD": "a,b"}).preload == ("a", "b")
 
 
+@pytest.mark.parametrize(("method", "said"), [("spawn", 1), ("forkserver", 0)])
+def test_preload_without_a_template_is_a_warning(method: str, said: int) -> None:
+    told: list[str] = []
+    parse(["--preload=torch", f"--start-method={method}", "train.py"], {}, warn=told.append)
+    assert told == ["--preload has no effect without --start-method=forkserver."] * said
+
+
 def test_signals_are_taken_once_in_order() -> None:
     spec = parse(["--signals-to-handle", "SIGUSR1, SIGTERM,SIGUSR1", "train.py"], {})
     assert spec.signals == (signal.SIGUSR1, signal.SIGTERM)

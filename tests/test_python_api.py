@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import WAIT, Mailbox, environment, still_alive, watched
+from harness import WAIT, Mailbox, environment, kill_leftovers, still_alive, watched
 
 import dlrover_run
 
@@ -206,3 +206,62 @@ def test_the_end_of_the_caller_ends_the_job(mailbox: Mailbox, number: signal.Sig
         assert process.wait(WAIT) != 0
         assert still_alive(workers, WAIT) == 0
     assert json.dumps(mailbox.pending()) == "[]"
+
+
+def test_a_configuration_does_not_obey_the_variables_of_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "none")
+    monkeypatch.setenv("PET_STANDALONE", "none")
+    assert dlrover_run.elastic_launch(config(1), len)("one") == {0: 3}
+
+
+@pytest.mark.parametrize(("flag", "shown"), [("--help", "--nproc-per-node"), ("--version", "dlrover-run ")])
+def test_main_answers_what_starts_no_job_as_the_command_does(
+    flag: str, shown: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        dlrover_run.main([flag])
+    assert left.value.code == 0
+    assert shown in capfd.readouterr().out
+
+
+def test_main_prints_warnings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "script.py").write_text("")
+    dlrover_run.main(["--rdzv-conf=unheard_of=1", str(tmp_path / "script.py")])
+    assert "warning: --rdzv-conf has 'unheard_of'" in capfd.readouterr().err
+
+
+def test_a_rendezvous_timeout_is_one_of_its_settings_as_in_torch() -> None:
+    assert config(rdzv_timeout=7, rdzv_configs={"rank": 0}).rdzv_configs == {"rank": 0, "timeout": 7}
+    assert config().rdzv_configs == {}
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored(mailbox: Mailbox, tmp_path: Path) -> None:
+    caller = tmp_path / "caller.py"
+    caller.write_text(
+        "import os, signal, dlrover_run\n"
+        "def work():\n"
+        f"    import sys; sys.path.insert(0, {str(Path(__file__).parent / 'workers')!r})\n"
+        "    from post import post\n"
+        "    post()\n"
+        f"    os.open({str(tmp_path / 'turn')!r}, os.O_RDONLY)\n"
+        "    return 'worked'\n"
+        "if __name__ == '__main__':\n"
+        "    print(dlrover_run.elastic_launch(dlrover_run.LaunchConfig(1, 1, 1, max_restarts=0), work)())\n"
+    )
+    os.mkfifo(tmp_path / "turn")
+    process = subprocess.Popen(
+        [sys.executable, caller],
+        env=environment({"TEST_MAILBOX": mailbox.name}),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    with watched(mailbox.receive()["pid"]) as workers:
+        try:
+            process.send_signal(signal.SIGHUP)
+            os.close(os.open(tmp_path / "turn", os.O_WRONLY))
+            assert process.communicate(timeout=WAIT)[0] == "{0: 'worked'}\n"
+            assert process.returncode == 0
+        finally:
+            process.kill()
+            kill_leftovers(workers)

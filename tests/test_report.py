@@ -18,6 +18,7 @@ from dlrover_run.console.report import (
     render_failure,
     render_restart,
 )
+from dlrover_run.failures import root_cause
 from dlrover_run.failures.outcome import RecordedError, WorkerEnd
 
 MOMENT = 1_763_647_884.0
@@ -46,7 +47,9 @@ def stopped(rank: int, after: float = 0.2, by: signal.Signals = signal.SIGTERM) 
 
 
 def render(*ends: WorkerEnd, width: int = 80, color: bool = False, **more: object) -> str:
-    report = FailureReport("train.py", "node-a", ends, restarts=0, max_restarts=0, exit_code=1)
+    root = root_cause(ends)
+    assert root is not None
+    report = FailureReport("train.py", "node-a", root, ends, restarts=0, max_restarts=0, exit_code=1)
     return render_failure(replace(report, **more), width, color, timezone.utc)  # type: ignore[arg-type]
 
 
@@ -193,12 +196,6 @@ def test_others_that_succeeded_failed_at_once_or_had_failed_before_they_were_sto
 def test_a_stopped_workers_traceback_is_mentioned_although_nothing_was_recorded() -> None:
     text = render(end(0, 1, stderr_tail=PEER.format(port=1)), replace(stopped(1), stderr_tail=TRACE), stopped(2))
     assert "the last words of rank 1 were ValueError: bad label 11" in " ".join(text.split())
-
-
-def test_no_failure_of_its_own_is_told_by_the_reason() -> None:
-    text = render(stopped(0), end(1, 0), reason="Rank 5 on node-b raised KeyError: 'w'.")
-    assert "Rank 5 on node-b raised KeyError: 'w'.\nWorkers:\n  rank 0 was stopped" in text
-    assert "Root Cause" not in text
 
 
 def test_restarts_are_told_with_the_flag_that_allows_them() -> None:

@@ -19,18 +19,18 @@ class EventLog:
 
     def __init__(self, spec: JobSpec, write: Callable[[str], None]) -> None:
         self._spec = spec
-        self._print = write
+        self._write = write
         self._started = time.monotonic()
 
     def round_started(self, assigned: Assignment) -> None:
         """The workers of a round have been started."""
-        self._write("RUNNING", assigned.restart_count, "")
+        self._emit("RUNNING", assigned.restart_count, "")
 
     def job_ended(self, plan: Plan) -> None:
         """The job is over for this node; one that a signal stopped counts as failed, as with torchrun."""
-        self._write(_STATE.get(plan.phase, "FAILED"), plan.restart_count, plan.reason)
+        self._emit(_STATE.get(plan.phase, "FAILED"), plan.restart_count, plan.reason)
 
-    def _write(self, state: str, restarts: int, reason: str) -> None:
+    def _emit(self, state: str, restarts: int, reason: str) -> None:
         if self._spec.event_log != "console":
             return
         event = {
@@ -43,7 +43,7 @@ class EventLog:
                 "group_rank": self._spec.node_rank,
                 "worker_id": None,
                 "role": self._spec.role,
-                "hostname": socket.getfqdn(),
+                "hostname": socket.gethostname(),
                 "state": state,
                 "total_run_time": int(time.monotonic() - self._started),
                 "rdzv_backend": self._spec.backend,
@@ -51,4 +51,4 @@ class EventLog:
                 "agent_restarts": restarts,
             },
         }
-        self._print(json.dumps(event) + "\n")
+        self._write(json.dumps(event) + "\n")

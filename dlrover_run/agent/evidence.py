@@ -10,7 +10,7 @@ from dlrover_run.failures.outcome import WorkerEnd
 from dlrover_run.output import streams
 
 
-def describe_end(
+def worker_end(
     worker: WorkerProcess, placed: streams.RankStreams, tail: str | None, memory: failures.MemoryWatch
 ) -> WorkerEnd:
     """How a worker ended. `tail` is the end of its standard error as the relay saw it, None where nobody asked it yet.

@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.departure import Departure
 from dlrover_run.agent.events import EventLog
@@ -28,7 +30,7 @@ from dlrover_run.agent.round import Round
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.verdict import Verdict, exit_code_of
 from dlrover_run.backends.local import LocalBoard
-from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, assignment
+from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, assignment
 from dlrover_run.descent import lineage
 from dlrover_run.descent.strays import StraySweep
 from dlrover_run.failures.outcome import WorkerEnd
@@ -139,6 +141,10 @@ class Agent:
             raise RuntimeError(f"round {self._board.plan.round} has no place for this node")
         if self._round is not None:
             await self._leave_behind(self._round)
+            if self._departure.wanted:
+                return
+            self._round.close()
+            self._round = None
         placed = None
         if self._plugin is not None and (placed := await self._ask_plugin(self._plugin, assigned)) is None:
             return
@@ -152,10 +158,14 @@ class Agent:
 
     async def _leave_behind(self, ended: Round) -> None:
         """Be done with a round that failed, and say why there is another one."""
-        self._strays.condemn_all()
+        if self._spec.backend == "static":
+            # The next round needs the very port that a child of the dead rank 0 may still listen on.
+            lineage.end_children(self._own_children())
+        else:
+            self._strays.condemn_all()
         await ended.gather_evidence(self._relay, RESTART_DRAIN_TIMEOUT)
-        ended.close()
-        self._round = None
+        if self._departure.wanted:
+            return
         from dlrover_run.console.report import render_restart
 
         plan = self._board.plan
@@ -219,14 +229,17 @@ class Agent:
             await self._plugin.close()
         self._strays.close()
         plan = self._board.plan
+        if plan.phase is PlanPhase.TRAINING and self._departure.signal is not None:
+            plan = msgspec.structs.replace(plan, reason=f"{self._departure.signal.name} stopped the job")
         self._events.job_ended(plan)
-        code = exit_code_of(plan, root, self._departure.signal, self._spec.compat_exit_codes)
-        error = None
+        compat = self._spec.compat_exit_codes
+        code, error = exit_code_of(plan, root, self._departure.signal, compat), None
         if gave_up is not None:
-            code = exit_codes.BAD_COMMAND_LINE if isinstance(gave_up, SpecError) else exit_codes.CANNOT_START
-            error = str(gave_up)
-            if isinstance(gave_up, OSError):
-                error = f"the workers could not be started: {explain(gave_up)}"
+            # A mistake of the user's that only a restart showed is no reason to tell him that nothing was started.
+            mistake = isinstance(gave_up, SpecError) and plan.round <= 1
+            code = exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
+            refused = isinstance(gave_up, OSError) and f"the workers could not be started: {explain(gave_up)}"
+            error = refused or str(gave_up)
         return Verdict(code, plan.reason, plan.restart_count, ends, root, error, results)
 
     def _pass_on(self, root: WorkerEnd) -> None:

@@ -28,7 +28,9 @@ async def run_agent(
 
     relay.attach(say)
     verdict = await Agent(spec, run_dir, relay, lifelines, say).run()
-    _tell(spec, verdict if run_dir.keep else _without_paths(verdict), relay.say)
+    if not run_dir.keep:
+        verdict = _without_paths(verdict)
+    _tell(spec, verdict, relay.say)
     await relay.drain(timeout=None)
     await relay.close()
     lineage.end_children()
@@ -46,7 +48,7 @@ async def run_agent(
 def _without_paths(verdict: Verdict) -> Verdict:
     """The verdict without paths into a directory that is removed with the job: nobody could open them."""
     ends = tuple(replace(end, error_file=None) for end in verdict.ends)
-    return replace(verdict, ends=ends)
+    return replace(verdict, ends=ends, root=verdict.root and replace(verdict.root, error_file=None))
 
 
 def _tell(spec: JobSpec, verdict: Verdict, write: Callable[[str], None]) -> None:
@@ -59,11 +61,11 @@ def _tell(spec: JobSpec, verdict: Verdict, write: Callable[[str], None]) -> None
     report = FailureReport(
         job=spec.entrypoint.target,
         host=socket.gethostname(),
+        root=verdict.root,
         ends=verdict.ends,
         restarts=verdict.restarts,
         max_restarts=spec.max_restarts,
         exit_code=verdict.exit_code,
-        reason=verdict.reason,
     )
     terminal = os.isatty(2)
     # The variable counts when it is not empty (no-color.org).

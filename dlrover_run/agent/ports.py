@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+
+_NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
+"""What a kernel answers that has IPv6 compiled in but switched off."""
 
 
 class HeldPort:
@@ -48,7 +52,3 @@ def _bind_everywhere(port: int) -> socket.socket:
             continue
         return held
     raise AssertionError("0.0.0.0 was neither bound nor refused")
-
-
-_NO_IPV6 = frozenset({97, 99})
-"""EAFNOSUPPORT and EADDRNOTAVAIL: what a kernel with IPv6 compiled in but switched off answers."""

@@ -91,7 +91,8 @@ class WorkerProcess:
         SIGKILL goes to the worker alone: Python's resource tracker, which is in that group, has to outlive it to remove
         what it left in /dev/shm. The sweep of strays ends the others a moment later.
         """
-        if not self.live:
+        # A process that has ended of itself, and was not collected yet, takes a signal without a word.
+        if not self.live or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return
         self.stopped_with = number
         self.stopped_at = self.stopped_at or time.time()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from dlrover_run import failures
-from dlrover_run.agent.evidence import describe_end
+from dlrover_run.agent.evidence import worker_end
 from dlrover_run.agent.group import WorkerGroup
 from dlrover_run.agent.outfit import Outfit, release
 from dlrover_run.agent.ports import HeldPort
@@ -64,8 +64,11 @@ class Round:
     async def gather_evidence(self, relay: Relay, patience: float | None) -> None:
         """Set `ends`, when all workers have ended, and forget the round's streams.
 
-        A console that is stuck gets `patience` seconds; None is as long as nobody hurries the relay.
+        A console that is stuck gets `patience` seconds; None is as long as nobody hurries the relay. Repeated, it does
+        nothing.
         """
+        if self.ends:
+            return
         keys = [str(worker.local_rank) for worker in self.group.ended]
         drained = await relay.end_round(keys, timeout=patience)
         self.ends = tuple(
@@ -87,7 +90,7 @@ class Round:
             self._outfit.results.close()
 
     def _describe(self, worker: WorkerProcess, tail: str | None) -> WorkerEnd:
-        return describe_end(worker, self._outfit.streams.ranks[worker.local_rank], tail, self._memory)
+        return worker_end(worker, self._outfit.streams.ranks[worker.local_rank], tail, self._memory)
 
     def _note_end(self, worker: WorkerProcess) -> None:
         self.lasted = time.monotonic() - self._started

@@ -30,8 +30,6 @@ def exit_code_of(plan: Plan, root: WorkerEnd | None, stopped_by: signal.Signals 
     """The launcher's exit code for a job that ended in `plan`; the README's table is made of this rule."""
     if plan.phase is PlanPhase.FINISHED:
         return exit_codes.SUCCESS
-    if compat:
-        return exit_codes.COMPAT_FAILURE
     if stopped_by is not None:
-        return exit_codes.of_signal(stopped_by)
-    return root.exit_status if root is not None else exit_codes.INTERNAL_ERROR
+        return exit_codes.of_failure(exit_codes.of_signal(stopped_by), compat)
+    return exit_codes.of_failure(root.exit_status if root is not None else exit_codes.INTERNAL_ERROR, compat)

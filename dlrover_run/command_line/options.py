@@ -71,7 +71,7 @@ TABLE: tuple[Flag, ...] = (
         choices=WORKER_COUNTS,
     ),
     Flag("node-rank", SIZE, "This node's number, from 0, when ranks are given by hand (static).", "RANK", "0"),
-    Flag("standalone", MEETING, "One node on its own; every other flag of this group is ignored."),
+    Flag("standalone", MEETING, "One node on its own; flags that say where nodes meet are ignored."),
     Flag(
         "rdzv-backend",
         MEETING,

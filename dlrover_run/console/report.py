@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
-from dlrover_run.failures import MAX_WORDS, describe_end, error_words, lost_its_peer, root_cause
+from dlrover_run.failures import MAX_WORDS, describe_end, error_words, lost_its_peer
 from dlrover_run.failures.outcome import WorkerEnd
 from dlrover_run.failures.tracebacks import exception_lines, last_failure, last_link, plain_lines
 
@@ -33,17 +33,17 @@ class FailureReport:
     """What is known when a job has failed on this node.
 
     `job` is what each worker ran, as the person named it. `ends` are the workers of the last round, in the order in
-    which their ends were observed. `restarts` of `max_restarts` were used. `exit_code` is the launcher's own.
-    `reason` is a sentence for the case that no worker failed of itself, such as another node's failure.
+    which their ends were observed, and `root` is the one that failed first. `restarts` of `max_restarts` were used.
+    `exit_code` is the launcher's own.
     """
 
     job: str
     host: str
+    root: WorkerEnd
     ends: tuple[WorkerEnd, ...]
     restarts: int
     max_restarts: int
     exit_code: int
-    reason: str = ""
 
 
 def render_failure(report: FailureReport, width: int = 80, color: bool = False, zone: tzinfo | None = None) -> str:
@@ -52,21 +52,18 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
     `zone` is the time zone of the time that is shown, None for this machine's own.
     """
     width = max(_MIN_WIDTH, min(width, _MAX_WIDTH))
-    root = root_cause(report.ends)
+    root = report.root
     paint = _Paint(color)
     rule, thin = "=" * width, "-" * width
     lines = [rule, paint.bold(f"{report.job} FAILED"), thin]
-    if root is None:
-        lines += _wrapped(report.reason or "No worker on this node failed of itself.", width)
-    else:
-        lines.append("Root Cause (first observed failure):")
-        lines += [paint.red(line) for line in _wrapped(f"rank {root.rank} {describe_end(root)}", width, "  ")]
-        lines += _fields(root, report.host, width, zone)
-        lines += _own_words(root)
-        lines += _where_to_look(root, width)
-    others = [end for end in report.ends if end is not root]
+    lines.append("Root Cause (first observed failure):")
+    lines += [paint.red(line) for line in _wrapped(f"rank {root.rank} {describe_end(root)}", width, "  ")]
+    lines += _fields(root, report.host, width, zone)
+    lines += _own_words(root)
+    lines += _where_to_look(root, width)
+    others = [end for end in report.ends if end.rank != root.rank]
     if others:
-        lines.append("Workers:" if root is None else "Others:")
+        lines.append("Others:")
         for text in _others(others, root):
             lines += _wrapped(text, width, "  ")
     lines += [thin, *_closing(report), rule]
@@ -189,7 +186,7 @@ def _where_to_look(root: WorkerEnd, width: int) -> list[str]:
     return [f"  Full log:   {root.stderr_path}", *output]
 
 
-def _others(others: Sequence[WorkerEnd], root: WorkerEnd | None) -> list[str]:
+def _others(others: Sequence[WorkerEnd], root: WorkerEnd) -> list[str]:
     """What the other workers did, those that ended alike in one entry, failures first."""
     groups: dict[tuple[int, str], list[WorkerEnd]] = {}
     for end in others:
@@ -210,9 +207,7 @@ def _others(others: Sequence[WorkerEnd], root: WorkerEnd | None) -> list[str]:
     return texts if left_out <= 0 else [*texts[:MAX_GROUPS], f"and {left_out} more kinds of end"]
 
 
-def _delay(ends: Sequence[WorkerEnd], root: WorkerEnd | None) -> str:
-    if root is None:
-        return "failed"
+def _delay(ends: Sequence[WorkerEnd], root: WorkerEnd) -> str:
     # A peer may be seen to die a moment before the worker that it lost.
     times = sorted(max(0.0, end.unix_time - root.unix_time) for end in ends)
     first, last = duration(times[0]), duration(times[-1])

@@ -11,16 +11,8 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from dlrover_run.descent import lineage
-
-
-@dataclass(frozen=True)
-class AgentEnd:
-    """How the agent ended: its exit code, or minus the number of the signal that killed it."""
-
-    code: int
 
 
 def block(signals: Iterable[signal.Signals]) -> None:
@@ -35,9 +27,10 @@ def unblock() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
-def watch(agent: int, signals: Iterable[signal.Signals]) -> AgentEnd:
+def watch(agent: int, signals: Iterable[signal.Signals]) -> int:
     """Pass blocked `signals` on to the agent until it has ended, then end whatever it left behind.
 
+    Returns the agent's exit code, or minus the number of the signal that killed it.
     The agent has a session of its own, so a Ctrl-C in the terminal reaches it through here, and exactly once.
     """
     awaited = {*signals, signal.SIGCHLD}
@@ -54,4 +47,4 @@ def watch(agent: int, signals: Iterable[signal.Signals]) -> AgentEnd:
             break
         lineage.reap({agent})
     lineage.end_children()
-    return AgentEnd(os.waitstatus_to_exitcode(status))
+    return os.waitstatus_to_exitcode(status)

@@ -152,29 +152,24 @@ def reap(known: Iterable[int] = ()) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def end_children(spared: Iterable[int] = (), grace: float = STRAY_GRACE) -> list[int]:
-    """End all children but the `spared` ones, their orphans too, and return the pids that had to be killed.
+def end_children(spared: Iterable[int] = ()) -> None:
+    """End all children but the `spared` ones, their orphans too.
 
-    They get `grace` seconds to end by themselves. Killing one hands us its children in turn, so this goes on until none
-    is left, or until SWEEP_TIMEOUT when the kernel itself does not let go of one.
+    They get STRAY_GRACE seconds to end by themselves. Killing one hands us its children in turn, so this goes on until
+    none is left, or until SWEEP_TIMEOUT when the kernel itself does not let go of one.
     """
     kept = set(spared)
-    killed: list[int] = []
     give_up = time.monotonic() + SWEEP_TIMEOUT
-    soft_deadline = time.monotonic() + grace
-    while time.monotonic() < give_up:
-        doomed = children() - kept
-        if not doomed:
-            break
+    soft_deadline = time.monotonic() + STRAY_GRACE
+    while (doomed := children() - kept) and time.monotonic() < give_up:
         _wait_for_ends(doomed, soft_deadline - time.monotonic())
         reap(kept)
-        for pid in doomed & children():
+        still = doomed & children()
+        for pid in still:
             # Still our unreaped child, so the number cannot have been given to somebody else.
             os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
-        _wait_for_ends(doomed & children(), give_up - time.monotonic())
+        _wait_for_ends(still, give_up - time.monotonic())
         reap(kept)
-    return killed
 
 
 def _wait_for_ends(pids: Iterable[int], timeout: float) -> None:

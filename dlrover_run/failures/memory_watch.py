@@ -40,10 +40,6 @@ class MemoryWatch:
         self._proc = proc
         self._before = read_counters(proc)
 
-    def begin(self) -> None:
-        """Count from now on: what was counted before belongs to an earlier round."""
-        self._before = read_counters(self._proc)
-
     def explain(self) -> str | None:
         """What is known of kills for memory since the start: a clause such as `the kernel's memory limit was hit
         (cgroup limit 512 MiB)`, or None."""

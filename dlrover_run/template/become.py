@@ -2,8 +2,8 @@
 
 Everything that tells the two apart is put right here, in one order: the process (session, parent, descriptors,
 directory, environment), then what libraries keep per process (random generators, keys), then the interpreter (streams,
-path, `__main__`). What is left different is written down in docs/architecture.md: one stack frame below the script, and
-a hash seed that all workers of a template share.
+path, `__main__`). What is left different is written down in docs/forkserver.md, among it one stack frame below the
+script, and a hash seed that all workers of a template share.
 """
 
 from __future__ import annotations

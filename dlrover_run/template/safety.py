@@ -2,7 +2,7 @@
 
 A fork copies only the thread that calls it, so a lock that another thread holds stays locked for ever in the copy. An
 accelerator's context does not survive it. A socket or a pipe would be one object in the hands of all workers. Each
-answer here is a sentence that ends a line such as "workers are spawned because ...".
+answer here is a reason for the line "--start-method=forkserver: REASON; workers are spawned instead".
 """
 
 from __future__ import annotations
