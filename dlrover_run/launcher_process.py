@@ -70,7 +70,8 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
 class _Forwarding:
     """Passes the signals that would end this process on to the launcher while it runs, and remembers the first.
 
-    One that this process ignores, as after nohup, stays ignored, here and in the launcher that inherits this. Only a main thread may set handlers; a launch from another thread leaves them alone.
+    One that this process ignores, as after nohup, stays ignored, here and in the launcher that inherits this. Only a
+    main thread may set handlers; a launch from another thread leaves them alone.
     """
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:

@@ -259,9 +259,11 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(mailbox: Mailbox, tmp_pa
     with watched(mailbox.receive()["pid"]) as workers:
         try:
             process.send_signal(signal.SIGHUP)
-            os.close(os.open(tmp_path / "turn", os.O_WRONLY))
+            # Opened both ways it waits for nobody, even if the worker is gone.
+            turn = os.open(tmp_path / "turn", os.O_RDWR)
             assert process.communicate(timeout=WAIT)[0] == "{0: 'worked'}\n"
             assert process.returncode == 0
+            os.close(turn)
         finally:
             process.kill()
             kill_leftovers(workers)
