@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
 
 import pytest
-from harness import OURS, WORKERS, Mailbox, finish, start
+from harness import OURS, WAIT, WORKERS, Mailbox, finish, start
+
+from dlrover_run.agent.process import WorkerProcess, WorkerStart, spawn
 
 pytestmark = pytest.mark.torchrun
 
@@ -100,3 +103,43 @@ def test_the_template_may_die_without_anybody_noticing(mailbox: Mailbox) -> None
     assert [(m["restart"], m["rank"]) for m in mailbox.gather(2)] == [(1, 0), (1, 1)]
     job.terminate()
     assert finish(job).code == 128 + signal.SIGTERM
+
+
+def test_a_fixed_port_is_had_again_although_a_child_of_rank_0_still_listens(mailbox: Mailbox, free_port: int) -> None:
+    """A forked child, as a data loader's are, inherits the store's socket and outlives its parent by a moment."""
+    script = mailbox.directory / "listen.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+        "import os, signal, socket\n"
+        "from post import post\n"
+        "store = socket.create_server(('', int(os.environ['MASTER_PORT'])))\n"
+        "if os.fork() == 0:\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    while True: signal.pause()\n"
+        "post()\n"
+        "signal.pause()\n"
+    )
+    flags = [f"--master-port={free_port}", "--max-restarts=2"]
+    job = start(OURS, [*flags, script], cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name})
+    for attempt in range(2):
+        message = mailbox.receive()
+        assert message["restart"] == attempt
+        os.kill(message["pid"], signal.SIGKILL)
+    assert mailbox.receive()["restart"] == 2
+    job.terminate()
+    assert finish(job).code == 128 + signal.SIGTERM
+
+
+def test_a_signal_to_a_worker_that_has_just_ended_does_not_make_it_a_victim() -> None:
+    """The kernel takes a signal for a process that nobody has collected yet, and does nothing with it."""
+
+    async def scenario() -> WorkerProcess:
+        given = WorkerStart(0, 0, ("sh", "-c", "exit 7"), (), dict(os.environ), (0, 1, 2))
+        ended: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
+        worker = WorkerProcess(spawn(given), given, ended.set_result)
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        worker.stop(signal.SIGTERM, grace=WAIT)
+        return await asyncio.wait_for(ended, WAIT)
+
+    worker = asyncio.run(scenario())
+    assert (worker.code, worker.stopped_with) == (7, None)

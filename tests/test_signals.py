@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -148,3 +149,40 @@ def test_a_stopped_agent_does_not_keep_the_job_alive(mailbox: Mailbox, name: str
         process.send_signal(getattr(signal, name))
         assert finish(process).code == (-signal.SIGKILL if name == "SIGKILL" else 128 + signal.SIGTERM)
         assert still_alive(workers, WAIT) == 0
+
+
+def test_a_signal_before_the_next_round_has_begun_starts_none(mailbox: Mailbox, tmp_path: Path) -> None:
+    """The console takes nothing, so the launcher waits for it between the rounds, and there the signal finds it."""
+    script = tmp_path / "loud.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+        "from post import post\n"
+        "sys.stderr.write('x' * 900_000)\n"
+        "post()\n"
+        "sys.exit(3)\n"
+    )
+    process = launch(mailbox, "--max-restarts=5", str(script))
+    assert mailbox.receive()["restart"] == 0
+    process.terminate()
+    _, _, afterwards = finish(process).err.partition("SIGTERM received")
+    assert afterwards
+    assert "dlrover-run: restart" not in afterwards
+
+
+def test_a_job_that_a_signal_stopped_says_so(mailbox: Mailbox) -> None:
+    process = launch(mailbox, "--event-log-handler=console", ON_SIGNAL)
+    mailbox.receive()
+    process.terminate()
+    ended = finish(process)
+    last = next(line for line in reversed(ended.err.splitlines()) if line.startswith("{"))
+    assert json.loads(last)["metadata"]["raw_error"] == "SIGTERM stopped the job"
+
+
+def test_the_torchrun_code_is_given_for_a_killed_agent_too(mailbox: Mailbox) -> None:
+    process = launch(mailbox, "--compat-exit-codes", ON_SIGNAL)
+    mailbox.receive()
+    agent = next(p for p in psutil.Process(process.pid).children() if p.name().startswith("dlrover-agent"))
+    agent.kill()
+    ended = finish(process)
+    assert ended.code == 1
+    assert "agent was killed by SIGKILL" in ended.err
