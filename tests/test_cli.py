@@ -395,3 +395,23 @@ def test_a_launch_imports_neither_typer_nor_rich_nor_torch(here: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=LIMIT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("train.py", "The script 'train.py' does not exist in a working directory that has been removed"),
+        ("-m nothing_of_this_name", "is neither in a working directory that has been removed nor installed"),
+        ("--log-dir=logs -m this", "--log-dir 'logs' cannot be made in a working directory that has been removed"),
+    ],
+)
+def test_a_working_directory_that_has_been_removed(text: str, sentence: str, here: Path) -> None:
+    script = here / "train.py"
+    (here / "gone").mkdir()
+    os.chdir(here / "gone")
+    (here / "gone").rmdir()
+    with pytest.raises(SpecError) as refused:
+        parse(text.split(), {})
+    assert sentence in str(refused.value)
+    assert parse([str(script)], {}).entrypoint.target == str(script)
+    assert parse(["-m", "this"], {}).entrypoint.target == "this"

@@ -14,6 +14,16 @@ from dlrover_run.spec import SpecError
 STANDARD_INPUT = "-"
 """What Python takes for a program on its standard input; nothing on disk stands for it."""
 
+REMOVED = "a working directory that has been removed"
+
+
+def _working_directory() -> str | None:
+    """Its path; None when it has been removed, which stops no program that is named by an absolute path."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
 
 def find_script(path: str) -> None:
     """Refuse a script that Python could not run: neither a file nor a directory with a `__main__` in it."""
@@ -24,7 +34,7 @@ def find_script(path: str) -> None:
             raise SpecError(f"The script {path!r} is a directory without a __main__.py: name a file, or add one.")
         return
     if not os.path.exists(path):
-        where = "" if os.path.isabs(path) else f" in {os.getcwd()}"
+        where = "" if os.path.isabs(path) else f" in {_working_directory() or REMOVED}"
         raise SpecError(f"The script {path!r} does not exist{where}: check the path (-m runs a module instead).")
     if not os.access(path, os.R_OK):
         raise SpecError(f"The script {path!r} cannot be read by this user: change its permissions.")
@@ -56,7 +66,8 @@ def find_module(name: str, environ: Mapping[str, str]) -> None:
     import importlib.util
 
     top = name.partition(".")[0]
-    paths = [os.getcwd(), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    here = _working_directory()
+    paths = list(filter(None, [here, *environ.get("PYTHONPATH", "").split(os.pathsep)]))
     spec = importlib.machinery.PathFinder.find_spec(top, [*paths, *sys.path])
     if spec is None:
         try:
@@ -64,7 +75,7 @@ def find_module(name: str, environ: Mapping[str, str]) -> None:
         except ValueError:
             spec = None
     if spec is None:
-        where = f"neither in {paths[0]} nor installed"
+        where = f"neither in {here or REMOVED} nor installed"
         raise SpecError(f"The module {name!r} is {where}: check its name, or set PYTHONPATH.")
     if name.endswith(".py") and spec.submodule_search_locations is None:
         raise SpecError(f"The module {name!r} is named like a file: write -m {name[:-3]}, or leave -m out.")
@@ -74,6 +85,8 @@ def find_log_dir(path: str) -> None:
     """Refuse a log directory that is, or lies below, a plain file."""
     if path == os.devnull:
         return
+    if not os.path.isabs(path) and _working_directory() is None:
+        raise SpecError(f"--log-dir {path!r} cannot be made in {REMOVED}: give an absolute path.")
     ancestor = os.path.abspath(path)
     while not os.path.lexists(ancestor):
         ancestor = os.path.dirname(ancestor)
