@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import OURS, WAIT, WORKERS, Launcher, Mailbox, finish, kill_leftovers, run, start, still_alive, watched
 
-from dlrover_run.output.logs_client import plan_from
+from dlrover_run.output.logs_client import LogsPlugin, plan_from
 from dlrover_run.output.logs_plugin import Answer
 from dlrover_run.output.streams import RankStreams, Stream, Tee
 from dlrover_run.spec import LogSpec
@@ -223,6 +224,20 @@ def test_a_signal_ends_a_plugin_that_does_not_answer(
         finally:
             kill_leftovers(pidfds)
     assert mailbox.pending() == []
+
+
+def test_a_plugin_that_is_given_up_while_it_starts_is_closed_in_peace() -> None:
+    async def run() -> None:
+        plugin = LogsPlugin(LogSpec(plugin="tiny"))
+        asked = asyncio.ensure_future(plugin.ask({}))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert asked.cancelled()
+        await plugin.close()
+        assert plugin.pids == set()
+
+    asyncio.run(run())
 
 
 def test_destinations_become_streams() -> None:

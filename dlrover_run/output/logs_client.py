@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from dlrover_run.descent import lineage
+from dlrover_run.failures import signal_words
 from dlrover_run.output import logs_plugin
 from dlrover_run.output.logs_plugin import Answer, Setup
 from dlrover_run.output.streams import RankStreams, Stream, StreamPlan, Tee
@@ -56,7 +57,7 @@ class LogsPlugin:
         if not line.endswith(b"\n"):
             await self.close()
             code = self._ended.result()
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            how = f"was killed by {signal_words(-code)}" if code < 0 else f"ended with code {code}"
             raise SpecError(f"{flag}: the plugin's process {how} before it answered; what it wrote is above.")
         answer = msgspec.json.decode(line, type=Answer)
         if answer.problem:
@@ -79,6 +80,8 @@ class LogsPlugin:
         parent = os.getpid()
         ours, theirs = socket.socketpair()
         with theirs:
+            # First, since whoever cancels this wait could not end a process that nothing leads to yet.
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_ANSWER)
             process = self._process = subprocess.Popen(
                 [sys.executable, "-m", logs_plugin.__name__],
                 stdin=theirs.fileno(),
@@ -95,7 +98,6 @@ class LogsPlugin:
             self._ended.set_result(process.wait())
 
         loop.add_reader(self._pidfd, collect)
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_ANSWER)
         self._send(Setup(self._name, sys.path, self._logs))
 
     def _send(self, message: object) -> None:
