@@ -28,6 +28,7 @@ class Starter:
         self._forking = spec.start_method == "forkserver"
         self._directory = ""
         self._template: Template | None = None
+        self._told: set[str] = set()
         self._lesson: asyncio.TimerHandle | None = None
         self._learning: asyncio.Task[None] | None = None
         if self._forking and self._program is None:
@@ -42,12 +43,16 @@ class Starter:
         """Have a template ready for these workers: a new one, or the old one with what it has learned since."""
         if self._lesson is not None:
             self._lesson.cancel()
+        if self._learning is not None:
+            # It may end in giving forking up; and a wait that is cancelled leaves it running.
+            await asyncio.wait([self._learning])
         if not self._forking:
             return
         try:
             self._directory = _working_directory()
             if self._template is None or self._template.closed.done():
                 self._template = await self._new_template(starts)
+                self._tell_skipped(self._template.prepared.skipped)
             else:
                 await self._template.learn()
         except TemplateError as error:
@@ -104,6 +109,13 @@ class Starter:
             program=self._program,
         )
 
+    def _tell_skipped(self, skipped: Sequence[str]) -> None:
+        """Say what of `--preload` is not in the template, each once in a job; nobody asked for the other modules."""
+        for sentence in skipped:
+            if sentence not in self._told and sentence.startswith(tuple(f"{name}: " for name in self._spec.preload)):
+                self._told.add(sentence)
+                self._say(f"--preload {sentence}; it is left to the workers")
+
     def _begin_lesson(self) -> None:
         self._learning = asyncio.ensure_future(self._learn())
 
@@ -125,6 +137,8 @@ class Starter:
             self._template = None
 
     def _give_up(self, reason: str) -> None:
+        if not self._forking:
+            return  # Another worker of the round has met the same.
         self._forking = False
         self._say(f"--start-method=forkserver: {reason}; workers are spawned instead")
 

@@ -1,0 +1,109 @@
+"""How workers are started when the template is slow, dies or lacks what was asked for; a stub stands in for it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dlrover_run.agent import starter
+from dlrover_run.agent.forkserver import Imported, TemplateError, UnsafeToFork
+from dlrover_run.agent.process import WorkerStart
+from dlrover_run.agent.starter import Starter
+from dlrover_run.spec import Entrypoint, JobSpec
+
+SPEC = JobSpec(Entrypoint("script", "x.py", python="python"), "job", start_method="forkserver")
+PATIENCE = 60.0
+"""Seconds after which a test counts as hung."""
+
+START = WorkerStart(0, 0, ("python", "x.py"), (), {}, (0, 1, 2))
+
+
+class Stub:
+    """A template that answers as it is told."""
+
+    def __init__(self, skipped: tuple[str, ...] = ()) -> None:
+        self.prepared = Imported((), skipped)
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lesson: asyncio.Future[Imported] = asyncio.get_running_loop().create_future()
+        self.asked = asyncio.Event()
+        self.lessons = 0
+
+    async def learn(self) -> Imported:
+        self.lessons += 1
+        self.asked.set()
+        return await self.lesson
+
+    async def fork(self, command: object) -> int:
+        raise TemplateError("it cannot fork")
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+
+
+def stubbed(monkeypatch: pytest.MonkeyPatch, *stubs: Stub) -> None:
+    rest = iter(stubs)
+
+    class Template:
+        @staticmethod
+        async def start(*args: object, **options: object) -> Any:
+            return next(rest)
+
+    monkeypatch.setattr(starter, "Template", Template)
+    monkeypatch.setattr(starter, "spawn", lambda start: 1)
+
+
+def test_what_preload_could_not_have_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def run() -> None:
+        first, second = (Stub(("nothing: no installed module has this name", "more: not asked for")) for _ in range(2))
+        stubbed(monkeypatch, first, second)
+        workers = Starter(replace(SPEC, preload=("os", "nothing")), told.append)
+        await workers.prepare([START])
+        first.closed.set_result(None)
+        await workers.prepare([START])
+
+    asyncio.run(run())
+    assert told == ["--preload nothing: no installed module has this name; it is left to the workers"]
+
+
+def test_workers_that_meet_a_dead_template_together_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def run() -> list[int]:
+        stubbed(monkeypatch, Stub())
+        workers = Starter(SPEC, told.append)
+        await workers.prepare([START])
+        return list(await asyncio.gather(workers.start(START), workers.start(START)))
+
+    assert asyncio.run(run()) == [1, 1]
+    assert told == ["--start-method=forkserver: it cannot fork; workers are spawned instead"]
+
+
+def test_a_round_waits_for_a_lesson_and_its_cancellation_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(starter, "LEARN_DELAY", 0.0)
+
+    async def run() -> None:
+        stub = Stub()
+        stubbed(monkeypatch, stub)
+        workers = Starter(SPEC, told.append)
+        await workers.prepare([START])
+        workers.learn_later()
+        await asyncio.wait_for(stub.asked.wait(), PATIENCE)
+        cancelled = asyncio.ensure_future(workers.prepare([START]))
+        waiting = asyncio.ensure_future(workers.prepare([START]))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert not waiting.done()
+        stub.lesson.set_exception(UnsafeToFork("a thread was left"))
+        await waiting
+        assert stub.lessons == 1
+        assert await workers.start(START) == 1
+
+    asyncio.run(run())
+    assert told == ["--start-method=forkserver: a thread was left; workers are spawned instead"]
