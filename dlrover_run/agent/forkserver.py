@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from dlrover_run.failures import signal_words
 
 PREPARE_TIMEOUT = 300.0
 """Seconds for the template to start and import; a cold network disk can take minutes over torch."""
@@ -270,7 +271,7 @@ class Template:
         if code is None:
             return "the template was closed"
         if code < 0:
-            return f"the template was killed by {signal.Signals(-code).name}"
+            return f"the template was killed by {signal_words(-code)}"
         return f"the template ended with exit code {code}"
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dlrover_run.failures import signal_words
 from dlrover_run.output.relay_lines import Ring
 from dlrover_run.output.streams import tail_text
 
@@ -343,7 +344,7 @@ class Relay:
 
 
 def _epitaph(code: int) -> str:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    how = f"was killed by {signal_words(-code)}" if code < 0 else f"ended with code {code}"
     return f"the output relay {how}; the workers go on, but their output is no longer shown, only written to log files"
 
 
