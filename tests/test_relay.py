@@ -98,8 +98,7 @@ def test_tee_shows_every_line_of_two_busy_ranks_once_and_in_order(tmp_path: Path
             workers.append(_worker(rank, count, fd, 1))
             os.close(fd)
         assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
-        result = await relay.end_round()
-        assert result.complete
+        await relay.end_round()
         await relay.close()
         assert relay.closed.result() == ""
 
@@ -126,7 +125,7 @@ def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Pat
         os.close(shown)
         os.close(hidden)
         assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
-        tails = (await relay.end_round(["0", "1", "unknown"])).tails
+        tails = await relay.end_round(["0", "1", "unknown"])
         await relay.close()
         return tails
 
@@ -148,10 +147,10 @@ def test_a_partial_line_is_completed_only_at_the_end(tmp_path: Path, console: tu
         log = _log(tmp_path / "log")
         relay.add_tail(str(tmp_path / "log"), 2, "> ")
         os.write(log, b"one\ntw")
-        assert (await relay.drain()).complete
+        await relay.drain()
         assert (tmp_path / "err").read_bytes() == b"> one\n"
         os.write(log, b"o\n50%\r100%\r\nend")
-        assert (await relay.end_round()).complete
+        await relay.end_round()
         os.close(log)
         await relay.close()
 
@@ -222,13 +221,12 @@ def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: P
         assert worker.wait(PATIENCE) == 0
         os.write(stderr, b"last words\n")
         os.close(stderr)
-        result = await relay.end_round(["0"], timeout=NO_PATIENCE)
-        assert not result.complete
-        assert result.tails == {"0": "last words\n"}
+        tails = await relay.end_round(["0"], timeout=NO_PATIENCE)
+        assert tails == {"0": "last words\n"}
         assert (tmp_path / "filtered").read_text() == f"> {_lines(0, count)[-1]}\n"
         # Now the console goes on, and so does the relay, without having lost anything.
         reading = asyncio.get_running_loop().run_in_executor(None, _read_all, reader)
-        assert (await relay.end_round(timeout=PATIENCE)).complete
+        await relay.end_round(timeout=PATIENCE)
         await relay.close()
         return await reading
 
@@ -255,10 +253,9 @@ def test_a_reader_that_has_gone_stops_neither_workers_nor_files(tmp_path: Path) 
         os.close(log)
         os.close(stderr)
         assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
-        result = await relay.end_round(["1"])
-        assert result.complete
+        tails = await relay.end_round(["1"])
         await relay.close()
-        return result.tails
+        return tails
 
     tails = asyncio.run(run())
     assert tails["1"].endswith(_lines(1, 100_000)[-1] + "\n")
@@ -283,7 +280,7 @@ def test_after_2_to_1_no_line_breaks_another(tmp_path: Path) -> None:
             os.close(log)
         reading = asyncio.get_running_loop().run_in_executor(None, _read_all, reader)
         assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
-        assert (await relay.end_round()).complete
+        await relay.end_round()
         await relay.close()
         return await reading
 
@@ -324,9 +321,8 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
         await relay.drain()
         assert os.get_terminal_size(stderr) == (90, 40)
         os.close(stderr)
-        result = await relay.end_round(["0"])
-        assert result.complete
-        assert result.tails["0"].endswith("yyyEND!")
+        tails = await relay.end_round(["0"])
+        assert tails["0"].endswith("yyyEND!")
         await relay.close()
 
     asyncio.run(run())
@@ -345,7 +341,7 @@ def test_the_agents_own_words_come_after_the_workers_and_are_whole(console: tupl
         os.close(stderr)
         await relay.drain()
         relay.say(words)
-        assert (await relay.drain(timeout=None)).complete
+        await relay.drain(timeout=None)
         await relay.close()
         relay.say("late\n")
 
@@ -371,12 +367,12 @@ def test_bytes_taken_before_a_drain_are_no_progress_and_a_stuck_console_is_remem
     async def run() -> None:
         relay.attach(pytest.fail)
         relay.say("x" * 1_000_000)
-        assert not (await relay.drain(timeout=NO_PATIENCE)).complete
+        await relay.drain(timeout=NO_PATIENCE)
         relay.hurry()
         monkeypatch.setattr("asyncio.wait", watched_wait)
-        assert not (await relay.drain(timeout=None)).complete
+        await relay.drain(timeout=None)
         assert len(_read_exactly(reader, 1_000_000)) == 1_000_000
-        assert (await relay.drain(timeout=None)).complete
+        await relay.drain(timeout=None)
         relay.say("y" * 1_000_000)
         await relay.drain(timeout=None)
         await relay.close()
@@ -405,10 +401,9 @@ def test_a_killed_relay_is_told_and_kills_no_worker(console: tuple[int, int]) ->
         late = relay.open_stderr("1", show=True)
         os.write(late, b"late\n")
         os.close(late)
-        result = await relay.end_round(["0", "1"])
-        assert not result.complete
-        assert result.tails["0"].endswith(_lines(0, 100_000)[-1] + "\n")
-        assert result.tails["1"] == "late\n"
+        tails = await relay.end_round(["0", "1"])
+        assert tails["0"].endswith(_lines(0, 100_000)[-1] + "\n")
+        assert tails["1"] == "late\n"
         await relay.close()
 
     asyncio.run(run())
@@ -429,7 +424,7 @@ def test_a_drain_that_waits_ends_when_the_relay_is_killed(tmp_path: Path) -> Non
         waiting = asyncio.ensure_future(relay.drain(timeout=PATIENCE))
         await relay.drain(timeout=NO_PATIENCE)
         os.kill(relay.pid, signal.SIGKILL)
-        assert not (await asyncio.wait_for(waiting, PATIENCE)).complete
+        await asyncio.wait_for(waiting, PATIENCE)
         await relay.close()
 
     asyncio.run(run())
@@ -442,7 +437,7 @@ import asyncio, os, sys
 from dlrover_run.output.relay_client import Relay
 relay = Relay.start()
 async def main():
-    relay.attach()
+    relay.attach(print)
     stderr = relay.open_stderr("0", show=True)
     relay.add_tail(sys.argv[1], 1, "> ")
     relay.remove_at_end(sys.argv[2])
@@ -496,7 +491,7 @@ def test_rounds_follow_each_other(tmp_path: Path, console: tuple[int, int]) -> N
             os.write(stderr, b"error %d\n" % number)
             os.close(log)
             os.close(stderr)
-            assert (await relay.end_round(["0"])).tails == {"0": f"error {number}\n"}
+            assert await relay.end_round(["0"]) == {"0": f"error {number}\n"}
             descriptors.append(len(os.listdir(f"/proc/{relay.pid}/fd")))
         await relay.close()
         return descriptors
@@ -516,7 +511,7 @@ def test_a_filtered_log_that_cannot_be_written_is_told(tmp_path: Path, console: 
         relay.attach(warnings.append)
         (tmp_path / "log").write_text("needle\n")
         relay.add_tail(str(tmp_path / "log"), 1, "> ", ["needle"], str(tmp_path / "none" / "filtered"))
-        assert (await relay.end_round()).complete
+        await relay.end_round()
         await relay.close()
 
     asyncio.run(run())

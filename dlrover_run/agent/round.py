@@ -70,10 +70,8 @@ class Round:
         if self.ends:
             return
         keys = [str(worker.local_rank) for worker in self.group.ended]
-        drained = await relay.end_round(keys, timeout=patience)
-        self.ends = tuple(
-            self._describe(worker, drained.tails.get(str(worker.local_rank))) for worker in self.group.ended
-        )
+        tails = await relay.end_round(keys, timeout=patience)
+        self.ends = tuple(self._describe(worker, tails.get(str(worker.local_rank))) for worker in self.group.ended)
 
     def results(self) -> dict[int, bytes]:
         """What a function returned, pickled, by the global rank of each worker that succeeded."""

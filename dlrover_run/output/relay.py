@@ -33,10 +33,8 @@ import time
 from typing import Any, NoReturn
 
 from dlrover_run.descent import lineage
+from dlrover_run.output.relay_lines import MAX_MESSAGE
 from dlrover_run.output.relay_ports import Inotify, Pipe, Sink, Tail, console_sink, file_sink
-
-MAX_MESSAGE = 128 * 1024
-"""Bytes of the largest message either way; a ring with its header fits."""
 
 ORPHAN_SECONDS = 0.3
 """How long the relay goes on after the agent's end, for workers that are being killed and a console that is slow.

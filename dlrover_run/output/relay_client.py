@@ -17,11 +17,10 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from dlrover_run.failures import signal_words
-from dlrover_run.output.relay_lines import Ring
+from dlrover_run.output.relay_lines import MAX_MESSAGE, Ring
 from dlrover_run.output.streams import tail_text
 
 DRAIN_TIMEOUT = 5.0
@@ -36,29 +35,14 @@ CLOSE_TIMEOUT = 2.0
 PIPE_BYTES = 1024 * 1024
 """The size of a worker's pipe, the most that any user may ask for: 10 ms of a worker that writes 100 MB a second."""
 
-MAX_COMMAND = 64 * 1024
-"""Bytes of the largest message to the relay."""
-
 READ_BYTES = 256 * 1024
 
 SAY_CHARACTERS = 4096
 """Characters of one message that `say` sends: JSON may need twelve bytes for each."""
 
 
-@dataclass(frozen=True)
-class DrainResult:
-    """What a drain came to.
-
-    `complete` False: the console did not take all output in time, or the relay is gone; log files are whole anyway.
-    `tails` holds the end of the standard error of each worker that was asked for and is known.
-    """
-
-    complete: bool
-    tails: dict[str, str]
-
-
 class _Wait:
-    def __init__(self, done: asyncio.Future[bool]) -> None:
+    def __init__(self, done: asyncio.Future[None]) -> None:
         self.done = done
         self.moved = False
         self.tails: dict[str, str] = {}
@@ -72,6 +56,7 @@ class Relay:
     """
 
     closed: asyncio.Future[str]
+    _on_warning: Callable[[str], None]
 
     def __init__(self, pid: int, pidfd: int, control: socket.socket, console: tuple[int, int]) -> None:
         self.pid = pid
@@ -88,7 +73,6 @@ class Relay:
         self._orphans: dict[str, Ring] = {}
         self._hurried = False
         self._stuck = False
-        self._on_warning: Callable[[str], None] = lambda text: None
 
     @classmethod
     def start(cls, console: tuple[int, int] = (1, 2)) -> Relay:
@@ -105,11 +89,10 @@ class Relay:
         ours.setblocking(False)
         return cls(pid, os.pidfd_open(pid), ours, console)
 
-    def attach(self, on_warning: Callable[[str], None] | None = None) -> None:
+    def attach(self, on_warning: Callable[[str], None]) -> None:
         """Join the running loop; `on_warning` is called with sentences that a person should read."""
         loop = asyncio.get_running_loop()
-        if on_warning is not None:
-            self._on_warning = on_warning
+        self._on_warning = on_warning
         self.closed = loop.create_future()
         loop.add_reader(self._control.fileno(), self._hear)
         loop.add_reader(self._pidfd, self._reap)
@@ -120,14 +103,14 @@ class Relay:
         Where there is `one_console`, the worker's standard output may go there too, and keeps its place in the order.
 
         It is a pseudo-terminal where our own standard error is one, so that the worker still sees a terminal. `key`
-        names the worker in `drain`.
+        names the worker in `end_round`.
         """
         console = self._console[1]
         read_end, write_end = _pseudo_terminal(console) if show and os.isatty(console) else _pipe()
-        self.add_pipe(key, read_end, show=show)
+        self._add_pipe(key, read_end, show=show)
         return write_end
 
-    def add_pipe(self, key: str, fd: int, *, show: bool) -> None:
+    def _add_pipe(self, key: str, fd: int, *, show: bool) -> None:
         """Let the relay read `fd`, which belongs to this object from now on."""
         if key in self._kept:
             self._drop(key)
@@ -167,16 +150,18 @@ class Relay:
         """Name a directory that the relay removes when it ends, so that even SIGKILL leaves nothing in /tmp."""
         self._send({"do": "own", "path": os.path.abspath(path)})
 
-    async def drain(self, keys: Collection[str] = (), timeout: float | None = DRAIN_TIMEOUT) -> DrainResult:
-        """Have all output written that is there now, and hear the end of the standard error of the workers in `keys`.
+    async def drain(self, timeout: float | None = DRAIN_TIMEOUT) -> None:
+        """Have all output written that is there now.
 
         Gives up when the console takes nothing for `timeout` seconds, not when there is only much to write. None waits
         for as long as it takes, as a program does that writes to its console itself, until somebody says `hurry`.
         """
-        return await self._ask(keys, timeout, end=False)
+        await self._ask((), timeout, end=False)
 
-    async def end_round(self, keys: Collection[str] = (), timeout: float | None = DRAIN_TIMEOUT) -> DrainResult:
+    async def end_round(self, keys: Collection[str] = (), timeout: float | None = DRAIN_TIMEOUT) -> dict[str, str]:
         """`drain`, and the round's pipes and log files are forgotten; partial lines are completed.
+
+        Answers the end of the standard error of each worker in `keys` that is known.
 
         Where the console was too slow, the relay goes on with the log files whenever it takes bytes again.
         """
@@ -195,7 +180,7 @@ class Relay:
         self._hurried = True
         for wait in self._waits.values():
             if not wait.done.done():
-                wait.done.set_result(False)
+                wait.done.set_result(None)
 
     async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End the relay and wait for its end."""
@@ -211,9 +196,9 @@ class Relay:
         for key in list(self._kept):
             self._drop(key)
 
-    async def _ask(self, keys: Collection[str], timeout: float | None, *, end: bool) -> DrainResult:
+    async def _ask(self, keys: Collection[str], timeout: float | None, *, end: bool) -> dict[str, str]:
         if self.closed.done():
-            return DrainResult(False, self._own_tails(keys))
+            return self._own_tails(keys)
         self._count += 1
         number = self._count
         wait = self._waits[number] = _Wait(asyncio.get_running_loop().create_future())
@@ -228,17 +213,16 @@ class Relay:
                 self._stuck = not (wait.moved or wait.done.done())
                 if self._stuck:
                     break
-            complete = wait.done.done() and wait.done.result()
         finally:
             del self._waits[number]
         # What the relay said before it died is newer than nothing, and older than what was read after its death.
-        return DrainResult(complete, {**wait.tails, **self._own_tails(keys)})
+        return {**wait.tails, **self._own_tails(keys)}
 
     def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
-        """Send in order, now or when the socket takes it. Raises `ValueError` for a message beyond `MAX_COMMAND`."""
+        """Send in order, now or when the socket takes it. Raises `ValueError` for a message beyond `MAX_MESSAGE`."""
         data = json.dumps(message).encode()
-        if len(data) > MAX_COMMAND:
-            raise ValueError(f"a message of {len(data)} bytes to the output relay is over the limit of {MAX_COMMAND}")
+        if len(data) > MAX_MESSAGE:
+            raise ValueError(f"a message of {len(data)} bytes to the output relay is over the limit of {MAX_MESSAGE}")
         if self.closed.done() or self._closing:
             return
         self._outbox.append((data, [] if fd is None else [fd]))
@@ -263,7 +247,7 @@ class Relay:
     def _hear(self) -> None:
         while True:
             try:
-                data = self._control.recv(2 * MAX_COMMAND)
+                data = self._control.recv(MAX_MESSAGE)
             except BlockingIOError:
                 return
             except OSError:
@@ -282,7 +266,7 @@ class Relay:
             elif what == "tail" and wait is not None:
                 wait.tails[message["key"]] = tail_text(payload, message["cut"])
             elif what == "drained" and wait is not None and not wait.done.done():
-                wait.done.set_result(True)
+                wait.done.set_result(None)
 
     def _reap(self) -> None:
         """The relay process has ended."""

@@ -11,6 +11,9 @@ from dlrover_run.output.streams import TAIL_BYTES
 LONGEST_LINE = 4 * 1024 * 1024
 """Bytes after which a line is ended for the worker that does not end it, so that it cannot fill the memory."""
 
+MAX_MESSAGE = 128 * 1024
+"""Bytes of the largest message between the agent and the relay, either way; a `Ring` with its header fits."""
+
 
 class LineCutter:
     """Holds a partial line back until its end has come.
