@@ -12,7 +12,7 @@ from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
 from dlrover_run.descent import guard, lineage
 from dlrover_run.output.streams import RunDir, create_run_dir, leave_nothing
-from dlrover_run.spec import JobSpec
+from dlrover_run.spec import JobSpec, SpecError
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,11 @@ def _main() -> int:
 
     with open(int(sys.argv[1]), "rb") as file:
         request = msgspec.json.decode(file.read(), type=LaunchRequest)
-    return launch(request.spec, request.lifeline, request.verdict)
+    try:
+        return launch(request.spec, request.lifeline, request.verdict)
+    except SpecError as mistake:
+        print(f"dlrover-run: {mistake}", file=sys.stderr)
+        return exit_codes.BAD_COMMAND_LINE
 
 
 if __name__ == "__main__":

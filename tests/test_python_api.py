@@ -267,3 +267,14 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(mailbox: Mailbox, tmp_pa
         finally:
             process.kill()
             kill_leftovers(workers)
+
+
+def test_a_log_directory_that_cannot_be_made_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    specs = dlrover_run.LogsSpecs(log_dir=str(tmp_path / "file"), redirects=3)
+    with pytest.raises(dlrover_run.ChildFailedError) as failed:
+        dlrover_run.elastic_launch(config(1, logs_specs=specs), "echo")("x")
+    assert failed.value.exit_code == 2
+    said = capfd.readouterr().err
+    assert "is not a directory" in said
+    assert "Traceback" not in said
