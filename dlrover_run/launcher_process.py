@@ -37,7 +37,6 @@ class LauncherEnd:
 
 def run_launcher(spec: JobSpec) -> LauncherEnd:
     """Run one job with a launcher of its own, and wait for its end."""
-
     verdict_read, verdict_write = os.pipe()
     # The launcher reads the end of this pipe when this process is gone, however it went.
     lifeline_read, lifeline_write = os.pipe()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dlrover_run.descent import lifeline
 from dlrover_run.failures import signal_words
 
 PREPARE_TIMEOUT = 300.0
@@ -107,11 +108,10 @@ class Template:
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
         self._answer: asyncio.Future[bytes] | None = None
-        self._pidfd = os.pidfd_open(process.pid)
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.prepared = Imported((), ())
         self._loop.add_reader(control.fileno(), self._readable)
-        self._loop.add_reader(self._pidfd, self._ended)
+        lifeline.watch_child(process.pid, self._ended)
 
     @property
     def pid(self) -> int:
@@ -251,8 +251,6 @@ class Template:
 
     def _ended(self) -> None:
         self._process.poll()
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
         # An answer that was sent just before the end still counts.
         if self._control.fileno() >= 0:
             self._readable()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dlrover_run.descent import lineage
+from dlrover_run.descent import lifeline, lineage
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class WorkerProcess:
         self.stopped_at: float | None = None
         self._on_end = on_end
         self._deadline: asyncio.TimerHandle | None = None
-        self._pidfd = os.pidfd_open(pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._collect)
+        lifeline.watch_child(pid, self._collect)
 
     @property
     def live(self) -> bool:
@@ -102,11 +101,9 @@ class WorkerProcess:
                 return
         # Also for one that has just been forked and does not lead its group yet.
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
+            os.kill(self.pid, number)
 
     def _collect(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
         if self._deadline is not None:
             self._deadline.cancel()
         _, status = os.waitpid(self.pid, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from dlrover_run.descent import lineage
+from dlrover_run.descent import lifeline, lineage
 from dlrover_run.failures import signal_words
 from dlrover_run.output import logs_plugin
 from dlrover_run.output.logs_plugin import Answer, Setup
@@ -68,12 +67,12 @@ class LogsPlugin:
 
     async def close(self) -> None:
         """End the process."""
-        if not self.pids:
+        if self._process is None or self._process.returncode is not None:
             return
         self._writer.close()
         await asyncio.wait([self._ended], timeout=CLOSE_TIMEOUT)
         if not self._ended.done():
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._process.kill()
             await self._ended
 
     async def _start(self) -> None:
@@ -88,16 +87,8 @@ class LogsPlugin:
                 stdout=theirs.fileno(),
                 preexec_fn=lambda: lineage.die_with_parent(parent),  # There is one thread, so this is safe.
             )
-        loop = asyncio.get_running_loop()
-        self._pidfd = os.pidfd_open(process.pid)
-        self._ended: asyncio.Future[int] = loop.create_future()
-
-        def collect() -> None:
-            loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._ended.set_result(process.wait())
-
-        loop.add_reader(self._pidfd, collect)
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        lifeline.watch_child(process.pid, lambda: self._ended.set_result(process.wait()))
         self._send(Setup(self._name, sys.path, self._logs))
 
     def _send(self, message: object) -> None:

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
+from dlrover_run.descent import lifeline
 from dlrover_run.failures import signal_words
 from dlrover_run.output.relay_lines import MAX_MESSAGE, Ring
 from dlrover_run.output.streams import tail_text
@@ -58,9 +59,8 @@ class Relay:
     closed: asyncio.Future[str]
     _on_warning: Callable[[str], None]
 
-    def __init__(self, pid: int, pidfd: int, control: socket.socket, console: tuple[int, int]) -> None:
+    def __init__(self, pid: int, control: socket.socket, console: tuple[int, int]) -> None:
         self.pid = pid
-        self._pidfd = pidfd
         self._control = control
         self._console = console
         self.one_console = _one_file(console)
@@ -87,7 +87,7 @@ class Relay:
             main(theirs, parent, console)
         theirs.close()
         ours.setblocking(False)
-        return cls(pid, os.pidfd_open(pid), ours, console)
+        return cls(pid, ours, console)
 
     def attach(self, on_warning: Callable[[str], None]) -> None:
         """Join the running loop; `on_warning` is called with sentences that a person should read."""
@@ -95,7 +95,7 @@ class Relay:
         self._on_warning = on_warning
         self.closed = loop.create_future()
         loop.add_reader(self._control.fileno(), self._hear)
-        loop.add_reader(self._pidfd, self._reap)
+        lifeline.watch_child(self.pid, self._reap)
 
     def open_stderr(self, key: str, *, show: bool) -> int:
         """A descriptor for one worker's standard error, shown on the console if `show`; close it once it is passed on.
@@ -271,8 +271,6 @@ class Relay:
     def _reap(self) -> None:
         """The relay process has ended."""
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
         status = 0
         with contextlib.suppress(ChildProcessError):
             _, status = os.waitpid(self.pid, 0)
