@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import subprocess
@@ -239,6 +240,9 @@ def process_group(no_cuda: bool) -> Iterator[torch.device]:
         f"device = {device}, pid = {os.getpid()}"
     )
     yield device
+    # DistributedDataParallel keeps the group in a cycle. Were that left to the interpreter's end, a thread of the group
+    # could want an interpreter that is gone by then, which aborts the process.
+    gc.collect()
     # Only after success: a worker that fails must not wait here for others that have failed as well.
     dist.destroy_process_group()
 
@@ -264,30 +268,32 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return args
 
 
+def train_model(args: argparse.Namespace, device: torch.device) -> None:
+    logging.basicConfig(level=logging.INFO if dist.get_rank() == 0 else logging.ERROR, format="%(message)s")
+    training_directory, validation_directory = digits_of(args)
+    training_data, validation_data = DigitFolder(training_directory), DigitFolder(validation_directory)
+    torch.manual_seed(args.seed)
+    model = DistributedDataParallel(Net().to(device))
+    sampler = ElasticDistributedSampler(training_data, seed=args.seed)
+    training = Training(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=args.learning_rate),
+        sampler=sampler,
+        checkpoints=None if args.checkpoint_dir is None else CheckpointDirectory(args.checkpoint_dir),
+        device=device,
+        learning_rate=args.learning_rate,
+        num_epochs=args.num_epochs,
+    )
+    training.resume()
+    loader = DataLoader(training_data, batch_sampler=ElasticBatchSampler(sampler, args.batch_size), collate_fn=collate)
+    train(training, loader, validation_data, args)
+
+
 @record
 def main() -> None:
     args = parse_arguments()
     with process_group(args.no_cuda) as device:
-        logging.basicConfig(level=logging.INFO if dist.get_rank() == 0 else logging.ERROR, format="%(message)s")
-        training_directory, validation_directory = digits_of(args)
-        training_data, validation_data = DigitFolder(training_directory), DigitFolder(validation_directory)
-        torch.manual_seed(args.seed)
-        model = DistributedDataParallel(Net().to(device))
-        sampler = ElasticDistributedSampler(training_data, seed=args.seed)
-        training = Training(
-            model=model,
-            optimizer=torch.optim.Adam(model.parameters(), lr=args.learning_rate),
-            sampler=sampler,
-            checkpoints=None if args.checkpoint_dir is None else CheckpointDirectory(args.checkpoint_dir),
-            device=device,
-            learning_rate=args.learning_rate,
-            num_epochs=args.num_epochs,
-        )
-        training.resume()
-        loader = DataLoader(
-            training_data, batch_sampler=ElasticBatchSampler(sampler, args.batch_size), collate_fn=collate
-        )
-        train(training, loader, validation_data, args)
+        train_model(args, device)
 
 
 if __name__ == "__main__":
