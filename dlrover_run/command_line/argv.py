@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dlrover_run.command_line.flags import either
 from dlrover_run.command_line.options import BY_SPELLING, Flag
 from dlrover_run.spec import SpecError
 
@@ -116,14 +117,10 @@ def _resolve(word: str) -> _Match:
     if matches:
         flags = dict.fromkeys(BY_SPELLING[match.spelling].spellings[0] for match in matches)
         # torchrun refuses a prefix that two spellings of one flag share, so here too.
-        names = _either(list(flags) if len(flags) > 1 else [match.spelling for match in matches])
+        names = either(list(flags) if len(flags) > 1 else [match.spelling for match in matches])
         raise UsageError(f"{head} is ambiguous: it may be {names}.")
     import difflib
 
     close = difflib.get_close_matches(head, [*_TORCHRUN_SPELLINGS, *_OUR_SPELLINGS], n=1)
     hint = f"; did you mean {close[0]}?" if close else "."
     raise UsageError(f"{head} is not a flag of dlrover-run{hint}")
-
-
-def _either(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -103,7 +103,7 @@ def seconds(place: str, text: str, *, zero_allowed: bool) -> float:
 def choice(place: str, text: str, allowed: Sequence[str]) -> str:
     """One of a few words."""
     if text not in allowed:
-        raise wrong(place, text, "is not known", f"give {_either(allowed)}")
+        raise wrong(place, text, "is not known", f"give {either(allowed)}")
     return text
 
 
@@ -250,12 +250,13 @@ def workers(place: str, text: str) -> int | None:
         int(text)
     except ValueError:
         if text not in WORKER_COUNTS:
-            raise wrong(place, text, "is not known", f"give a number of workers, {_either(WORKER_COUNTS)}") from None
+            raise wrong(place, text, "is not known", f"give a number of workers, {either(WORKER_COUNTS)}") from None
         return None
     return whole_number(place, text, 1)
 
 
-def _either(words: Sequence[str]) -> str:
+def either(words: Sequence[str]) -> str:
+    """A choice of words for a sentence: `a`, `a or b`, `a, b or c`."""
     return " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
 
 

@@ -140,6 +140,11 @@ def _failing(words: str) -> str:
     return f"raised {words}" if _EXCEPTION.match(words) else f"failed: {words}"
 
 
+def process_end(code: int) -> str:
+    """How a process of the launcher's own ended, to follow its name; `code` is as `subprocess` has it."""
+    return f"was killed by {signal_words(-code)}" if code < 0 else f"ended with code {code}"
+
+
 def signal_words(number: int) -> str:
     """A signal's name with its meaning where it has one of its own: `SIGSEGV (segmentation fault)`, `SIGKILL`."""
     try:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from dlrover_run.descent import lifeline, lineage
-from dlrover_run.failures import signal_words
+from dlrover_run.failures import process_end
 from dlrover_run.output import logs_plugin
 from dlrover_run.output.logs_plugin import Answer, Setup
 from dlrover_run.output.streams import RankStreams, Stream, StreamPlan, Tee
@@ -55,8 +55,7 @@ class LogsPlugin:
             line = b""
         if not line.endswith(b"\n"):
             await self.close()
-            code = self._ended.result()
-            how = f"was killed by {signal_words(-code)}" if code < 0 else f"ended with code {code}"
+            how = process_end(self._ended.result())
             raise SpecError(f"{flag}: the plugin's process {how} before it answered; what it wrote is above.")
         answer = msgspec.json.decode(line, type=Answer)
         if answer.problem:

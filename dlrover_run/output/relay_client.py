@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 from dlrover_run.descent import lifeline
-from dlrover_run.failures import signal_words
+from dlrover_run.failures import process_end
 from dlrover_run.output.relay_lines import MAX_MESSAGE, Ring
 from dlrover_run.output.streams import tail_text
 
@@ -326,8 +326,8 @@ class Relay:
 
 
 def _epitaph(code: int) -> str:
-    how = f"was killed by {signal_words(-code)}" if code < 0 else f"ended with code {code}"
-    return f"the output relay {how}; the workers go on, but their output is no longer shown, only written to log files"
+    consequence = "the workers go on, but their output is no longer shown, only written to log files"
+    return f"the output relay {process_end(code)}; {consequence}"
 
 
 def _one_file(console: tuple[int, int]) -> bool:
