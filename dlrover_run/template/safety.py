@@ -113,6 +113,11 @@ def why_not_now(ours: Collection[int]) -> str | None:
     return f"the thread {threads[0]} is running" if threads else None
 
 
+def why_not_yet(ours: Collection[int]) -> str | None:
+    """The checks between two imports: the cheap ones, and all of them once a thread is seen, which may yet end."""
+    return why_not(ours) if thread_names() else why_not_now(ours)
+
+
 def why_not(ours: Collection[int]) -> str | None:
     """All checks, made after imports: the cheap ones, threads that stay, and processes that were started."""
     threads = threads_that_stay()

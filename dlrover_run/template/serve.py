@@ -93,12 +93,13 @@ class Server:
     def _import(self, names: Sequence[str]) -> dict[str, Any]:
         preloader = self._preloader
         assert preloader is not None
-        imported, skipped, reason, module = import_each(preloader.load, names, self._why_not)
+        ours = {self._control.fileno()}
+        imported, skipped, reason, module = import_each(preloader.load, names, lambda: safety.why_not_yet(ours))
         skipped += [f"{stray}: it is not an installed module" for stray in preloader.drop_strays()]
         if reason is None:
             reason, module = preloader.why_not_the_same(), ""
         if reason is None:
-            reason, module = safety.why_not({self._control.fileno()}), ""
+            reason, module = safety.why_not(ours), ""
         if reason is not None:
             self.unsafe = f"after `import {module.partition(':')[0]}` {reason}" if module else reason
             safety.end_children()
@@ -107,10 +108,6 @@ class Server:
         # Objects that the collector never touches stay on pages that all workers share.
         gc.freeze()
         return {"imported": imported, "skipped": skipped}
-
-    def _why_not(self) -> str | None:
-        ours = {self._control.fileno()}
-        return safety.why_not(ours) if safety.thread_names() else safety.why_not_now(ours)
 
     def _learn(self) -> dict[str, Any]:
         heard = dict.fromkeys(name for log in self._logs for name in log.finish())
@@ -152,9 +149,7 @@ class Server:
                 ours = {self._control.fileno(), quiet, writer}
 
                 def why_not() -> str | None:
-                    return preloader.why_not_the_same() or (
-                        safety.why_not(ours) if safety.thread_names() else safety.why_not_now(ours)
-                    )
+                    return preloader.why_not_the_same() or safety.why_not_yet(ours)
 
                 _, _, reason, module = import_each(preloader.load, names, why_not)
                 if reason is None:
