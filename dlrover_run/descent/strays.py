@@ -74,9 +74,12 @@ class StraySweep:
             sentence.cancel()
 
     def _condemn(self, left: list[lineage.Relative]) -> None:
-        if left:
-            loop = asyncio.get_running_loop()
-            self._sentences.add(loop.call_later(lineage.STRAY_GRACE, self._execute, left))
+        if not left:
+            return
 
-    def _execute(self, left: list[lineage.Relative]) -> None:
-        lineage.end(left, self._spared())
+        def execute() -> None:
+            self._sentences.discard(sentence)
+            lineage.end(left, self._spared())
+
+        sentence = asyncio.get_running_loop().call_later(lineage.STRAY_GRACE, execute)
+        self._sentences.add(sentence)
