@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 WAIT = 90.0
 """Seconds that a test waits for something that takes at most a few; only a defect lets it run out."""
 
@@ -140,8 +142,30 @@ class Mailbox:
             messages.append(json.loads(self._socket.recv(1 << 20)))
         return messages
 
+    def script(self, name: str, body: str) -> Path:
+        """A worker's script in this directory that has `post` and `sys` at hand before its own `body`."""
+        path = self.directory / name
+        path.write_text(f"import sys; sys.path.insert(0, {str(WORKERS)!r})\nfrom post import post\n{body}")
+        return path
+
     def close(self) -> None:
         self._socket.close()
+
+
+def launch(
+    mailbox: Mailbox,
+    *args: str | Path,
+    launcher: Launcher = OURS,
+    env: dict[str, str | None] | None = None,
+    **popen: Any,
+) -> subprocess.Popen[str]:
+    """Start a launch in the mailbox's directory whose workers post to it."""
+    return start(launcher, args, cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name, **(env or {})}, **popen)
+
+
+def agent_of(guard: subprocess.Popen[str]) -> psutil.Process:
+    """The agent of a running launch of ours."""
+    return next(p for p in psutil.Process(guard.pid).children() if p.name().startswith("dlrover-agent"))
 
 
 @contextlib.contextmanager

@@ -12,17 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import OURS, WAIT, WORKERS, Mailbox, finish, kill_leftovers, start, still_alive, watched
-
-
-def launch(mailbox: Mailbox, *args: str) -> subprocess.Popen[str]:
-    return start(
-        OURS, args, cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name, "TMPDIR": str(mailbox.directory)}
-    )
-
-
-def agent_of(guard: int) -> int:
-    return next(child.pid for child in psutil.Process(guard).children() if child.name().startswith("dlrover-agent"))
+from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, launch, still_alive, watched
 
 
 @pytest.fixture(params=["spawn", "forkserver"])
@@ -32,12 +22,12 @@ def method(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("victim", ["guard", "agent", "worker"])
 def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> None:
-    guard = launch(mailbox, method, "--nproc-per-node=2", str(WORKERS / "family.py"))
+    guard = launch(mailbox, method, "--nproc-per-node=2", WORKERS / "family.py")
     workers = mailbox.gather(2)
     everyone = psutil.Process(guard.pid).children(recursive=True)
     family = [pid for message in workers for pid in message["family"]]
     doomed = {child.pid for child in everyone} | set(family)
-    target = {"guard": guard.pid, "agent": agent_of(guard.pid), "worker": workers[0]["pid"]}[victim]
+    target = {"guard": guard.pid, "agent": agent_of(guard).pid, "worker": workers[0]["pid"]}[victim]
     with watched(*doomed) as pidfds:
         try:
             killed_at = time.monotonic()
@@ -54,16 +44,14 @@ def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> 
     assert [p.name for p in mailbox.directory.iterdir()] == []
 
 
-def test_what_a_worker_leaves_behind_ends_although_the_others_go_on(mailbox: Mailbox, tmp_path: Path) -> None:
-    script = tmp_path / "leave.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+def test_what_a_worker_leaves_behind_ends_although_the_others_go_on(mailbox: Mailbox) -> None:
+    script = mailbox.script(
+        "leave.py",
         "import os, signal, subprocess\n"
-        "from post import post\n"
         "if os.environ['RANK'] == '0': signal.pause()\n"
-        "post(left=subprocess.Popen(['sleep', '1000']).pid)\n"
+        "post(left=subprocess.Popen(['sleep', '1000']).pid)\n",
     )
-    guard = launch(mailbox, "--nproc-per-node=2", str(script))
+    guard = launch(mailbox, "--nproc-per-node=2", script)
     with watched(mailbox.receive()["left"]) as left:
         assert still_alive(left, WAIT) == 0
         assert guard.poll() is None
@@ -71,20 +59,18 @@ def test_what_a_worker_leaves_behind_ends_although_the_others_go_on(mailbox: Mai
         assert finish(guard).code == 128 + signal.SIGTERM
 
 
-def test_a_service_that_a_living_worker_detached_is_left_alone(mailbox: Mailbox, tmp_path: Path) -> None:
-    script = tmp_path / "detach.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+def test_a_service_that_a_living_worker_detached_is_left_alone(mailbox: Mailbox) -> None:
+    script = mailbox.script(
+        "detach.py",
         "import os, signal, subprocess\n"
-        "from post import post\n"
         "if os.environ['RANK'] == '1': sys.exit(0)\n"
         "command = 'setsid sleep 1000 >/dev/null & echo $!'\n"
         "pid = int(subprocess.run(['sh', '-c', command], stdout=subprocess.PIPE).stdout)\n"
         "signal.signal(signal.SIGTERM, lambda *_: post(again=True))\n"
         "post(service=pid)\n"
-        "while True: signal.pause()\n"
+        "while True: signal.pause()\n",
     )
-    guard = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=2", str(script))
+    guard = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=2", script)
     with watched(mailbox.receive()["service"]) as service:
         # Longer than the grace of what a dead worker left behind, which rank 1 was.
         assert still_alive(service, 1.0) == 1
@@ -94,17 +80,15 @@ def test_a_service_that_a_living_worker_detached_is_left_alone(mailbox: Mailbox,
         assert still_alive(service, WAIT) == 0
 
 
-def test_orphans_that_end_by_themselves_leave_no_zombies(mailbox: Mailbox, tmp_path: Path) -> None:
-    script = tmp_path / "orphans.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+def test_orphans_that_end_by_themselves_leave_no_zombies(mailbox: Mailbox) -> None:
+    script = mailbox.script(
+        "orphans.py",
         "import signal, subprocess\n"
-        "from post import post\n"
         "command = ['sh', '-c', 'sleep 0 & echo $!']\n"
         "post(orphans=[int(subprocess.run(command, stdout=subprocess.PIPE).stdout) for _ in range(20)])\n"
-        "signal.pause()\n"
+        "signal.pause()\n",
     )
-    guard = launch(mailbox, str(script))
+    guard = launch(mailbox, script)
     orphans = mailbox.receive()["orphans"]
     left: list[psutil.Process] = []
     for pid in orphans:
@@ -117,8 +101,8 @@ def test_orphans_that_end_by_themselves_leave_no_zombies(mailbox: Mailbox, tmp_p
 
 
 def test_two_launches_at_once_do_not_touch_each_other(mailbox: Mailbox) -> None:
-    first = launch(mailbox, str(WORKERS / "hold.py"))
-    second = launch(mailbox, str(WORKERS / "hold.py"))
+    first = launch(mailbox, WORKERS / "hold.py")
+    second = launch(mailbox, WORKERS / "hold.py")
     pids = {message["pid"] for message in mailbox.gather(2)}
     of_first = {child.pid for child in psutil.Process(first.pid).children(recursive=True)}
     with watched(*(pids - of_first)) as others:
@@ -131,23 +115,20 @@ def test_two_launches_at_once_do_not_touch_each_other(mailbox: Mailbox) -> None:
     finish(first)
 
 
-def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: Mailbox, tmp_path: Path) -> None:
-    script = tmp_path / "crowd.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: Mailbox) -> None:
+    script = mailbox.script(
+        "crowd.py",
         "import subprocess\n"
-        "from post import post\n"
         "crowd = [subprocess.Popen(['sleep', '1000'], env={}, start_new_session=True).pid for _ in range(100)]\n"
         "post(crowd=crowd)\n"
         "sys.stdin.readline()\n"
-        "sys.exit(5)\n"
+        "sys.exit(5)\n",
     )
     few = (64, 64)
-    guard = start(
-        OURS,
-        ["--max-restarts=1", script],
-        cwd=mailbox.directory,
-        env={"TEST_MAILBOX": mailbox.name, "TMPDIR": str(mailbox.directory)},
+    guard = launch(
+        mailbox,
+        "--max-restarts=1",
+        script,
         stdin=subprocess.PIPE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few),
     )
@@ -168,7 +149,7 @@ def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: 
 
 def test_a_kill_of_all_that_bears_the_scripts_name_leaves_nothing(mailbox: Mailbox) -> None:
     """As `pkill -9 -f family.py` does it."""
-    guard = launch(mailbox, "--nproc-per-node=2", str(WORKERS / "family.py"))
+    guard = launch(mailbox, "--nproc-per-node=2", WORKERS / "family.py")
     workers = mailbox.gather(2)
     everyone = psutil.Process(guard.pid).children(recursive=True)
     family = [pid for message in workers for pid in message["family"]]
@@ -188,9 +169,9 @@ def test_a_kill_of_all_that_bears_the_scripts_name_leaves_nothing(mailbox: Mailb
 
 
 def test_the_directory_in_tmp_goes_even_when_relay_and_guard_are_killed(mailbox: Mailbox) -> None:
-    guard = launch(mailbox, "--nproc-per-node=2", str(WORKERS / "hold.py"))
+    guard = launch(mailbox, "--nproc-per-node=2", WORKERS / "hold.py")
     mailbox.gather(2)
-    agent = psutil.Process(agent_of(guard.pid))
+    agent = agent_of(guard)
     relay = next(child for child in agent.children() if child.name() == "dlrover-relay")
     assert [p.name for p in mailbox.directory.iterdir()] != []
     with watched(agent.pid, relay.pid) as pidfds:

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import OURS, WAIT, WORKERS, Launcher, Mailbox, finish, kill_leftovers, run, start, still_alive, watched
+from harness import OURS, WAIT, WORKERS, Launcher, Mailbox, finish, kill_leftovers, launch, run, still_alive, watched
 
 from dlrover_run.output.logs_client import LogsPlugin, plan_from
 from dlrover_run.output.logs_plugin import Answer
@@ -194,8 +194,8 @@ def test_a_plugin_that_fails_is_told_in_a_sentence_and_starts_nothing(
 
 def test_the_plugins_process_lives_as_long_as_the_job(mailbox: Mailbox, plugin: dict[str, str | None]) -> None:
     os.mkfifo(mailbox.directory / "turn")
-    args = ["--logs-specs=posts", "--nproc-per-node=2", "--max-restarts=1", WORKERS / "fail_once_hold.py"]
-    job = start(OURS, args, cwd=mailbox.directory, env={**plugin, "TEST_MAILBOX": mailbox.name})
+    flags = ["--logs-specs=posts", "--nproc-per-node=2", "--max-restarts=1"]
+    job = launch(mailbox, *flags, WORKERS / "fail_once_hold.py", env=plugin)
     first = mailbox.receive()["plugin"]
     with watched(first) as pidfds:
         try:
@@ -214,8 +214,7 @@ def test_the_plugins_process_lives_as_long_as_the_job(mailbox: Mailbox, plugin: 
 def test_a_signal_ends_a_plugin_that_does_not_answer(
     mailbox: Mailbox, plugin: dict[str, str | None], number: signal.Signals
 ) -> None:
-    args = ["--logs-specs=hangs", WORKERS / "hold.py"]
-    job = start(OURS, args, cwd=mailbox.directory, env={**plugin, "TEST_MAILBOX": mailbox.name})
+    job = launch(mailbox, "--logs-specs=hangs", WORKERS / "hold.py", env=plugin)
     with watched(mailbox.receive()["plugin"]) as pidfds:
         try:
             job.send_signal(number)

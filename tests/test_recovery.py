@@ -7,8 +7,9 @@ import os
 import random
 import signal
 
+import psutil
 import pytest
-from harness import OURS, WAIT, WORKERS, Mailbox, finish, start
+from harness import OURS, WAIT, WORKERS, Mailbox, finish, launch, start
 
 from dlrover_run.agent.process import WorkerProcess, WorkerStart, spawn
 
@@ -18,16 +19,12 @@ pytestmark = pytest.mark.torchrun
 def kill_and_recover(mailbox: Mailbox, method: str, kills: int, workers: int = 2) -> None:
     """Kill one worker after each recovery. A restart that failed would show as a count that jumps by more than one."""
     choose = random.Random(kills)
-    job = start(
-        OURS,
-        [
-            f"--start-method={method}",
-            f"--nproc-per-node={workers}",
-            f"--max-restarts={kills}",
-            WORKERS / "initialise.py",
-        ],
-        cwd=mailbox.directory,
-        env={"TEST_MAILBOX": mailbox.name},
+    job = launch(
+        mailbox,
+        f"--start-method={method}",
+        f"--nproc-per-node={workers}",
+        f"--max-restarts={kills}",
+        WORKERS / "initialise.py",
     )
     recovered = 0
     try:
@@ -86,14 +83,8 @@ def test_a_restart_does_not_need_what_a_cleaner_took_from_tmp(mailbox: Mailbox) 
 
 
 def test_the_template_may_die_without_anybody_noticing(mailbox: Mailbox) -> None:
-    import psutil
-
-    job = start(
-        OURS,
-        ["--start-method=forkserver", "--nproc-per-node=2", "--max-restarts=1", WORKERS / "initialise.py"],
-        cwd=mailbox.directory,
-        env={"TEST_MAILBOX": mailbox.name},
-    )
+    flags = ["--start-method=forkserver", "--nproc-per-node=2", "--max-restarts=1"]
+    job = launch(mailbox, *flags, WORKERS / "initialise.py")
     first = mailbox.gather(2)
     workers = {m["pid"] for m in first}
     below = psutil.Process(job.pid).children(recursive=True)
@@ -107,20 +98,18 @@ def test_the_template_may_die_without_anybody_noticing(mailbox: Mailbox) -> None
 
 def test_a_fixed_port_is_had_again_although_a_child_of_rank_0_still_listens(mailbox: Mailbox, free_port: int) -> None:
     """A forked child, as a data loader's are, inherits the store's socket and outlives its parent by a moment."""
-    script = mailbox.directory / "listen.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+    script = mailbox.script(
+        "listen.py",
         "import os, signal, socket\n"
-        "from post import post\n"
         "store = socket.create_server(('', int(os.environ['MASTER_PORT'])))\n"
         "if os.fork() == 0:\n"
         "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "    while True: signal.pause()\n"
         "post()\n"
-        "signal.pause()\n"
+        "signal.pause()\n",
     )
     flags = [f"--master-port={free_port}", "--max-restarts=2"]
-    job = start(OURS, [*flags, script], cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name})
+    job = launch(mailbox, *flags, script)
     for attempt in range(2):
         message = mailbox.receive()
         assert message["restart"] == attempt

@@ -6,19 +6,12 @@ import json
 import os
 import pty
 import signal
-import subprocess
 import sys
-from pathlib import Path
 
-import psutil
 import pytest
-from harness import OURS, WAIT, WORKERS, Launcher, Mailbox, environment, finish, start, still_alive, watched
+from harness import WAIT, WORKERS, Launcher, Mailbox, agent_of, environment, finish, launch, still_alive, watched
 
 ON_SIGNAL = str(WORKERS / "on_signal.py")
-
-
-def launch(mailbox: Mailbox, *args: str, launcher: Launcher = OURS, **options: object) -> subprocess.Popen[str]:
-    return start(launcher, args, cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name}, **options)
 
 
 @pytest.mark.torchrun
@@ -121,18 +114,16 @@ def test_nohup_keeps_the_job_alive_over_a_hangup(mailbox: Mailbox) -> None:
     assert finish(process).code == 128 + signal.SIGTERM
 
 
-def test_a_signal_while_workers_are_being_stopped_for_a_restart_ends_the_job(mailbox: Mailbox, tmp_path: Path) -> None:
-    script = tmp_path / "half.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
+def test_a_signal_while_workers_are_being_stopped_for_a_restart_ends_the_job(mailbox: Mailbox) -> None:
+    script = mailbox.script(
+        "half.py",
         "import os, signal\n"
-        "from post import post\n"
         "os.environ['RANK'] == '1' and (post(), os._exit(7))\n"
         "signal.signal(signal.SIGTERM, lambda *_: post(told=True))\n"
         "post()\n"
-        "while True: signal.pause()\n"
+        "while True: signal.pause()\n",
     )
-    process = launch(mailbox, "--nproc-per-node=2", "--max-restarts=5", "--shutdown-timeout=2", str(script))
+    process = launch(mailbox, "--nproc-per-node=2", "--max-restarts=5", "--shutdown-timeout=2", script)
     while "told" not in mailbox.receive():
         pass
     process.send_signal(signal.SIGINT)
@@ -144,24 +135,19 @@ def test_a_signal_while_workers_are_being_stopped_for_a_restart_ends_the_job(mai
 def test_a_stopped_agent_does_not_keep_the_job_alive(mailbox: Mailbox, name: str) -> None:
     process = launch(mailbox, "--nproc-per-node=2", ON_SIGNAL)
     with watched(*(m["pid"] for m in mailbox.gather(2))) as workers:
-        agent = psutil.Process(process.pid).children()[0]
-        agent.suspend()
+        agent_of(process).suspend()
         process.send_signal(getattr(signal, name))
         assert finish(process).code == (-signal.SIGKILL if name == "SIGKILL" else 128 + signal.SIGTERM)
         assert still_alive(workers, WAIT) == 0
 
 
-def test_a_signal_before_the_next_round_has_begun_starts_none(mailbox: Mailbox, tmp_path: Path) -> None:
+def test_a_signal_before_the_next_round_has_begun_starts_none(mailbox: Mailbox) -> None:
     """The console takes nothing, so the launcher waits for it between the rounds, and there the signal finds it."""
-    script = tmp_path / "loud.py"
-    script.write_text(
-        f"import sys; sys.path.insert(0, {str(WORKERS)!r})\n"
-        "from post import post\n"
-        "sys.stderr.write('x' * 900_000)\n"
-        "post()\n"
-        "sys.exit(3)\n"
+    script = mailbox.script(
+        "loud.py",
+        "sys.stderr.write('x' * 900_000)\npost()\nsys.exit(3)\n",
     )
-    process = launch(mailbox, "--max-restarts=5", str(script))
+    process = launch(mailbox, "--max-restarts=5", script)
     assert mailbox.receive()["restart"] == 0
     process.terminate()
     _, _, afterwards = finish(process).err.partition("SIGTERM received")
@@ -181,8 +167,7 @@ def test_a_job_that_a_signal_stopped_says_so(mailbox: Mailbox) -> None:
 def test_the_torchrun_code_is_given_for_a_killed_agent_too(mailbox: Mailbox) -> None:
     process = launch(mailbox, "--compat-exit-codes", ON_SIGNAL)
     mailbox.receive()
-    agent = next(p for p in psutil.Process(process.pid).children() if p.name().startswith("dlrover-agent"))
-    agent.kill()
+    agent_of(process).kill()
     ended = finish(process)
     assert ended.code == 1
     assert "agent was killed by SIGKILL" in ended.err

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from harness import OURS, TORCHRUN, WORKERS, Launcher, Mailbox, run
+from harness import OURS, TORCHRUN, WORKERS, Launcher, Mailbox, finish, launch, run
 
 pytestmark = pytest.mark.torchrun
 OBSERVE = WORKERS / "observe.py"
@@ -30,8 +30,7 @@ OURS_DIFFERS = {
 def observe(
     launcher: Launcher, mailbox: Mailbox, args: list[Any], workers: int = 2, **options: Any
 ) -> list[dict[str, Any]]:
-    env = {"TEST_MAILBOX": mailbox.name, **options.pop("env", {})}
-    result = run(launcher, args, cwd=mailbox.directory, env=env, **options)
+    result = finish(launch(mailbox, *args, launcher=launcher, **options))
     assert result.code == 0, result.err
     return mailbox.gather(workers, timeout=0)
 
@@ -132,14 +131,8 @@ def test_pet_variables_are_defaults_and_flags_win(launcher: Launcher, mailbox: M
 
 
 def test_two_static_nodes_make_one_world(launcher: Launcher, mailbox: Mailbox, free_port: int) -> None:
-    from harness import finish, start
-
     common = ["--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={free_port}"]
-    env: dict[str, str | None] = {"TEST_MAILBOX": mailbox.name}
-    nodes = [
-        start(launcher, [*common, f"--node-rank={rank}", WORKERS / "meet.py"], cwd=mailbox.directory, env=env)
-        for rank in (0, 1)
-    ]
+    nodes = [launch(mailbox, *common, f"--node-rank={rank}", WORKERS / "meet.py", launcher=launcher) for rank in (0, 1)]
     for node in nodes:
         ended = finish(node)
         assert ended.code == 0, ended.err
@@ -207,12 +200,8 @@ def test_the_error_file_protocol(launcher: Launcher, tmp_path: Path) -> None:
 
 def test_a_restart_keeps_the_contract(launcher: Launcher, mailbox: Mailbox) -> None:
     os.mkfifo(mailbox.directory / "turn")
-    result = run(
-        launcher,
-        ["--nproc-per-node=2", "--max-restarts=2", WORKERS / "fail_once.py"],
-        cwd=mailbox.directory,
-        env={"TEST_MAILBOX": mailbox.name},
-    )
+    flags = ["--nproc-per-node=2", "--max-restarts=2"]
+    result = finish(launch(mailbox, *flags, WORKERS / "fail_once.py", launcher=launcher))
     assert result.code == 0, result.err
     seen = mailbox.gather(4, timeout=0)
     assert [(m["restart"], m["rank"]) for m in seen] == [(0, 0), (0, 1), (1, 0), (1, 1)]
