@@ -14,6 +14,7 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line import flags, lookup, meeting, options
 from dlrover_run.command_line.argv import CommandLine, UsageError, cut
 from dlrover_run.command_line.flags import Given
+from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, SpecError
 
 PROGRAM = "dlrover-run"
@@ -107,13 +108,16 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         entrypoint=_entrypoint(line, settings, environ),
         run_id=place.run_id,
         workers_per_node=workers,
-        nodes=place.nodes,
+        rules=Rules(
+            least=place.nodes,
+            most=place.nodes,
+            max_restarts=settings.number("max_restarts", 0) or 0,
+            lost_after=0.0,
+            store=(place.master_addr, place.master_port) if place.backend == "static" else None,
+        ),
         node_rank=place.node_rank,
         backend=place.backend,
-        master_addr=place.master_addr,
-        master_port=place.master_port,
         local_addr=flags.host(*local_addr) if local_addr.text else None,
-        max_restarts=settings.number("max_restarts", 0) or 0,
         role=settings.text("role").text,
         start_method="forkserver" if forking else "spawn",
         preload=tuple(dict.fromkeys(preload)),

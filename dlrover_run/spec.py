@@ -11,6 +11,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dlrover_run.coordination.rules import Rules
+
 
 class SpecError(ValueError):
     """The user asked for something that cannot be done; the message is one sentence fit to print as it is."""
@@ -90,24 +92,58 @@ torchrun)."""
 
 
 @dataclass(frozen=True)
+class TlsSpec:
+    """Files (PEM) with which a connection to the master is encrypted.
+
+    `ca` signs the other side's certificate; `cert` and `key` are this side's own. A master that has a `ca` lets nobody
+    in without a certificate that it signed.
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class MasterSpec:
+    """Where the built-in master of a job is, and how this node proves that it belongs to the job.
+
+    `is_host` says whether this node runs the master when there is none yet; None finds out whether `host` is one of
+    this machine's own addresses. `bind` is the address that a master of ours listens on, None for the endpoint's own.
+    `state_dir` is where a master of ours keeps its journals. `token` is the job's secret, empty for none;
+    `auth_required` refuses to run without one.
+    """
+
+    host: str
+    port: int
+    is_host: bool | None = None
+    bind: str | None = None
+    state_dir: str | None = None
+    token: str = field(default="", repr=False)
+    auth_required: bool = False
+    tls: TlsSpec | None = None
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """One job as one node sees it.
 
     `backend` says where the records of coordination live: `memory` for one node, `static` when ranks are given by
-    flags. `master_addr` and `master_port` are the store that `static` names; with `memory` every round has a port of
-    its own. `local_addr` is the address that this node advertises.
+    flags, `master` when `master` says where the nodes meet. `rules` are this node's idea of the job; those of the first
+    node that joins hold. `node_rank` is a rank that somebody gave this node by hand: with `static` it is its rank, else
+    a wish. `node_id` is a name that a cluster manager gave it, empty for one of its own making. `local_addr` is the
+    address that this node advertises, None for one that is found out.
     """
 
     entrypoint: Entrypoint
     run_id: str
     workers_per_node: int = 1
-    nodes: int = 1
-    node_rank: int = 0
-    backend: Literal["memory", "static"] = "memory"
-    master_addr: str = "127.0.0.1"
-    master_port: int = 0
+    rules: Rules = field(default_factory=Rules)
+    backend: Literal["memory", "static", "master"] = "memory"
+    master: MasterSpec | None = None
+    node_rank: int | None = None
+    node_id: str = ""
     local_addr: str | None = None
-    max_restarts: int = 0
     role: str = "default"
     start_method: Literal["spawn", "forkserver"] = "spawn"
     preload: tuple[str, ...] = ()

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from string import Template
 
-from dlrover_run.coordination.records import Assignment
+from dlrover_run.coordination.records import Seat
 from dlrover_run.spec import JobSpec, SpecError
 
 
 def worker_environment(
-    spec: JobSpec, assigned: Assignment, local_rank: int, parent: Mapping[str, str], error_file: str
+    spec: JobSpec, seat: Seat, local_rank: int, parent: Mapping[str, str], error_file: str
 ) -> dict[str, str]:
     """The whole environment of one worker. `parent` is the launcher's own; `error_file` is empty when no file may be
     written.
 
     Raises SpecError when `--virtual-local-rank` finds fewer devices than workers.
     """
-    rank = assigned.first_rank + local_rank
+    rank = seat.first_rank + local_rank
     environment = dict(parent)
     environment.update(
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),
-        GROUP_RANK=str(assigned.node_rank),
-        ROLE_RANK=str(rank),
+        GROUP_RANK=str(seat.node_rank),
+        ROLE_RANK=str(seat.role_first_rank + local_rank),
         ROLE_NAME=spec.role,
-        WORLD_SIZE=str(assigned.world_size),
-        LOCAL_WORLD_SIZE=str(assigned.workers),
-        GROUP_WORLD_SIZE=str(assigned.nodes),
-        ROLE_WORLD_SIZE=str(assigned.world_size),
-        MASTER_ADDR=assigned.store_address,
-        MASTER_PORT=str(assigned.store_port),
-        TORCHELASTIC_RESTART_COUNT=str(assigned.restart_count),
-        TORCHELASTIC_MAX_RESTARTS=str(spec.max_restarts),
+        WORLD_SIZE=str(seat.world_size),
+        LOCAL_WORLD_SIZE=str(seat.workers),
+        GROUP_WORLD_SIZE=str(seat.nodes),
+        ROLE_WORLD_SIZE=str(seat.role_world_size),
+        MASTER_ADDR=seat.store_address,
+        MASTER_PORT=str(seat.store_port),
+        TORCHELASTIC_RESTART_COUNT=str(seat.restart_count),
+        TORCHELASTIC_MAX_RESTARTS=str(spec.rules.max_restarts),
         TORCHELASTIC_RUN_ID=spec.run_id,
         # The worker with rank 0 hosts the store, so that it dies with its round; True would make rank 0 a client as
         # well.
@@ -41,13 +41,13 @@ def worker_environment(
         TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(s.name for s in spec.signals),
     )
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    if assigned.workers > 1:
+    if seat.workers > 1:
         # torch spreads over all cores by default, and that many times the workers of a node overload it (as torchrun).
         environment.setdefault("OMP_NUM_THREADS", "1")
     # What a cluster manager says of its nodes stays; on a bare machine the round's numbers stand in for it.
     for prefix in ("NODE", "WORKER"):
-        environment.setdefault(f"{prefix}_RANK", str(assigned.node_rank))
-        environment.setdefault(f"{prefix}_NUM", str(assigned.nodes))
+        environment.setdefault(f"{prefix}_RANK", str(seat.node_rank))
+        environment.setdefault(f"{prefix}_NUM", str(seat.nodes))
     if spec.virtual_local_rank:
         environment["LOCAL_RANK"] = "0"
         environment["CUDA_VISIBLE_DEVICES"] = _own_device(parent.get("CUDA_VISIBLE_DEVICES"), local_rank)

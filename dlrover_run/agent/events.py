@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from dlrover_run.coordination.records import Assignment, Plan, PlanPhase
+from dlrover_run.coordination.records import PlanPhase, Seat
 from dlrover_run.spec import JobSpec
 
 _STATE = {PlanPhase.FINISHED: "SUCCEEDED", PlanPhase.FAILED: "FAILED"}
@@ -22,13 +22,13 @@ class EventLog:
         self._write = write
         self._started = time.monotonic()
 
-    def round_started(self, assigned: Assignment) -> None:
+    def round_started(self, seat: Seat) -> None:
         """The workers of a round have been started."""
-        self._emit("RUNNING", assigned.restart_count, "")
+        self._emit("RUNNING", seat.restart_count, "")
 
-    def job_ended(self, plan: Plan) -> None:
+    def job_ended(self, phase: PlanPhase, restarts: int, reason: str) -> None:
         """The job is over for this node; one that a signal stopped counts as failed, as with torchrun."""
-        self._emit(_STATE.get(plan.phase, "FAILED"), plan.restart_count, plan.reason)
+        self._emit(_STATE.get(phase, "FAILED"), restarts, reason)
 
     def _emit(self, state: str, restarts: int, reason: str) -> None:
         if self._spec.event_log != "console":

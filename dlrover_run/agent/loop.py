@@ -11,26 +11,23 @@ import contextlib
 import os
 import signal
 import socket
-import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.departure import Departure
 from dlrover_run.agent.events import EventLog
 from dlrover_run.agent.group import StuckWorkers
 from dlrover_run.agent.outfit import contract, prepare
-from dlrover_run.agent.ports import HeldPort
 from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
 from dlrover_run.agent.refusal import explain
 from dlrover_run.agent.round import Round
+from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.verdict import Verdict, exit_code_of
-from dlrover_run.backends.local import LocalBoard
-from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, assignment
+from dlrover_run.backends.board import Board, Listener
+from dlrover_run.coordination.records import OVER, Failure, NodePhase, Seat
 from dlrover_run.descent import lineage
 from dlrover_run.descent.strays import StraySweep
 from dlrover_run.failures.outcome import WorkerEnd
@@ -48,25 +45,36 @@ RESTART_DRAIN_TIMEOUT = 0.5
 Say = Callable[[str], None]
 
 
+class CoordinationLost(Exception):
+    """This node can take no part in the job any more; the message says why."""
+
+
 class Agent:
     """Runs one job on this node. `say` prints one line for the person at the console."""
 
-    def __init__(self, spec: JobSpec, run_dir: RunDir, relay: Relay, lifelines: Sequence[int], say: Say) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        run_dir: RunDir,
+        relay: Relay,
+        lifelines: Sequence[int],
+        say: Say,
+        open_board: Callable[[Listener], Board],
+    ) -> None:
         self._spec = spec
         self._run_dir = run_dir
         self._relay = relay
         self._lifelines = lifelines
         self._say = say
         self._wake = asyncio.Event()
-        self._board = LocalBoard(spec, lambda _: self._wake.set())
+        self._board = open_board(self._wake.set)
+        self._standing = Standing(spec)
         self._starter = Starter(spec, say)
         self._plugin = _logs_plugin(spec)
         self._asking: asyncio.Future[Answer] | None = None
         self._strays = StraySweep(self._own_children)
         self._events = EventLog(spec, relay.say)
         self._departure = Departure(self._take_signal, self._lose_launcher)
-        self._next_port = HeldPort()
-        self._incarnation = uuid.uuid4().hex
         self._round: Round | None = None
         self._stopping = False
 
@@ -78,7 +86,6 @@ class Agent:
         if self._run_dir.path is not None and not self._run_dir.keep:
             # The relay is the last to end, so the directory goes even when guard and agent are killed together.
             self._relay.remove_at_end(self._run_dir.path)
-        self._board.publish(self._status(NodePhase.WAITING))
         try:
             await self._follow_plan()
         except (StuckWorkers, SpecError, OSError) as error:
@@ -104,41 +111,35 @@ class Agent:
 
     def _situation(self) -> Situation:
         return Situation(
-            plan_phase=self._board.plan.phase,
-            plan_round=self._board.plan.round,
-            group_round=self._round.number if self._round else 0,
+            over=self._board.assignment.phase in OVER or self._board.problem is not None,
+            wanted=self._standing.round,
+            started=self._round.key if self._round else None,
             live=self._round is not None and self._round.group.live,
             asked_to_end=self._departure.wanted,
         )
 
     def _report(self) -> None:
-        """Tell the coordinator what has become of the round, unless this node is leaving and nobody may act on it."""
-        if self._round is None or self._departure.wanted:
-            return
+        """Take what the coordinator wants, and tell it what has become of that."""
+        if not self._departure.wanted:
+            # A node that goes takes no further seat; it stays a member of its round until its workers have ended.
+            self._standing.take(self._board.assignment)
+        phase, failure = self._phase()
+        self._board.publish(self._standing.status(phase, failure))
+
+    def _phase(self) -> tuple[NodePhase, Failure | None]:
+        if self._departure.wanted:
+            return NodePhase.LEAVING, None
+        if self._round is None or self._round.key != self._standing.round:
+            # The workers of an earlier round may still be ending; nobody asks for them any more.
+            return NodePhase.WAITING, None
         first = self._round.failure()
         if first is not None:
-            failure = Failure(first.rank, socket.gethostname(), failures.describe_end(first))
-            self._board.publish(self._status(NodePhase.FAILED, failure))
-        else:
-            succeeded = self._round.group.succeeded
-            self._board.publish(self._status(NodePhase.SUCCEEDED if succeeded else NodePhase.RUNNING))
-
-    def _status(self, phase: NodePhase, failure: Failure | None = None) -> NodeStatus:
-        return NodeStatus(
-            node_id=str(self._spec.node_rank),
-            incarnation=self._incarnation,
-            address=self._spec.local_addr or "127.0.0.1",
-            port=self._next_port.number,
-            workers=self._spec.workers_per_node,
-            phase=phase,
-            round=self._round.number if self._round else 0,
-            failure=failure,
-        )
+            return NodePhase.FAILED, Failure(first.rank, socket.gethostname(), failures.describe_end(first))
+        return NodePhase.SUCCEEDED if self._round.group.succeeded else NodePhase.RUNNING, None
 
     async def _start_round(self) -> None:
-        assigned = assignment(self._board.plan, self._status(NodePhase.WAITING))
-        if assigned is None:
-            raise RuntimeError(f"round {self._board.plan.round} has no place for this node")
+        seat = self._standing.seat
+        assert seat is not None, "only a seat is a reason to start"
         if self._round is not None:
             await self._leave_behind(self._round)
             if self._departure.wanted:
@@ -146,15 +147,15 @@ class Agent:
             self._round.close()
             self._round = None
         placed = None
-        if self._plugin is not None and (placed := await self._ask_plugin(self._plugin, assigned)) is None:
+        if self._plugin is not None and (placed := await self._ask_plugin(self._plugin, seat)) is None:
             return
-        port = self._take_port(assigned.store_port)
-        outfit = prepare(self._spec, assigned, os.environ, self._run_dir.path, self._relay, placed)
+        port = self._standing.take_port()
+        outfit = prepare(self._spec, seat, os.environ, self._run_dir.path, self._relay, placed)
         self._round = Round(outfit, port, self._note_end)
         with self._strays.paused():
             await self._round.start(self._starter)
         self._starter.learn_later()
-        self._events.round_started(assigned)
+        self._events.round_started(seat)
 
     async def _leave_behind(self, ended: Round) -> None:
         """Be done with a round that failed, and say why there is another one."""
@@ -168,35 +169,21 @@ class Agent:
             return
         from dlrover_run.console.report import render_restart
 
-        plan = self._board.plan
+        wanted = self._board.assignment
         # Our own evidence says more than the plan does: it was made before a traceback had been read.
         root = failures.root_cause(ended.ends)
-        reason = f"rank {root.rank} {failures.describe_end(root)}" if root else plan.reason
-        self._say(render_restart(reason, plan.restart_count, self._spec.max_restarts, ended.lasted))
+        reason = f"rank {root.rank} {failures.describe_end(root)}" if root else wanted.reason
+        self._say(render_restart(reason, wanted.restart_count, self._spec.rules.max_restarts, ended.lasted))
 
-    async def _ask_plugin(self, plugin: LogsPlugin, assigned: Assignment) -> Answer | None:
+    async def _ask_plugin(self, plugin: LogsPlugin, seat: Seat) -> Answer | None:
         """A plugin's word on where the output goes; None when a signal came before it answered."""
-        self._asking = asyncio.ensure_future(plugin.ask(contract(self._spec, assigned, os.environ)))
+        self._asking = asyncio.ensure_future(plugin.ask(contract(self._spec, seat, os.environ)))
         try:
             return await self._asking
         except asyncio.CancelledError:
             return None
         finally:
             self._asking = None
-
-    def _take_port(self, number: int) -> HeldPort | None:
-        """The store's port for the round that starts, held; and hold another for the round after it."""
-        if number == self._next_port.number:
-            port, self._next_port = self._next_port, HeldPort()
-            return port
-        if self._spec.node_rank != 0:
-            return None
-        try:
-            return HeldPort(number)
-        except OSError as error:
-            raise SpecError(
-                f"--master-port: port {number} cannot be had on this host ({error.strerror}); name another one."
-            ) from None
 
     async def _stop_workers(self) -> None:
         if self._round is None:
@@ -211,6 +198,11 @@ class Agent:
             self._stopping = False
 
     async def _conclude(self, gave_up: Exception | None = None) -> Verdict:
+        wanted = self._board.assignment
+        if self._board.problem is not None:
+            gave_up = gave_up or CoordinationLost(self._board.problem)
+        # The others form their next round as soon as they know; what follows may wait for somebody at the console.
+        self._board.publish(self._standing.status(NodePhase.LEFT, self._last_words(gave_up)))
         ends: tuple[WorkerEnd, ...] = ()
         results: dict[int, bytes] = {}
         if self._round is not None:
@@ -228,19 +220,28 @@ class Agent:
         if self._plugin is not None:
             await self._plugin.close()
         self._strays.close()
-        plan = self._board.plan
-        if plan.phase is PlanPhase.TRAINING and self._departure.signal is not None:
-            plan = msgspec.structs.replace(plan, reason=f"{self._departure.signal.name} stopped the job")
-        self._events.job_ended(plan)
+        await self._board.close()
+        self._standing.close()
+        reason = wanted.reason
+        if wanted.phase not in OVER and self._departure.signal is not None:
+            reason = f"{self._departure.signal.name} stopped the job"
+        self._events.job_ended(wanted.phase, wanted.restart_count, reason)
         compat = self._spec.compat_exit_codes
-        code, error = exit_code_of(plan, root, self._departure.signal, compat), None
+        code, error = exit_code_of(wanted.phase, root, self._departure.signal, compat), None
         if gave_up is not None:
             # A mistake of the user's that only a restart showed is no reason to tell him that nothing was started.
-            mistake = isinstance(gave_up, SpecError) and plan.round <= 1
+            mistake = isinstance(gave_up, SpecError) and wanted.key.number <= 1
             code = exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
             refused = isinstance(gave_up, OSError) and f"the workers could not be started: {explain(gave_up)}"
             error = refused or str(gave_up)
-        return Verdict(code, plan.reason, plan.restart_count, ends, root, error, results)
+        return Verdict(code, reason, wanted.restart_count, ends, root, error, results)
+
+    def _last_words(self, gave_up: Exception | None) -> Failure | None:
+        """Why this node goes though nobody asked it to."""
+        seat = self._standing.seat
+        if gave_up is None or seat is None:
+            return None
+        return Failure(seat.first_rank, socket.gethostname(), f"could not be started: {gave_up}")
 
     def _pass_on(self, root: WorkerEnd) -> None:
         """Hand the first failure's record to whoever started this launcher with an error file (as torchrun)."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.verdict import Verdict
+from dlrover_run.backends.opening import open_board
 from dlrover_run.descent import guard, lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing
@@ -27,7 +28,8 @@ async def run_agent(
         relay.say(f"dlrover-run: {line}\n")
 
     relay.attach(say)
-    verdict = await Agent(spec, run_dir, relay, lifelines, say).run()
+    agent = Agent(spec, run_dir, relay, lifelines, say, lambda listener: open_board(spec, listener, say))
+    verdict = await agent.run()
     if not run_dir.keep:
         verdict = _without_paths(verdict)
     _tell(spec, verdict, relay.say)
@@ -64,7 +66,7 @@ def _tell(spec: JobSpec, verdict: Verdict, write: Callable[[str], None]) -> None
         root=verdict.root,
         ends=verdict.ends,
         restarts=verdict.restarts,
-        max_restarts=spec.max_restarts,
+        max_restarts=spec.rules.max_restarts,
         exit_code=verdict.exit_code,
     )
     terminal = os.isatty(2)

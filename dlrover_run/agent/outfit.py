@@ -12,7 +12,7 @@ from dlrover_run.agent.command import command_line
 from dlrover_run.agent.environment import fill_macros, worker_environment
 from dlrover_run.agent.process import WorkerStart
 from dlrover_run.agent.results import ResultFiles
-from dlrover_run.coordination.records import Assignment
+from dlrover_run.coordination.records import Seat
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.spec import JobSpec
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 class Outfit:
     """All that is made for the workers of one round. `results` is None unless a function runs."""
 
-    assigned: Assignment
+    seat: Seat
     streams: streams.StreamPlan
     starts: tuple[WorkerStart, ...]
     results: ResultFiles | None
 
 
-def contract(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
+def contract(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
     """The variables that the launcher itself answers for, of each local rank: what torchrun shows a plugin for logs."""
-    names = worker_environment(spec, assigned, 0, {}, "").keys()
-    wholes = {rank: worker_environment(spec, assigned, rank, parent, "") for rank in range(assigned.workers)}
+    names = worker_environment(spec, seat, 0, {}, "").keys()
+    wholes = {rank: worker_environment(spec, seat, rank, parent, "") for rank in range(seat.workers)}
     return {rank: {name: whole[name] for name in names} for rank, whole in wholes.items()}
 
 
 def prepare(
     spec: JobSpec,
-    assigned: Assignment,
+    seat: Seat,
     parent: Mapping[str, str],
     run_dir: str | None,
     relay: Relay,
@@ -52,20 +52,20 @@ def prepare(
     a device, a CPU set or a log directory is missing, OSError when a file cannot be opened.
     """
     if placed is None:
-        plan = streams.plan_streams(spec.logs, run_dir, assigned.round - 1, assigned.workers)
+        plan = streams.plan_streams(spec.logs, run_dir, seat.round - 1, seat.workers)
         streams.make_dirs(plan)
     else:
         plan = _placed_plan(placed, spec)
     if relay.one_console:
         plan = streams.in_order(plan)
-    results = ResultFiles(assigned.workers) if spec.entrypoint.kind == "function" else None
-    cpus = _bound_cpus(spec, assigned, parent)
+    results = ResultFiles(seat.workers) if spec.entrypoint.kind == "function" else None
+    cpus = _bound_cpus(spec, seat, parent)
     starts = []
     for ranks in plan.ranks:
         local_rank = ranks.local_rank
-        rank = assigned.first_rank + local_rank
+        rank = seat.first_rank + local_rank
         if placed is None:
-            environment = worker_environment(spec, assigned, local_rank, parent, ranks.error_file or "")
+            environment = worker_environment(spec, seat, local_rank, parent, ranks.error_file or "")
         else:
             environment = {**parent, **placed.environments[local_rank]}
         args = fill_macros(spec.entrypoint.args, local_rank)
@@ -84,10 +84,10 @@ def prepare(
         )
     for tee in plan.tees:
         prefix = streams.line_prefix(
-            spec.logs.prefix_template, spec.role, assigned.first_rank + tee.local_rank, tee.local_rank
+            spec.logs.prefix_template, spec.role, seat.first_rank + tee.local_rank, tee.local_rank
         )
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
-    return Outfit(assigned, plan, tuple(starts), results)
+    return Outfit(seat, plan, tuple(starts), results)
 
 
 def _placed_plan(placed: Answer, spec: JobSpec) -> streams.StreamPlan:
@@ -107,14 +107,14 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
-def _bound_cpus(spec: JobSpec, assigned: Assignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
+def _bound_cpus(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
     """The processors of each local rank with `--numa-binding`; without it nobody is bound."""
     if spec.numa_binding is None:
         return {}
     from dlrover_run.devices import numa
 
     gpus = numa.binding_gpus(spec.numa_binding, parent)
-    return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(assigned.workers)}
+    return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(seat.workers)}
 
 
 def _outputs(ranks: streams.RankStreams, relay: Relay) -> tuple[int, int]:

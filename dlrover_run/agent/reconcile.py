@@ -1,4 +1,4 @@
-"""What an agent does next: a pure function of the plan, its workers and what it was asked.
+"""What an agent does next: a pure function of its seat, its workers and what it was asked.
 
 The loop around it carries one action out and asks again, so that only the latest state counts and no order of events
 can be forgotten.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from dlrover_run.coordination.records import PlanPhase
+from dlrover_run.coordination.records import RoundKey
 
 
 class Action(enum.Enum):
@@ -25,22 +25,24 @@ class Action(enum.Enum):
 class Situation:
     """All that the next action depends on.
 
-    `group_round` is the round of the last group that was started, 0 before the first; `live` whether any worker of it
-    still runs; `asked_to_end` whether a signal or the loss of the launcher tells this node to go.
+    `over` says that the job has ended for this node. `wanted` is the round in which it has a seat, None when it has to
+    wait without one, `started` the round of the last group that was started. `live` is whether any worker of it still
+    runs; `asked_to_end` whether a signal or the loss of the launcher tells this node to go.
     """
 
-    plan_phase: PlanPhase
-    plan_round: int
-    group_round: int
+    over: bool
+    wanted: RoundKey | None
+    started: RoundKey | None
     live: bool
     asked_to_end: bool
 
 
 def reconcile(situation: Situation) -> Action:
     """The action that brings this node nearer to the plan."""
-    over = situation.asked_to_end or situation.plan_phase in (PlanPhase.FINISHED, PlanPhase.FAILED)
-    if over:
+    if situation.over or situation.asked_to_end:
         return Action.STOP if situation.live else Action.LEAVE
-    if situation.plan_phase is PlanPhase.TRAINING and situation.group_round != situation.plan_round:
-        return Action.STOP if situation.live else Action.START
-    return Action.WAIT
+    if situation.wanted == situation.started:
+        return Action.WAIT
+    if situation.live:
+        return Action.STOP
+    return Action.WAIT if situation.wanted is None else Action.START

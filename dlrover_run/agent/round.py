@@ -26,7 +26,7 @@ class Round:
     """
 
     def __init__(self, outfit: Outfit, port: HeldPort | None, on_end: Callable[[WorkerProcess], None]) -> None:
-        self.number = outfit.assigned.round
+        self.key = outfit.seat.key
         self.group = WorkerGroup(outfit.starts, self._note_end)
         self._outfit = outfit
         self._port = port

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, field
 
 from dlrover_run import exit_codes
-from dlrover_run.coordination.records import Plan, PlanPhase
+from dlrover_run.coordination.records import PlanPhase
 from dlrover_run.failures.outcome import WorkerEnd
 
 
@@ -26,9 +26,9 @@ class Verdict:
     results: dict[int, bytes] = field(default_factory=dict)
 
 
-def exit_code_of(plan: Plan, root: WorkerEnd | None, stopped_by: signal.Signals | None, compat: bool) -> int:
-    """The launcher's exit code for a job that ended in `plan`; the README's table is made of this rule."""
-    if plan.phase is PlanPhase.FINISHED:
+def exit_code_of(phase: PlanPhase, root: WorkerEnd | None, stopped_by: signal.Signals | None, compat: bool) -> int:
+    """The launcher's exit code for a job that ended in `phase`; the README's table is made of this rule."""
+    if phase is PlanPhase.FINISHED:
         return exit_codes.SUCCESS
     if stopped_by is not None:
         return exit_codes.of_failure(exit_codes.of_signal(stopped_by), compat)

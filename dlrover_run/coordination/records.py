@@ -1,23 +1,41 @@
-"""The two records that the processes of a job agree on: what one node says, and what the job shall do.
+"""The records that the processes of a job agree on: what one node says, and what the job shall do.
 
-Both are frozen, small and free of behaviour. A reader acts on the latest one that it has seen, never on the difference
-between two, so that a lost or repeated copy changes nothing.
+All are frozen and small. A reader acts on the latest one that it has seen, never on the difference between two, so that
+a lost or repeated copy changes nothing. Those that travel refuse unknown fields and have bounds.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
+
+MAX_WHAT = 2000
+"""Characters of the sentence that says how a worker ended."""
+
+MAX_TRACE = 8000
+"""Characters of a worker's traceback that travel to the other nodes."""
+
+Name = Annotated[str, Meta(max_length=255)]
+NodeId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class NodePhase(str, enum.Enum):
-    """What a node is doing in the round that its status names."""
+    """What a node is doing in the round whose seat it has.
+
+    LEAVING: it was asked to go, and its workers have their grace. LEFT: it takes no part any more.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    LEAVING = "leaving"
+    LEFT = "left"
 
 
 class PlanPhase(str, enum.Enum):
@@ -29,88 +47,202 @@ class PlanPhase(str, enum.Enum):
     FAILED = "failed"
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """The first worker of a node that ended badly in a round. `what` is the end in words, without the worker's name."""
+OVER = frozenset({PlanPhase.FINISHED, PlanPhase.FAILED})
+
+
+class NodeKey(NamedTuple):
+    """One process that is or was a node. Another process with the same id has another incarnation."""
+
+    node_id: str
+    incarnation: str
+
+
+class RoundKey(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """Which round: its number, from 1, and the epoch of the coordinator that formed it.
+
+    The number alone would not do. A coordinator that comes back without its journal may not know the last round and
+    give the same number to another one.
+    """
+
+    epoch: int = 0
+    number: Count = 0
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first worker of a node that ended badly in a round. `what` is the end in words, without the worker's name.
+
+    `lost_peer` says that by its own words it only lost the connection to another worker, so the cause may be elsewhere.
+    """
 
     rank: int
-    host: str
-    what: str
+    host: Name
+    what: Annotated[str, Meta(max_length=MAX_WHAT)]
+    lost_peer: bool = False
+    trace: Annotated[str, Meta(max_length=MAX_TRACE)] = ""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} {self.what}"
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The place of one node in one round: all that it needs to start its workers."""
+
+    key: RoundKey
+    restart_count: Count
+    node_rank: Count
+    nodes: Count
+    workers: Count
+    first_rank: Count
+    world_size: Count
+    role_first_rank: Count
+    role_world_size: Count
+    store_address: Name
+    store_port: Port
+
+    @property
+    def round(self) -> int:
+        """The round's number, from 1."""
+        return self.key.number
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one node says of itself; only that node writes it.
 
-    `incarnation` tells two processes with one node id apart. `port` is free and held by the node for the store of the
-    next round, should the store come to live there. `round` is the round that `phase` and `failure` speak of, 0 before
-    the first.
+    `port` is free and held by the node for the store of the next round, should the store come to live there. `seat` is
+    what `phase` and `failure` speak of: the place that the node has taken, None before its first and while it waits
+    without one. `heard` is the latest round that it has heard of, whether it had a place in it or not, and `epoch` the
+    latest coordinator that it obeys. `met` says that
+    in this round the workers have found each other or a checkpoint was written. `rank_wish` is the node rank that
+    somebody gave it by hand.
     """
 
-    node_id: str
-    incarnation: str
-    address: str
-    port: int
-    workers: int
+    node_id: NodeId
+    incarnation: NodeId
+    host: Name
+    address: Name
+    port: Port
+    workers: Count
+    role: Name = "default"
+    rank_wish: Count | None = None
     phase: NodePhase = NodePhase.WAITING
-    round: int = 0
+    seat: Seat | None = None
+    heard: RoundKey = RoundKey()
+    epoch: int = 0
+    met: bool = False
     failure: Failure | None = None
+
+    @property
+    def key(self) -> NodeKey:
+        """Which process this is."""
+        return NodeKey(self.node_id, self.incarnation)
+
+    def in_round(self, key: RoundKey) -> bool:
+        """Whether it speaks of that round."""
+        return self.seat is not None and self.seat.key == key
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One node of a round. `first_rank` is the global rank of its local rank 0."""
+    """One node of a round; its node rank is its place in the plan. `done` says that its workers had succeeded when it
+    was lost, so that nobody waits for it."""
 
     node_id: str
     incarnation: str
-    node_rank: int
+    host: str
     workers: int
-    first_rank: int
+    role: str = "default"
+    done: bool = False
+
+    @property
+    def key(self) -> NodeKey:
+        """Which process this is."""
+        return NodeKey(self.node_id, self.incarnation)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What the whole job should do now; only the coordinator writes it.
 
-    Rounds count from 1. `restart_count` is the number of worker failures that were answered with a new round. `reason`
-    is one plain sentence that says why the plan is as it is.
+    Times are *job time*: seconds that coordinators of this job have counted, each going on from `clock`, the moment at
+    which the last plan of its predecessor was written. `epoch` is the coordinator that wrote the plan, `key` the latest
+    round, `members` the nodes of it in the order of their ranks; while GATHERING those of the last round, whose ranks
+    are kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
+    times `charged`. `barren` rounds in succession failed alike before any worker got to work. `failure` is what ended
+    the last round, if a worker did. `reason` is one plain sentence that says why the plan is as it is.
     """
 
-    round: int = 0
+    epoch: int = 0
+    clock: float = 0.0
     phase: PlanPhase = PlanPhase.GATHERING
+    since: float = 0.0
+    key: RoundKey = RoundKey()
     members: tuple[Member, ...] = ()
     store_address: str = ""
     store_port: int = 0
     restart_count: int = 0
+    charged: tuple[float, ...] = ()
+    barren: int = 0
+    failure: Failure | None = None
     reason: str = "no node has reported yet"
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a plan that one node needs to start its workers."""
+class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node that has no seat waits for: a sentence, and how many seconds at most from now, None for no limit."""
 
-    round: int
-    restart_count: int
-    node_rank: int
-    nodes: int
-    workers: int
-    first_rank: int
-    world_size: int
-    store_address: str
-    store_port: int
+    text: Annotated[str, Meta(max_length=MAX_WHAT)]
+    seconds: float | None = None
 
 
-def assignment(plan: Plan, status: NodeStatus) -> Assignment | None:
-    """What `plan` asks of the node that wrote `status`, or None when it has no place in the round."""
-    mine = [m for m in plan.members if (m.node_id, m.incarnation) == (status.node_id, status.incarnation)]
-    if plan.phase is not PlanPhase.TRAINING or not mine:
-        return None
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The part of the plan that one node needs. `seat` is None for a node without a place in the round, which waits."""
+
+    epoch: int = 0
+    phase: PlanPhase = PlanPhase.GATHERING
+    key: RoundKey = RoundKey()
+    restart_count: Count = 0
+    reason: Annotated[str, Meta(max_length=2 * MAX_WHAT)] = ""
+    seat: Seat | None = None
+    failure: Failure | None = None
+    waiting: Waiting | None = None
+
+
+def seats(plan: Plan) -> dict[NodeKey, Seat]:
+    """The place of each node in the plan's round; nobody has one unless the job trains."""
+    if plan.phase is not PlanPhase.TRAINING:
+        return {}
+    world_size = sum(member.workers for member in plan.members)
+    roles: dict[str, int] = {}
+    for member in plan.members:
+        roles[member.role] = roles.get(member.role, 0) + member.workers
+    found: dict[NodeKey, Seat] = {}
+    first_rank = 0
+    next_in_role = dict.fromkeys(roles, 0)
+    for node_rank, member in enumerate(plan.members):
+        found[member.key] = Seat(
+            key=plan.key,
+            restart_count=plan.restart_count,
+            node_rank=node_rank,
+            nodes=len(plan.members),
+            workers=member.workers,
+            first_rank=first_rank,
+            world_size=world_size,
+            role_first_rank=next_in_role[member.role],
+            role_world_size=roles[member.role],
+            store_address=plan.store_address,
+            store_port=plan.store_port,
+        )
+        first_rank += member.workers
+        next_in_role[member.role] += member.workers
+    return found
+
+
+def assignment(plan: Plan, seat: Seat | None, waiting: Waiting | None = None) -> Assignment:
+    """What the plan asks of a node that has `seat` in it, or none."""
     return Assignment(
-        round=plan.round,
+        epoch=plan.epoch,
+        phase=plan.phase,
+        key=plan.key,
         restart_count=plan.restart_count,
-        node_rank=mine[0].node_rank,
-        nodes=len(plan.members),
-        workers=mine[0].workers,
-        first_rank=mine[0].first_rank,
-        world_size=sum(member.workers for member in plan.members),
-        store_address=plan.store_address,
-        store_port=plan.store_port,
+        reason=plan.reason[: 2 * MAX_WHAT],
+        seat=seat,
+        failure=plan.failure,
+        waiting=waiting,
     )

@@ -1,0 +1,20 @@
+"""Which backend a job's records live in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dlrover_run.backends.board import Board, Listener
+from dlrover_run.spec import JobSpec
+
+
+def open_board(spec: JobSpec, listener: Listener, say: Callable[[str], None]) -> Board:
+    """The board of a job; `say` prints one line for the person at the console. A running loop is needed."""
+    if spec.backend == "master":
+        # Imported only here: one node needs no gRPC.
+        from dlrover_run.backends.master_board import MasterBoard
+
+        return MasterBoard(spec, listener, say)
+    from dlrover_run.backends.local import LocalBoard
+
+    return LocalBoard(spec.rules, spec.node_rank if spec.backend == "static" else None, listener)

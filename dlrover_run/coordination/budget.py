@@ -1,0 +1,42 @@
+"""How often a job may fail: what one more failure of a worker means for it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlrover_run.coordination.records import Failure, Plan, PlanPhase
+from dlrover_run.coordination.rules import Rules
+
+
+def charge(rules: Rules, plan: Plan, failure: Failure, worked: bool, now: float) -> Plan:
+    """The plan after a round that `failure` ended: with one more restart, or failed when there is none left.
+
+    `worked` says that some worker of the round got to work. A script that cannot start fails again and again in the
+    same words before any worker does, and there is no use in trying on.
+    """
+    alike = plan.failure is not None and plan.failure.what == failure.what
+    barren = 0 if worked else plan.barren + 1 if alike else 1
+    charged = plan.charged
+    if rules.restart_window:
+        charged = tuple(time for time in charged if time > now - rules.restart_window)
+    used = len(charged) if rules.restart_window else plan.restart_count
+    plan = msgspec.structs.replace(plan, failure=failure, barren=barren)
+    if used >= rules.max_restarts:
+        return msgspec.structs.replace(plan, phase=PlanPhase.FAILED, since=now, reason=f"{failure}{_spent(rules)}")
+    if rules.early_failure_limit and barren >= rules.early_failure_limit:
+        early = (
+            f"{failure}; {barren} rounds in succession failed so before any worker had got through init_process_group "
+            "or written a checkpoint, so the job stops early (--rdzv-conf early_failure_limit=0 goes on)"
+        )
+        return msgspec.structs.replace(plan, phase=PlanPhase.FAILED, since=now, reason=early)
+    # Without a window only the number counts, and a job may have a great many.
+    charged = (*charged, now) if rules.restart_window else ()
+    return msgspec.structs.replace(plan, restart_count=plan.restart_count + 1, charged=charged, reason=str(failure))
+
+
+def _spent(rules: Rules) -> str:
+    if rules.max_restarts == 0:
+        return ""
+    restarts = "the one restart" if rules.max_restarts == 1 else f"all {rules.max_restarts} restarts"
+    window = f" of {rules.restart_window:g} s" if rules.restart_window else ""
+    return f"; {restarts}{window} were used"

@@ -1,0 +1,195 @@
+"""One job's coordinator: remembers who is here and since when, and has `decide` say what follows.
+
+Deterministic and without a clock, a socket or a thread: whoever owns it tells it what was heard and when, asks
+`advance` for the next plan, stores that, and only then tells anybody. The times that it is told are
+one monotonic clock's; inside they become job time, which a successor on another machine can go on with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from dlrover_run.coordination.adoption import adopt
+from dlrover_run.coordination.decide import decide
+from dlrover_run.coordination.presence import Presence
+from dlrover_run.coordination.progress import progress
+from dlrover_run.coordination.records import (
+    OVER,
+    Assignment,
+    Member,
+    NodeKey,
+    NodePhase,
+    NodeStatus,
+    Plan,
+    RoundKey,
+    Seat,
+    Waiting,
+    assignment,
+    seats,
+)
+from dlrover_run.coordination.rules import Rules
+
+RETURN_GRACE = 6.0
+"""Seconds that a coordinator which takes over gives the nodes to come back before it calls any of them lost.
+
+An agent looks for its coordinator again at least every 3 s; this is twice that.
+"""
+
+
+class Coordinator:
+    """Decides for one job. `plan` is its predecessor's last, for a coordinator that takes over.
+
+    `superseded` becomes true when a node obeys a later coordinator: this one has been asleep, and decides no more.
+    """
+
+    def __init__(self, rules: Rules, now: float, epoch: int = 0, plan: Plan | None = None) -> None:
+        before = plan or Plan()
+        if plan is not None and epoch <= plan.epoch:
+            raise ValueError(f"epoch {epoch} is not later than the plan's, {plan.epoch}")
+        self.rules = rules
+        self.superseded = False
+        self.plan = msgspec.structs.replace(before, epoch=epoch)
+        self._origin = now - before.clock
+        self._present: dict[NodeKey, Presence] = {}
+        self._seats = seats(self.plan)
+        self._wake_at: float | None = None
+        self._adopting_until: float | None = None
+        for member in before.members:
+            if before.phase not in OVER and not member.done:
+                self._expect(member)
+
+    @property
+    def present(self) -> dict[NodeKey, Presence]:
+        """Everybody who is known, as of the last `advance`."""
+        return dict(self._present)
+
+    def refusal(self, key: NodeKey) -> str | None:
+        """Why this process cannot be a node of the job now, or None when it can.
+
+        Of two processes with one node id the first one stays while its connection holds.
+        """
+        for other, p in self._present.items():
+            if other.node_id == key.node_id and other.incarnation != key.incarnation and p.connected:
+                return f"node id {key.node_id} is in use by another process, on {p.status.host}, that is alive"
+        return None
+
+    def hear(self, status: NodeStatus, now: float) -> bool:
+        """Take a node's latest status, which also shows that it is connected. Says whether anything new was in it."""
+        time = self._job_time(now)
+        known = self._present.get(status.key)
+        if known is not None and known.status == status and known.connected:
+            return False
+        self._compare_epochs(status)
+        if known is None:
+            for key in [key for key in self._present if key.node_id == status.node_id]:
+                # Replaced by a new process under the same id, so nobody need wait for this one.
+                self._present[key] = replace(self._present[key], broken=self._present[key].broken or time, lost_at=time)
+            self._present[status.key] = Presence(status, arrived=time, changed=time)
+            if self._is_fresh and status.seat is not None and self._adopting_until is None:
+                # It works on a round that we know nothing of: our predecessor's, whose journal is not there.
+                self._adopting_until = time + RETURN_GRACE
+        else:
+            same = (known.status.phase, known.status.seat) == (status.phase, status.seat)
+            changed = known.changed if same else time
+            self._present[status.key] = Presence(status, arrived=known.arrived, changed=changed)
+        return True
+
+    def disconnect(self, key: NodeKey, now: float) -> None:
+        """The node's connection has ended, or is silent for too long: it counts as lost unless it is back in time."""
+        known = self._present.get(key)
+        if known is not None and known.connected:
+            time = self._job_time(now)
+            self._present[key] = replace(known, broken=time, lost_at=time + self.rules.lost_after)
+
+    def excuse(self, late: float) -> None:
+        """Nobody is lost sooner because this coordinator was itself late by that many seconds: what came meanwhile is
+        still waiting to be heard."""
+        for key, p in self._present.items():
+            if p.lost_at is not None:
+                self._present[key] = replace(p, lost_at=p.lost_at + late)
+
+    def advance(self, now: float) -> bool:
+        """Decide; whether the plan has become another one, which must be stored before anybody is told."""
+        time = self._job_time(now)
+        before = self.plan
+        if self.superseded or (self._adopting_until is not None and not self._adopt(time)):
+            return False
+        self.plan, self._wake_at = decide(self.rules, self.plan, self._present, time)
+        self._forget(time)
+        if self.plan is before:
+            return False
+        if (self.plan.key, self.plan.phase) != (before.key, before.phase):
+            self._seats = seats(self.plan)
+        # What was just decided may call for more, such as a deadline that is known only now.
+        self._wake_at = time
+        return True
+
+    def wake_at(self) -> float | None:
+        """The time (of the clock that is told) at which to `advance` though nothing was heard; None for never."""
+        times = [p.lost_at for p in self._present.values() if p.lost_at is not None]
+        times += [time for time in (self._wake_at, self._adopting_until) if time is not None]
+        return min(times) + self._origin if times else None
+
+    def seat(self, key: NodeKey) -> Seat | None:
+        """The node's place in the plan's round, if it has one."""
+        return self._seats.get(key)
+
+    def assignment(self, key: NodeKey, waiting: Waiting | None = None) -> Assignment:
+        """What the plan asks of a node; `waiting` is for those without a seat."""
+        seat = self.seat(key)
+        return assignment(self.plan, seat, waiting if seat is None and self.plan.phase not in OVER else None)
+
+    def waiting(self, now: float) -> Waiting:
+        """What nodes without a seat are told to wait for."""
+        return progress(self.rules, self.plan, self._present, self._wake_at, self._job_time(now))
+
+    @property
+    def _is_fresh(self) -> bool:
+        return self.plan.key == RoundKey()
+
+    def _compare_epochs(self, status: NodeStatus) -> None:
+        if status.epoch <= self.plan.epoch:
+            return
+        if self._is_fresh:
+            # We are the later one, whatever the clock that our epoch came from says.
+            self.plan = msgspec.structs.replace(self.plan, epoch=status.epoch + 1)
+        else:
+            self.superseded = True
+
+    def _job_time(self, now: float) -> float:
+        return now - self._origin
+
+    def _expect(self, member: Member) -> None:
+        clock = self.plan.clock
+        status = NodeStatus(
+            node_id=member.node_id,
+            incarnation=member.incarnation,
+            host=member.host,
+            address="",
+            port=0,
+            workers=member.workers,
+            phase=NodePhase.RUNNING,
+        )
+        absent = Presence(status, arrived=clock, changed=clock, broken=clock, lost_at=clock + RETURN_GRACE)
+        self._present[member.key] = absent
+
+    def _adopt(self, time: float) -> bool:
+        """Make the plan of a running job from what its nodes say; whether it is settled."""
+        assert self._adopting_until is not None
+        waited = time >= self._adopting_until
+        plan = adopt(self.plan, [p.status for p in self._present.values() if p.connected], waited)
+        if plan is None and not waited:
+            return False
+        self._adopting_until = None
+        if plan is not None:
+            self.plan = msgspec.structs.replace(plan, since=time, clock=time)
+        return True
+
+    def _forget(self, time: float) -> None:
+        """Drop whoever is gone and no member of the round, or has been remembered as done."""
+        needed = {member.key for member in self.plan.members if not member.done}
+        gone = [key for key, p in self._present.items() if (p.lost(time) or p.left) and key not in needed]
+        for key in gone:
+            del self._present[key]

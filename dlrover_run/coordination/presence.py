@@ -1,0 +1,56 @@
+"""What the coordinator knows of one node: its latest status, since when, and whether its connection holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, RoundKey
+
+_GOING = frozenset({NodePhase.LEAVING, NodePhase.LEFT})
+
+
+@dataclass(frozen=True)
+class Presence:
+    """One node as the coordinator sees it. Times are job time.
+
+    `arrived` is when it was first heard, `changed` when its phase or seat last became another. `broken` is when its
+    connection ended, `lost_at` when it counts as lost unless it connects again; both are None while it is connected.
+    """
+
+    status: NodeStatus
+    arrived: float
+    changed: float
+    broken: float | None = None
+    lost_at: float | None = None
+
+    def lost(self, now: float) -> bool:
+        """Whether it has been without a connection for too long."""
+        return self.lost_at is not None and now >= self.lost_at
+
+    @property
+    def connected(self) -> bool:
+        """Whether its connection holds."""
+        return self.lost_at is None
+
+    @property
+    def going(self) -> bool:
+        """Whether it was asked to go, or has gone."""
+        return self.status.phase in _GOING
+
+    @property
+    def left(self) -> bool:
+        """Whether it has gone of its own will; nobody waits for a leaving node whose connection has ended."""
+        return self.status.phase is NodePhase.LEFT or (self.going and not self.connected)
+
+    @property
+    def can_train(self) -> bool:
+        """Whether it could have a place in a round that is formed now."""
+        return self.connected and not self.going
+
+    def succeeded_in(self, key: RoundKey) -> bool:
+        """Whether all its workers of that round have succeeded."""
+        return self.status.phase is NodePhase.SUCCEEDED and self.status.in_round(key)
+
+
+Present = Mapping[NodeKey, Presence]

@@ -1,0 +1,101 @@
+"""What is fixed for a job before it starts: how many nodes it may have, how often it may fail, how long it waits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+MOST_NODES = 100_000
+"""More than any job has: a bound for what a stranger may ask for."""
+
+LAST_CALL_TIMEOUT = 30.0
+"""Seconds without a newcomer after which the first round starts with fewer than the most nodes (as torchrun)."""
+
+JOIN_TIMEOUT = 600.0
+"""Seconds that the first round waits for the fewest nodes before the job fails (as torchrun)."""
+
+PEND_TIMEOUT = 600.0
+"""Seconds that a job which has lost nodes waits for others to take their place before it fails."""
+
+LOST_AFTER = 1.0
+"""Seconds after the end of a node's connection at which the node counts as lost.
+
+An agent whose connection broke while it lives connects again at once, so this only has to be longer than that takes.
+Shorter would shrink the job for a hiccup of the network; longer delays the next round by as much.
+"""
+
+KEEP_ALIVE_INTERVAL = 3.0
+"""Seconds between two signs of life on a connection."""
+
+KEEP_ALIVE_ATTEMPTS = 3
+"""Signs of life that may be missing before a silent connection counts as ended: 9 s with the default interval."""
+
+EARLY_FAILURE_LIMIT = 5
+"""Rounds that may fail one after the other in the same words, none of which got to work, before the job stops early."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of one job. Those of the first node that joins hold for all of it.
+
+    A round has `least` to `most` nodes, a multiple of `unit`; nodes beyond that are spares, of which `spares` are asked
+    for. `max_restarts` counts failures of workers, in the last `restart_window` seconds or, with 0, in the whole job.
+    A newcomer to a running job starts a new round after `scale_up_delay` seconds, together with those that came
+    meanwhile. `early_failure_limit` 0 is no limit. `store` is (address, port) when flags name the place of the workers'
+    store, else None: then the node with rank 0 offers a port that it holds.
+
+    All times are seconds.
+    """
+
+    least: int = 1
+    most: int = 1
+    unit: int = 1
+    spares: int = 0
+    max_restarts: int = 0
+    restart_window: float = 0.0
+    early_failure_limit: int = EARLY_FAILURE_LIMIT
+    last_call_timeout: float = LAST_CALL_TIMEOUT
+    join_timeout: float = JOIN_TIMEOUT
+    pend_timeout: float = PEND_TIMEOUT
+    scale_up_delay: float = 0.0
+    lost_after: float = LOST_AFTER
+    keep_alive_interval: float = KEEP_ALIVE_INTERVAL
+    keep_alive_attempts: int = KEEP_ALIVE_ATTEMPTS
+    store: tuple[str, int] | None = None
+
+    def size(self, nodes: int) -> int:
+        """How many of that many nodes a round has: 0 when they are too few for one."""
+        size = min(nodes, self.most) // self.unit * self.unit
+        return size if size >= self.least else 0
+
+    @property
+    def full_size(self) -> int:
+        """The most nodes that a round ever has."""
+        return self.size(self.most)
+
+    @property
+    def silence_limit(self) -> float:
+        """Seconds of silence after which a connection counts as ended."""
+        return self.keep_alive_interval * self.keep_alive_attempts
+
+    @property
+    def cause_delay(self) -> float:
+        """Seconds that the failure of a worker which only lost a peer waits for what that peer died of.
+
+        The peer's node may have vanished with it. Its connection ends within moments and the node is lost `lost_after`
+        later; twice that leaves as much for the moments.
+        """
+        return 2 * self.lost_after
+
+    def problem(self) -> str | None:
+        """A sentence when no job could have these rules, else None."""
+        if not 1 <= self.least <= self.most <= MOST_NODES:
+            return f"a job has 1 to {MOST_NODES} nodes, and at most as many as least: not {self.least} to {self.most}"
+        if self.unit < 1 or not self.size(self.most):
+            return f"no multiple of {self.unit} lies between {self.least} and {self.most} nodes"
+        numbers = (getattr(self, field.name) for field in fields(self))
+        if any(isinstance(number, (int, float)) and not 0 <= number < math.inf for number in numbers):
+            return "a time or a count is below 0 or not finite"
+        if self.keep_alive_interval <= 0 or self.keep_alive_attempts < 1:
+            return "signs of life need an interval and an attempt"
+        return None

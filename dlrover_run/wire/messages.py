@@ -1,0 +1,147 @@
+"""The messages of one stream between a node and the master, as JSON of bounded size and checked shape.
+
+A node opens the stream with `Hello`. The master answers with a `Challenge`, the node with a `Proof` and, without
+waiting, `Join`. The master then says `Welcome` once, and an `Assigned` after every `Join` and `Report` and whenever the
+assignment has changed. The node sends a `Report` whenever its status has changed, and at least once in each
+keep-alive interval of the job. `Refused` is the master's last word on a stream.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from dlrover_run.coordination.records import Assignment, NodeId, NodeStatus
+from dlrover_run.coordination.rules import Rules
+
+PROTOCOL = 1
+"""Raised when two versions of this program could not understand each other."""
+
+METHOD = "/dlrover_run.Master/Session"
+"""The one method of the service: a stream of bytes in both directions."""
+
+MAX_MESSAGE = 256 * 1024
+"""Bytes of one message: several times the longest status that there can be."""
+
+JobId = Annotated[str, Meta(min_length=1, max_length=255)]
+Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Mac = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
+Sentence = Annotated[str, Meta(max_length=2000)]
+RuleValues = dict[str, int | float | tuple[str, int] | None]
+
+
+class BadMessage(ValueError):
+    """Bytes that are none of the messages expected here; the text says what is wrong with them."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
+    """Who wants to join which job. `nonce` is random and new with each stream."""
+
+    protocol: int
+    job: JobId
+    node_id: NodeId
+    incarnation: NodeId
+    nonce: Nonce
+
+
+class Proof(msgspec.Struct, frozen=True, tag="proof", forbid_unknown_fields=True):
+    """That the node knows the job's token; empty when it has none."""
+
+    mac: Mac
+
+
+class Join(msgspec.Struct, frozen=True, tag="join", forbid_unknown_fields=True):
+    """The node's first status, and the rules that it was started with."""
+
+    status: NodeStatus
+    rules: RuleValues
+
+
+class Report(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields=True):
+    """The node's latest status, and a sign of life."""
+
+    status: NodeStatus
+
+
+class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
+    """A random text that the node's proof has to cover, and the master's own proof; empty when it has no token."""
+
+    nonce: Nonce
+    mac: Mac
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=True):
+    """The node is heard from now on. `rules` are those of the job; `notice` is a sentence for the person who started
+    the node, such as that his rules are others."""
+
+    rules: RuleValues
+    notice: Sentence = ""
+
+
+class Assigned(msgspec.Struct, frozen=True, tag="assigned", forbid_unknown_fields=True):
+    """What the coordinator wants of the node."""
+
+    assignment: Assignment
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
+    """The stream ends here. `retry` says that the same may be granted a little later."""
+
+    reason: Sentence
+    retry: bool = False
+
+
+FromNode = Hello | Proof | Join | Report
+FromMaster = Challenge | Welcome | Assigned | Refused
+Message = TypeVar("Message")
+
+_encoder = msgspec.json.Encoder()
+_from_node: msgspec.json.Decoder[FromNode] = msgspec.json.Decoder(FromNode)
+_from_master: msgspec.json.Decoder[FromMaster] = msgspec.json.Decoder(FromMaster)
+
+
+def encode(message: FromNode | FromMaster) -> bytes:
+    """The bytes of a message."""
+    return _encoder.encode(message)
+
+
+def from_node(data: bytes) -> FromNode:
+    """What a node said. Raises BadMessage."""
+    return _decode(_from_node, data)
+
+
+def from_master(data: bytes) -> FromMaster:
+    """What a master said. Raises BadMessage."""
+    return _decode(_from_master, data)
+
+
+def _decode(decoder: msgspec.json.Decoder[Message], data: bytes) -> Message:
+    if len(data) > MAX_MESSAGE:
+        raise BadMessage(f"a message of {len(data)} bytes is longer than {MAX_MESSAGE}")
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise BadMessage(f"not a message of this protocol: {error}") from None
+
+
+def rule_values(rules: Rules) -> RuleValues:
+    """Rules as they travel."""
+    values: RuleValues = msgspec.to_builtins(rules)
+    return values
+
+
+def rules_from(values: RuleValues) -> Rules:
+    """Rules that have travelled. Raises BadMessage for an unknown name, a wrong type or an impossible number."""
+    unknown = values.keys() - Rules.__dataclass_fields__.keys()
+    if unknown:
+        raise BadMessage(f"unknown rules: {', '.join(sorted(unknown))[:200]}")
+    try:
+        rules = msgspec.convert(values, Rules)
+    except msgspec.ValidationError as error:
+        raise BadMessage(f"not the rules of a job: {error}") from None
+    problem = rules.problem()
+    if problem is not None:
+        raise BadMessage(problem)
+    return rules

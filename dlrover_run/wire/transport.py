@@ -1,0 +1,73 @@
+"""gRPC, set up the way it has to be for thousands of quiet streams that must notice a dead peer.
+
+Import grpc through here only: its support for forks must be off before it is loaded. With it on, a process that starts
+others takes a second for each, or prints warnings into their terminals.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+from dlrover_run.wire.messages import MAX_MESSAGE
+
+PING_INTERVAL_MS = 5000
+"""Milliseconds between two of gRPC's own pings on a connection, which find a peer whose machine has vanished."""
+
+PING_TIMEOUT_MS = 5000
+"""Milliseconds after which an unanswered ping ends the connection; without it gRPC waits a minute."""
+
+Options = list[tuple[str, Any]]
+
+_BOTH: Options = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    # Keepalive alone waits for 60 s on the ping's own timer.
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A proxy that the cluster sets for web pages must not get between a node and its master.
+    ("grpc.enable_http_proxy", 0),
+]
+
+SERVER_OPTIONS: Options = [
+    *_BOTH,
+    # Two servers could else share the port, and each would have half of the nodes.
+    ("grpc.so_reuseport", 0),
+    # By default a server drops joins at random once a thousand are waiting.
+    ("grpc.server.max_pending_requests", 20000),
+    ("grpc.server.max_pending_requests_hard_limit", 40000),
+    # By default a server ends a connection that pings more often than it likes.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+]
+
+CHANNEL_OPTIONS: Options = [
+    *_BOTH,
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 3000),
+    # This is also the time-out of one connection attempt.
+    ("grpc.min_reconnect_backoff_ms", 5000),
+]
+
+
+def load_grpc() -> ModuleType:
+    """The module grpc, with `grpc.aio` in it. The environment is left as it was, for the workers inherit it."""
+    name = "GRPC_ENABLE_FORK_SUPPORT"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        import grpc
+        import grpc.aio
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+    module: ModuleType = grpc
+    return module
