@@ -8,63 +8,24 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, cast
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import flags, lookup, meeting, options
+from dlrover_run.command_line import credentials, flags, lookup, meeting, options, rendezvous_conf
 from dlrover_run.command_line.argv import CommandLine, UsageError, cut
 from dlrover_run.command_line.flags import Given
-from dlrover_run.coordination.rules import Rules
-from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, SpecError
+from dlrover_run.command_line.meeting import Endpoint, Meeting
+from dlrover_run.command_line.rendezvous_conf import RendezvousConf
+from dlrover_run.command_line.settings import Settings
+from dlrover_run.coordination.rules import MOST_NODES, Rules
+from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, MasterSpec, SpecError
 
 PROGRAM = "dlrover-run"
 COMPLETION_VARIABLE = "_DLROVER_RUN_COMPLETE"
 """Set by the shell's completion script when it asks what could stand next."""
 
 CountWorkers = Callable[[str, Mapping[str, str]], int]
-
-
-class _Settings:
-    """The text of each flag: from the command line, else from its variable, else its default."""
-
-    def __init__(self, line: CommandLine, environ: Mapping[str, str]) -> None:
-        self._line = line
-        self._environ = environ
-
-    def each(self, dest: str) -> list[Given]:
-        """Every text given for a flag, in order."""
-        flag = options.BY_DEST[dest]
-        if dest in self._line.values:
-            return [Given(flag.spellings[0], text) for text in self._line.values[dest]]
-        if flag.variable is not None and flag.variable in self._environ:
-            return [Given(flag.variable, self._environ[flag.variable])]
-        return []
-
-    def asked(self, dest: str) -> Given | None:
-        """The text that counts, the last one; None when the flag was not given at all."""
-        given = self.each(dest)
-        return given[-1] if given else None
-
-    def text(self, dest: str) -> Given:
-        """The text that counts, the table's default included."""
-        flag = options.BY_DEST[dest]
-        return self.asked(dest) or Given(flag.spellings[0], flag.default or "")
-
-    def on(self, dest: str) -> bool:
-        """Whether a switch is on."""
-        if dest in self._line.values:
-            return True
-        given = self.asked(dest)
-        return given is not None and flags.switch(*given)
-
-    def number(self, dest: str, lowest: int, highest: int | None = None) -> int | None:
-        """A whole number, or None where neither the user nor the table gives one."""
-        given = self.text(dest)
-        return flags.whole_number(*given, lowest, highest) if given.text or self.asked(dest) else None
-
-    def choice(self, dest: str) -> str:
-        """One of the words that the table allows."""
-        return flags.choice(*self.text(dest), options.BY_DEST[dest].choices)
 
 
 def parse(
@@ -86,16 +47,12 @@ def parse(
 
 
 def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, warn: Callable[[str], None]) -> JobSpec:
-    settings = _Settings(line, environ)
-    place = _meeting(settings)
+    settings = Settings(line, environ)
+    place = _meeting(settings, environ)
+    conf = rendezvous_conf.read(*settings.text("rdzv_conf"))
     workers = _workers(settings, environ, count)
     logs = _logs(settings, environ, workers)
-    unknown = flags.rendezvous_options(*settings.text("rdzv_conf"))[1]
-    warnings = [
-        *place.warnings,
-        *(f"--rdzv-conf has {key!r}, which no backend of torchrun reads." for key in unknown),
-        *_unseen_ranks(logs, workers),
-    ]
+    warnings = [*place.warnings, *_without_effect(settings, place, conf), *_unseen_ranks(logs, workers)]
     flags.seconds(*settings.text("monitor_interval"), zero_allowed=False)
     # Forking straight from the launcher would copy its descriptors and its loop; a template is what is meant by fork.
     forking = settings.choice("start_method") != "spawn"
@@ -108,15 +65,11 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         entrypoint=_entrypoint(line, settings, environ),
         run_id=place.run_id,
         workers_per_node=workers,
-        rules=Rules(
-            least=place.nodes,
-            most=place.nodes,
-            max_restarts=settings.number("max_restarts", 0) or 0,
-            lost_after=0.0,
-            store=(place.master_addr, place.master_port) if place.backend == "static" else None,
-        ),
-        node_rank=place.node_rank,
+        rules=_rules(settings, place, conf),
         backend=place.backend,
+        master=_master(place.endpoint, conf, environ) if place.endpoint else None,
+        node_rank=place.node_rank,
+        node_id=place.node_id,
         local_addr=flags.host(*local_addr) if local_addr.text else None,
         role=settings.text("role").text,
         start_method="forkserver" if forking else "spawn",
@@ -140,39 +93,88 @@ def _count_workers(kind: str, environ: Mapping[str, str]) -> int:
     return count_workers(kind, environ)
 
 
-def _workers(settings: _Settings, environ: Mapping[str, str], count: CountWorkers) -> int:
+def _workers(settings: Settings, environ: Mapping[str, str], count: CountWorkers) -> int:
     place, text = settings.text("nproc_per_node")
     number = flags.workers(place, text)
     return count(text, environ) if number is None else number
 
 
-def _meeting(settings: _Settings) -> meeting.Meeting:
+def _meeting(settings: Settings, environ: Mapping[str, str]) -> Meeting:
     import uuid
 
     wish = meeting.Wish(
         nodes=settings.text("nnodes"),
+        spares=settings.number("spares", 0, MOST_NODES),
         standalone=settings.on("standalone"),
-        backend=settings.text("rdzv_backend"),
+        backend=settings.asked("rdzv_backend"),
         endpoint=settings.text("rdzv_endpoint"),
-        run_id=settings.text("rdzv_id").text,
-        node_rank=flags.whole_number(*settings.text("node_rank"), 0),
-        master_addr=settings.text("master_addr"),
-        master_port=settings.number("master_port", 0, flags.LAST_PORT),
+        run_id=settings.text("rdzv_id"),
+        node_rank=settings.asked_number("node_rank", 0),
+        master_addr=settings.asked("master_addr"),
+        master_port=settings.asked_number("master_port", 0, flags.LAST_PORT),
+        environ=environ,
     )
     return meeting.settle(wish, str(uuid.uuid4()))
 
 
-def _shutdown_timeout(settings: _Settings, environ: Mapping[str, str]) -> float:
+def _rules(settings: Settings, place: Meeting, conf: RendezvousConf) -> Rules:
+    rules = replace(
+        conf.rules,
+        least=place.least,
+        most=place.most,
+        unit=settings.number("node_unit", 1, MOST_NODES),
+        max_restarts=settings.number("max_restarts", 0),
+        store=place.store,
+    )
+    if place.backend == "master":
+        rules = replace(rules, spares=settings.number("spares", 0, MOST_NODES))
+    else:
+        # Nothing is heard of other nodes, so there is none whose loss could explain a failure.
+        rules = replace(rules, lost_after=0.0)
+    if problem := rules.problem():
+        given = f"{settings.text('nnodes').text} with --node-unit {rules.unit}"
+        raise SpecError(f"--nnodes {given} cannot be had: {problem}.")
+    return rules
+
+
+def _master(endpoint: Endpoint, conf: RendezvousConf, environ: Mapping[str, str]) -> MasterSpec:
+    token = credentials.find_token(conf, environ)
+    tls = credentials.find_tls(conf)
+    credentials.require(conf, token, tls)
+    if conf.state_dir is not None:
+        lookup.find_directory(*conf.state_dir)
+    return MasterSpec(
+        host=endpoint.host,
+        port=endpoint.port,
+        is_host=False if conf.is_host is None and endpoint.elsewhere else conf.is_host,
+        bind=conf.bind,
+        state_dir=lookup.absolute(conf.state_dir.text) if conf.state_dir else None,
+        token=token,
+        auth_required=conf.auth_required,
+        tls=tls,
+    )
+
+
+def _without_effect(settings: Settings, place: Meeting, conf: RendezvousConf) -> list[str]:
+    said = [f"--rdzv-conf has {key!r}, which nothing reads." for key in conf.unknown]
+    if place.backend != "master":
+        ours = [f"{key} of --rdzv-conf" for key in conf.for_several]
+        spares = ["--spares"] if settings.asked("spares") else []
+        said += [f"{what} has no effect, since this job has no master where nodes meet." for what in ours + spares]
+    return said
+
+
+def _shutdown_timeout(settings: Settings, environ: Mapping[str, str]) -> float:
     variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     given = settings.asked("shutdown_timeout") or Given(variable, environ.get(variable, str(SHUTDOWN_TIMEOUT)))
     return flags.seconds(*given, zero_allowed=True)
 
 
-def _logs(settings: _Settings, environ: Mapping[str, str], workers: int) -> LogSpec:
+def _logs(settings: Settings, environ: Mapping[str, str], workers: int) -> LogSpec:
     log_dir = settings.text("log_dir").text or None
     plugin = settings.text("logs_specs").text or None
     if log_dir is not None:
-        lookup.find_log_dir(log_dir)
+        lookup.find_directory("--log-dir", log_dir)
     if plugin is not None:
         lookup.find_logs_plugin(plugin)
     filters = {
@@ -197,7 +199,7 @@ def _unseen_ranks(logs: LogSpec, workers: int) -> list[str]:
     return [f"--local-ranks-filter names {names}, and {flags.known_ranks(workers)}."] if absent else []
 
 
-def _entrypoint(line: CommandLine, settings: _Settings, environ: Mapping[str, str]) -> Entrypoint:
+def _entrypoint(line: CommandLine, settings: Settings, environ: Mapping[str, str]) -> Entrypoint:
     if line.script is None:
         raise UsageError("No script was given: name what the workers run after the flags.")
     target, args = line.script, line.script_args

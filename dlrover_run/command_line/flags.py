@@ -25,27 +25,6 @@ FALSE_WORDS = frozenset({"false", "no", "off"})
 
 _STREAMS = {"0": Std.NONE, "1": Std.OUT, "2": Std.ERR, "3": Std.ALL}
 
-_CONF_SECONDS = frozenset(
-    {
-        "timeout",
-        "join_timeout",
-        "last_call_timeout",
-        "close_timeout",
-        "heartbeat_timeout",
-        "keep_alive_interval",
-        "keep_alive_max_attempt",
-        "read_timeout",
-    }
-)
-_CONF_CHOICES = {
-    "is_host": ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n"),
-    "store_type": ("tcp", "file"),
-    "protocol": ("http", "https"),
-}
-_CONF_TEXTS = frozenset({"rank", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", "cacert", "cert", "key"})
-CONF_KEYS = _CONF_SECONDS | _CONF_CHOICES.keys() | _CONF_TEXTS
-"""The keys of `--rdzv-conf` that torchrun's own backends read."""
-
 _HOST = re.compile(r"[\w.:-]+")
 _HOSTS = "a host name, an IPv4 address or an IPv6 address in brackets"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -151,26 +130,6 @@ def endpoint(place: str, text: str, default_port: int) -> tuple[str, int]:
 def _bare_host(text: str) -> str | None:
     name = text[1:-1] if len(text) > 2 and text.startswith("[") and text.endswith("]") else text
     return name if _HOST.fullmatch(name) else None
-
-
-def rendezvous_options(place: str, text: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """`key=value,key=value` as a dict, and the keys in it that nothing reads.
-
-    torchrun takes unknown keys in silence and jobs in the wild have them, so they are reported, not refused.
-    """
-    options: dict[str, str] = {}
-    if not text.strip():
-        return options, ()
-    for pair in text.split(","):
-        key, _, value = (part.strip() for part in pair.partition("="))
-        if not key or not value:
-            raise wrong(place, text, f"has {pair!r} in it, which is no key=value", "give key=value,key=value")
-        if key in _CONF_SECONDS:
-            whole_number(f"{place} {key}", value, 1)
-        elif key in _CONF_CHOICES:
-            choice(f"{place} {key}", value.lower(), _CONF_CHOICES[key])
-        options[key] = value
-    return options, tuple(key for key in options if key not in CONF_KEYS)
 
 
 def streams(place: str, text: str, workers: int) -> StreamMap:

@@ -81,17 +81,33 @@ def find_module(name: str, environ: Mapping[str, str]) -> None:
         raise SpecError(f"The module {name!r} is named like a file: write -m {name[:-3]}, or leave -m out.")
 
 
-def find_log_dir(path: str) -> None:
-    """Refuse a log directory that is, or lies below, a plain file."""
+def find_directory(place: str, path: str) -> None:
+    """Refuse a directory that can never be made, since it is, or lies below, a plain file."""
     if path == os.devnull:
         return
     if not os.path.isabs(path) and _working_directory() is None:
-        raise SpecError(f"--log-dir {path!r} cannot be made in {REMOVED}: give an absolute path.")
-    ancestor = os.path.abspath(path)
+        raise SpecError(f"{place} {path!r} cannot be made in {REMOVED}: give an absolute path.")
+    ancestor = absolute(path)
     while not os.path.lexists(ancestor):
         ancestor = os.path.dirname(ancestor)
     if not os.path.isdir(ancestor):
-        raise SpecError(f"--log-dir {path!r} cannot be made, since {ancestor} is not a directory: name another place.")
+        raise SpecError(f"{place} {path!r} cannot be made, since {ancestor} is not a directory: name another place.")
+
+
+def read_file(place: str, path: str, most: int) -> bytes:
+    """The first `most` bytes of a file; refuse one that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise SpecError(
+            f"{place} {path!r} cannot be read ({error.strerror}): name a file that this user may read."
+        ) from None
+
+
+def absolute(path: str) -> str:
+    """The path from the root of a file or a directory that was found."""
+    return os.path.abspath(path)
 
 
 def find_logs_plugin(name: str) -> None:

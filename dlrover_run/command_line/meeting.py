@@ -1,68 +1,163 @@
 """Decides where this job's records live, and under which name, from what the user said about nodes and rendezvous.
 
 torchrun's rule for a lone node is kept: with no word about a meeting place it needs none, and each such job gets a name
-of its own. Here that is the `memory` backend; a node that was told a port keeps to it, and that is `static`.
+of its own. Here that is the `memory` backend; a node that was told a port keeps to it, and that is `static`. Several
+nodes that `c10d` (or `master`, which is the same) brings together meet at a master.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from dlrover_run.command_line import flags
 from dlrover_run.command_line.flags import Given
+from dlrover_run.command_line.options import STATIC_ADDRESS
 from dlrover_run.spec import SpecError
 
-NOT_BUILT = ("c10d", "etcd", "etcd-v2", "master")
+MASTER_PORT = 29400
+"""The port of a master when nobody names one, as of torchrun's c10d."""
+
+MASTER_VARIABLE = "DLROVER_MASTER_ADDR"
+"""Says where a master runs already, where no flag says where the nodes meet."""
+
+RANK_VARIABLES = ("NODE_RANK", "WORKER_RANK")
+"""What a cluster manager calls a node's number, the newer name first."""
+
+ID_VARIABLES = ("NODE_ID", "WORKER_ID")
+"""What a cluster manager calls a node's name, the newer name first."""
+
+MEETING_AT_A_MASTER = ("c10d", "master")
+NOT_BUILT = ("etcd", "etcd-v2")
+MASTER_REMEDY = "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes"
+
+_NODE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_LONGEST_RUN_ID = 255
+_HIGHEST_RANK = 1_000_000
 
 
 class Wish(NamedTuple):
-    """What was asked for. Texts stay texts until it is known that they count: torchrun ignores them otherwise."""
+    """What was asked for. Texts stay texts until it is known that they count: torchrun ignores them otherwise.
+
+    None is what nobody gave; a text that has a default holds it.
+    """
 
     nodes: Given
+    spares: int
     standalone: bool
-    backend: Given
+    backend: Given | None
     endpoint: Given
-    run_id: str
-    node_rank: int
-    master_addr: Given
+    run_id: Given
+    node_rank: int | None
+    master_addr: Given | None
     master_port: int | None
+    environ: Mapping[str, str]
+
+
+class Endpoint(NamedTuple):
+    """Where the master is. `elsewhere` says that it runs already and is no business of this node."""
+
+    host: str
+    port: int
+    elsewhere: bool = False
 
 
 class Meeting(NamedTuple):
-    """What is done: the fields of `JobSpec` with the same names, and sentences about what will have no effect."""
+    """What is done: the fields of `JobSpec` and `Rules` with the same names, where a master is, and sentences about
+    what will have no effect."""
 
-    backend: Literal["memory", "static"]
+    backend: Literal["memory", "static", "master"]
     run_id: str
-    nodes: int = 1
-    node_rank: int = 0
-    master_addr: str = "127.0.0.1"
-    master_port: int = 0
+    least: int = 1
+    most: int = 1
+    store: tuple[str, int] | None = None
+    endpoint: Endpoint | None = None
+    node_rank: int | None = None
+    node_id: str = ""
     warnings: tuple[str, ...] = ()
 
 
 def settle(wish: Wish, fresh_id: str) -> Meeting:
     """The meeting that a wish comes to; `fresh_id` is a name that no other job has."""
-    least, nodes = flags.node_range(*wish.nodes)
-    if least != nodes:
-        problem = "is an elastic range, and those are not built yet in this version"
-        raise flags.wrong(*wish.nodes, problem, f"give one number, such as {nodes}")
+    least, most = flags.node_range(*wish.nodes)
     if wish.standalone:
-        if nodes != 1:
-            raise SpecError(f"--standalone is for one node, and {wish.nodes.place} asks for {nodes}: leave one out.")
+        if most != 1:
+            asked = f"{wish.nodes.place} asks for {wish.nodes.text}"
+            raise SpecError(f"--standalone is for one node, and {asked}: leave one out.")
         return _alone(wish, fresh_id)
-    if wish.backend.text == "static":
-        if nodes == 1 and not wish.endpoint.text.strip() and wish.master_port is None:
-            return _alone(wish, fresh_id)
-        return _static(wish, nodes, fresh_id)
-    if wish.backend.text == "c10d" and nodes == 1:
+    several = most + wish.spares > 1
+    backend = wish.backend or Given("--rdzv-backend", "static")
+    if backend.text in MEETING_AT_A_MASTER or (several and _found_by_variable(wish)):
+        if several:
+            return _at_a_master(wish, backend, least, most)
         # The endpoint is not needed, but a mistake in it would be one when a second node is added.
-        flags.endpoint(*wish.endpoint, flags.STATIC_PORT)
-        return _alone(wish, wish.run_id or fresh_id)
-    if wish.backend.text in NOT_BUILT:
-        lone = " for several nodes" if wish.backend.text == "c10d" else ""
-        remedy = "give static, with --node-rank, --master-addr and --master-port"
-        raise flags.wrong(*wish.backend, f"is not built yet{lone} in this version", remedy)
-    raise flags.wrong(*wish.backend, "is not known", "give static, give c10d for one node, or leave it out")
+        flags.endpoint(*wish.endpoint, MASTER_PORT)
+        return _alone(wish, wish.run_id.text or fresh_id)
+    if backend.text == "static":
+        if least != most:
+            raise flags.wrong(*wish.nodes, "is an elastic range, and static has none", MASTER_REMEDY)
+        if most == 1 and not wish.endpoint.text.strip() and wish.master_port is None:
+            return _alone(wish, fresh_id)
+        return _static(wish, most, fresh_id)
+    if backend.text in NOT_BUILT:
+        raise flags.wrong(*backend, "is not built yet in this version", MASTER_REMEDY)
+    raise flags.wrong(*backend, "is not known", "give c10d, give static, or leave it out for one node")
+
+
+def _found_by_variable(wish: Wish) -> bool:
+    """Whether the variable counts: a flag that says where to meet is torchrun's static, whatever the variable says."""
+    said = wish.backend or wish.endpoint.text.strip() or wish.master_addr or wish.master_port is not None
+    return not said and bool(wish.environ.get(MASTER_VARIABLE, "").strip())
+
+
+def _at_a_master(wish: Wish, backend: Given, least: int, most: int) -> Meeting:
+    variable = Given(MASTER_VARIABLE, wish.environ.get(MASTER_VARIABLE, ""))
+    place = next((given for given in (wish.endpoint, variable) if given.text.strip()), None)
+    if place is None:
+        problem = "needs a place where the nodes meet"
+        remedy = f"give --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, or set {MASTER_VARIABLE}"
+        raise flags.wrong(*backend, problem, remedy)
+    host, port = flags.endpoint(*place, MASTER_PORT)
+    if port == 0:
+        raise flags.wrong(*place, "has port 0, which is another one on every node", "give a port from 1 to 65535")
+    return Meeting(
+        "master",
+        _shared_run_id(wish.run_id),
+        least,
+        most,
+        endpoint=Endpoint(host, port, elsewhere=place is variable),
+        node_rank=_rank_wish(wish),
+        node_id=_node_id(wish.environ),
+    )
+
+
+def _shared_run_id(given: Given) -> str:
+    """The name under which the nodes find each other, so a fresh one on each node would not do."""
+    if not 0 < len(given.text) <= _LONGEST_RUN_ID or not given.text.isprintable():
+        remedy = f"give 1 to {_LONGEST_RUN_ID} printable characters, the same on every node"
+        raise flags.wrong(*given, "is no name that a master takes", remedy)
+    return given.text
+
+
+def _rank_wish(wish: Wish) -> int | None:
+    by_flag = None if wish.node_rank is None else Given("--node-rank", str(wish.node_rank))
+    given = by_flag or _first_set(wish.environ, RANK_VARIABLES)
+    return flags.whole_number(*given, 0, _HIGHEST_RANK) if given else None
+
+
+def _node_id(environ: Mapping[str, str]) -> str:
+    given = _first_set(environ, ID_VARIABLES)
+    if given is None:
+        return ""
+    if not _NODE_ID.fullmatch(given.text):
+        remedy = "set it to at most 128 letters, digits, dots, dashes, underscores and colons, or unset it"
+        raise flags.wrong(*given, "is no name for a node", remedy)
+    return given.text
+
+
+def _first_set(environ: Mapping[str, str], names: tuple[str, ...]) -> Given | None:
+    return next((Given(name, environ[name]) for name in names if environ.get(name)), None)
 
 
 def _alone(wish: Wish, run_id: str) -> Meeting:
@@ -73,19 +168,20 @@ def _alone(wish: Wish, run_id: str) -> Meeting:
 
 
 def _static(wish: Wish, nodes: int, fresh_id: str) -> Meeting:
-    if not 0 <= wish.node_rank < nodes:
+    node_rank = wish.node_rank or 0
+    if not 0 <= node_rank < nodes:
         remedy = (
             f"give 0 to {nodes - 1}, since {wish.nodes.place} is {nodes}" if nodes > 1 else "give 0, or more --nnodes"
         )
-        raise flags.wrong("--node-rank", str(wish.node_rank), "is out of range", remedy)
+        raise flags.wrong("--node-rank", str(node_rank), "is out of range", remedy)
     port = flags.STATIC_PORT if wish.master_port is None else wish.master_port
     if wish.endpoint.text.strip():
         address, port = flags.endpoint(*wish.endpoint, port)
     else:
-        address = flags.host(*wish.master_addr)
-    run_id = wish.run_id or fresh_id
+        address = flags.host(*wish.master_addr) if wish.master_addr else STATIC_ADDRESS
+    run_id = wish.run_id.text or fresh_id
     if port:
-        return Meeting("static", run_id, nodes, wish.node_rank, address, port)
+        return Meeting("static", run_id, nodes, nodes, store=(address, port), node_rank=node_rank)
     if nodes > 1:
         raise SpecError("Port 0 is another port on every node: give --master-port a number from 1 to 65535.")
     return _alone(wish, run_id)

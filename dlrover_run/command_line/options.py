@@ -18,8 +18,11 @@ OTHER = "Other"
 START_METHODS = ("spawn", "fork", "forkserver")
 EVENT_LOGS = ("null", "console")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
-BACKENDS = ("static", "c10d")
+BACKENDS = ("static", "c10d", "master")
 WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
+
+STATIC_ADDRESS = "127.0.0.1"
+"""Where node 0 of static is when nobody says so, as in torchrun."""
 
 
 class Flag(NamedTuple):
@@ -60,7 +63,13 @@ class Flag(NamedTuple):
 
 
 TABLE: tuple[Flag, ...] = (
-    Flag("nnodes", SIZE, "How many nodes the job has.", "N", "1"),
+    Flag(
+        "nnodes",
+        SIZE,
+        "How many nodes the job has; with a range it starts with fewer than MAX and takes in and lets go of nodes.",
+        "N|MIN:MAX",
+        "1",
+    ),
     Flag(
         "nproc-per-node",
         SIZE,
@@ -70,22 +79,55 @@ TABLE: tuple[Flag, ...] = (
         "1",
         choices=WORKER_COUNTS,
     ),
-    Flag("node-rank", SIZE, "This node's number, from 0, when ranks are given by hand (static).", "RANK", "0"),
+    Flag(
+        "node-rank",
+        SIZE,
+        "This node's number, from 0. For static it is its rank; else it is a wish [dim](NODE_RANK, WORKER_RANK)[/].",
+        "RANK",
+        "0",
+    ),
+    Flag(
+        "spares",
+        SIZE,
+        "How many nodes beyond MAX shall wait, ready to take the place of one that is lost.",
+        "K",
+        "0",
+        ours=True,
+    ),
+    Flag("node-unit", SIZE, "A round has a multiple of this many nodes.", "N", "1", ours=True),
     Flag("standalone", MEETING, "One node on its own; flags that say where nodes meet are ignored."),
     Flag(
         "rdzv-backend",
         MEETING,
-        "How nodes find each other. One node needs none and may say [b]c10d[/]; several need [b]static[/] in this "
-        "version.",
+        "How nodes find each other: [b]static[/], ranks and addresses are given by hand; [b]c10d[/] or [b]master[/] "
+        "(the same), they meet at the endpoint. One node needs none.",
         "NAME",
         "static",
         choices=BACKENDS,
     ),
-    Flag("rdzv-endpoint", MEETING, "Where they meet; an IPv6 address goes in brackets.", "HOST[:PORT]", ""),
-    Flag("rdzv-id", MEETING, "The job's name, part of its log directory.", "NAME", "none"),
-    Flag("rdzv-conf", MEETING, "More settings of the backend.", "KEY=VALUE,...", ""),
     Flag(
-        "master-addr", MEETING, "Address of node 0 for static, where no --rdzv-endpoint is given.", "HOST", "127.0.0.1"
+        "rdzv-endpoint",
+        MEETING,
+        "Where they meet: one of the nodes, or a master of its own; an IPv6 address goes in brackets "
+        "[dim](port 29400; DLROVER_MASTER_ADDR)[/].",
+        "HOST[:PORT]",
+        "",
+    ),
+    Flag("rdzv-id", MEETING, "The job's name, part of its log directory.", "NAME", "none"),
+    Flag(
+        "rdzv-conf",
+        MEETING,
+        "How long to wait and whom to let in: [b]join_timeout[/], [b]last_call_timeout[/], [b]token_file[/], "
+        "[b]tls_ca[/] and more, listed below.",
+        "KEY=VALUE,...",
+        "",
+    ),
+    Flag(
+        "master-addr",
+        MEETING,
+        "Address of node 0 for static, where no --rdzv-endpoint is given.",
+        "HOST",
+        STATIC_ADDRESS,
     ),
     Flag("master-port", MEETING, "Port on node 0 for static [dim](29500)[/].", "PORT"),
     Flag(
