@@ -3,6 +3,9 @@
 The kernel gives two tools. A *child subreaper* inherits every orphan among its descendants, so a daemon that a worker
 left behind comes to us instead of vanishing to process 1. A *parent death signal* ends a child when its parent dies,
 also by SIGKILL. The guard and the agent are both subreapers and watch each other; a worker has the death signal.
+
+One kind of process is spared by every look and every sweep: a master, which other nodes need after the launcher that
+started it has gone. It bears MASTER_NAME and leads a session, and it ends itself with its last node.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 # Loaded once: a child between fork and exec must not load libraries.
 _libc = ctypes.CDLL(None, use_errno=True)
+
+MASTER_NAME = "dlrover-master"
+"""How a master is known, as the guard has to know it that never heard of the process which its dead agent started."""
 
 STRAY_GRACE = 0.4
 """Seconds that a process left behind by a dead worker gets to end by itself before it is killed.
@@ -83,7 +89,7 @@ class Relative:
 
 
 def children() -> set[int]:
-    """The pids of this process's children, adopted orphans and zombies included."""
+    """The pids of this process's children, adopted orphans and zombies included, masters not."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -93,7 +99,7 @@ def children() -> set[int]:
 
 
 def descendants(spared: Iterable[int] = ()) -> list[Relative]:
-    """All processes below this one, except the `spared` children and what is below those."""
+    """All processes below this one, except masters, the `spared` children and what is below those."""
     kept = set(spared)
     # Nearly always there is nobody else. This list may miss a child while another one ends, which the next look finds;
     # it spares us a look at every process of a large machine.
@@ -128,7 +134,8 @@ def _below(roots: Iterable[int], processes: Iterable[Relative]) -> list[Relative
 
 
 def _processes() -> list[Relative]:
-    """One look at every process of this machine that /proc shows us; none where /proc is of another pid namespace."""
+    """One look at every process of this machine that /proc shows us, except masters; none where /proc is of another pid
+    namespace."""
     found: list[Relative] = []
     if os.readlink("/proc/self") != str(os.getpid()):
         return found
@@ -136,8 +143,11 @@ def _processes() -> list[Relative]:
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
                 # The name in parentheses may hold anything; the fields after it are numbers but for the state.
-                fields = stat.read().rpartition(b")")[2].split()
-                found.append(Relative(int(name), int(fields[1]), int(fields[3]), int(fields[19])))
+                title, _, rest = stat.read().rpartition(b")")
+                fields = rest.split()
+                relative = Relative(int(name), int(fields[1]), int(fields[3]), int(fields[19]))
+                if relative.session != relative.pid or title.partition(b"(")[2] != MASTER_NAME.encode():
+                    found.append(relative)
     return found
 
 
