@@ -58,16 +58,18 @@ CHANNEL_OPTIONS: Options = [
 
 def load_grpc() -> ModuleType:
     """The module grpc, with `grpc.aio` in it. The environment is left as it was, for the workers inherit it."""
-    name = "GRPC_ENABLE_FORK_SUPPORT"
-    before = os.environ.get(name)
-    os.environ[name] = "0"
+    before = dict(os.environ)
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    # Its own log goes to the terminal, in words for its authors, with each handshake that fails.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         import grpc
         import grpc.aio
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name in ("GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY"):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
     module: ModuleType = grpc
     return module
