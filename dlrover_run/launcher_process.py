@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from dlrover_run.agent.verdict import Verdict
+from dlrover_run.command_line import credentials
 from dlrover_run.launch import LaunchRequest
 from dlrover_run.spec import JobSpec
 
@@ -49,6 +50,7 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
             launcher = subprocess.Popen(
                 [sys.executable, "-m", "dlrover_run.launch", str(request_fd)],
                 pass_fds=[request_fd, *inherited],
+                env={name: value for name, value in os.environ.items() if name not in credentials.VARIABLES},
                 # In our process group a Ctrl-C would reach it twice: from the terminal and from us.
                 start_new_session=True,
             )
