@@ -14,6 +14,7 @@ from typing import Literal, cast
 from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials, flags, lookup, meeting, options, rendezvous_conf
 from dlrover_run.command_line.argv import CommandLine, UsageError, cut
+from dlrover_run.command_line.conceal import conceal
 from dlrover_run.command_line.flags import Given
 from dlrover_run.command_line.meeting import Endpoint, Meeting
 from dlrover_run.command_line.rendezvous_conf import RendezvousConf
@@ -150,7 +151,7 @@ def _master(endpoint: Endpoint, conf: RendezvousConf, environ: Mapping[str, str]
         bind=conf.bind,
         state_dir=lookup.absolute(conf.state_dir.text) if conf.state_dir else None,
         token=token,
-        auth_required=conf.auth_required,
+        auth_required=conf.auth == "required",
         tls=tls,
     )
 
@@ -158,7 +159,7 @@ def _master(endpoint: Endpoint, conf: RendezvousConf, environ: Mapping[str, str]
 def _without_effect(settings: Settings, place: Meeting, conf: RendezvousConf) -> list[str]:
     said = [f"--rdzv-conf has {key!r}, which nothing reads." for key in conf.unknown]
     if place.backend != "master":
-        ours = [f"{key} of --rdzv-conf" for key in conf.for_several]
+        ours = [f"{key} of --rdzv-conf" for key in conf.for_master]
         spares = ["--spares"] if settings.asked("spares") else []
         said += [f"{what} has no effect, since this job has no master where nodes meet." for what in ours + spares]
     return said
@@ -234,6 +235,7 @@ def main(argv: list[str] | None = None) -> int:
         if COMPLETION_VARIABLE in os.environ:
             return _page(argv)
     asked = job_or_code(argv)
+    conceal(credentials.VARIABLES)
     if isinstance(asked, int):
         return asked
     from dlrover_run.launch import launch

@@ -77,7 +77,7 @@ def _pem(file: Given, mark: bytes, what: str) -> str:
 
 def require(conf: RendezvousConf, token: str, tls: TlsSpec | None) -> None:
     """Refuse a job that wants proofs and has nothing to give one with."""
-    if not conf.auth_required or token or (tls and tls.ca and tls.cert):
+    if conf.auth != "required" or token or (tls and tls.ca and tls.cert):
         return
     raise SpecError(
         f"--rdzv-conf auth=required, and this node has nothing to prove itself with: set {TOKEN_VARIABLE} or "

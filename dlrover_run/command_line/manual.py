@@ -15,13 +15,19 @@ from typing import Any
 
 import typer
 import typer.main
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
 
+from dlrover_run.command_line import rendezvous_conf
 from dlrover_run.command_line.argv import UsageError, cut
 from dlrover_run.command_line.options import OTHER, TABLE, Flag
+from dlrover_run.coordination.rules import Rules
 
 ABOUT = """Run SCRIPT once for each worker, keep the group together, and say what went wrong.
 
 A drop-in for torchrun: every flag of torchrun 2.13 means the same here. What follows SCRIPT is its own."""
+
 
 EPILOG = "\n\n".join(
     (
@@ -30,7 +36,8 @@ EPILOG = "\n\n".join(
         "In SCRIPT's arguments [b]${local_rank}[/] becomes "
         "each worker's local rank. [b]PYTHON_EXEC[/] names another interpreter.",
         "One machine: [b]dlrover-run --nproc-per-node=gpu train.py --lr 0.1[/]",
-        "First of two: [b]dlrover-run --nnodes=2 --node-rank=0 --master-addr=node0 train.py[/]",
+        "Each of two to four: [b]dlrover-run --nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=node0 train.py[/]",
+        "First of two, by hand: [b]dlrover-run --nnodes=2 --node-rank=0 --master-addr=node0 train.py[/]",
     )
 )
 
@@ -58,7 +65,21 @@ def answer(words: Sequence[str], program: str, completion_variable: str) -> int:
         # With rich the text is printed on the way and what comes back is empty.
         if text := context.get_help():
             typer.echo(text)
+    _print_keys()
     return 0
+
+
+def _print_keys() -> None:
+    """The keys of `--rdzv-conf` that have an effect, drawn as typer draws the flags."""
+    defaults = Rules()
+    keys = Table(show_header=False, box=None, pad_edge=False, expand=True)
+    keys.add_column(style="bold cyan", no_wrap=True)
+    keys.add_column(ratio=1)
+    for key in rendezvous_conf.TABLE:
+        if key.help:
+            default = f" [dim]\\[default: {getattr(defaults, key.rule):g}][/]" if key.rule else ""
+            keys.add_row(key.name, f"{key.help}.{default}")
+    Console().print(Panel(keys, title="Keys of --rdzv-conf", title_align="left", border_style="dim"))
 
 
 def _script_is_typed(environ: Mapping[str, str]) -> bool:

@@ -66,7 +66,7 @@ TABLE: tuple[Flag, ...] = (
     Flag(
         "nnodes",
         SIZE,
-        "How many nodes the job has; with a range it starts with fewer than MAX and takes in and lets go of nodes.",
+        "How many nodes the job has. With a range it may start with fewer than MAX, and nodes may come and go.",
         "N|MIN:MAX",
         "1",
     ),
@@ -117,8 +117,7 @@ TABLE: tuple[Flag, ...] = (
     Flag(
         "rdzv-conf",
         MEETING,
-        "How long to wait and whom to let in: [b]join_timeout[/], [b]last_call_timeout[/], [b]token_file[/], "
-        "[b]tls_ca[/] and more, listed below.",
+        "How long to wait, whom to let in and more; the keys are listed below.",
         "KEY=VALUE,...",
         "",
     ),

@@ -1,4 +1,4 @@
-"""The grammar of `--rdzv-conf`: which keys it has, what they take, and the record that they come to.
+"""The grammar of `--rdzv-conf`: one table of its keys, and the record that they come to.
 
 torchrun's keys and ours stand side by side. Those of torchrun's that have no meaning here are checked and then left
 alone: jobs in the wild have them.
@@ -6,6 +6,7 @@ alone: jobs in the wild have them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,47 +18,148 @@ from dlrover_run.spec import SpecError
 MOST = 1_000_000
 """The highest that a count may be, which is more than anybody needs."""
 
-_ABOVE_ZERO = frozenset({"join_timeout", "last_call_timeout", "keep_alive_interval"})
-_FROM_ZERO = frozenset({"pend_timeout", "lost_after", "scale_up_delay", "restart_window"})
-_COUNTS = {"keep_alive_max_attempt": 1, "early_failure_limit": 0}
-_CHOICES = {
-    "is_host": ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n"),
-    "auth": ("auto", "required"),
-    "store_type": ("tcp", "file"),
-    "protocol": ("http", "https"),
-}
-_TEXTS = frozenset({"token_file", "tls_ca", "tls_cert", "tls_key", "state_dir", "bind"})
-# torchrun's c10d has no `timeout` either: it is for static and etcd, and LaunchConfig hands it to every backend.
-_IGNORED_SECONDS = frozenset({"timeout", "close_timeout", "heartbeat_timeout", "read_timeout"})
-_IGNORED_TEXTS = frozenset({"rank", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", "cacert", "cert", "key"})
-
-KEYS = _ABOVE_ZERO | _FROM_ZERO | _COUNTS.keys() | _CHOICES.keys() | _TEXTS | _IGNORED_SECONDS | _IGNORED_TEXTS
-"""Every key that something reads, here or in torchrun."""
-
-_OURS_FOR_SEVERAL = _TEXTS | {"auth", "pend_timeout", "lost_after", "scale_up_delay"}
-
-_TRUE_HOST = ("1", "true", "t", "yes", "y")
-_FIELD_OF_RULES = {"keep_alive_max_attempt": "keep_alive_attempts"}
+_TRUE_WORDS = ("1", "true", "t", "yes", "y")
+_FALSE_WORDS = ("0", "false", "f", "no", "n")
 
 
 class RendezvousConf(NamedTuple):
-    """What `--rdzv-conf` says. `rules` are the defaults but for what was given; a text keeps its place.
+    """What `--rdzv-conf` says. `rules` are the defaults but for what was given; a file's name keeps its place.
 
-    `for_several` are the keys among those given that torchrun does not have and that only mean something where nodes
+    `for_master` are the keys among those given that torchrun does not have and that only mean something where nodes
     meet at a master; `unknown` are those that nothing reads.
     """
 
     rules: Rules
     is_host: bool | None = None
-    auth_required: bool = False
     bind: str | None = None
     state_dir: Given | None = None
     token_file: Given | None = None
     tls_ca: Given | None = None
     tls_cert: Given | None = None
     tls_key: Given | None = None
-    for_several: tuple[str, ...] = ()
+    auth: str = "auto"
+    for_master: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+
+
+class Key(NamedTuple):
+    """One key.
+
+    `read` turns its text into a value or says what would do. `help` is empty for what torchrun has and what has no
+    effect here. `rule` is the field of `Rules` that it sets; without one it sets the field of `RendezvousConf` with its
+    name, if there is one. `for_master` as there.
+    """
+
+    name: str
+    read: Callable[[str, str], Any]
+    help: str = ""
+    rule: str = ""
+    for_master: bool = False
+
+
+def _time(place: str, text: str) -> float:
+    return flags.seconds(place, text, zero_allowed=True)
+
+
+def _time_above_zero(place: str, text: str) -> float:
+    return flags.seconds(place, text, zero_allowed=False)
+
+
+def _whole_seconds(place: str, text: str) -> int:
+    return flags.whole_number(place, text, 1)
+
+
+def _count(place: str, text: str) -> int:
+    return flags.whole_number(place, text, 0, MOST)
+
+
+def _count_above_zero(place: str, text: str) -> int:
+    return flags.whole_number(place, text, 1, MOST)
+
+
+def _yes_or_no(place: str, text: str) -> bool:
+    return flags.choice(place, text.lower(), (*_TRUE_WORDS, *_FALSE_WORDS)) in _TRUE_WORDS
+
+
+def _auth(place: str, text: str) -> str:
+    return flags.choice(place, text, ("auto", "required"))
+
+
+def _store_type(place: str, text: str) -> str:
+    return flags.choice(place, text.lower(), ("tcp", "file"))
+
+
+def _protocol(place: str, text: str) -> str:
+    return flags.choice(place, text.lower(), ("http", "https"))
+
+
+TABLE: tuple[Key, ...] = (
+    Key("join_timeout", _time_above_zero, "Seconds to wait for MIN nodes at first", "join_timeout"),
+    Key(
+        "last_call_timeout",
+        _time_above_zero,
+        "Seconds without a newcomer until fewer than MAX nodes start",
+        "last_call_timeout",
+    ),
+    Key(
+        "pend_timeout",
+        _time,
+        "Seconds to wait for others when fewer than MIN nodes are left",
+        "pend_timeout",
+        for_master=True,
+    ),
+    Key(
+        "lost_after",
+        _time,
+        "Seconds from the end of a node's connection until the node counts as lost",
+        "lost_after",
+        for_master=True,
+    ),
+    Key(
+        "scale_up_delay",
+        _time,
+        "Seconds from a newcomer until the job takes it in, with those that came meanwhile",
+        "scale_up_delay",
+        for_master=True,
+    ),
+    Key(
+        "restart_window", _time, "Seconds in which --max-restarts counts; 0 counts over the whole job", "restart_window"
+    ),
+    Key("keep_alive_interval", _time_above_zero, "Seconds between two signs of life of a node", "keep_alive_interval"),
+    Key(
+        "keep_alive_max_attempt",
+        _count_above_zero,
+        "Signs of life that may be missing until a silent connection counts as ended",
+        "keep_alive_attempts",
+    ),
+    Key(
+        "early_failure_limit",
+        _count,
+        "Like failures in a row, before any worker got to work, after which the job stops; 0 for no limit",
+        "early_failure_limit",
+    ),
+    Key("is_host", _yes_or_no, "1 if this node runs the master, 0 if not; else the endpoint's address tells"),
+    Key("bind", flags.host, "The address that a master on this node listens on, else the endpoint's", for_master=True),
+    Key("state_dir", Given, "Directory in which a master on this node keeps its journal", for_master=True),
+    Key(
+        "token_file",
+        Given,
+        "File with the job's secret, else DLROVER_RDZV_TOKEN or DLROVER_RDZV_TOKEN_FILE",
+        for_master=True,
+    ),
+    Key("tls_ca", Given, "File (PEM) with which the other side's certificate is checked", for_master=True),
+    Key("tls_cert", Given, "File (PEM) with this node's certificate", for_master=True),
+    Key("tls_key", Given, "File (PEM) with the private key to it", for_master=True),
+    Key("auth", _auth, "auto, or required to refuse to run without token or certificates", for_master=True),
+    # torchrun's c10d does not read `timeout` either: it is for static and etcd, and LaunchConfig gives it to all.
+    *(Key(name, _whole_seconds) for name in ("timeout", "close_timeout", "heartbeat_timeout", "read_timeout")),
+    *(Key(name, Given) for name in ("rank", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix")),
+    *(Key(name, Given) for name in ("cacert", "cert", "key")),
+    Key("store_type", _store_type),
+    Key("protocol", _protocol),
+)
+
+_BY_NAME = {key.name: key for key in TABLE}
 
 
 def read(place: str, text: str) -> RendezvousConf:
@@ -66,27 +168,15 @@ def read(place: str, text: str) -> RendezvousConf:
     torchrun takes unknown keys in silence, so they are reported, not refused.
     """
     given = _pairs(place, text)
-    rules: dict[str, Any] = {}
-    for key, value in given.items():
-        where = f"{place} {key}"
-        field = _FIELD_OF_RULES.get(key, key)
-        if key in _ABOVE_ZERO or key in _FROM_ZERO:
-            rules[field] = flags.seconds(where, value, zero_allowed=key in _FROM_ZERO)
-        elif key in _COUNTS:
-            rules[field] = flags.whole_number(where, value, _COUNTS[key], MOST)
-        elif key in _IGNORED_SECONDS:
-            flags.whole_number(where, value, 1)
-        elif key in _CHOICES:
-            flags.choice(where, value.lower(), _CHOICES[key])
-    texts = {key: Given(f"{place} {key}", given[key]) for key in _TEXTS - {"bind"} if key in given}
+    known = {_BY_NAME[name]: value for name, value in given.items() if name in _BY_NAME}
+    values = {key: key.read(f"{place} {key.name}", value) for key, value in known.items()}
+    rules = {key.rule: value for key, value in values.items() if key.rule}
+    others = {key.name: value for key, value in values.items() if key.name in RendezvousConf._fields}
     return RendezvousConf(
         rules=replace(Rules(), **rules),
-        is_host=given["is_host"].lower() in _TRUE_HOST if "is_host" in given else None,
-        auth_required=given.get("auth", "").lower() == "required",
-        bind=flags.host(f"{place} bind", given["bind"]) if "bind" in given else None,
-        **texts,
-        for_several=tuple(key for key in given if key in _OURS_FOR_SEVERAL),
-        unknown=tuple(key for key in given if key not in KEYS),
+        **others,
+        for_master=tuple(key.name for key in known if key.for_master),
+        unknown=tuple(name for name in given if name not in _BY_NAME),
     )
 
 
@@ -94,8 +184,8 @@ def _pairs(place: str, text: str) -> dict[str, str]:
     if not text.strip():
         return {}
     pairs = [tuple(part.strip() for part in pair.partition("=")) for pair in text.split(",")]
-    # Before anything else is said of the text, for what is wrong with it may quote it.
-    if any(key.strip("'\" ").lower() == "token" for key, _, _ in pairs):
+    # Before anything else is said of the text, since a sentence about what is wrong with it quotes it.
+    if any(key.strip("'\"").lower() == "token" for key, _, _ in pairs):
         raise SpecError(
             f"{place} has a token in it, where every list of processes shows it: put it into a file and give "
             "token_file=PATH, or set DLROVER_RDZV_TOKEN."
