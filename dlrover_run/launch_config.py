@@ -14,8 +14,9 @@ class LaunchConfig:
     """What torch's class of this name holds, with the same names and meanings.
 
     `rdzv_backend` is empty for one node, where no rendezvous is needed; torch's default, the etcd of the v2 API, has no
-    server left to speak to. `logs_specs` takes a `LogsSpecs` of ours or torch's `DefaultLogsSpecs`, `numa_options` the
-    name of a binding or torch's `NumaOptions`. `metrics_cfg` has no effect.
+    server left to speak to. `rdzv_configs` has the keys of `--rdzv-conf`. `logs_specs` takes a `LogsSpecs` of ours or
+    torch's `DefaultLogsSpecs`, `numa_options` the name of a binding or torch's `NumaOptions`. `metrics_cfg` has no
+    effect. `preload`, `spares` and `node_unit` are not torch's; they mean what the flags of these names do.
     """
 
     min_nodes: int
@@ -42,21 +43,23 @@ class LaunchConfig:
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
     preload: list[str] | None = None
+    spares: int = 0
+    node_unit: int = 1
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
             self.rdzv_configs["timeout"] = self.rdzv_timeout
 
     def flags(self) -> list[str]:
-        """The command line that means the same, without the script."""
+        """The command line that means the same, without the script. Raises SpecError for what none could say."""
         given: dict[str, object] = {
             "nnodes": f"{self.min_nodes}:{self.max_nodes}",
             "nproc-per-node": self.nproc_per_node,
             "rdzv-id": self.run_id,
             "role": self.role,
             "rdzv-endpoint": self.rdzv_endpoint,
-            "rdzv-backend": self.rdzv_backend or "static",
-            "rdzv-conf": ",".join(f"{key}={value}" for key, value in self.rdzv_configs.items() if key != "rank"),
+            "rdzv-backend": self.rdzv_backend,
+            "rdzv-conf": _conf(self.rdzv_configs),
             "node-rank": self.rdzv_configs.get("rank"),
             "max-restarts": self.max_restarts,
             "monitor-interval": self.monitor_interval,
@@ -67,9 +70,20 @@ class LaunchConfig:
             "signals-to-handle": self.signals_to_handle,
             "shutdown-timeout": self.shutdown_timeout,
             "preload": _comma_list(self.preload),
+            "spares": self.spares or None,
+            "node-unit": self.node_unit,
         }
         flags = [f"--{name}={value}" for name, value in given.items() if value not in (None, "")]
         return [*flags, "--virtual-local-rank"] if self.virtual_local_rank else flags
+
+
+def _conf(configs: Mapping[str, Any]) -> str:
+    """The text of `--rdzv-conf`, without the rank, which is a flag of its own, and without what has no value."""
+    said = {key: str(value) for key, value in configs.items() if key != "rank" and value is not None}
+    for key, value in said.items():
+        if "," in value:
+            raise SpecError(f"rdzv_configs: the value of {key!r} has a comma in it, which none may have.")
+    return ",".join(f"{key}={value}" for key, value in said.items())
 
 
 @dataclass(frozen=True)
