@@ -237,6 +237,30 @@ def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: P
     assert "last words" in shown
 
 
+def test_last_words_are_told_while_the_console_takes_nothing() -> None:
+    reader, writer = os.pipe()
+    relay = Relay.start((writer, writer))
+    os.close(writer)
+
+    async def run() -> dict[str, str]:
+        relay.attach(pytest.fail)
+        stderr = relay.open_stderr("0", show=True)
+        worker = _worker(0, 2_000, stderr, 2)
+        assert worker.wait(PATIENCE) == 0
+        os.write(stderr, b"last words\n")
+        os.close(stderr)
+        # Both are known only if nothing waited for the console, which nobody reads.
+        first, again = await relay.tails(["0", "1"]), await relay.tails(["0"])
+        assert first == again
+        await relay.close()
+        return first
+
+    tails = asyncio.run(run())
+    os.close(reader)
+    assert tails.keys() == {"0"}
+    assert tails["0"].endswith("last words\n")
+
+
 def test_a_reader_that_has_gone_stops_neither_workers_nor_files(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     relay = Relay.start((writer, writer))

@@ -12,11 +12,12 @@ that socket does. Each message is one line of JSON, which a newline and raw byte
         {"do": "pipe", "key", "show"} and a descriptor   remember the last of its bytes; `show`: copy them to fd 2
         {"do": "say", "text"}                            a word of the agent's own for fd 2
         {"do": "tail", "path", "out", "prefix", "needles", "filtered"}   show a log file
-        {"do": "drain", "number", "keys", "end"}         write out all that there is; `end`: and forget the sources
+        {"do": "tails", "number", "keys"}                tell the ends of these workers' standard errors
+        {"do": "drain", "number", "keys", "end"}         the same, write out all that there is; `end`: forget the sources
         {"do": "own", "path"}                            a directory to remove when the relay ends
     relay -> agent
         {"tell": "tail", "number", "key", "cut"} and bytes   the end of one worker's standard error
-        {"tell": "progress"}, {"tell": "drained", "number"}, {"tell": "warning", "text"}
+        {"tell": "progress"}, {"tell": "done", "number"}, {"tell": "warning", "text"}
 """
 
 from __future__ import annotations
@@ -224,6 +225,9 @@ class _Relay:
             self.consoles[2].put(message["text"].encode(errors="backslashreplace"))
         elif what == "tail":
             self._add_tail(message)
+        elif what == "tails":
+            self._tell_tails(message)
+            self._tell_end(message["number"])
         elif what == "drain":
             self._start_drain(message)
         elif what == "own":
@@ -270,8 +274,7 @@ class _Relay:
         for tail in self.tails:
             tail.grown = True
 
-    def _start_drain(self, message: dict[str, Any]) -> None:
-        number, end = message["number"], message["end"]
+    def _tell_tails(self, message: dict[str, Any]) -> None:
         for pipe in self.pipes:
             # Beyond what a stuck console leaves room for: a dead worker's last words must be in its ring.
             left = DRAIN_PIPE_BYTES
@@ -279,8 +282,16 @@ class _Relay:
                 left -= count
             if pipe.key in message["keys"]:
                 with contextlib.suppress(OSError):
-                    told = {"tell": "tail", "number": number, "key": pipe.key, "cut": pipe.ring.cut}
+                    told = {"tell": "tail", "number": message["number"], "key": pipe.key, "cut": pipe.ring.cut}
                     _tell(self.control, told, pipe.ring.content())
+
+    def _tell_end(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            _tell(self.control, {"tell": "done", "number": number})
+
+    def _start_drain(self, message: dict[str, Any]) -> None:
+        number, end = message["number"], message["end"]
+        self._tell_tails(message)
         if end:
             for pipe in self.pipes:
                 pipe.close()
@@ -301,8 +312,7 @@ class _Relay:
                 drain.marks = {sink: sink.put_bytes for sink in self.sinks}
             if all(sink.written_bytes >= mark for sink, mark in drain.marks.items()):
                 self.drains.remove(drain)
-                with contextlib.suppress(OSError):
-                    _tell(self.control, {"tell": "drained", "number": drain.number})
+                self._tell_end(drain.number)
         self._say_progress()
 
     def _say_progress(self) -> None:

@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
 
 from dlrover_run.descent import lifeline
@@ -156,7 +156,14 @@ class Relay:
         Gives up when the console takes nothing for `timeout` seconds, not when there is only much to write. None waits
         for as long as it takes, as a program does that writes to its console itself, until somebody says `hurry`.
         """
-        await self._ask((), timeout, end=False)
+        await self._drain((), timeout, end=False)
+
+    async def tails(self, keys: Collection[str]) -> dict[str, str]:
+        """The end of the standard error of each worker in `keys` that is known, though it may not be shown yet: a
+        console that takes nothing is not waited for."""
+        with self._asking("tails", keys) as wait:
+            await asyncio.wait({wait.done}, timeout=STUCK_TIMEOUT)
+        return self._tails_heard(wait, keys)
 
     async def end_round(self, keys: Collection[str] = (), timeout: float | None = DRAIN_TIMEOUT) -> dict[str, str]:
         """`drain`, and the round's pipes and log files are forgotten; partial lines are completed.
@@ -166,7 +173,7 @@ class Relay:
         Where the console was too slow, the relay goes on with the log files whenever it takes bytes again.
         """
         try:
-            return await self._ask(keys, timeout, end=True)
+            return await self._drain(keys, timeout, end=True)
         finally:
             for key in list(self._kept):
                 self._drop(key)
@@ -196,14 +203,8 @@ class Relay:
         for key in list(self._kept):
             self._drop(key)
 
-    async def _ask(self, keys: Collection[str], timeout: float | None, *, end: bool) -> dict[str, str]:
-        if self.closed.done():
-            return self._own_tails(keys)
-        self._count += 1
-        number = self._count
-        wait = self._waits[number] = _Wait(asyncio.get_running_loop().create_future())
-        try:
-            self._send({"do": "drain", "number": number, "keys": list(keys), "end": end})
+    async def _drain(self, keys: Collection[str], timeout: float | None, *, end: bool) -> dict[str, str]:
+        with self._asking("drain", keys, end=end) as wait:
             while not wait.done.done():
                 wait.moved = False
                 patience = timeout
@@ -213,8 +214,23 @@ class Relay:
                 self._stuck = not (wait.moved or wait.done.done())
                 if self._stuck:
                     break
+        return self._tails_heard(wait, keys)
+
+    @contextlib.contextmanager
+    def _asking(self, what: str, keys: Collection[str], **more: bool) -> Iterator[_Wait]:
+        """Ask the relay, and listen for its answer until the end of this context."""
+        self._count += 1
+        number = self._count
+        wait = self._waits[number] = _Wait(asyncio.get_running_loop().create_future())
+        try:
+            if self.closed.done():
+                wait.done.set_result(None)
+            self._send({"do": what, "number": number, "keys": list(keys), **more})
+            yield wait
         finally:
             del self._waits[number]
+
+    def _tails_heard(self, wait: _Wait, keys: Collection[str]) -> dict[str, str]:
         # What the relay said before it died is newer than nothing, and older than what was read after its death.
         return {**wait.tails, **self._own_tails(keys)}
 
@@ -265,7 +281,7 @@ class Relay:
                     each.moved = True
             elif what == "tail" and wait is not None:
                 wait.tails[message["key"]] = tail_text(payload, message["cut"])
-            elif what == "drained" and wait is not None and not wait.done.done():
+            elif what == "done" and wait is not None and not wait.done.done():
                 wait.done.set_result(None)
 
     def _reap(self) -> None:
