@@ -11,13 +11,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch_bench import machine, report
-from launch_bench.cases import CASES, Case, Limits
-from launch_bench.ratios import Sample, summarise
+from comparison import machine, report
+from comparison.ratios import Sample, summarise
+from launch_bench.case import Case, Limits
+from launch_bench.cases import CASES
+from launch_bench.plot import plot
 from launch_bench.rivals import Rival
 from launch_bench.room import Lost, Room
 
 HERE = Path(__file__).resolve().parent
+TITLE = "Launching: dlrover-run, torchrun and no launcher at all"
 QUICK = Limits(start=60.0, recovery=40.0)
 
 
@@ -31,13 +34,16 @@ def run_once(case: Case, rival: Rival, repetition: int, limits: Limits) -> Sampl
                 if tail := room.output_tail():
                     print(tail, file=sys.stderr)
                 raise
-        sample = Sample(rival.name, repetition, measured.values, measured.note)
-        outcome = ", ".join(report.figure(value, case.unit) + part for part, value in measured.values.items())
+        sample = Sample(rival.name, repetition, measured.values, measured.note, measured.unended)
+        outcome = ", ".join(
+            report.figure(value, case.unit, value if part in measured.unended else None) + part
+            for part, value in measured.values.items()
+        )
     except Lost as why:
         sample = Sample(rival.name, repetition, None, str(why))
         outcome = f"lost: {why}"
     turn = f"run {repetition}" if repetition else "warm-up"
-    print(f"{case.name:12} {turn:8} {rival.name}: {outcome}", file=sys.stderr, flush=True)
+    print(f"{case.name:17} {turn:8} {rival.name}: {outcome}", file=sys.stderr, flush=True)
     return sample
 
 
@@ -45,12 +51,18 @@ def run_case(case: Case, repetitions: int, limits: Limits, absent: dict[str, str
     """One warm-up of every rival, which does not count, and then `repetitions` rounds of all in turn."""
     present = [rival for rival in case.rivals if rival.name not in absent]
     for rival in present:
-        run_once(case, rival, 0, limits)
+        if case.warm_up and rival.name not in case.once:
+            run_once(case, rival, 0, limits)
+    turns = range(1, min(repetitions, case.most or repetitions) + 1)
     samples = [
-        run_once(case, rival, repetition, limits) for repetition in range(1, repetitions + 1) for rival in present
+        run_once(case, rival, turn, limits)
+        for turn in turns
+        for rival in present
+        if turn == 1 or rival.name not in case.once
     ]
     missing = {rival.name: absent[rival.name] for rival in case.rivals if rival.name in absent}
-    return report.Result(case, summarise(samples, case.baseline, case.targets), missing)
+    rows = summarise(samples, case.baseline, case.targets)
+    return report.Result(case.name, case.title, case.unit, case.baseline, rows, missing)
 
 
 def find_absent(cases: Sequence[Case]) -> dict[str, str]:
@@ -82,10 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     report.show(results)
     options.output.mkdir(parents=True, exist_ok=True)
+    how = f"{repetitions} repetitions in turn after one warm-up, fewer where a table counts fewer"
     facts = {"repetitions": repetitions, "quick": options.quick, "cases": [case.name for case in cases]}
     (options.output / "launch.json").write_text(report.as_json(results, where, facts))
-    (options.output / "launch.md").write_text(report.markdown(results, where, repetitions))
-    report.plot(results, options.output / "launch.png")
+    (options.output / "launch.md").write_text(report.markdown(TITLE, results, where, how))
+    plot(results, options.output / "launch.png")
     print(f"Results are in {options.output}.", file=sys.stderr)
     return 0
 

@@ -6,18 +6,21 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from launch_bench import machine, processes, report
-from launch_bench.cases import CASES, Case, Limits, Measured
+from comparison import machine, memory, report
+from comparison.ratios import Reading, Row, Sample, pair_ratios, summarise
+from launch_bench import processes
+from launch_bench.case import until_last
+from launch_bench.cases import CASES
 from launch_bench.processes import Process
-from launch_bench.ratios import Row, Sample, pair_ratios, summarise
-from launch_bench.rivals import CommandRival, Floor, Job, Rival
-from launch_bench.room import Report, Room, all_ranks, parse_report
+from launch_bench.rivals import CommandRival, Floor, Job
+from launch_bench.room import Late, Lost, Report, Room, all_ranks, each_rank, parse_report
 
 
 def rows_of(samples: list[Sample], targets: dict[tuple[str, str], float] | None = None) -> dict[str, Row]:
@@ -35,7 +38,8 @@ def test_a_ratio_is_the_median_over_pairs_and_not_the_ratio_of_medians() -> None
 
 
 def test_a_pair_whose_baseline_was_lost_is_left_out() -> None:
-    assert pair_ratios([(1, 1.0), (2, 4.0)], {1: None, 2: 8.0}) == [0.5]
+    ours = {1: Reading(1.0), 2: Reading(4.0)}
+    assert pair_ratios(ours, {1: Reading(None), 2: Reading(8.0)}) == [0.5]
 
 
 def test_a_lost_run_of_ours_counts_as_infinite_and_misses_the_target() -> None:
@@ -57,6 +61,29 @@ def test_a_target_does_not_vanish_when_its_rival_lost_every_run() -> None:
     rows = rows_of(runs("ours", None) + runs("theirs", 4.0), {("ours", ", a part"): 0.25})
     assert rows["ours, a part"].reached is False
     assert rows["ours, a part"].lost == 1
+
+
+def test_a_baseline_that_did_not_end_gives_an_upper_bound() -> None:
+    hung = [Sample("theirs", 1, {"": 90.0}, "did not end", frozenset({""}))]
+    rows = rows_of(runs("ours", 4.5) + hung, {("ours", ""): 0.1})
+    assert (rows["ours"].ratio, rows["ours"].bound, rows["ours"].reached) == (0.05, True, True)
+    assert (rows["theirs"].limit, rows["theirs"].lost, rows["theirs"].ratio) == (90.0, 1, None)
+
+
+def test_a_run_of_ours_that_did_not_end_is_no_better_than_a_lost_one() -> None:
+    late = [Sample("ours", 1, {"": 2.0}, "did not end", frozenset({""}))]
+    row = rows_of(late + runs("theirs", 90.0), {("ours", ""): 1.0})["ours"]
+    assert row.ratio == math.inf
+    assert row.reached is False
+    hung = [Sample("theirs", 1, {"": 90.0}, "did not end", frozenset({""}))]
+    assert rows_of(late + hung, {("ours", ""): 1.0})["ours"].reached is None, "neither ended: nothing to compare"
+
+
+def test_a_part_that_was_not_tried_is_not_lost() -> None:
+    samples = [Sample("theirs", 1, {", small": 8.0, ", big": 90.0}), Sample("theirs", 2, {", small": 8.0})]
+    rows = rows_of([Sample("ours", at, {", small": 1.0, ", big": 9.0}) for at in (1, 2)] + samples)
+    assert (rows["theirs, big"].samples, rows["theirs, big"].lost) == ((90.0,), 0)
+    assert rows["ours, big"].ratio == 0.1
 
 
 def test_a_part_is_compared_with_the_same_part_or_else_with_the_whole() -> None:
@@ -84,18 +111,18 @@ def test_processes_are_told_apart_by_who_reported_and_who_descends_from_whom() -
     ]
     roles = processes.classify(tree, workers=[20])
     assert roles == {10: "launcher", 11: "launcher", 12: "template", 20: "worker", 21: "worker", 30: "launcher"}
-    memory = processes.add_up(roles, {10: 1, 11: 2, 12: 4, 20: 8, 21: 16})
-    assert memory == processes.Memory(launcher=3, template=4, workers=24)
+    taken = processes.add_up(roles, {10: 1, 11: 2, 12: 4, 20: 8, 21: 16})
+    assert taken == processes.Memory(launcher=3, template=4, workers=24)
 
 
 def test_pss_is_read_in_bytes_and_never_from_a_line_that_only_begins_alike(tmp_path: Path) -> None:
     text = "55d0-7ffc ---p 00000000 00:00 0 [rollup]\nRss: 900 kB\nPss_Dirty: 7 kB\nPss:   123 kB\n"
-    assert processes.parse_pss(text) == 123 * 1024
+    assert memory.parse_pss(text) == 123 * 1024
     with pytest.raises(ValueError, match="no Pss line"):
-        processes.parse_pss("Rss: 900 kB\n")
+        memory.parse_pss("Rss: 900 kB\n")
     (tmp_path / "5").mkdir()
     (tmp_path / "5" / "smaps_rollup").write_text(text)
-    assert processes.read_pss([5, 6], proc=tmp_path) == {5: 123 * 1024}
+    assert memory.read_pss([5, 6], proc=tmp_path) == {5: 123 * 1024}
 
 
 def test_the_mark_finds_a_process_outside_the_tree(tmp_path: Path) -> None:
@@ -113,6 +140,37 @@ def test_all_ranks_takes_the_first_complete_attempt_and_each_rank_once() -> None
     assert all_ranks(reports, "up", 2) == [Report("up", 0, 0, 10, 1), Report("up", 1, 0, 11, 2)]
     assert all_ranks(reports, "up", 2, first_attempt=1) == [Report("up", 0, 2, 14, 6), Report("up", 1, 2, 15, 7)]
     assert all_ranks(reports, "up", 2, first_attempt=3) is None
+
+
+def test_each_rank_counts_whatever_its_attempt_and_nothing_from_before() -> None:
+    reports = [parse_report(line) for line in ("step 0 0 10 1", "step 1 0 11 2", "step 1 1 12 5", "other 0 0 13 6")]
+    assert each_rank(reports, "step", 2, after_ns=2) is None
+    reports.append(parse_report("step 0 0 14 7"))
+    found = each_rank(reports, "step", 2, after_ns=2)
+    assert found == [Report("step", 0, 0, 14, 7), Report("step", 1, 1, 12, 5)]
+
+
+def test_a_run_that_is_late_is_measured_as_longer_than_its_limit() -> None:
+    def late(limit: float) -> list[Report]:
+        raise Late("nothing came")
+
+    measured = until_last(0, 90.0, late)
+    assert (measured.values, measured.unended) == ({"": 90.0}, frozenset({""}))
+    last = until_last(500, 90.0, lambda limit: [Report("up", 0, 0, 1, 1500), Report("up", 1, 0, 2, 2500)])
+    assert last.values[""] == pytest.approx(2e-6)
+    assert not last.unended
+
+
+def test_a_node_dies_with_all_its_workers_and_a_dead_one_cannot_be_killed() -> None:
+    job = Job("wait.py", workers=2)
+    with Room() as room:
+        room.patient = False
+        Floor().start_parent(room, job)
+        reports = room.wait_reports("ready", 2, timeout=60)
+        assert room.kill_node(0) > max(report.at_ns for report in reports)
+        assert room.launchers[0].wait(60) == -9
+        with pytest.raises(Lost, match="ended of itself"):
+            room.kill_node(0)
 
 
 def test_the_floor_restarts_with_a_new_attempt_and_the_room_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,22 +198,28 @@ def test_a_command_names_the_flags_of_both_launchers() -> None:
     assert Path(command[-1]).is_file()
 
 
+def test_every_node_of_a_job_gets_the_same_command() -> None:
+    rival = CommandRival("ours", ("ours",))
+    job = Job("wait.py", workers=1, nodes=2, nnodes="1:2", port=29400, conf="last_call_timeout=5")
+    one, other = rival.commands(job)
+    assert one == other
+    assert {"--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29400", "--rdzv-conf=last_call_timeout=5"} <= set(one)
+    assert rival.commands(replace(job, node=1)) == [one]
+
+
 def test_every_target_names_a_rival_of_its_case() -> None:
     for case in CASES:
         names = {rival.name for rival in case.rivals}
+        assert case.once <= names - {case.baseline}
         assert case.baseline in names
         assert {rival for rival, _ in case.targets} <= names
 
 
-def unmeasured(rival: Rival, room: Room, limits: Limits) -> Measured:
-    raise AssertionError("nothing is measured here")
-
-
 def result() -> report.Result:
     targets = {("ours", ""): 0.35, ("gone", ""): 1.0}
-    case = Case("start", "a | title", "s", (), "theirs", unmeasured, targets)
     samples = runs("ours", 1.0, 1.0) + runs("theirs", 4.0, 5.0) + runs("gone", None, None)
-    return report.Result(case, summarise(samples, "theirs", targets), {"absent": "not installed"})
+    rows = summarise(samples, "theirs", targets)
+    return report.Result("start", "a | title", "s", "theirs", rows, {"absent": "not installed"})
 
 
 MACHINE = machine.Machine("CPU", 2, 8.0, "6.1", "3.11", "2.13", (0.5, 0.25, 0.0), "2030-01-01", "abc")
@@ -170,8 +234,14 @@ def test_the_table_says_what_was_reached_and_what_was_lost() -> None:
     assert report.figure(3 * 1024**2 / 2, "bytes") == "1.5 MiB"
 
 
+def test_a_bound_is_told_from_a_figure() -> None:
+    assert report.figure(90.0, "s", limit=90.0) == "> 90.000 s"
+    assert report.figure(3.0, "s", limit=90.0) == "3.000 s"
+    assert (report.ratio_text(0.052, bound=True), report.ratio_text(0.0043)) == ("<= 0.052", "0.0043")
+
+
 def test_markdown_keeps_its_columns_and_names_the_machine() -> None:
-    text = report.markdown([result()], MACHINE, repetitions=2)
+    text = report.markdown("Launching", [result()], MACHINE, "2 repetitions")
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in lines} == {len(report.COLUMNS) + 1}
     assert "load at start 0.50, 0.25, 0.00" in text

@@ -1,7 +1,4 @@
-"""Which processes belong to a launcher, which to its workers, and how much memory each side takes.
-
-Memory is PSS: a page that n processes share counts 1/n in each, so a sum over processes counts each page once.
-"""
+"""Which processes belong to a launcher, which to its workers, and how much memory each side takes."""
 
 from __future__ import annotations
 
@@ -63,26 +60,14 @@ def add_up(roles: Mapping[int, Role], pss: Mapping[int, int]) -> Memory:
     return Memory(launcher=total["launcher"], template=total["template"], workers=total["worker"])
 
 
-def parse_pss(smaps_rollup: str) -> int:
-    """Bytes of PSS in the text of /proc/PID/smaps_rollup; ValueError when the kernel gives none."""
-    for line in smaps_rollup.splitlines():
-        name, _, rest = line.partition(":")
-        if name == "Pss":
-            return int(rest.split()[0]) * 1024
-    raise ValueError("smaps_rollup has no Pss line: the kernel is older than 4.14 or is built without it")
+def tree(root: int) -> list[int]:
+    """A process and all that descends from it, parents first; empty when it has ended."""
+    import psutil
 
-
-def read_pss(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, int]:
-    """PSS in bytes of each process that is still there."""
-    found = {}
-    for pid in pids:
-        try:
-            text = (proc / str(pid) / "smaps_rollup").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if text:
-            found[pid] = parse_pss(text)
-    return found
+    try:
+        return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]
+    except psutil.Error:
+        return []
 
 
 def of_run(roots: Iterable[int], mark: str, proc: Path = Path("/proc")) -> list[Process]:
@@ -94,9 +79,7 @@ def of_run(roots: Iterable[int], mark: str, proc: Path = Path("/proc")) -> list[
     import psutil
 
     found = {pid for pid in psutil.pids() if _carries(proc / str(pid) / "environ", mark.encode())}
-    for root in roots:
-        with contextlib.suppress(psutil.Error):
-            found |= {root, *(child.pid for child in psutil.Process(root).children(recursive=True))}
+    found.update(*(tree(root) for root in roots))
     found.discard(os.getpid())
     processes = []
     for pid in sorted(found):

@@ -1,7 +1,6 @@
 """Who competes: launchers that are a command line, and the floor, which is what no launcher at all would take.
 
-A rival is one line in the table at the end. A case with several nodes needs no more than a `Job` that says so and
-`CommandRival.commands` to answer with one command for each node.
+A rival is one line in the table at the end.
 """
 
 from __future__ import annotations
@@ -29,11 +28,20 @@ PROBE_TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Job:
-    """What a case asks a rival to run: `workers` processes of one script of `benchmarks/workers`."""
+    """What a case asks a rival to run: on each node `workers` processes of one script of `benchmarks/workers`.
+
+    Several nodes meet at `port` of the loopback interface. `nnodes` is how many there may be, as the command line says
+    it, and `conf` the value of --rdzv-conf. `node` is the one node to start now, None all of them.
+    """
 
     script: str
     workers: int
     max_restarts: int = 0
+    nodes: int = 1
+    nnodes: str = "1"
+    port: int = 0
+    conf: str = ""
+    node: int | None = None
 
     @property
     def path(self) -> str:
@@ -74,9 +82,12 @@ class CommandRival:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def commands(self, job: Job) -> list[list[str]]:
-        """The command line of each node's launcher; one node for now."""
+        """The command line of each launcher that is to be started now; all nodes have the same."""
         flags = [f"--nproc-per-node={job.workers}", f"--max-restarts={job.max_restarts}"]
-        return [[*self.prefix, *flags, *self.options, job.path]]
+        if job.nodes > 1:
+            meeting = [f"--rdzv-endpoint=127.0.0.1:{job.port}", "--rdzv-backend=c10d", "--rdzv-id=launch-bench"]
+            flags += [f"--nnodes={job.nnodes}", *meeting, *([f"--rdzv-conf={job.conf}"] if job.conf else [])]
+        return [[*self.prefix, *flags, *self.options, job.path]] * (job.nodes if job.node is None else 1)
 
     def absent(self) -> str | None:
         """Why it cannot run here: its `--help` fails."""
@@ -139,7 +150,7 @@ class Floor:
         self._start(room, job, attempt=killed.attempt + 1)
 
     def _start(self, room: Room, job: Job, attempt: int) -> int:
-        port = _free_port()
+        port = free_port()
         return min(
             room.start(
                 [sys.executable, "-u", job.path],
@@ -157,7 +168,7 @@ class Floor:
         )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that was free a moment ago. Another process may take it before rank 0 does; the floor lives with that."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

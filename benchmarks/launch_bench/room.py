@@ -19,7 +19,7 @@ from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
 
-from launch_bench.processes import of_run
+from launch_bench.processes import of_run, tree
 
 END_TIMEOUT = 20.0
 """Seconds that a job gets to end of itself once the gate is open; then its processes are killed."""
@@ -42,6 +42,10 @@ FOREIGN = (
 
 class Lost(Exception):
     """The run did not do what the case asks for; the message says what happened instead."""
+
+
+class Late(Lost):
+    """The job is still at it, but its time is up."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,18 @@ def all_ranks(reports: Iterable[Report], event: str, ranks: int, first_attempt: 
     return None
 
 
+def each_rank(reports: Iterable[Report], event: str, ranks: int, after_ns: int) -> list[Report] | None:
+    """The first report of `event` that each rank has made after `after_ns`.
+
+    Of several nodes each launcher of torch counts its own restarts, so attempts do not tell which reports go together.
+    """
+    found: dict[int, Report] = {}
+    for report in reports:
+        if report.event == event and report.at_ns > after_ns:
+            found.setdefault(report.rank, report)
+    return [found[rank] for rank in sorted(found)] if len(found) == ranks else None
+
+
 def still_alive(pids: Iterable[int], timeout: float) -> set[int]:
     """Wait until these processes have ended; those that have not in `timeout` seconds."""
     waiting: set[int] = set()
@@ -92,7 +108,10 @@ def still_alive(pids: Iterable[int], timeout: float) -> set[int]:
 
 
 class Room:
-    """One run's directory, environment, reports and processes. Leaving it ends all that was started in it."""
+    """One run's directory, environment, reports and processes. Leaving it ends all that was started in it.
+
+    `patient` says whether the job may end of itself first; it is not for workers that never do.
+    """
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="launch-bench-"))
@@ -104,7 +123,7 @@ class Room:
         self._reports = os.open(self.directory / "reports", os.O_RDWR | os.O_NONBLOCK)
         self._gate = os.open(self.directory / "gate", os.O_RDWR | os.O_NONBLOCK)
         self._unread = ""
-        self._abandoned = False
+        self.patient = True
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         # TMPDIR keeps a rival's litter in the room; one thread a worker is what torchrun sets, so everyone gets it.
         self.environment = inherited | {
@@ -119,7 +138,7 @@ class Room:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end(patient=kind is None)
+        self._end(self.patient and kind is None)
         os.close(self._reports)
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -140,19 +159,13 @@ class Room:
         return began
 
     def wait_reports(self, event: str, ranks: int, timeout: float, first_attempt: int = 0) -> list[Report]:
-        """Wait until every rank of one attempt has reported `event`; Lost when the job ends before or time runs out."""
-        found: list[Report] = []
+        """Wait until every rank of one attempt has reported `event`; Lost when the job ends before, Late after
+        `timeout` seconds."""
+        return self._wait_found(lambda: all_ranks(self.reports, event, ranks, first_attempt), event, timeout)
 
-        def arrived() -> bool:
-            found[:] = all_ranks(self.reports, event, ranks, first_attempt) or []
-            return bool(found)
-
-        if not self._wait(arrived, timeout):
-            ended = all(launcher.poll() is not None for launcher in self.launchers)
-            raise Lost(
-                f"job ended without {event!r} of all ranks" if ended else f"no {event!r} of all ranks in {timeout:g} s"
-            )
-        return found
+    def wait_each_rank(self, event: str, ranks: int, timeout: float, after_ns: int) -> list[Report]:
+        """Wait until every rank has reported `event` after `after_ns`, in whatever attempt; Lost and Late as above."""
+        return self._wait_found(lambda: each_rank(self.reports, event, ranks, after_ns), event, timeout)
 
     def kill(self, pid: int) -> int:
         """Kill one worker with SIGKILL; when, in nanoseconds, read just before. Lost when it had ended of itself."""
@@ -161,6 +174,19 @@ class Room:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             raise Lost("the worker to be killed had ended of itself") from None
+        return now
+
+    def kill_node(self, node: int) -> int:
+        """Kill a launcher and all that descends from it, as when a machine dies; when, in nanoseconds, read just
+        before. Lost when it had ended of itself."""
+        launcher = self.launchers[node]
+        if launcher.poll() is not None:
+            raise Lost("the node to be killed had ended of itself")
+        pids = tree(launcher.pid)
+        now = time.monotonic_ns()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         return now
 
     def wait_end(self, timeout: float) -> int:
@@ -186,6 +212,14 @@ class Room:
         except FileNotFoundError:
             return ""
         return "\n".join(lines[-TAIL_LINES:])
+
+    def _wait_found(self, find: Callable[[], list[Report] | None], event: str, timeout: float) -> list[Report]:
+        if not self._wait(lambda: find() is not None, timeout):
+            if all(launcher.poll() is not None for launcher in self.launchers):
+                raise Lost(f"job ended without {event!r} of all ranks")
+            self.patient = False
+            raise Late(f"no {event!r} of all ranks in {timeout:g} s")
+        return find() or []
 
     def _wait(self, done: Callable[[], bool], timeout: float) -> bool:
         """Take in reports until `done()`, until all launchers have ended or `timeout` seconds passed; whether done."""
