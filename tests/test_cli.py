@@ -16,6 +16,7 @@ import pytest
 from dlrover_run.cli import main, parse
 from dlrover_run.command_line import options
 from dlrover_run.command_line.argv import UsageError, cut
+from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, SpecError, Std, StreamMap
 
 LIMIT = 60.0
@@ -34,7 +35,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_bare_script_is_one_worker_with_torchruns_defaults() -> None:
     spec = parse(["train.py"], {})
-    assert (spec.workers_per_node, spec.nodes, spec.backend, spec.max_restarts) == (1, 1, "memory", 0)
+    assert (spec.workers_per_node, spec.backend, spec.node_rank, spec.master) == (1, "memory", None, None)
+    assert spec.rules == Rules(lost_after=0.0)
     assert (spec.role, spec.start_method, spec.signals, spec.shutdown_timeout) == (
         "default",
         "spawn",
@@ -56,14 +58,21 @@ def test_a_job_without_a_name_gets_another_one_each_time() -> None:
         ("--nnodes 3:1 train.py", "--nnodes '3:1' is out of range"),
         ("--nnodes 1:2:3 train.py", "--nnodes '1:2:3' has more than two parts"),
         ("--nnodes two train.py", "--nnodes 'two' is not a number of nodes"),
-        ("--nnodes 1:3 train.py", "is an elastic range, and those are not built yet in this version: give one number"),
+        ("--nnodes 1:3 train.py", "--nnodes '1:3' is an elastic range, and static has none: give --rdzv-backend=c10d"),
+        ("--nnodes 100001 train.py", "--nnodes 100001 with --node-unit 1 cannot be had: a job has 1 to 100000 nodes"),
+        ("--node-unit 2 train.py", "--nnodes 1 with --node-unit 2 cannot be had: no multiple of 2 lies between 1 and"),
+        ("--node-unit 0 train.py", "--node-unit '0' is out of range: give an integer from 1 to 100000."),
+        ("--spares -1 train.py", "--spares '-1' is out of range: give an integer from 0 to 100000."),
         ("--nproc-per-node 0 train.py", "--nproc-per-node '0' is out of range: give an integer of 1 or more."),
         ("--nproc-per-node tpu train.py", "'tpu' is not known: give a number of workers, auto, gpu, cpu or xpu."),
         ("--standalone --nnodes 2 train.py", "--standalone is for one node, and --nnodes asks for 2: leave one out."),
-        ("--rdzv-backend etcd train.py", "--rdzv-backend 'etcd' is not built yet in this version: give static"),
+        (
+            "--rdzv-backend etcd train.py",
+            "--rdzv-backend 'etcd' is not built yet in this version: give --rdzv-backend=c10d",
+        ),
         ("--rdzv-backend etcd-v2 train.py", "--rdzv-backend 'etcd-v2' is not built yet in this version"),
-        ("--nnodes 2 --rdzv-backend c10d train.py", "'c10d' is not built yet for several nodes in this version"),
-        ("--rdzv-backend zeus train.py", "--rdzv-backend 'zeus' is not known: give static, give c10d for one node"),
+        ("--nnodes 2 --rdzv-backend c10d train.py", "--rdzv-backend 'c10d' needs a place where the nodes meet: give"),
+        ("--rdzv-backend zeus train.py", "'zeus' is not known: give c10d, give static, or leave it out for one node."),
         ("--nnodes 2 --node-rank 2 train.py", "--node-rank '2' is out of range: give 0 to 1, since --nnodes is 2."),
         ("--master-port 1 --node-rank 1 train.py", "--node-rank '1' is out of range: give 0, or more --nnodes."),
         ("--node-rank -1 train.py", "--node-rank '-1' is out of range: give an integer of 0 or more."),
@@ -168,7 +177,7 @@ def test_our_own_flags_may_be_abbreviated_where_torchrun_has_nothing() -> None:
 def test_variables_give_defaults_and_the_command_line_wins() -> None:
     environ = {"PET_NPROC_PER_NODE": "4", "PET_MAX_RESTARTS": "2", "PET_REDIRECTS": "0:3"}
     spec = parse(["--max-restarts", "5", "train.py"], environ)
-    assert (spec.workers_per_node, spec.max_restarts) == (4, 5)
+    assert (spec.workers_per_node, spec.rules.max_restarts) == (4, 5)
     assert spec.logs.redirects == StreamMap(by_rank={0: Std.ALL})
 
 
@@ -259,16 +268,20 @@ def test_the_endpoint_goes_before_the_masters_address() -> None:
         "train.py",
     ]
     spec = parse(flags, {})
-    assert (spec.backend, spec.master_addr, spec.master_port, spec.node_rank) == ("static", "::1", 5, 1)
+    assert (spec.backend, spec.rules.store, spec.node_rank) == ("static", ("::1", 5), 1)
 
 
 def test_what_has_no_effect_is_said_in_a_line() -> None:
     said: list[str] = []
-    line = "--node-rank 3 --rdzv-conf 'join_timeout=5 --local-ranks-filter 0,9 train.py"
+    line = (
+        "--node-rank 3 --rdzv-conf 'join_timeout=5,bind=::,read_timeout=7 --local-ranks-filter 0,9 --spares 0 train.py"
+    )
     parse(line.split(), {}, warn=said.append)
     assert said == [
         "--node-rank 3 has no effect, since this job has one node and no static rendezvous.",
-        '--rdzv-conf has "\'join_timeout", which no backend of torchrun reads.',
+        '--rdzv-conf has "\'join_timeout", which nothing reads.',
+        "bind of --rdzv-conf has no effect, since this job has no master where nodes meet.",
+        "--spares has no effect, since this job has no master where nodes meet.",
         "--local-ranks-filter names 9, and this node has only local rank 0.",
     ]
 
@@ -372,7 +385,7 @@ def test_main_prints_a_mistake_as_one_line_and_answers_2(
 
 def test_main_says_what_has_no_effect_and_goes_on(launched: list[JobSpec], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rdzv-conf=a=1", "train.py"]) == 7
-    assert capsys.readouterr().err == "dlrover-run: warning: --rdzv-conf has 'a', which no backend of torchrun reads.\n"
+    assert capsys.readouterr().err == "dlrover-run: warning: --rdzv-conf has 'a', which nothing reads.\n"
 
 
 def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
