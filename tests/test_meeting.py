@@ -1,0 +1,436 @@
+"""Where nodes meet: what flags and variables come to, the settings of a rendezvous, and secrets that stay secret."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import dlrover_run
+from dlrover_run.api import elastic_launch
+from dlrover_run.cli import job_or_code, parse
+from dlrover_run.command_line import rendezvous_conf
+from dlrover_run.coordination.records import NodeId
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.launch import LaunchRequest
+from dlrover_run.spec import JobSpec, MasterSpec, SpecError, TlsSpec
+from dlrover_run.wire import messages
+
+LIMIT = 60.0
+"""Seconds that a child process of a test may take before the test gives up."""
+
+TOKEN = "open-sesame"
+AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with one script, and no variable of the machine that could change a job."""
+    for name in [*os.environ]:
+        if name.startswith(("PET_", "DLROVER_", "NODE_", "WORKER_")) or name == "PYTHON_EXEC":
+            monkeypatch.delenv(name)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def job(line: str, **environ: str) -> JobSpec:
+    """The job of these flags and variables."""
+    return parse([*line.split(), "train.py"], environ)
+
+
+def at_master(line: str, **environ: str) -> MasterSpec:
+    """Where the nodes of this job meet."""
+    spec = job(line, **environ)
+    assert (spec.backend, spec.rules.store) == ("master", None)
+    assert spec.master is not None
+    return spec.master
+
+
+def refusal(line: str, **environ: str) -> str:
+    """The one sentence with which this job is refused."""
+    with pytest.raises(SpecError) as refused:
+        job(line, **environ)
+    sentence = str(refused.value)
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    return sentence
+
+
+@pytest.mark.parametrize("backend", ["c10d", "master"])
+@pytest.mark.parametrize(("nodes", "least", "most"), [("2", 2, 2), ("1:2", 1, 2), ("2:4", 2, 4), ("3:3", 3, 3)])
+def test_several_nodes_meet_at_the_endpoint(backend: str, nodes: str, least: int, most: int) -> None:
+    spec = job(f"--nnodes={nodes} --rdzv-backend={backend} --rdzv-endpoint=node0")
+    assert spec.rules == Rules(least=least, most=most)
+    assert spec.master == MasterSpec("node0", 29400)
+    assert (spec.backend, spec.run_id, spec.node_rank, spec.node_id) == ("master", "none", None, "")
+
+
+@pytest.mark.parametrize("line", ["", "--nnodes=1:1", "--standalone", "--rdzv-backend=c10d", f"--nnodes=1 {AT_NODE0}"])
+def test_one_node_meets_nobody(line: str) -> None:
+    spec = job(line, DLROVER_MASTER_ADDR="node0:4000", NODE_RANK="3", NODE_ID="no/name", DLROVER_RDZV_TOKEN="")
+    assert (spec.backend, spec.master, spec.node_rank, spec.node_id) == ("memory", None, None, "")
+    assert spec.rules == Rules(lost_after=0.0)
+
+
+def test_one_node_with_a_spare_is_two_that_meet() -> None:
+    spec = job(f"--nnodes=1 --spares=1 {AT_NODE0}")
+    assert (spec.backend, spec.rules) == ("master", Rules(spares=1))
+
+
+def test_static_nodes_have_ranks_a_store_and_no_master() -> None:
+    spec = job("--nnodes=2 --node-rank=1 --master-addr=node0", NODE_RANK="7")
+    assert (spec.backend, spec.master, spec.node_rank) == ("static", None, 1)
+    assert spec.rules == Rules(least=2, most=2, lost_after=0.0, store=("node0", 29500))
+    assert job("--nnodes=2").node_rank == 0
+
+
+def test_spares_units_and_restarts_are_rules_of_the_job() -> None:
+    spec = job(f"--nnodes=2:5 --spares=1 --node-unit=2 --max-restarts=3 {AT_NODE0}")
+    assert spec.rules == Rules(least=2, most=5, spares=1, unit=2, max_restarts=3)
+    by_variable = job(f"--nnodes=2:5 {AT_NODE0}", PET_SPARES="1", PET_NODE_UNIT="2", PET_MAX_RESTARTS="3")
+    assert by_variable.rules == spec.rules
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--nnodes=2:4", "static has none: give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one"),
+        ("--nnodes=2:4 --rdzv-backend=static --master-addr=a", "--nnodes '2:4' is an elastic range, and static has"),
+        ("--nnodes=2 --rdzv-backend=c10d", "give --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, or set DL"),
+        ("--nnodes=2 --rdzv-backend=master --rdzv-endpoint=a:0", "'a:0' has port 0, which is another one on every"),
+        ("--nnodes=2 --rdzv-backend=master --rdzv-endpoint=a/b", "--rdzv-endpoint 'a/b' has no good host"),
+        ("--nnodes=1:4 --standalone", "--standalone is for one node, and --nnodes asks for 1:4: leave one out."),
+        ("--nnodes=2 --rdzv-backend=etcd-v2", "is not built yet in this version: give --rdzv-backend=c10d and --rdzv"),
+        (f"--nnodes=4:5 --node-unit=3 {AT_NODE0}", "--nnodes 4:5 with --node-unit 3 cannot be had: no multiple of 3 l"),
+        (f"--nnodes=2 --rdzv-id= {AT_NODE0}", "--rdzv-id '' is no name that a master takes: give 1 to 255 printable"),
+        (f"--nnodes=2 --rdzv-id={256 * 'a'} {AT_NODE0}", "is no name that a master takes: give 1 to 255 printable"),
+        (f"--nnodes=2 --rdzv-id=a\x1b[2J {AT_NODE0}", "is no name that a master takes: give 1 to 255 printable"),
+        (f"--nnodes=2 --node-rank=1000001 {AT_NODE0}", "--node-rank '1000001' is out of range: give an integer from 0"),
+    ],
+)
+def test_a_mistake_says_what_to_type(line: str, sentence: str) -> None:
+    assert sentence in refusal(line)
+
+
+def test_the_longest_name_of_a_job_fits_a_message() -> None:
+    spec = job(f"--nnodes=2 --rdzv-id={255 * 'a'} {AT_NODE0}")
+    assert msgspec.convert(spec.run_id, messages.JobId) == spec.run_id
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "port", "is_host"),
+    [
+        ("--rdzv-backend=c10d --rdzv-endpoint=node0", "node0", 29400, None),
+        ("--rdzv-backend=c10d --rdzv-endpoint=[::1]:5", "::1", 5, None),
+        ("--rdzv-backend=c10d", "master.svc", 4001, False),
+        ("--rdzv-backend=master", "master.svc", 4001, False),
+        ("", "master.svc", 4001, False),
+        ("--rdzv-backend=master --rdzv-conf=is_host=1", "master.svc", 4001, True),
+        (f"{AT_NODE0} --rdzv-conf=is_host=No", "node0", 4000, False),
+    ],
+)
+def test_a_flag_goes_before_the_variable_that_names_a_master(
+    line: str, host: str, port: int, is_host: bool | None
+) -> None:
+    """Who is sent to a master by the variable does not start one, even at an address of this machine."""
+    master = at_master(f"--nnodes=2 {line}", DLROVER_MASTER_ADDR="master.svc:4001")
+    assert (master.host, master.port, master.is_host) == (host, port, is_host)
+
+
+@pytest.mark.parametrize(
+    "line", ["--rdzv-backend=static", "--rdzv-endpoint=node0:1", "--master-addr=node0", "--master-port=1"]
+)
+def test_a_flag_that_says_static_is_not_overruled_by_the_variable(line: str) -> None:
+    assert job(f"--nnodes=2 {line}", DLROVER_MASTER_ADDR="master.svc:4001").backend == "static"
+
+
+def test_a_bad_variable_is_named() -> None:
+    assert refusal("--nnodes=2", DLROVER_MASTER_ADDR="a:b").startswith("DLROVER_MASTER_ADDR 'a:b' has a bad port")
+    assert refusal("--nnodes=2", DLROVER_MASTER_ADDR="a:0").startswith("DLROVER_MASTER_ADDR 'a:0' has port 0")
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "rank"),
+    [
+        ("", {}, None),
+        ("", {"NODE_RANK": "3", "WORKER_RANK": "4"}, 3),
+        ("", {"NODE_RANK": "", "WORKER_RANK": "4"}, 4),
+        ("", {"PET_NODE_RANK": "0", "NODE_RANK": "3"}, 0),
+        ("--node-rank=0", {"PET_NODE_RANK": "1", "NODE_RANK": "3"}, 0),
+    ],
+)
+def test_a_rank_is_a_wish_only_where_somebody_gave_one(line: str, environ: dict[str, str], rank: int | None) -> None:
+    assert job(f"--nnodes=2 {AT_NODE0} {line}", **environ).node_rank == rank
+
+
+def test_a_rank_that_is_no_number_names_its_variable() -> None:
+    sentence = "NODE_RANK 'worker-3' is not an integer: give an integer from 0 to 1000000."
+    assert refusal(f"--nnodes=2 {AT_NODE0}", NODE_RANK="worker-3") == sentence
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"NODE_ID": "pod-1.a:b_C", "WORKER_ID": "2"}, "pod-1.a:b_C"),
+        ({"NODE_ID": "", "WORKER_ID": "2"}, "2"),
+        ({"WORKER_ID": 128 * "a"}, 128 * "a"),
+        ({"NODE_RANK": "1", "WORKER_RANK": "1"}, ""),
+    ],
+)
+def test_a_node_takes_the_name_that_the_cluster_gave_it(environ: dict[str, str], name: str) -> None:
+    assert job(f"--nnodes=2 {AT_NODE0}", **environ).node_id == name
+    assert not name or msgspec.convert(name, NodeId) == name
+
+
+@pytest.mark.parametrize("name", ["a/b", "a b", 129 * "a", "ä"])
+def test_a_name_that_no_record_takes_is_refused_in_a_sentence(name: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(name, NodeId)
+    for given in (name, f"{name}\n"):
+        sentence = refusal(f"--nnodes=2 {AT_NODE0}", WORKER_ID=given)
+        assert "is no name for a node: set it to at most 128 letters" in sentence
+
+
+def test_the_settings_of_a_rendezvous_become_rules() -> None:
+    conf = (
+        "join_timeout=60.5,last_call_timeout=0.25,pend_timeout=0,lost_after=2,scale_up_delay=5,restart_window=3600,"
+        "keep_alive_interval=0.5,keep_alive_max_attempt=6,early_failure_limit=0"
+    )
+    assert job(f"--nnodes=2 {AT_NODE0} --rdzv-conf={conf}").rules == Rules(
+        least=2,
+        most=2,
+        join_timeout=60.5,
+        last_call_timeout=0.25,
+        pend_timeout=0,
+        lost_after=2,
+        scale_up_delay=5,
+        restart_window=3600,
+        keep_alive_interval=0.5,
+        keep_alive_attempts=6,
+        early_failure_limit=0,
+    )
+
+
+def test_every_rule_has_a_key_or_a_flag() -> None:
+    by_key = {key.rule for key in rendezvous_conf.TABLE if key.rule}
+    by_flag = {"least", "most", "unit", "spares", "max_restarts", "store"}
+    assert by_key | by_flag == {field.name for field in fields(Rules)}
+
+
+def test_the_master_is_told_where_to_listen_and_where_to_write(here: Path) -> None:
+    master = at_master(f"--nnodes=2 {AT_NODE0} --rdzv-conf=bind=[::],state_dir=journal,is_host=1")
+    assert (master.bind, master.state_dir, master.is_host) == ("::", str(here / "journal"), True)
+
+
+@pytest.mark.parametrize(
+    ("conf", "sentence"),
+    [
+        ("join_timeout=0", "--rdzv-conf join_timeout '0' is out of range: give a number of seconds above 0."),
+        ("last_call_timeout=0", "last_call_timeout '0' is out of range: give a number of seconds above 0."),
+        ("pend_timeout=-1", "--rdzv-conf pend_timeout '-1' is out of range: give a number of seconds, 0 or more."),
+        ("lost_after=inf", "--rdzv-conf lost_after 'inf' is out of range"),
+        ("scale_up_delay=soon", "--rdzv-conf scale_up_delay 'soon' is not a number"),
+        ("restart_window=nan", "--rdzv-conf restart_window 'nan' is out of range"),
+        ("keep_alive_interval=0", "--rdzv-conf keep_alive_interval '0' is out of range"),
+        ("keep_alive_max_attempt=0", "'0' is out of range: give an integer from 1 to 1000000."),
+        ("early_failure_limit=1.5", "--rdzv-conf early_failure_limit '1.5' is not an integer"),
+        ("read_timeout=0", "--rdzv-conf read_timeout '0' is out of range: give an integer of 1 or more."),
+        ("store_type=redis", "--rdzv-conf store_type 'redis' is not known: give tcp or file."),
+        ("is_host=maybe", "--rdzv-conf is_host 'maybe' is not known"),
+        ("auth=always", "--rdzv-conf auth 'always' is not known: give auto or required."),
+        ("bind=a/b", "--rdzv-conf bind 'a/b' is not a host"),
+        ("state_dir=train.py/x", "--rdzv-conf state_dir 'train.py/x' cannot be made, since "),
+        ("token_file=none", "--rdzv-conf token_file 'none' cannot be read (No such file or directory): name a file"),
+        ("token_file=.", "--rdzv-conf token_file '.' cannot be read (Is a directory): name a file that this user may"),
+        ("tls_ca=none", "--rdzv-conf tls_ca 'none' cannot be read (No such file or directory)"),
+        ("tls_ca=train.py", "--rdzv-conf tls_ca 'train.py' is not a certificate in PEM form: name another file."),
+        ("tls_cert=train.py", "tls_cert 'train.py' is of no use without a tls_key: give tls_key too."),
+        ("tls_key=train.py", "tls_key 'train.py' is of no use without a tls_cert: give tls_cert too."),
+        ("auth=required", "this node has nothing to prove itself with: set DLROVER_RDZV_TOKEN or DLROVER_RDZV_TOKEN_"),
+    ],
+)
+def test_a_bad_setting_is_one_sentence(conf: str, sentence: str) -> None:
+    assert sentence in refusal(f"--nnodes=2 {AT_NODE0} --rdzv-conf={conf}")
+
+
+def test_settings_that_torchrun_has_and_we_do_not_need_change_nothing() -> None:
+    conf = "timeout=5,close_timeout=5,heartbeat_timeout=5,read_timeout=5,store_type=file,rank=3,etcd_prefix=/x"
+    said: list[str] = []
+    spec = parse(["--nnodes=2", *AT_NODE0.split(), f"--rdzv-conf={conf}", "train.py"], {}, warn=said.append)
+    assert (spec.rules, spec.node_rank, said) == (Rules(least=2, most=2), None, [])
+
+
+@pytest.fixture
+def pems(here: Path) -> dict[str, str]:
+    """A file of each kind that TLS takes; what is in them is never looked into further."""
+    for name, kind in (("ca", "CERTIFICATE"), ("cert", "CERTIFICATE"), ("key", "EC PRIVATE KEY")):
+        (here / name).write_text(f"-----BEGIN {kind}-----\nAA==\n-----END {kind}-----\n")
+    return {name: str(here / name) for name in ("ca", "cert", "key")}
+
+
+def test_tls_files_are_found_and_named_from_the_root(pems: dict[str, str]) -> None:
+    conf = "--rdzv-conf=tls_ca=ca,tls_cert=cert,tls_key=key,auth=required"
+    master = at_master(f"--nnodes=2 {AT_NODE0} {conf}")
+    assert (master.tls, master.auth_required) == (TlsSpec(**pems), True)
+    assert at_master(f"--nnodes=2 {AT_NODE0} --rdzv-conf=tls_ca=ca").tls == TlsSpec(ca=pems["ca"])
+    assert "tls_key 'cert' is not a private key" in refusal(
+        f"--nnodes=2 {AT_NODE0} --rdzv-conf=tls_cert=cert,tls_key=cert"
+    )
+    # A certificate of the other side proves nothing of this one.
+    assert "auth=required" in refusal(f"--nnodes=2 {AT_NODE0} --rdzv-conf=tls_ca=ca,auth=required")
+
+
+def test_the_token_comes_from_the_setting_then_the_variable_then_its_file(here: Path) -> None:
+    (here / "one").write_text("from the setting\n")
+    (here / "two").write_text("from the file\r\n")
+    by_file = {"DLROVER_RDZV_TOKEN_FILE": "two"}
+    by_text = {**by_file, "DLROVER_RDZV_TOKEN": "from the variable\n"}
+    line = f"--nnodes=2 {AT_NODE0} --rdzv-conf=auth=required"
+    assert at_master(f"{line},token_file=one", **by_text).token == "from the setting"
+    assert at_master(line, **by_text).token == "from the variable"
+    assert at_master(line, **by_file).token == "from the file"
+    assert at_master(f"--nnodes=2 {AT_NODE0}").token == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "holds an empty token: put a secret text into it, or leave it out."),
+        (b"\n", "holds an empty token"),
+        (b"a" * 4097, "holds a token of more than 4096 characters: make it shorter."),
+        (b"\xff" * 9, "is not text: a token is UTF-8."),
+        ("ä".encode() * 4096, ""),
+        (b"a" * 4096 + b"\r\n", ""),
+    ],
+)
+def test_a_token_that_is_none_is_refused_without_showing_it(content: bytes, sentence: str, here: Path) -> None:
+    (here / "token").write_bytes(content)
+    line = f"--nnodes=2 {AT_NODE0} --rdzv-conf=token_file=token"
+    if not sentence:
+        assert at_master(line).token == content.decode().strip()
+        return
+    assert f"--rdzv-conf token_file 'token' {sentence}" in refusal(line)
+
+
+def test_an_empty_token_is_refused_wherever_it_stands() -> None:
+    """Whoever sets the variable believes that his job has one."""
+    assert refusal(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN="").startswith("DLROVER_RDZV_TOKEN holds an empty")
+    assert "is not text" in refusal(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN="\udcff")
+
+
+@pytest.mark.parametrize(
+    "conf", [f"token={TOKEN}", f" Token = {TOKEN}", f"bad,'token={TOKEN}'", f"a=1,token={TOKEN},x"]
+)
+def test_a_token_on_the_command_line_is_refused_and_not_repeated(conf: str) -> None:
+    with pytest.raises(SpecError, match="where every list of processes shows it: put it into a file") as refused:
+        parse(["--rdzv-conf", conf, "train.py"], {})
+    assert TOKEN not in str(refused.value)
+
+
+def test_a_job_never_shows_its_token_and_carries_it_to_the_launcher() -> None:
+    spec = job(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN=TOKEN)
+    assert TOKEN not in repr(spec)
+    sent = msgspec.json.encode(LaunchRequest(spec, 0, 0))
+    assert msgspec.json.decode(sent, type=LaunchRequest).spec == spec
+
+
+def test_reading_a_command_line_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLROVER_RDZV_TOKEN", TOKEN)
+    spec = job_or_code(["--nnodes=2", *AT_NODE0.split(), "train.py"])
+    assert isinstance(spec, JobSpec)
+    assert spec.master is not None
+    assert (spec.master.token, os.environ["DLROVER_RDZV_TOKEN"]) == (TOKEN, TOKEN)
+
+
+SHOW = """
+import os
+from pathlib import Path
+for process in (os.getpid(), os.getppid()):
+    print(Path(f"/proc/{process}/cmdline").read_bytes(), Path(f"/proc/{process}/environ").read_bytes())
+print(sorted(name for name in os.environ if name.startswith("DLROVER_RDZV")), os.environ["KEPT"])
+"""
+
+
+def shown_by_a_worker(*command: str) -> str:
+    """What a worker sees of its own environment and of its agent's, all processes of the job being of one user."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "DLROVER_RDZV_TOKEN": TOKEN, "DLROVER_RDZV_TOKEN_FILE": f"/{TOKEN}", "KEPT": "kept"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_no_worker_finds_the_token_in_any_environment(here: Path) -> None:
+    (here / "train.py").write_text(SHOW)
+    shown = shown_by_a_worker("-m", "dlrover_run", "train.py")
+    assert shown.endswith("[] kept\n")
+    assert TOKEN not in shown
+
+
+def test_no_worker_of_a_python_program_finds_it_either(here: Path) -> None:
+    (here / "train.py").write_text(SHOW)
+    (here / "program.py").write_text(
+        "import os, dlrover_run\n"
+        "if __name__ == '__main__':\n"
+        "    dlrover_run.main(['train.py'])\n"
+        "    assert os.environ['DLROVER_RDZV_TOKEN'] == 'open-sesame'\n"
+    )
+    shown = shown_by_a_worker("program.py")
+    assert shown.endswith("[] kept\n")
+    assert TOKEN not in shown
+
+
+def launched(config: dlrover_run.LaunchConfig, monkeypatch: pytest.MonkeyPatch) -> JobSpec:
+    """The job that a configuration comes to; nothing is started."""
+    jobs: list[JobSpec] = []
+
+    def take(spec: JobSpec) -> dict[int, Any]:
+        jobs.append(spec)
+        return {}
+
+    monkeypatch.setattr("dlrover_run.api.launch_from_python", take)
+    elastic_launch(config, "ls")()
+    return jobs[0]
+
+
+def test_a_configuration_of_several_nodes_is_the_same_job(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "token").write_text(TOKEN)
+    config = dlrover_run.LaunchConfig(
+        min_nodes=2,
+        max_nodes=4,
+        nproc_per_node=2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="node0:4000",
+        rdzv_configs={"join_timeout": 60, "is_host": True, "token_file": "token", "rank": 1, "bind": None},
+        rdzv_timeout=5,
+        spares=1,
+        node_unit=2,
+    )
+    spec = launched(config, monkeypatch)
+    assert spec.rules == Rules(least=2, most=4, spares=1, unit=2, max_restarts=3, join_timeout=60)
+    assert spec.master == MasterSpec("node0", 4000, is_host=True, token=TOKEN)
+    assert (spec.run_id, spec.node_rank, spec.workers_per_node) == ("none", 1, 2)
+
+
+def test_a_configuration_finds_its_master_by_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLROVER_MASTER_ADDR", "node0:4000")
+    spec = launched(dlrover_run.LaunchConfig(2, 2, 1, run_id="job7"), monkeypatch)
+    assert (spec.master, spec.run_id) == (MasterSpec("node0", 4000, is_host=False), "job7")
+
+
+def test_a_setting_with_a_comma_in_it_is_refused_and_not_cut() -> None:
+    config = dlrover_run.LaunchConfig(1, 1, 1, rdzv_configs={"state_dir": "a,b"})
+    with pytest.raises(SpecError, match="the value of 'state_dir' has a comma in it"):
+        elastic_launch(config, "ls")()
