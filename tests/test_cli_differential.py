@@ -20,9 +20,12 @@ from hypothesis import strategies as st
 from dlrover_run.cli import parse
 from dlrover_run.command_line import options
 from dlrover_run.command_line.argv import CommandLine, UsageError, cut
+from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import JobSpec, SpecError, Std, StreamMap
 
 torch_run = pytest.importorskip("torch.distributed.run")
+torch_meeting = pytest.importorskip("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+torch_texts = pytest.importorskip("torch.distributed.elastic.rendezvous.utils")
 pytestmark = pytest.mark.torchrun
 
 
@@ -65,9 +68,9 @@ def agree(spec: JobSpec, args: Namespace) -> None:
     """Every field of the job says what torchrun's namespace says."""
     workers = torch_run.determine_local_world_size(args.nproc_per_node)
     least, most = torch_run.parse_min_max_nnodes(args.nnodes)
-    assert (spec.nodes, spec.nodes) == (least, most)
+    assert (spec.rules.least, spec.rules.most) == (least, most)
     assert spec.workers_per_node == workers
-    assert spec.max_restarts == args.max_restarts
+    assert spec.rules.max_restarts == args.max_restarts
     assert spec.role == args.role
     assert spec.local_addr == args.local_addr
     assert (spec.start_method == "spawn") == (args.start_method == "spawn")
@@ -84,20 +87,40 @@ def agree(spec: JobSpec, args: Namespace) -> None:
     for mine, text in ((spec.logs.redirects, args.redirects), (spec.logs.tee, args.tee)):
         assert {rank: mine.of(rank) for rank in range(workers)} == streams(text, workers)
     silent = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None and most == 1
-    if args.standalone or silent or args.rdzv_backend == "c10d":
-        assert spec.backend == "memory"
+    if args.standalone or silent or (args.rdzv_backend == "c10d" and most == 1):
+        assert (spec.backend, spec.master, spec.rules.store, spec.node_rank) == ("memory", None, None, None)
+    elif args.rdzv_backend == "c10d":
+        assert spec.master is not None
+        assert (spec.backend, spec.rules.store) == ("master", None)
+        assert (spec.master.host, spec.master.port) == torch_texts.parse_rendezvous_endpoint(args.rdzv_endpoint, 29400)
+        waits(spec, args)
     else:
-        from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-
         port = 29500 if args.master_port is None else args.master_port
-        meeting = parse_rendezvous_endpoint(args.rdzv_endpoint or f"{args.master_addr}:{port}", 29500)
-        assert (spec.backend, spec.master_addr, spec.master_port) == ("static", *meeting)
-        assert spec.node_rank == args.node_rank
+        meeting = torch_texts.parse_rendezvous_endpoint(args.rdzv_endpoint or f"{args.master_addr}:{port}", 29500)
+        assert (spec.backend, spec.rules.store, spec.node_rank) == ("static", meeting, args.node_rank)
     # A job without a name of its own gets a fresh one on both sides, so only the length of it can be compared.
     assert len(spec.run_id) == 36 if args.standalone or silent else spec.run_id == args.rdzv_id
     assert spec.entrypoint.target == args.training_script
     kinds = {"run_path": args.run_path, "program": args.no_python, "module": args.module, "script": True}
     assert spec.entrypoint.kind == next(kind for kind, chosen in kinds.items() if chosen)
+
+
+def waits(spec: JobSpec, args: Namespace) -> None:
+    """What torchrun's c10d would read from `--rdzv-conf` is what the job says, and what nobody gave is as there."""
+    config = torch_texts._parse_rendezvous_config(args.rdzv_conf)
+    params = torch_meeting.RendezvousParameters(
+        "c10d", args.rdzv_endpoint, args.rdzv_id, spec.rules.least, spec.rules.most, **config
+    )
+    limits = torch_meeting.RendezvousTimeout(
+        torch_meeting._get_timeout(params, "join"), torch_meeting._get_timeout(params, "last_call")
+    )
+    assert spec.rules.join_timeout == limits.join.total_seconds()
+    assert spec.rules.last_call_timeout == limits.last_call.total_seconds()
+    ours = Rules()
+    assert spec.rules.keep_alive_interval == params.get_as_int("keep_alive_interval", ours.keep_alive_interval)
+    assert spec.rules.keep_alive_attempts == params.get_as_int("keep_alive_max_attempt", ours.keep_alive_attempts)
+    assert spec.master is not None
+    assert spec.master.is_host == params.get_as_bool("is_host")
 
 
 COMMAND_LINES = """
@@ -129,6 +152,14 @@ train.py -r 3 -t3 -m
 --stand train.py
 --rdzv-backend c10d train.py
 --rdzv-backend c10d --rdzv-id job7 --rdzv-endpoint h:29400 train.py
+--nnodes 2 --rdzv-backend c10d --rdzv-endpoint node0 train.py
+--nnodes 2 --rdzv-backend c10d --rdzv-endpoint node0:1 --rdzv-id job7 train.py
+--nnodes 1:3 --rdzv-backend c10d --rdzv-endpoint [::1]:4000 --max-restarts=3 train.py
+--nnodes=2:2 --rdzv_backend=c10d --rdzv_endpoint=10.0.0.1:29400 --nproc_per_node=2 train.py
+--nnodes=1:1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py
+--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a --rdzv-conf=join_timeout=5,last_call_timeout=1,timeout=9 train.py
+--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a --rdzv-conf=is_host=F,read_timeout=9 train.py
+--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a --rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=9 train.py
 --rdzv-id job7 --master-port 29501 train.py
 --master-port 29501 train.py
 --rdzv-endpoint 127.0.0.1:1234 train.py
@@ -279,6 +310,31 @@ def test_a_prefix_is_taken_exactly_where_torchrun_takes_it(prefix: str) -> None:
             assert refused
 
 
+@st.composite
+def node_ranges(draw: Any) -> str:
+    """Texts for `--nnodes` in both forms."""
+    least = draw(st.integers(1, 9))
+    return f"{least}:{least + draw(st.integers(0, 9))}" if draw(st.booleans()) else str(least)
+
+
+@st.composite
+def meetings(draw: Any) -> list[str]:
+    """Flags of a job whose nodes meet at an endpoint."""
+    host = draw(st.sampled_from(["node-0.cluster", "10.0.0.1", "[::1]", "localhost"]))
+    port = draw(st.one_of(st.just(""), st.integers(1, 65535).map(":{}".format)))
+    settings = ["join_timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt", "timeout"]
+    numbers = st.dictionaries(st.sampled_from(settings), st.integers(1, 10**6).map(str))
+    words = st.dictionaries(st.just("is_host"), st.sampled_from(["1", "True", "yes", "Y", "0", "F", "no", "n"]))
+    conf = {**draw(numbers), **draw(words)}
+    given = {
+        "nnodes": draw(node_ranges()),
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": f"{host}{port}",
+        "rdzv-conf": ",".join(f"{key}={value}" for key, value in conf.items()),
+    }
+    return [f"--{name}={value}" for name, value in given.items() if value]
+
+
 VALUES: dict[str, st.SearchStrategy[str]] = {
     "nproc_per_node": st.integers(1, 64).map(str),
     "rdzv_id": st.from_regex(r"[a-z0-9_-]{1,8}", fullmatch=True).filter(lambda text: not text.startswith("-")),
@@ -327,10 +383,12 @@ def flags_and_variables(draw: Any) -> tuple[list[str], dict[str, str]]:
         st.sampled_from(["", "-h", "--nnodes=7", "--standalone", "-r", "--help"]), st.text(max_size=5)
     )
     tail = draw(st.lists(arguments, max_size=4))
+    if "--standalone" not in argv and "PET_STANDALONE" not in environ and draw(st.booleans()):
+        argv += draw(meetings())
     return [*argv, *draw(st.sampled_from([[], ["--"]])), "train.py", *tail], environ
 
 
-@settings(max_examples=150, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flags_and_variables())
 def test_random_command_lines_mean_what_they_mean_to_torchrun(job: tuple[list[str], dict[str, str]]) -> None:
     argv, environ = job
@@ -386,4 +444,76 @@ def test_fractions_of_a_second_do_for_the_shutdown_timeout_on_purpose() -> None:
 
 def test_a_static_endpoint_needs_no_port_on_purpose() -> None:
     spec = parse(["--nnodes=2", "--rdzv-endpoint=node0", "train.py"], {})
-    assert (spec.master_addr, spec.master_port) == ("node0", 29500)
+    assert spec.rules.store == ("node0", 29500)
+
+
+def meet(*flags: str, **environ: str) -> JobSpec:
+    """The job of two nodes that meet at node0."""
+    return parse(["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node0", *flags, "train.py"], environ)
+
+
+@pytest.mark.parametrize("nodes", ["0", "2:1", "0:2", "1:2:3", "a", "1:", ":2", "-1", "1.5", "1:a"])
+def test_both_refuse_a_range_that_is_none(nodes: str) -> None:
+    argv = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=a:1", "train.py"]
+    args = theirs(argv)
+    assert args is not None
+    with pytest.raises((AssertionError, ValueError, RuntimeError)):
+        torch_run.config_from_args(args)
+    with pytest.raises(SpecError, match="--nnodes"):
+        parse(argv, {})
+
+
+@pytest.mark.parametrize("endpoint", ["node0:x", "node0:65536", "a/b", "[::1", ":4000"])
+def test_both_refuse_an_endpoint_that_is_none(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="endpoint"):
+        torch_texts.parse_rendezvous_endpoint(endpoint, 29400)
+    with pytest.raises(SpecError, match="--rdzv-endpoint"):
+        parse(["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "train.py"], {})
+
+
+def test_an_elastic_range_wants_a_backend_that_can_do_it_on_purpose() -> None:
+    """torchrun's static waits for MAX nodes whatever MIN is."""
+    args = theirs(["--nnodes=1:2", "train.py"])
+    assert args is not None
+    assert torch_run.config_from_args(args)[0].rdzv_backend == "static"
+    with pytest.raises(SpecError, match="give --rdzv-backend=c10d"):
+        parse(["--nnodes=1:2", "train.py"], {})
+
+
+def test_several_nodes_want_an_endpoint_on_purpose() -> None:
+    """Without one each of torchrun's nodes takes itself for the meeting place, and waits for the others."""
+    assert torch_texts.parse_rendezvous_endpoint("", 29400) == ("localhost", 29400)
+    with pytest.raises(SpecError, match="needs a place where the nodes meet"):
+        parse(["--nnodes=2", "--rdzv-backend=c10d", "train.py"], {})
+
+
+def test_several_nodes_want_a_port_that_all_know_on_purpose() -> None:
+    assert torch_texts.parse_rendezvous_endpoint("node0:0", 29400) == ("node0", 0)
+    with pytest.raises(SpecError, match="has port 0, which is another one on every node"):
+        meet("--rdzv-endpoint=node0:0")
+
+
+def test_several_nodes_want_one_name_on_purpose() -> None:
+    """torchrun gives each node a random name, under which it meets nobody."""
+    with pytest.raises(SpecError, match="is no name that a master takes"):
+        meet("--rdzv-id=")
+
+
+def test_a_node_rank_is_a_wish_where_nodes_meet_on_purpose() -> None:
+    """torchrun ignores it there."""
+    assert [meet("--node-rank=3").node_rank, meet().node_rank, meet(NODE_RANK="1").node_rank] == [3, None, 1]
+
+
+def test_a_silent_node_is_found_sooner_on_purpose() -> None:
+    """torchrun waits for 15 s of silence, and then does nothing with what it knows."""
+    assert meet().rules.silence_limit == 9
+
+
+def test_fractions_of_a_second_do_for_the_waits_on_purpose() -> None:
+    with pytest.raises(ValueError, match="does not represent a valid integer"):
+        torch_meeting.RendezvousParameters("c10d", "a", "b", 1, 1, join_timeout="0.5").get_as_int("join_timeout")
+    assert meet("--rdzv-conf=join_timeout=0.5").rules.join_timeout == 0.5
+
+
+def test_the_other_name_of_c10d_is_master_on_purpose() -> None:
+    assert meet("--rdzv-backend=master") == meet("--rdzv-backend=c10d")
