@@ -91,6 +91,7 @@ def test_a_job_without_a_name_gets_another_one_each_time() -> None:
         ("--rdzv-conf timeout=0 train.py", "--rdzv-conf timeout '0' is out of range: give an integer of 1 or more."),
         ("--rdzv-conf is_host=perhaps train.py", "--rdzv-conf is_host 'perhaps' is not known"),
         ("--max-restarts -1 train.py", "--max-restarts '-1' is out of range: give an integer of 0 or more."),
+        ("--max-restarts 2147483648 train.py", "'2147483648' is out of range: give at most 2147483647."),
         ("--max-restarts 1.5 train.py", "--max-restarts '1.5' is not an integer: give an integer of 0 or more."),
         ("--monitor-interval 0 train.py", "--monitor-interval '0' is out of range: give a number of seconds above 0."),
         ("--monitor-interval nan train.py", "--monitor-interval 'nan' is out of range"),

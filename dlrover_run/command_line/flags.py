@@ -20,6 +20,9 @@ STATIC_PORT = 29500
 
 LAST_PORT = 65535
 
+LARGEST = 2**31 - 1
+"""The largest number that is taken anywhere: far beyond use, and within what can be written into a message."""
+
 TRUE_WORDS = frozenset({"true", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "no", "off"})
 
@@ -62,6 +65,8 @@ def whole_number(place: str, text: str, lowest: int, highest: int | None = None)
         number = int(text)
     except ValueError:
         raise wrong(place, text, "is not an integer", f"give {allowed}") from None
+    if number > LARGEST:
+        raise wrong(place, text, "is out of range", f"give at most {LARGEST if highest is None else highest}")
     if number < lowest or (highest is not None and number > highest):
         raise wrong(place, text, "is out of range", f"give {allowed}")
     return number
