@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from dlrover_run.descent import lineage
 
@@ -25,6 +25,16 @@ def block(signals: Iterable[signal.Signals]) -> None:
 def unblock() -> None:
     """Take signals as they come again; a mask is inherited through fork and exec, so the agent calls this first."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+@contextlib.contextmanager
+def signals_for_this_thread() -> Iterator[None]:
+    """Start threads in here that never take a signal, so that `block` in this one still holds all of them back."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def watch(agent: int, signals: Iterable[signal.Signals]) -> int:
