@@ -1,0 +1,155 @@
+"""One stream to a master: opened, both sides proved, messages in both directions, ended.
+
+It holds no policy: whoever owns it decides what a refusal or an end means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from dlrover_run.backends.own_address import Address
+from dlrover_run.coordination.records import NodeStatus
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.descent import guard
+from dlrover_run.spec import MasterSpec, TlsSpec
+from dlrover_run.wire import messages, proof, transport
+from dlrover_run.wire.messages import BadMessage, Challenge, FromMaster, FromNode, Hello, Join, Proof, Refused, Welcome
+
+HANDSHAKE_TIMEOUT = 20.0
+"""Seconds from the first byte to the master's welcome. Two thousand nodes that come at once took 5 s with TLS; after
+this a node comes again later."""
+
+_MOST_DETAILS = 300
+
+
+class SessionEnded(Exception):
+    """The stream has ended, or never began; the message is a clause that says why."""
+
+
+class MasterRefuses(Exception):
+    """The master lets this node in no more; the message is its reason. `retry` says that this may pass."""
+
+    def __init__(self, reason: str, retry: bool) -> None:
+        super().__init__(reason)
+        self.retry = retry
+
+
+class MasterUnproven(Exception):
+    """Whoever answered does not know the job's token, so it is not obeyed."""
+
+
+class Session:
+    """One stream, open until `close`. `addresses` are those of one family.
+
+    Raises SessionEnded at once when the files of TLS cannot be read.
+    """
+
+    def __init__(self, spec: MasterSpec, addresses: Sequence[Address]) -> None:
+        grpc = transport.load_grpc()
+        self._failed: type[Exception] = grpc.aio.AioRpcError
+        self._eof = grpc.aio.EOF
+        self._token = spec.token
+        kind = "ipv6" if addresses[0].family is socket.AF_INET6 else "ipv4"
+        # A percent sign parts a link-local address from its interface, and gRPC takes this for a URI.
+        target = f"{kind}:{','.join(map(str, addresses))}".replace("%", "%25")
+        # TLS compares the certificate with the endpoint as it was named, not with what that stands for.
+        options = [*transport.CHANNEL_OPTIONS, ("grpc.default_authority", _authority(spec))]
+        # gRPC's threads begin here, and no signal may go to one of them.
+        with guard.signals_for_this_thread():
+            if spec.tls is None:
+                self._channel = grpc.aio.insecure_channel(target, options=options)
+            else:
+                credentials = grpc.ssl_channel_credentials(*_read(spec.tls))
+                self._channel = grpc.aio.secure_channel(target, credentials, options=options)
+            self._stream = self._channel.stream_stream(messages.METHOD)()
+
+    async def join(self, job: str, status: NodeStatus, rules: Rules) -> Welcome:
+        """Prove each other and take part. Raises SessionEnded, MasterRefuses and MasterUnproven."""
+        try:
+            return await asyncio.wait_for(self._join(job, status, rules), HANDSHAKE_TIMEOUT)
+        except asyncio.TimeoutError:
+            raise SessionEnded(f"it did not answer within {HANDSHAKE_TIMEOUT:g} s") from None
+
+    async def _join(self, job: str, status: NodeStatus, rules: Rules) -> Welcome:
+        hello = Hello(messages.PROTOCOL, job, status.node_id, status.incarnation, proof.fresh_nonce())
+        await self.tell(hello)
+        challenge = await self.hear()
+        if not isinstance(challenge, Challenge):
+            raise SessionEnded("it does not speak as a master does")
+        if self._token and not proof.same(challenge.mac, proof.master_mac(self._token, hello, challenge.nonce)):
+            raise MasterUnproven
+        await self.tell(Proof(proof.node_mac(self._token, hello, challenge.nonce)))
+        await self.tell(Join(status, messages.rule_values(rules)))
+        welcome = await self.hear()
+        if not isinstance(welcome, Welcome):
+            raise SessionEnded("it does not speak as a master does")
+        return welcome
+
+    async def tell(self, message: FromNode) -> None:
+        """Send a message. A stream that has ended says so, and why, to whoever hears it next."""
+        with contextlib.suppress(self._failed, asyncio.InvalidStateError):
+            await self._stream.write(messages.encode(message))
+
+    async def hear(self) -> FromMaster:
+        """The master's next word. Raises SessionEnded, and MasterRefuses for its last one."""
+        try:
+            data: Any = await self._stream.read()
+            if data is self._eof:
+                raise SessionEnded("it ended the connection")
+            message = messages.from_master(data)
+        except BadMessage as error:
+            raise SessionEnded(f"what it said is {error}") from None
+        except self._failed as error:
+            raise SessionEnded(_clause(error)) from None
+        if isinstance(message, Refused):
+            raise MasterRefuses(message.reason, message.retry)
+        return message
+
+    async def finish(self) -> None:
+        """Say nothing more: the master ends the stream once it has read all that was said before."""
+        with contextlib.suppress(self._failed, asyncio.InvalidStateError):
+            await self._stream.done_writing()
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._channel.close()
+
+
+def _authority(spec: MasterSpec) -> str:
+    return f"[{spec.host}]:{spec.port}" if ":" in spec.host else f"{spec.host}:{spec.port}"
+
+
+def _read(tls: TlsSpec) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """Root certificates, private key and certificate chain, in gRPC's order."""
+    contents: list[bytes | None] = []
+    for path in (tls.ca, tls.key, tls.cert):
+        try:
+            contents.append(None if path is None else _content(path))
+        except OSError as error:
+            raise SessionEnded(f"a file of TLS cannot be read ({error.strerror}): {path}") from None
+    ca, key, cert = contents
+    return ca, key, cert
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _clause(error: Any) -> str:
+    """Why an RPC failed, from gRPC's own words, which begin with what everybody knows."""
+    details = " ".join((error.details() or error.code().name).split())
+    details = details.rpartition("last error: ")[2]
+    if "Connection refused" in details:
+        return "the connection was refused, so nobody listens there"
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return "its certificate is not signed by tls_ca, or is not valid now"
+    if "Hostname Verification" in details:
+        return "its certificate is for another name than the endpoint's"
+    if "WRONG_VERSION_NUMBER" in details:
+        return "it does not use TLS, and this node does"
+    return details[:_MOST_DETAILS]

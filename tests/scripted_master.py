@@ -1,0 +1,104 @@
+"""A master in the test's own loop that says what the test tells it to, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from dlrover_run.coordination.records import Assignment, NodeStatus
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.wire import messages, proof, transport
+from dlrover_run.wire.messages import Assigned, Challenge, FromMaster, FromNode, Hello, Join, Proof, Report, Welcome
+
+
+class Stream:
+    """One node's stream, as the master sees it."""
+
+    def __init__(self, incoming: AsyncIterator[bytes], context: Any) -> None:
+        self._incoming = incoming
+        self._context = context
+        self.hello: Hello | None = None
+        self.joined: NodeStatus | None = None
+
+    async def hear(self) -> FromNode:
+        """The node's next word; EOFError at its end."""
+        async for data in self._incoming:
+            return messages.from_node(data)
+        raise EOFError
+
+    async def say(self, message: FromMaster) -> None:
+        await self._context.write(messages.encode(message))
+
+    async def challenge(self, token: str = "") -> Proof:
+        """Take the node's hello, prove the master, and return the node's proof."""
+        hello = await self.hear()
+        assert isinstance(hello, Hello)
+        self.hello = hello
+        nonce = proof.fresh_nonce()
+        await self.say(Challenge(nonce, proof.master_mac(token, hello, nonce)))
+        answer = await self.hear()
+        assert isinstance(answer, Proof)
+        assert proof.same(answer.mac, proof.node_mac(token, hello, nonce))
+        return answer
+
+    async def welcome(self, rules: Rules | None = None, notice: str = "", token: str = "") -> NodeStatus:
+        """Take the node in, and return its first status."""
+        await self.challenge(token)
+        join = await self.hear()
+        assert isinstance(join, Join)
+        self.joined = join.status
+        values = join.rules if rules is None else messages.rule_values(rules)
+        await self.say(Welcome(values, notice))
+        return join.status
+
+    async def assign(self, **fields: Any) -> None:
+        await self.say(Assigned(Assignment(**fields)))
+
+    async def status(self) -> NodeStatus:
+        """The next status that the node reports."""
+        report = await self.hear()
+        assert isinstance(report, Report)
+        return report.status
+
+
+Script = Callable[[Stream], Awaitable[None]]
+
+
+class ScriptedMaster:
+    """Serves each stream with the next of its scripts, and at last with the last one again and again.
+
+    A stream ends with its script, or when the node ends it.
+    """
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = list(scripts)
+        self._server: Any = None
+        self.streams = 0
+        self.failure: BaseException | None = None
+
+    async def start(self, port: int = 0) -> int:
+        grpc = transport.load_grpc()
+        self._server = grpc.aio.server(options=transport.SERVER_OPTIONS)
+        service, method = messages.METHOD.strip("/").split("/")
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        bound: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self._server.start()
+        return bound
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    async def _serve(self, incoming: AsyncIterator[bytes], context: Any) -> None:
+        self.streams += 1
+        script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
+        try:
+            await script(Stream(incoming, context))
+        except EOFError:
+            return
+        except asyncio.CancelledError:
+            raise
+        except BaseException as failure:
+            self.failure = failure
+            raise
