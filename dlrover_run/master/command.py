@@ -1,0 +1,179 @@
+"""`python -m dlrover_run.master`: one process that serves, from its command line to its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from dlrover_run import exit_codes
+from dlrover_run.command_line import credentials
+from dlrover_run.command_line.conceal import conceal
+from dlrover_run.descent import lineage
+from dlrover_run.master.idleness import Idleness
+from dlrover_run.master.options import Options, join_address, read_options, ready_fd_of
+from dlrover_run.spec import SpecError, TlsSpec
+
+_LOG_FD = 2
+
+
+def main(args: Sequence[str]) -> int:
+    """Run a master; returns its exit code."""
+    _open_standard_streams()
+    ready_fd = ready_fd_of(args)
+    try:
+        options = read_options(args, os.environ)
+        ready_fd = options.ready_fd
+        conceal(credentials.VARIABLES)
+        if options.idle_timeout is not None:
+            # It belongs to a job, and shall not be ended by its script's name.
+            lineage.name_process("dlrover-master")
+        return asyncio.run(_serve(options))
+    except SpecError as mistake:
+        return _fail(ready_fd, str(mistake), exit_codes.BAD_COMMAND_LINE)
+    except OSError as error:
+        return _fail(ready_fd, str(error), exit_codes.CANNOT_START)
+
+
+def say(text: str) -> None:
+    """Print one line for the person who runs the master. It is left out where nobody reads it: serving comes first."""
+    # A node chose some of the words, and may not steer a terminal with them.
+    line = "".join(char if char.isprintable() else "?" for char in f"dlrover-master: {text}") + "\n"
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [_LOG_FD], [], 0)[1]:
+            os.write(_LOG_FD, line.encode(errors="replace"))
+
+
+async def _serve(options: Options) -> int:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # What goes wrong in a stream is said in our own words, once.
+    logging.getLogger("grpc").setLevel(logging.CRITICAL + 1)
+    from dlrover_run.master.server import MasterServer
+
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[str] = loop.create_future()
+
+    def end(reason: str) -> None:
+        if not ended.done():
+            ended.set_result(reason)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, f"{number.name} came")
+    _allow_many_files()
+    idleness = Idleness(options.idle_timeout, end)
+    server = MasterServer(
+        options.token,
+        options.state_dir,
+        say,
+        lambda: idleness.look(server.jobs.lines, server.jobs.empty and server.jobs.last_one_over),
+    )
+    is_open = _reachable_from_outside(options)
+    tls = None if options.tls is None else _server_credentials(server.grpc, options.tls)
+    try:
+        port = await server.start(options.address, tls)
+    except OSError as error:
+        raise OSError(_why_not_bound(options, error)) from None
+    address = join_address(options.host, port)
+    say(f"listens on {address}")
+    if is_open and not options.token and tls is None:
+        say(
+            "warning: whoever reaches this address can join a job, for there is neither a token nor TLS "
+            "(set DLROVER_RDZV_TOKEN on the master and on every node)"
+        )
+    _tell_ready(options.ready_fd, {"address": options.host, "port": port})
+    idleness.look(0, False)
+    reason = await ended
+    say(f"ends: {reason}")
+    await server.stop(f"the master ends: {reason}")
+    return exit_codes.SUCCESS
+
+
+def _server_credentials(grpc: Any, files: TlsSpec) -> Any:
+    import ssl
+
+    assert files.cert is not None, "a master without a certificate has no TLS"
+    assert files.key is not None, "the certificate has a key"
+    try:
+        # gRPC would only say that the handshake failed, and only to the nodes.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(files.cert, files.key, password=lambda: b"")
+        if files.ca is not None:
+            context.load_verify_locations(files.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise SpecError(f"--tls-cert, --tls-key or --tls-ca cannot be used: {error}.") from None
+    ca = None if files.ca is None else _content(files.ca)
+    pair = (_content(files.key), _content(files.cert))
+    return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _addresses(options: Options) -> list[tuple[Any, ...]]:
+    try:
+        return socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise OSError(
+            f"--listen {options.address!r}: {options.host} is no address of this machine ({error.strerror})"
+        ) from None
+
+
+def _reachable_from_outside(options: Options) -> bool:
+    return not all(ipaddress.ip_address(address[4][0].partition("%")[0]).is_loopback for address in _addresses(options))
+
+
+def _why_not_bound(options: Options, error: OSError) -> str:
+    """gRPC does not tell; the kernel does."""
+    reason = str(error)
+    for family, kind, protocol, _, address in _addresses(options):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+                probe.listen()
+            except OSError as why:
+                reason = why.strerror or str(why)
+    return f"--listen {options.address!r}: cannot listen there ({reason}); give an address of this machine that is free"
+
+
+def _tell_ready(fd: int, message: dict[str, Any]) -> None:
+    if fd < 0:
+        return
+    # Whoever waited for it may be gone.
+    with contextlib.suppress(OSError):
+        os.write(fd, json.dumps(message).encode() + b"\n")
+    with contextlib.suppress(OSError):
+        os.close(fd)
+
+
+def _fail(ready_fd: int, sentence: str, code: int) -> int:
+    say(sentence)
+    _tell_ready(ready_fd, {"error": sentence})
+    return code
+
+
+def _allow_many_files() -> None:
+    """Each node takes a descriptor, and the usual limit of 1024 is lower than what the kernel allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _open_standard_streams() -> None:
+    """Have something at 0, 1 and 2, or else a connection becomes the standard error that lines are written to."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

@@ -1,0 +1,77 @@
+"""The opening of a stream: who comes, for which job, and whether he may. Pure; one for each stream."""
+
+from __future__ import annotations
+
+from dlrover_run.wire import proof
+from dlrover_run.wire.messages import PROTOCOL, Challenge, FromNode, Hello, Join, Proof, Refused
+
+TIMEOUT = 10.0
+"""Seconds from the opening of a stream until its `Join`; one that takes longer is ended.
+
+A node needs two round trips. This bounds how long a stranger can hold a place.
+"""
+
+MAX_SAID = 16 * 1024
+"""Bytes of a message of one who has not proved himself: several times the longest that there can be."""
+
+TOKEN_REMEDY = (
+    "give every node and the master the same token in DLROVER_RDZV_TOKEN, in the file that DLROVER_RDZV_TOKEN_FILE "
+    "names, or by --rdzv-conf token_file=PATH"
+)
+
+
+class Refusal(Exception):
+    """A stream that has to end; `last_word` is what the node is told."""
+
+    def __init__(self, reason: str, retry: bool = False) -> None:
+        super().__init__(reason)
+        self.last_word = Refused(reason[:2000], retry)
+
+
+class Handshake:
+    """Judges a stream's first three messages. `nonce` is random and new with each stream."""
+
+    def __init__(self, token: str, nonce: str) -> None:
+        self._token = token
+        self._nonce = nonce
+
+    def greet(self, message: FromNode) -> Hello:
+        """Take the first message. Raises Refusal."""
+        if not isinstance(message, Hello):
+            raise _out_of_order(message, "hello")
+        if message.protocol != PROTOCOL:
+            raise Refusal(
+                f"this master speaks protocol {PROTOCOL} and the node {str(message.protocol)[:20]}: install one "
+                "version of dlrover-run on all nodes"
+            )
+        return message
+
+    def challenge(self, hello: Hello) -> Challenge:
+        """The answer to the first message, with the master's own proof."""
+        return Challenge(self._nonce, proof.master_mac(self._token, hello, self._nonce))
+
+    def admit(self, hello: Hello, message: FromNode) -> None:
+        """Take the node's proof. Raises Refusal when it is none."""
+        if not isinstance(message, Proof):
+            raise _out_of_order(message, "proof")
+        if not proof.same(message.mac, proof.node_mac(self._token, hello, self._nonce)):
+            raise Refusal(self._wrong_token(message))
+
+    def join(self, hello: Hello, message: FromNode) -> Join:
+        """Take the node's first status. Raises Refusal."""
+        if not isinstance(message, Join):
+            raise _out_of_order(message, "join")
+        if message.status.key != (hello.node_id, hello.incarnation):
+            raise Refusal("a node may only speak of itself, and this one said hello under another name")
+        return message
+
+    def _wrong_token(self, message: Proof) -> str:
+        if not self._token:
+            return f"this node has a token and the master has none: {TOKEN_REMEDY}"
+        if not message.mac:
+            return f"the master asks for the job's token and this node has none: {TOKEN_REMEDY}"
+        return f"this node's token is not the master's: {TOKEN_REMEDY}"
+
+
+def _out_of_order(message: FromNode, wanted: str) -> Refusal:
+    return Refusal(f"the node said {type(message).__name__.lower()} where {wanted} was due")

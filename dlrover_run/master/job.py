@@ -1,0 +1,306 @@
+"""One job: its coordinator, its journal, the nodes that are connected, and what each of them was told last.
+
+Knows neither a clock nor a socket: times are told, and a node is reached through a `Line`. What was heard counts at
+once; `settle` then decides for all of it, stores the plan, and only after that tells anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.records import (
+    OVER,
+    Assignment,
+    NodeKey,
+    NodePhase,
+    NodeStatus,
+    PlanPhase,
+    Seat,
+    Waiting,
+    assignment,
+    seats,
+)
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.master.handshake import Refusal
+from dlrover_run.master.journal import Journal, Replaced
+from dlrover_run.master.notice import differences
+from dlrover_run.master.progress import Progress
+from dlrover_run.master.silence import Silence
+from dlrover_run.wire.messages import Refused, Welcome, rule_values
+
+MAX_NODES = 20_000
+"""Nodes that one job may have at a time, spares and those that are about to be lost included."""
+
+MAX_EPOCH = 2**62
+"""A later epoch than any clock gives; one beyond it could not be followed by another."""
+
+RESULT_KEPT = 60.0
+"""Seconds for which the result of a job is kept for nodes whose connection was broken when it ended.
+
+One that comes later finds no job and begins a new one, which fails after `join_timeout` unless others come too.
+"""
+
+STORE_RETRY = 1.0
+"""Seconds between two attempts to write a journal that could not be written. Until one succeeds nobody is told."""
+
+
+class Line(Protocol):
+    """The way to one node."""
+
+    def tell(self, wanted: Assignment) -> None:
+        """Say what the plan asks of the node; of what was not sent yet only the latest counts."""
+        ...
+
+    def end(self, last_word: Refused | None) -> None:
+        """End the stream, after these words."""
+        ...
+
+
+@dataclass
+class _Node:
+    line: Line
+    host: str
+    told: Assignment | None = None
+
+
+class Job:
+    """A job that a master coordinates. `say` prints one line for the person who runs the master.
+
+    `stepped_down` says why this master decides no more for the job, and `replaced` whether that is because another one
+    does.
+    """
+
+    def __init__(
+        self, name: str, coordinator: Coordinator, journal: Journal | None, now: float, say: Callable[[str], None]
+    ) -> None:
+        self.name = name
+        self.stepped_down: str | None = None
+        self.replaced = False
+        self._coordinator = coordinator
+        self._journal = journal
+        self._say_line = say
+        self._nodes: dict[NodeKey, _Node] = {}
+        self._owed: set[NodeKey] = set()
+        self._silence: Silence[NodeKey] = Silence(coordinator.rules.silence_limit)
+        self._progress = Progress(coordinator)
+        self._stored = coordinator.plan
+        self._retry_at: float | None = None
+        self._held_back = ""
+        self._stored_seats: dict[NodeKey, Seat] = {}
+        self._over_at: float | None = None
+        self._unaware: set[NodeKey] = set()
+        if coordinator.plan.phase in OVER:
+            self._conclude(now)
+
+    @property
+    def lines(self) -> int:
+        """How many nodes are connected."""
+        return len(self._nodes)
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended, well or not."""
+        return self._over_at is not None
+
+    def admit(self, line: Line, status: NodeStatus, rules: Rules, now: float) -> Welcome:
+        """Take a node in. Raises Refusal."""
+        _check(status)
+        key = status.key
+        present = self._coordinator.present
+        if self.over and key not in self._unaware and not status.epoch:
+            raise Refusal(f"the job {self.name!r} has just ended; its name is free again in a moment", retry=True)
+        refusal = self._coordinator.refusal(key)
+        if refusal is not None:
+            raise Refusal(refusal, retry=True)
+        if len(present) >= MAX_NODES and key not in present:
+            raise Refusal(f"the job has {MAX_NODES} nodes, and a master takes no more", retry=True)
+        before = self._nodes.get(key)
+        self._nodes[key] = _Node(line, status.host)
+        if before is not None:
+            before.line.end(Refused("this node has opened another stream", retry=True))
+        self._take(status, now)
+        return Welcome(rule_values(self._coordinator.rules), differences(self._coordinator.rules, rules))
+
+    def hear(self, line: Line, status: NodeStatus, now: float) -> bool:
+        """Take a node's latest status; whether there is something to settle. Raises Refusal."""
+        _check(status)
+        node = self._nodes.get(status.key)
+        if node is None or node.line is not line:
+            raise Refusal("a node may only speak of itself, and this status is another one's")
+        if self._take(status, now):
+            return True
+        self._tell(status.key, node, now, answer=True)
+        return False
+
+    def part(self, line: Line, key: NodeKey, now: float) -> None:
+        """A node's stream has ended; one that another stream has replaced changes nothing."""
+        node = self._nodes.get(key)
+        if node is not None and node.line is line:
+            self._disconnect(key, now)
+
+    def excuse(self, late: float) -> None:
+        """The master was late by that many seconds, and lays them to nobody's charge."""
+        self._silence.excuse(late)
+        self._coordinator.excuse(late)
+
+    def settle(self, now: float) -> None:
+        """Decide on all that was heard and on the time that has passed, and tell everybody whom it concerns."""
+        for key in self._silence.over_limit(now):
+            limit = self._coordinator.rules.silence_limit
+            self._say(f"no sign of life from {self._nodes[key].host} for {limit:g} s")
+            self._nodes[key].line.end(Refused(f"nothing was heard of this node for {limit:g} s", retry=True))
+            self._disconnect(key, now)
+        try:
+            news = self._decide(now)
+        except Replaced as reason:
+            self.replaced = True
+            self._step_down(f"{reason}; this one decides no more for the job")
+            return
+        if self._coordinator.superseded:
+            # What a later coordinator decided is not in our journal, so what is in there is worth nothing.
+            if self._journal is not None:
+                self._journal.remove()
+            self._step_down("a node obeys a later master; this one begins anew with what the nodes say")
+            return
+        news = self._progress.renew(now, len(self._nodes), at_once=news) or news
+        for key in list(self._nodes) if news else self._owed & self._nodes.keys():
+            self._tell(key, self._nodes[key], now, answer=key in self._owed)
+        self._owed.clear()
+
+    def wake_at(self) -> float | None:
+        """When to `settle` though nothing was heard; None for never."""
+        times = [self._silence.next_look()]
+        if self._retry_at is not None:
+            times.append(self._retry_at)
+        elif self._over_at is None:
+            times += [self._coordinator.wake_at(), self._progress.due]
+        elif not self._nodes:
+            times.append(self._over_at + RESULT_KEPT)
+        return min((time for time in times if time is not None), default=None)
+
+    def forgettable(self, now: float) -> bool:
+        """Whether nobody will ask for this job any more."""
+        if self._nodes:
+            return False
+        if self._over_at is not None:
+            return not self._unaware or now >= self._over_at + RESULT_KEPT
+        # Nothing was ever decided, and nobody is left who could be waited for.
+        return self._stored.key.number == 0 and not self._coordinator.present
+
+    def forget(self) -> None:
+        """Leave nothing of the job behind."""
+        if self._journal is not None:
+            self._journal.remove()
+
+    def close(self, last_word: Refused) -> None:
+        """End every stream and let go of the journal, which stays."""
+        for node in list(self._nodes.values()):
+            node.line.end(last_word)
+        self._nodes.clear()
+        if self._journal is not None:
+            self._journal.close()
+
+    def _take(self, status: NodeStatus, now: float) -> bool:
+        first = self._nodes[status.key].told is None
+        self._silence.heard(status.key, now)
+        news = self._coordinator.hear(status, now)
+        if news:
+            self._progress.outdated = True
+        if status.phase is NodePhase.LEFT:
+            self._unaware.discard(status.key)
+        if news or first:
+            self._owed.add(status.key)
+        return news or first
+
+    def _disconnect(self, key: NodeKey, now: float) -> None:
+        del self._nodes[key]
+        self._silence.forget(key)
+        self._coordinator.disconnect(key, now)
+        self._progress.outdated = True
+
+    def _decide(self, now: float) -> bool:
+        """Whether there is another plan to tell, which is stored. Raises Replaced."""
+        news = False
+        if self._retry_at is not None:
+            if now < self._retry_at or not self._store(now):
+                return False
+            news = True
+        while self._coordinator.advance(now):
+            if not self._store(now):
+                break
+            news = True
+        return news
+
+    def _store(self, now: float) -> bool:
+        """Make the coordinator's plan durable; whether that worked. Until it does, the last one holds."""
+        plan = self._coordinator.plan
+        if self._journal is not None:
+            try:
+                self._journal.append(plan)
+            except OSError as error:
+                if self._retry_at is None:
+                    self._held_back = f"the master cannot write {self._journal.path}: {error.strerror}"
+                    self._say(f"{self._held_back}; nothing is decided until it can, it tries again every second")
+                    self._stored_seats = seats(self._stored)
+                self._retry_at = now + STORE_RETRY
+                return False
+        if self._retry_at is not None:
+            self._retry_at = None
+            self._say("the journal is written again")
+        self._stored = plan
+        self._announce()
+        if plan.phase in OVER:
+            self._conclude(now)
+        return True
+
+    def _announce(self) -> None:
+        plan = self._stored
+        if plan.phase is PlanPhase.TRAINING:
+            self._say(f"round {plan.key.number} with {len(plan.members)} nodes: {plan.reason}")
+        elif plan.phase is PlanPhase.GATHERING:
+            self._say(f"waits for nodes: {plan.reason}")
+        else:
+            self._say(f"{plan.phase.value}: {plan.reason}")
+
+    def _conclude(self, now: float) -> None:
+        self._over_at = now
+        here = self._coordinator.present
+        gone = {key for key, presence in here.items() if presence.left}
+        self._unaware = {member.key for member in self._coordinator.plan.members if not member.done} | here.keys()
+        self._unaware -= gone
+
+    def _tell(self, key: NodeKey, node: _Node, now: float, answer: bool) -> None:
+        wanted = self._assignment(key, now)
+        if answer or wanted != node.told:
+            node.told = wanted
+            node.line.tell(wanted)
+
+    def _assignment(self, key: NodeKey, now: float) -> Assignment:
+        if self._retry_at is None:
+            waits = self._coordinator.seat(key) is None
+            return self._coordinator.assignment(key, self._progress.told(now) if waits else None)
+        seat = self._stored_seats.get(key)
+        over = self._stored.phase in OVER
+        return assignment(self._stored, seat, Waiting(self._held_back) if seat is None and not over else None)
+
+    def _say(self, text: str) -> None:
+        self._say_line(f"job {self.name!r}: {text}")
+
+    def _step_down(self, reason: str) -> None:
+        self.stepped_down = reason
+        self._say(reason)
+        self.close(Refused(reason, retry=True))
+
+
+def _check(status: NodeStatus) -> None:
+    """Raise Refusal for numbers that no node of ours says, and that would cost a master dearly."""
+    epochs = [status.epoch, status.heard.epoch]
+    if status.seat is not None:
+        epochs.append(status.seat.key.epoch)
+        if not status.seat.node_rank < status.seat.nodes <= MAX_NODES:
+            raise Refusal("a status speaks of a seat that no round has")
+    if not all(0 <= epoch <= MAX_EPOCH for epoch in epochs):
+        raise Refusal("a status speaks of an epoch that no master has")

@@ -1,0 +1,192 @@
+"""All jobs of a master: begun when their first node joins, settled once for all that was heard in a turn of the loop,
+forgotten when nobody will ask for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.records import NodeKey, NodeStatus
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.master.handshake import Refusal
+from dlrover_run.master.job import Job, Line
+from dlrover_run.master.journal import Damaged, Journal
+from dlrover_run.master.silence import Punctuality
+from dlrover_run.wire.messages import BadMessage, Join, Refused, Welcome, rules_from
+
+MAX_JOBS = 1000
+"""Jobs that a master coordinates at a time."""
+
+WORTH_A_WORD = 1.0
+"""Seconds of lateness of the master from which on its person is told."""
+
+
+class Jobs:
+    """The jobs, and the timers that they need. `started_ms` is the Unix time in ms at which the master began: with it
+    the coordinators of one master are later than those of the one before. `on_change` is called when a node came or
+    went or a job was forgotten.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path | None,
+        started_ms: int,
+        say: Callable[[str], None],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._state_dir = state_dir
+        self._started_ms = started_ms
+        self._say = say
+        self._on_change = on_change
+        self._jobs: dict[str, Job] = {}
+        self._unsettled: set[str] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._given_up: set[str] = set()
+        self._punctuality = Punctuality(self._loop.time())
+        self._beat: asyncio.TimerHandle | None = None
+        self.last_one_over = False
+
+    @property
+    def lines(self) -> int:
+        """How many nodes are connected, over all jobs."""
+        return sum(job.lines for job in self._jobs.values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no job."""
+        return not self._jobs
+
+    def join(self, name: str, line: Line, join: Join) -> tuple[Job, Welcome]:
+        """Take a node into the job of that name, which begins with its first one. Raises Refusal."""
+        try:
+            rules = rules_from(join.rules)
+        except BadMessage as error:
+            raise Refusal(str(error)) from None
+        now = self._now()
+        job = self._jobs.get(name)
+        if job is None:
+            job = self._begin(name, rules, now)
+        self._settle_soon(name)
+        welcome = job.admit(line, join.status, rules, now)
+        self._on_change()
+        return job, welcome
+
+    def hear(self, job: Job, line: Line, status: NodeStatus) -> None:
+        """Take a node's latest status. Raises Refusal."""
+        if job.hear(line, status, self._now()):
+            self._settle_soon(job.name)
+
+    def part(self, job: Job, line: Line, key: NodeKey) -> None:
+        """A node's stream has ended."""
+        job.part(line, key, self._now())
+        if self._jobs.get(job.name) is job:
+            self._settle_soon(job.name)
+            self._on_change()
+
+    def close(self, reason: str) -> None:
+        """End every stream; the journals stay, for a successor."""
+        for job in list(self._jobs.values()):
+            self._drop(job)
+            job.close(Refused(reason, retry=True))
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    def _begin(self, name: str, rules: Rules, now: float) -> Job:
+        if len(self._jobs) >= MAX_JOBS:
+            raise Refusal(f"this master coordinates {MAX_JOBS} jobs and takes no more", retry=True)
+        journal, coordinator = None, None
+        if self._state_dir is not None:
+            journal = Journal(self._state_dir, name)
+            coordinator = self._take_over(name, journal, rules, now)
+        job = Job(name, coordinator or Coordinator(rules, now, self._started_ms), journal, now, self._say)
+        self._jobs[name] = job
+        self.last_one_over = False
+        if self._beat is None:
+            self._punctuality = Punctuality(now)
+            self._on_beat()
+        return job
+
+    def _take_over(self, name: str, journal: Journal, rules: Rules, now: float) -> Coordinator:
+        if name in self._given_up and journal.exists():
+            raise Refusal(
+                "another master has taken this job over; make its address known to the nodes, or start this master "
+                "again to have the job back",
+                retry=True,
+            )
+        try:
+            story = journal.take_over(rules, self._started_ms)
+        except Damaged as damage:
+            self._say(f"job {name!r}: {damage}")
+            raise Refusal(str(damage)) from None
+        except OSError as error:
+            reason = f"the master cannot use {journal.path}: {error.strerror}"
+            self._say(f"job {name!r}: {reason}")
+            raise Refusal(reason, retry=True) from None
+        self._given_up.discard(name)
+        if story.plan is not None:
+            self._say(f"job {name!r}: goes on from {journal.path}, round {story.plan.key.number}")
+        return Coordinator(story.header.rules, now, story.header.epoch, story.plan)
+
+    def _now(self) -> float:
+        """The time; this master's own lateness up to now is laid to nobody's charge."""
+        now = self._loop.time()
+        late = self._punctuality.late(now)
+        if late:
+            for job in self._jobs.values():
+                job.excuse(late)
+            if late >= WORTH_A_WORD:
+                self._say(f"this master was stopped or overloaded for {late:.1f} s; its nodes get as much more time")
+        return now
+
+    def _on_beat(self) -> None:
+        self._now()
+        self._beat = self._loop.call_at(self._punctuality.next_beat, self._on_beat) if self._jobs else None
+
+    def _settle_soon(self, name: str) -> None:
+        if not self._unsettled:
+            # Behind all that came in this turn of the loop.
+            self._loop.call_soon(self._settle)
+        self._unsettled.add(name)
+
+    def _settle(self) -> None:
+        now = self._now()
+        names, self._unsettled = self._unsettled, set()
+        for name in names & self._jobs.keys():
+            job = self._jobs[name]
+            try:
+                job.settle(now)
+            except Exception as defect:
+                # One job's defect is not another's; its nodes go on training and come again.
+                self._say(f"job {name!r}: internal error: {defect!r}; please report it")
+                self._drop(job)
+                job.close(Refused("the master failed to decide; its log says more", retry=True))
+                continue
+            if job.stepped_down is not None:
+                self._drop(job)
+                if job.replaced:
+                    self._given_up.add(name)
+            elif job.forgettable(now):
+                self._drop(job)
+                job.forget()
+                self.last_one_over = job.over
+            else:
+                self._wake(job)
+        self._on_change()
+
+    def _wake(self, job: Job) -> None:
+        timer = self._timers.pop(job.name, None)
+        if timer is not None:
+            timer.cancel()
+        time = job.wake_at()
+        if time is not None:
+            self._timers[job.name] = self._loop.call_at(time, self._settle_soon, job.name)
+
+    def _drop(self, job: Job) -> None:
+        del self._jobs[job.name]
+        timer = self._timers.pop(job.name, None)
+        if timer is not None:
+            timer.cancel()

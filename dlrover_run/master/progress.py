@@ -1,0 +1,55 @@
+"""What waiting nodes are told: the same words for all, made and sent only every now and then."""
+
+from __future__ import annotations
+
+import math
+
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.records import Waiting
+
+INTERVAL = 1.0
+"""The least number of seconds between two sendings of progress to the nodes of a job."""
+
+NODES_PER_SECOND = 500
+"""Nodes to which progress is sent in a second on average, so that it never keeps a master from its work."""
+
+SAME_MOMENT = 0.5
+"""Seconds by which two deadlines may differ and count as one: a node counts down by itself."""
+
+
+class Progress:
+    """`outdated` says that something was heard since the words were made."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._text = ""
+        self._deadline: float | None = None
+        self._next = -math.inf
+        self.outdated = True
+
+    @property
+    def due(self) -> float | None:
+        """When to renew the words; None when nothing has changed."""
+        return self._next if self.outdated else None
+
+    def renew(self, now: float, nodes: int, at_once: bool) -> bool:
+        """Make the words anew when that is due, or in any case `at_once`; whether they became others."""
+        if not at_once and (not self.outdated or now < self._next):
+            return False
+        self.outdated = False
+        self._next = now + max(INTERVAL, nodes / NODES_PER_SECOND)
+        waiting = self._coordinator.waiting(now)
+        before = self._text, self._deadline
+        self._text = waiting.text
+        self._deadline = None if waiting.seconds is None else now + waiting.seconds
+        return before[0] != self._text or _differ(before[1], self._deadline)
+
+    def told(self, now: float) -> Waiting:
+        """The words, with the time that is left now."""
+        return Waiting(self._text, None if self._deadline is None else max(0.0, self._deadline - now))
+
+
+def _differ(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is not other
+    return abs(one - other) > SAME_MOMENT

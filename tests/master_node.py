@@ -1,0 +1,154 @@
+"""What the master's tests share: a node that speaks the protocol and nothing more, over a real stream of gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from harness import WAIT
+
+from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.master.server import MasterServer
+from dlrover_run.wire import proof
+from dlrover_run.wire.messages import (
+    METHOD,
+    PROTOCOL,
+    Assigned,
+    Challenge,
+    FromMaster,
+    FromNode,
+    Hello,
+    Join,
+    Proof,
+    Refused,
+    Report,
+    Welcome,
+    encode,
+    from_master,
+    rule_values,
+)
+from dlrover_run.wire.transport import CHANNEL_OPTIONS, load_grpc
+
+grpc = load_grpc()
+
+FAST = Rules(least=2, most=2, lost_after=0.05, last_call_timeout=0.05, max_restarts=3)
+"""Rules under which a test does not wait for what it knows."""
+
+
+def status(name: str = "a", incarnation: str = "one", **fields: Any) -> NodeStatus:
+    values = {"host": f"host-{name}", "address": "10.0.0.1", "port": 4000, "workers": 2, **fields}
+    return NodeStatus(node_id=name, incarnation=incarnation, **values)
+
+
+class Ended(Exception):
+    """The master has ended the stream without a word that was asked for."""
+
+
+class Node:
+    """One stream. `status` is what it said last; `assignments` are kept in the order in which they came."""
+
+    def __init__(self, channel: Any, status: NodeStatus, job: str = "job", token: str = "") -> None:
+        self.status = status
+        self.token = token
+        self.hello = Hello(PROTOCOL, job, status.node_id, status.incarnation, proof.fresh_nonce())
+        self.call = channel.stream_stream(METHOD)()
+        self.assignment: Assignment | None = None
+
+    async def say(self, *messages: FromNode) -> None:
+        for message in messages:
+            await asyncio.wait_for(self.call.write(encode(message)), WAIT)
+
+    async def hear(self) -> FromMaster:
+        """The master's next word. Raises Ended."""
+        try:
+            data = await asyncio.wait_for(self.call.read(), WAIT)
+        except grpc.aio.AioRpcError as error:
+            raise Ended(error.code()) from None
+        if data is grpc.aio.EOF:
+            raise Ended("end of stream")
+        return from_master(data)
+
+    async def join(self, rules: Rules = FAST) -> Welcome:
+        """Open the stream; AssertionError with the master's reason when it refuses."""
+        await self.say(self.hello)
+        challenge = await self.hear()
+        assert isinstance(challenge, Challenge), challenge
+        assert challenge.mac == proof.master_mac(self.token, self.hello, challenge.nonce)
+        mac = proof.node_mac(self.token, self.hello, challenge.nonce)
+        await self.say(Proof(mac), Join(self.status, rule_values(rules)))
+        welcome = await self.hear()
+        assert isinstance(welcome, Welcome), welcome
+        return welcome
+
+    async def report(self, **fields: Any) -> None:
+        self.status = msgspec.structs.replace(self.status, **fields)
+        await self.say(Report(self.status))
+
+    async def until(self, wanted: Callable[[Assignment], object]) -> Assignment:
+        """The first assignment from here on for which `wanted` holds."""
+        while True:
+            word = await self.hear()
+            assert isinstance(word, Assigned), word
+            self.assignment = word.assignment
+            if wanted(word.assignment):
+                return word.assignment
+
+    async def seated(self, number: int) -> Assignment:
+        """Wait for a seat in that round, take it and say so."""
+        found = await self.until(lambda wanted: wanted.seat is not None and wanted.seat.round == number)
+        await self.report(phase=NodePhase.RUNNING, seat=found.seat, heard=found.key, epoch=found.epoch)
+        return found
+
+    async def refused(self) -> Refused:
+        """The master's last word; whatever it says before is left out."""
+        while not isinstance(word := await self.hear(), Refused):
+            pass
+        return word
+
+    async def ended(self) -> None:
+        """Wait for the end of the stream."""
+        with contextlib.suppress(Ended):
+            while True:
+                await self.hear()
+
+    def cut(self) -> None:
+        """End the stream without a word."""
+        self.call.cancel()
+
+
+class Bed:
+    """A master in this process, and channels to it. `said` are the lines for its person."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.server: MasterServer
+        self.address = ""
+        self.channel: Any = None
+
+    def node(self, name: str = "a", job: str = "job", token: str = "", incarnation: str = "one", **fields: Any) -> Node:
+        return Node(self.channel, status(name, incarnation, **fields), job, token)
+
+    async def joined(self, *names: str, job: str = "job", rules: Rules = FAST, token: str = "") -> list[Node]:
+        """Nodes that have joined, in this order."""
+        nodes = [self.node(name, job, token) for name in names]
+        for node in nodes:
+            await node.join(rules)
+        return nodes
+
+
+@contextlib.asynccontextmanager
+async def serving(token: str = "", state_dir: Path | None = None, port: int = 0) -> AsyncIterator[Bed]:
+    """A master that listens on 127.0.0.1."""
+    bed = Bed()
+    bed.server = MasterServer(token, state_dir, bed.said.append)
+    bed.address = f"127.0.0.1:{await bed.server.start(f'127.0.0.1:{port}')}"
+    try:
+        async with grpc.aio.insecure_channel(bed.address, options=CHANNEL_OPTIONS) as bed.channel:
+            yield bed
+    finally:
+        await bed.server.stop("the test is over")
