@@ -6,37 +6,59 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase
+from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey, Seat
+
+Seated = dict[int, tuple[Seat, NodeStatus]]
+
+
+def belongs_to_a_round(status: NodeStatus) -> bool:
+    """Whether the node knows of a round of the job, so that the job has been running."""
+    return latest_round(status) != RoundKey()
+
+
+def latest_round(status: NodeStatus) -> RoundKey:
+    """The latest round that the node knows of."""
+    return max(status.heard, status.seat.key) if status.seat is not None else status.heard
 
 
 def adopt(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool) -> Plan | None:
-    """The plan of the latest round that a node has a seat in; None while some of its nodes are still to be heard.
+    """The plan of the latest round that a node knows of; None while some who could say more are still to be heard.
 
-    `waited` says that those who were not heard by now will not be waited for: their places are given to members that
-    nobody is, so that they count as lost.
+    `waited` says that those who were not heard by now will not be waited for. Their places are then given to members
+    that nobody is, so that they count as lost.
     """
-    seated = [(status.seat, status) for status in statuses if status.seat is not None]
+    latest = max((latest_round(status) for status in statuses), default=RoundKey())
+    seated: dict[RoundKey, Seated] = {}
+    for status in statuses:
+        if status.seat is not None:
+            seated.setdefault(status.seat.key, {})[status.seat.node_rank] = (status.seat, status)
+    found = seated.get(latest)
+    if not waited and (found is None or len(found) < _any(found).nodes):
+        return None
+    if latest == RoundKey():
+        return None
+    adopted = msgspec.structs.replace(fresh, key=latest, reason="the job was running when its coordinator began")
     if not seated:
-        return None
-    latest = max(seat.key for seat, _ in seated)
-    by_rank = {seat.node_rank: (seat, status) for seat, status in seated if seat.key == latest}
-    seat, _ = next(iter(by_rank.values()))
-    if len(by_rank) < seat.nodes and not waited:
-        return None
-
-    def member(rank: int) -> Member:
-        if rank not in by_rank:
-            return Member(f"unknown-{rank}", "unknown", f"the node with rank {rank}", 0)
-        status = by_rank[rank][1]
-        return Member(status.node_id, status.incarnation, status.host, status.workers, status.role)
-
+        return adopted
+    # Where the latest round has no node, it ended or was never told; the ranks of the one before are kept.
+    found = seated[max(seated)]
+    seat = _any(found)
     return msgspec.structs.replace(
-        fresh,
-        phase=PlanPhase.TRAINING,
-        key=latest,
-        members=tuple(member(rank) for rank in range(seat.nodes)),
+        adopted,
+        phase=PlanPhase.TRAINING if seat.key == latest else PlanPhase.GATHERING,
+        members=tuple(_member(found, rank) for rank in range(seat.nodes)),
         store_address=seat.store_address,
         store_port=seat.store_port,
         restart_count=seat.restart_count,
-        reason="the job was running when its coordinator began",
     )
+
+
+def _any(found: Seated) -> Seat:
+    return next(seat for seat, _ in found.values())
+
+
+def _member(found: Seated, rank: int) -> Member:
+    if rank not in found:
+        return Member(f"unknown-{rank}", "unknown", f"the node with rank {rank}", 0)
+    _, status = found[rank]
+    return Member(status.node_id, status.incarnation, status.host, status.workers, status.role)

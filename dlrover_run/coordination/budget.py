@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Failure, Plan, PlanPhase
 from dlrover_run.coordination.rules import Rules
 
@@ -16,22 +15,28 @@ def charge(rules: Rules, plan: Plan, failure: Failure, worked: bool, now: float)
     """
     alike = plan.failure is not None and plan.failure.what == failure.what
     barren = 0 if worked else plan.barren + 1 if alike else 1
-    charged = plan.charged
-    if rules.restart_window:
-        charged = tuple(time for time in charged if time > now - rules.restart_window)
+    charged = forgive(rules, plan.charged, now)
     used = len(charged) if rules.restart_window else plan.restart_count
-    plan = msgspec.structs.replace(plan, failure=failure, barren=barren)
     if used >= rules.max_restarts:
-        return msgspec.structs.replace(plan, phase=PlanPhase.FAILED, since=now, reason=f"{failure}{_spent(rules)}")
-    if rules.early_failure_limit and barren >= rules.early_failure_limit:
-        early = (
+        reason = f"{failure}{_spent(rules)}"
+    elif rules.early_failure_limit and barren >= rules.early_failure_limit:
+        reason = (
             f"{failure}; {barren} rounds in succession failed so before any worker had got through init_process_group "
             "or written a checkpoint, so the job stops early (--rdzv-conf early_failure_limit=0 goes on)"
         )
-        return msgspec.structs.replace(plan, phase=PlanPhase.FAILED, since=now, reason=early)
-    # Without a window only the number counts, and a job may have a great many.
-    charged = (*charged, now) if rules.restart_window else ()
-    return msgspec.structs.replace(plan, restart_count=plan.restart_count + 1, charged=charged, reason=str(failure))
+    else:
+        # Without a window only the number counts, and a job may have a great many.
+        charged = (*charged, now) if rules.restart_window else ()
+        count = plan.restart_count + 1
+        return changed(
+            plan, now, failure=failure, barren=barren, restart_count=count, charged=charged, reason=str(failure)
+        )
+    return changed(plan, now, phase=PlanPhase.FAILED, since=now, failure=failure, barren=barren, reason=reason)
+
+
+def forgive(rules: Rules, charged: tuple[float, ...], now: float) -> tuple[float, ...]:
+    """Those of the times at which a restart was charged that count still."""
+    return tuple(time for time in charged if now < time + rules.restart_window)
 
 
 def _spent(rules: Rules) -> str:
@@ -39,4 +44,5 @@ def _spent(rules: Rules) -> str:
         return ""
     restarts = "the one restart" if rules.max_restarts == 1 else f"all {rules.max_restarts} restarts"
     window = f" of {rules.restart_window:g} s" if rules.restart_window else ""
-    return f"; {restarts}{window} were used"
+    was = "was" if rules.max_restarts == 1 else "were"
+    return f"; {restarts}{window} {was} used"

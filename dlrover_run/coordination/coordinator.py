@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import msgspec
 
-from dlrover_run.coordination.adoption import adopt
+from dlrover_run.coordination.adoption import adopt, belongs_to_a_round
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.presence import Presence
+from dlrover_run.coordination.presence import Presence, succeeded_round
 from dlrover_run.coordination.progress import progress
 from dlrover_run.coordination.records import (
     OVER,
@@ -23,6 +23,7 @@ from dlrover_run.coordination.records import (
     NodePhase,
     NodeStatus,
     Plan,
+    PlanPhase,
     RoundKey,
     Seat,
     Waiting,
@@ -35,6 +36,15 @@ RETURN_GRACE = 6.0
 """Seconds that a coordinator which takes over gives the nodes to come back before it calls any of them lost.
 
 An agent looks for its coordinator again at least every 3 s; this is twice that.
+"""
+
+WAKE_MARGIN = 0.001
+"""Seconds after a deadline at which `wake_at` falls, so that rounding between two clocks never makes it too early."""
+
+OWN_EPOCHS = 1 << 16
+"""How many epochs a coordinator may skip when it has to be later than one that it hears of.
+
+Two coordinators that hear of the same epoch must not choose the same one, so how far each skips depends on its own.
 """
 
 
@@ -55,6 +65,7 @@ class Coordinator:
         self._present: dict[NodeKey, Presence] = {}
         self._seats = seats(self.plan)
         self._wake_at: float | None = None
+        self._advanced_at = before.clock
         self._adopting_until: float | None = None
         for member in before.members:
             if before.phase not in OVER and not member.done:
@@ -82,18 +93,25 @@ class Coordinator:
         if known is not None and known.status == status and known.connected:
             return False
         self._compare_epochs(status)
+        if self._is_fresh:
+            if not any(p.can_train for p in self._present.values()):
+                # The first to come: from now on somebody waits.
+                self.plan = msgspec.structs.replace(self.plan, since=time)
+            if self._adopting_until is None and belongs_to_a_round(status):
+                # Of a round that we know nothing of: our predecessor's, whose journal is not there.
+                self._adopting_until = time + RETURN_GRACE
         if known is None:
             for key in [key for key in self._present if key.node_id == status.node_id]:
                 # Replaced by a new process under the same id, so nobody need wait for this one.
-                self._present[key] = replace(self._present[key], broken=self._present[key].broken or time, lost_at=time)
-            self._present[status.key] = Presence(status, arrived=time, changed=time)
-            if self._is_fresh and status.seat is not None and self._adopting_until is None:
-                # It works on a round that we know nothing of: our predecessor's, whose journal is not there.
-                self._adopting_until = time + RETURN_GRACE
+                p = self._present[key]
+                self._present[key] = replace(p, broken=time if p.broken is None else p.broken, lost_at=time)
+            succeeded = succeeded_round(status, None)
+            self._present[status.key] = Presence(status, arrived=time, changed=time, succeeded=succeeded)
         else:
             same = (known.status.phase, known.status.seat) == (status.phase, status.seat)
+            succeeded = succeeded_round(status, known.succeeded)
             changed = known.changed if same else time
-            self._present[status.key] = Presence(status, arrived=known.arrived, changed=changed)
+            self._present[status.key] = Presence(status, known.arrived, changed, succeeded=succeeded)
         return True
 
     def disconnect(self, key: NodeKey, now: float) -> None:
@@ -104,11 +122,9 @@ class Coordinator:
             self._present[key] = replace(known, broken=time, lost_at=time + self.rules.lost_after)
 
     def excuse(self, late: float) -> None:
-        """Nobody is lost sooner because this coordinator was itself late by that many seconds: what came meanwhile is
-        still waiting to be heard."""
-        for key, p in self._present.items():
-            if p.lost_at is not None:
-                self._present[key] = replace(p, lost_at=p.lost_at + late)
+        """This coordinator has itself been asleep for that many seconds, which count for nobody: what came meanwhile is
+        still waiting to be heard. To be told before anything that happened later."""
+        self._origin += late
 
     def advance(self, now: float) -> bool:
         """Decide; whether the plan has become another one, which must be stored before anybody is told."""
@@ -117,6 +133,7 @@ class Coordinator:
         if self.superseded or (self._adopting_until is not None and not self._adopt(time)):
             return False
         self.plan, self._wake_at = decide(self.rules, self.plan, self._present, time)
+        self._advanced_at = time
         self._forget(time)
         if self.plan is before:
             return False
@@ -128,9 +145,11 @@ class Coordinator:
 
     def wake_at(self) -> float | None:
         """The time (of the clock that is told) at which to `advance` though nothing was heard; None for never."""
-        times = [p.lost_at for p in self._present.values() if p.lost_at is not None]
+        if self.superseded:
+            return None
+        times = [p.lost_at for p in self._present.values() if p.lost_at is not None and p.lost_at > self._advanced_at]
         times += [time for time in (self._wake_at, self._adopting_until) if time is not None]
-        return min(times) + self._origin if times else None
+        return min(times) + self._origin + WAKE_MARGIN if times else None
 
     def seat(self, key: NodeKey) -> Seat | None:
         """The node's place in the plan's round, if it has one."""
@@ -154,7 +173,7 @@ class Coordinator:
             return
         if self._is_fresh:
             # We are the later one, whatever the clock that our epoch came from says.
-            self.plan = msgspec.structs.replace(self.plan, epoch=status.epoch + 1)
+            self.plan = msgspec.structs.replace(self.plan, epoch=status.epoch + 1 + self.plan.epoch % OWN_EPOCHS)
         else:
             self.superseded = True
 
@@ -188,8 +207,10 @@ class Coordinator:
         return True
 
     def _forget(self, time: float) -> None:
-        """Drop whoever is gone and no member of the round, or has been remembered as done."""
-        needed = {member.key for member in self.plan.members if not member.done}
+        """Drop whoever is gone, except a member whose round goes on: when it went says what others failed of."""
+        needed: set[NodeKey] = set()
+        if self.plan.phase is PlanPhase.TRAINING:
+            needed = {member.key for member in self.plan.members if not member.done}
         gone = [key for key, p in self._present.items() if (p.lost(time) or p.left) and key not in needed]
         for key in gone:
             del self._present[key]

@@ -16,6 +16,7 @@ class Presence:
 
     `arrived` is when it was first heard, `changed` when its phase or seat last became another. `broken` is when its
     connection ended, `lost_at` when it counts as lost unless it connects again; both are None while it is connected.
+    `succeeded` is the last round in which it said that all its workers had succeeded, whatever it said later.
     """
 
     status: NodeStatus
@@ -23,6 +24,7 @@ class Presence:
     changed: float
     broken: float | None = None
     lost_at: float | None = None
+    succeeded: RoundKey | None = None
 
     def lost(self, now: float) -> bool:
         """Whether it has been without a connection for too long."""
@@ -46,11 +48,16 @@ class Presence:
     @property
     def can_train(self) -> bool:
         """Whether it could have a place in a round that is formed now."""
-        return self.connected and not self.going
+        return self.lost_at is None and self.status.phase not in _GOING
 
     def succeeded_in(self, key: RoundKey) -> bool:
         """Whether all its workers of that round have succeeded."""
-        return self.status.phase is NodePhase.SUCCEEDED and self.status.in_round(key)
+        return self.succeeded == key
 
 
 Present = Mapping[NodeKey, Presence]
+
+
+def succeeded_round(status: NodeStatus, before: RoundKey | None) -> RoundKey | None:
+    """The last round in which all workers of a node have succeeded; `before` is what was known of that."""
+    return status.seat.key if status.phase is NodePhase.SUCCEEDED and status.seat is not None else before

@@ -74,6 +74,11 @@ class Rules:
         return self.size(self.most)
 
     @property
+    def fewest(self) -> int:
+        """The fewest nodes that a round ever has."""
+        return -(-self.least // self.unit) * self.unit
+
+    @property
     def silence_limit(self) -> float:
         """Seconds of silence after which a connection counts as ended."""
         return self.keep_alive_interval * self.keep_alive_attempts

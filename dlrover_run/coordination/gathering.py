@@ -1,0 +1,123 @@
+"""Between two rounds, and before the first: who is here, whether they are enough, and the round that they form."""
+
+from __future__ import annotations
+
+from dlrover_run.coordination.decision import Decision, changed, over
+from dlrover_run.coordination.presence import Presence, Present
+from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.seating import seat_nodes
+from dlrover_run.coordination.words import names
+
+
+def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
+    """What follows while the job has no round that trains."""
+    living = [p for p in present.values() if p.can_train]
+    is_first = plan.key.number == 0
+    if is_first and not living:
+        # Nobody waits.
+        return Decision(plan)
+    size = rules.size(len(living))
+    patience = rules.join_timeout if is_first else rules.pend_timeout
+    if not size:
+        deadline = plan.since + patience
+        if now >= deadline:
+            return over(plan, now, PlanPhase.FAILED, _short_of_nodes(rules, plan, living, patience))
+        return Decision(plan, deadline)
+    complete_at = _complete_at(rules, plan, present, living, size, now)
+    if complete_at is not None and now < complete_at:
+        return Decision(plan, complete_at)
+    seated = seat_nodes(plan.members, living, size)
+    if not offers_a_fresh_port(rules, plan, seated[0].status):
+        deadline = max(plan.since, seated[0].arrived) + patience
+        if now >= deadline:
+            silent = f"{seated[0].status.host} should have led the next round, and did not answer for {patience:g} s"
+            return over(plan, now, PlanPhase.FAILED, silent)
+        return Decision(plan, deadline)
+    reason = plan.reason
+    if is_first:
+        reason = "the one node is here" if size == 1 else f"{size} nodes are here"
+        if size < rules.full_size:
+            reason += f", and nobody else came for {rules.last_call_timeout:g} s"
+    return Decision(form(rules, plan, seated, now, reason))
+
+
+def form(rules: Rules, plan: Plan, seated: list[Presence], now: float, reason: str) -> Plan:
+    """The next round, of the nodes `seated` in the order of their ranks."""
+    leader = seated[0].status
+    # A store that the user placed by hand keeps its port; it is fresh all the same, because it lives in the worker with
+    # rank 0 and dies with it.
+    address, port = rules.store or (leader.address, leader.port)
+    return changed(
+        plan,
+        now,
+        phase=PlanPhase.TRAINING,
+        since=now,
+        key=RoundKey(plan.epoch, plan.key.number + 1),
+        members=tuple(_member(p.status) for p in seated),
+        store_address=address,
+        store_port=port,
+        reason=reason,
+    )
+
+
+def offers_a_fresh_port(rules: Rules, plan: Plan, leader: NodeStatus) -> bool:
+    """Whether no round has ever used the port that this node offers for the store.
+
+    A node holds another port as soon as it hears of another round or of another coordinator, so it is fresh when the
+    node knows of the last ones. One that has not heard yet may be offering the very port of the round that it has not
+    heard of, and the workers of two rounds could meet there.
+    """
+    return rules.store is not None or (leader.heard == plan.key and leader.epoch in (0, plan.epoch))
+
+
+def regroup(rules: Rules, plan: Plan, present: Present, now: float, reason: str) -> Decision:
+    """The round is over: form the next one with whoever lives, or wait for others."""
+    ended = changed(plan, now, phase=PlanPhase.GATHERING, since=now, reason=reason)
+    return gather(rules, ended, present, now)
+
+
+def until_known(plan: Plan, present: Present, now: float) -> float | None:
+    """When the last member whose connection has just broken is back or lost; None when there is no such member."""
+    known = (present.get(member.key) for member in plan.members)
+    times = [p.lost_at for p in known if p is not None and p.lost_at is not None and not p.going and now < p.lost_at]
+    return max(times, default=None)
+
+
+def _complete_at(
+    rules: Rules, plan: Plan, present: Present, living: list[Presence], size: int, now: float
+) -> float | None:
+    """When it is known who takes part in the next round, should nobody come or go before that."""
+    # A member is waited for in any case, for his rank is kept for him until he counts as lost.
+    times = [until_known(plan, present, now)]
+    if size < rules.full_size:
+        times += [p.lost_at for p in present.values() if not p.going]
+        if plan.key.number == 0:
+            times.append(max(p.arrived for p in living) + rules.last_call_timeout)
+    # Later everybody who lives is known, so nobody is waited for who may never come.
+    return max((time for time in times if time is not None), default=None)
+
+
+def _member(status: NodeStatus) -> Member:
+    return Member(status.node_id, status.incarnation, status.host, status.workers, status.role)
+
+
+def _short_of_nodes(rules: Rules, plan: Plan, living: list[Presence], waited: float) -> str:
+    hosts = [p.status.host for p in living]
+    here = f"{len(hosts) or 'none'} of the {rules.fewest} nodes that are needed at least"
+    here += f" {'is' if len(hosts) < 2 else 'are'} here" + (f" ({names(hosts)})" if hosts else "")
+    missing = names(missing_nodes(rules, plan, living))
+    who = f"; missing: {missing}" if missing else ""
+    since = f"{plan.reason}, and then" if plan.key.number else "waited"
+    return f"{since} {waited:g} s for enough nodes: {here}{who}"
+
+
+def missing_nodes(rules: Rules, plan: Plan, living: list[Presence]) -> list[str]:
+    """Who was here or is expected, in the words for people: members of the last round, or ranks that somebody gave."""
+    here = {p.status.key for p in living}
+    if plan.members:
+        return [member.host for member in plan.members if member.key not in here]
+    wishes = {p.status.rank_wish for p in living}
+    if not living or None in wishes:
+        return []
+    return [f"node rank {rank}" for rank in range(rules.fewest) if rank not in wishes]
