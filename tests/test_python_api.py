@@ -144,6 +144,39 @@ def test_a_main_module_that_launches_while_it_is_imported_is_told_so(tmp_path: P
     assert "if __name__ == '__main__':" in shown
 
 
+def test_two_programs_are_one_job_of_two_nodes(tmp_path: Path, free_port: int) -> None:
+    """Each gets the results of its own ranks, and the job's secret stays with the launchers."""
+    (tmp_path / "program.py").write_text(
+        "import os, dlrover_run\n"
+        "def work():\n"
+        "    return os.environ['WORLD_SIZE'], 'DLROVER_RDZV_TOKEN' in os.environ\n"
+        "if __name__ == '__main__':\n"
+        "    meeting = {'auth': 'required', 'is_host': os.environ['WISH'] == '0', 'rank': int(os.environ['WISH'])}\n"
+        "    config = dlrover_run.LaunchConfig(\n"
+        f"        2, 2, 1, rdzv_backend='c10d', rdzv_endpoint='127.0.0.1:{free_port}', rdzv_configs=meeting\n"
+        "    )\n"
+        "    print(dlrover_run.elastic_launch(config, work)(), 'DLROVER_RDZV_TOKEN' in os.environ)\n"
+    )
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "program.py"],
+            cwd=tmp_path,
+            env=environment({"DLROVER_RDZV_TOKEN": "secret", "WISH": str(rank)}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank, program in enumerate(programs):
+            out, err = program.communicate(timeout=WAIT)
+            assert (out, program.returncode) == (f"{{{rank}: ('2', False)}} True\n", 0), err
+    finally:
+        for program in programs:
+            program.kill()
+
+
 def test_logs_specs_redirect_and_name_ranks(tmp_path: Path) -> None:
     specs = dlrover_run.LogsSpecs(log_dir=str(tmp_path), redirects={1: 1})
     dlrover_run.elastic_launch(config(2, logs_specs=specs, run_id="job"), "echo")("x")
