@@ -19,7 +19,7 @@ from scripted_master import Script, ScriptedMaster, Stream
 
 from dlrover_run.backends import master_board
 from dlrover_run.backends.master_board import MasterBoard
-from dlrover_run.coordination.records import NodePhase, NodeStatus, PlanPhase, Waiting
+from dlrover_run.coordination.records import NodePhase, NodeStatus, PlanPhase, RoundKey, Waiting
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import Entrypoint, JobSpec, MasterSpec, TlsSpec
 from dlrover_run.wire.messages import Challenge, Hello, Refused
@@ -217,6 +217,65 @@ def test_what_an_older_coordinator_says_is_not_obeyed() -> None:
         async with meeting(script) as (node, _):
             await node.until(lambda: reasons.append(node.board.assignment.reason) or reasons[-1] == "newer")
         assert "old" not in reasons
+
+    alone(scene)
+
+
+def test_a_master_that_does_not_know_the_latest_round_yet_takes_nobody_out_of_it() -> None:
+    async def script(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.assign(epoch=1, key=RoundKey(1, 3), reason="third round")
+        await stream.assign(epoch=2, reason="no node has reported yet")
+        await stream.assign(epoch=2, key=RoundKey(1, 3), reason="adopted")
+        await until_the_end(stream)
+
+    async def scene() -> None:
+        reasons: list[str] = []
+        async with meeting(script) as (node, _):
+            await node.until(lambda: reasons.append(node.board.assignment.reason) or reasons[-1] == "adopted")
+        assert "no node has reported yet" not in reasons
+
+    alone(scene)
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_a_master_that_came_back_and_refuses_a_node_does_not_end_its_workers(retry: bool) -> None:
+    async def take_in_and_break(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.assign(reason="taken in")
+        assert (await stream.status()).phase is NodePhase.RUNNING
+
+    async def refuse(stream: Stream) -> None:
+        await stream.challenge()
+        await stream.say(Refused("the journal is damaged", retry))
+
+    async def scene() -> None:
+        async with meeting(take_in_and_break, refuse, refuse, take_in) as (node, _):
+            await node.until(lambda: node.board.assignment.reason == "taken in")
+            node.board.publish(status(phase=NodePhase.RUNNING))
+            place = f"the master at 127.0.0.1:{server_port(node)}"
+            await node.until(lambda: f"{place} is back" in node.said)
+            assert node.said == [
+                f"lost {place}; the workers train on",
+                f"{place} refuses this node: the journal is damaged; the workers train on",
+                f"{place} is back",
+            ]
+            assert node.board.problem is None
+
+    alone(scene)
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_a_master_that_ends_a_stream_with_a_reason(retry: bool) -> None:
+    async def end(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.assign(reason="taken in")
+        await stream.say(Refused("the master ends: SIGTERM came", retry))
+
+    async def scene() -> None:
+        async with meeting(end, take_in) as (node, _):
+            await node.until(lambda: node.board.problem or any("is back" in line for line in node.said))
+            assert bool(node.board.problem) is not retry
 
     alone(scene)
 

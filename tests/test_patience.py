@@ -69,6 +69,9 @@ def test_a_refusal_that_may_pass_is_borne_for_a_while() -> None:
     assert looking.refused(100.0 + ID_IN_USE_PATIENCE)
     looking.connected(200.0)
     assert not looking.refused(201.0)
+    # Nobody who is away refuses anybody.
+    looking.failed()
+    assert not looking.refused(500.0)
 
 
 def test_a_node_that_is_refused_and_then_finds_nobody_still_gives_up() -> None:

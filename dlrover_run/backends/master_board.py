@@ -52,7 +52,7 @@ class MasterBoard:
         self._connected = False
         self._told_lost = False
         self._closing = False
-        self._notices: set[str] = set()
+        self._told: set[str] = set()
         self.assignment = Assignment()
         self.problem: str | None = None
         self._task = asyncio.ensure_future(self._take_part())
@@ -178,6 +178,9 @@ class MasterBoard:
             # From a coordinator that has a successor and has not noticed yet.
             return
         self._epoch = wanted.epoch
+        if wanted.key < self.assignment.key and wanted.phase not in OVER:
+            # From a master that began anew and is still to hear of the latest round, whose workers go on.
+            return
         if wanted != self.assignment:
             self.assignment = wanted
             self._listener()
@@ -193,9 +196,8 @@ class MasterBoard:
         if self._told_lost:
             self._told_lost = False
             self._say(f"the master at {self._place} is back")
-        if welcome.notice and welcome.notice not in self._notices:
-            self._notices.add(welcome.notice)
-            self._say(f"warning: {welcome.notice}")
+        if welcome.notice:
+            self._tell_once(f"warning: {welcome.notice}")
 
     def _note_end(self, reason: str) -> None:
         """The stream has ended, or an attempt has failed."""
@@ -209,8 +211,7 @@ class MasterBoard:
             return
         if self._met and not self._told_lost:
             self._told_lost = True
-            trains = self._status is not None and self._status.phase is NodePhase.RUNNING
-            then = "the workers train on" if trains else "this node goes on looking for it"
+            then = "the workers train on" if self._trains else "this node goes on looking for it"
             self._say(f"lost the master at {self._place}; {then}")
         left = self._search.left(now)
         if left == 0:
@@ -229,10 +230,15 @@ class MasterBoard:
             )
 
     def _note_refusal(self, refusal: MasterRefuses) -> None:
-        now = self._loop.time()
-        self._connected = False
+        """The master has ended the stream with a reason, or lets the node in no more."""
         reason = f"the master at {self._place} refuses this node: {refusal}"
-        if self._search.refused(now) or not refusal.retry:
+        if self._connected and refusal.retry:
+            self._note_end(str(refusal))
+        elif self._trains and not self._connected:
+            # A master that came back has nothing to set against workers that train: it may be the one that is wrong.
+            self._note_end(str(refusal))
+            self._tell_once(f"{reason}; the workers train on")
+        elif self._search.refused(self._loop.time()) or not refusal.retry:
             self._give_up(reason)
         else:
             self._wait_for(reason, None)
@@ -257,6 +263,15 @@ class MasterBoard:
     def _give_up(self, problem: str) -> None:
         self.problem = problem
         self._listener()
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self._say(sentence)
+
+    @property
+    def _trains(self) -> bool:
+        return self._status is not None and self._status.phase is NodePhase.RUNNING
 
     def _own_status(self) -> NodeStatus:
         assert self._status is not None, "nothing is done before the first status"

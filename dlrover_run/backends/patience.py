@@ -59,12 +59,14 @@ class Search:
     def lost(self, now: float) -> None:
         """The connection has ended."""
         self._away_since = now
+        self._refused_since = None
         # Else a master that ends every stream at once would be called without a pause.
         self._failures = 0 if now - self._connected_at >= RETRY_MOST else self._failures + 1
 
     def failed(self) -> None:
-        """An attempt has failed."""
+        """An attempt has failed because no master answered."""
         self._failures += 1
+        self._refused_since = None
 
     def refused(self, now: float) -> bool:
         """A master has refused the node and says that this may pass; whether it has refused it for too long."""
