@@ -352,14 +352,16 @@ def test_reading_a_command_line_leaves_the_environment_alone(monkeypatch: pytest
 SHOW = """
 import os
 from pathlib import Path
-for process in (os.getpid(), os.getppid()):
-    print(Path(f"/proc/{process}/cmdline").read_bytes(), Path(f"/proc/{process}/environ").read_bytes())
+process = os.getpid()
+for role in ("worker", "agent", "guard"):
+    print(role, Path(f"/proc/{process}/cmdline").read_bytes(), Path(f"/proc/{process}/environ").read_bytes())
+    process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 print(sorted(name for name in os.environ if name.startswith("DLROVER_RDZV")), os.environ["KEPT"])
 """
 
 
 def shown_by_a_worker(*command: str) -> str:
-    """What a worker sees of its own environment and of its agent's, all processes of the job being of one user."""
+    """What a worker sees of its launcher's environments, all processes of the job being of one user."""
     done = subprocess.run(
         [sys.executable, *command],
         env={**os.environ, "DLROVER_RDZV_TOKEN": TOKEN, "DLROVER_RDZV_TOKEN_FILE": f"/{TOKEN}", "KEPT": "kept"},
