@@ -1,0 +1,196 @@
+"""The rendezvous handler that torchrun's agent asks for rounds: ours, between the coordinator and that agent.
+
+Torchrun asks for a new round when a worker of its own has failed, or when `num_nodes_waiting` says that there is one;
+it never says which. A round that nobody else has asked for yet is one that a failure is asking for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import socket
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.utils.logging import get_logger
+
+from dlrover_run.coordination.records import OVER, Failure, NodePhase, PlanPhase, Seat
+from dlrover_run.spec import SpecError
+from dlrover_run.torchrun.membership import Membership, View
+from dlrover_run.torchrun.settings import job_spec
+from dlrover_run.torchrun.store import RoundStore, StoreFailure, await_host, is_wanted
+
+ASKED_AGAIN = "asked for a new round: torchrun restarts its workers"
+GAVE_UP = "was given up: torchrun does not restart its workers any more"
+
+# By its name it gets torchrun's format and LOGLEVEL.
+_log: logging.Logger = get_logger("torch.distributed.elastic.rendezvous.dlrover")
+
+
+class DlroverRendezvous(RendezvousHandler):
+    """One torchrun's part in a job. Raises SpecError, which is a ValueError, when it cannot be had as asked for.
+
+    Nothing is started and nobody called before the first `next_rendezvous`.
+    """
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        self._backend = params.backend
+        self._run_id = params.run_id
+        spec = job_spec(params, _log.warning)
+        self._patience = spec.rules.join_timeout
+        self._membership = Membership(spec, _log.warning)
+        self._seat: Seat | None = None
+        self._closed = False
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers meet at the store of their round, which no other round has."""
+        return True
+
+    def get_backend(self) -> str:
+        """The name that torchrun knows this by."""
+        return self._backend
+
+    def get_run_id(self) -> str:
+        """The job's name."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a place in a round and for all others of that round.
+
+        Raises RendezvousTimeoutError when the job did not get enough nodes in time, RendezvousConnectionError when this
+        node can take no part, RendezvousClosedError when the job has finished and RendezvousError when the store
+        cannot be hosted.
+        """
+        if self._closed:
+            raise RendezvousClosedError("this node has left the job.")
+        if self._seat is None:
+            # Where torchrun is stopped by a signal it does not call `shutdown`, and the others would have to find out.
+            atexit.register(self._membership.leave)
+        self._membership.join()
+        self._ask()
+        tried = self._seat
+        while True:
+            seat = self._await_seat(tried)
+            store = self._enter(seat)
+            if store is not None:
+                self._seat = seat
+                self._membership.tell(NodePhase.RUNNING, seat.key)
+                place = RendezvousStoreInfo(seat.store_address, seat.store_port)
+                return RendezvousInfo(store, seat.node_rank, seat.nodes, place)
+            tried = seat
+
+    def num_nodes_waiting(self) -> int:
+        """1 when torchrun shall stop its workers and ask for the next round, else 0."""
+        view = self._membership.view
+        if self._seat is None or view.problem is not None or view.wanted.phase is PlanPhase.FINISHED:
+            return 0
+        return 0 if is_wanted(self._seat, view) else 1
+
+    def is_closed(self) -> bool:
+        """Whether there is no further round for this node."""
+        return self._closed or self._membership.view.wanted.phase in OVER
+
+    def set_closed(self) -> None:
+        """Leave the job. The others go on, as they do whenever a node leaves."""
+        self._closed = True
+        self._membership.leave()
+
+    def shutdown(self) -> bool:
+        """Leave the job, in a bounded time. Torchrun calls this unless a signal ended it."""
+        self._closed = True
+        seat = self._seat
+        self._membership.leave(None if seat is None else _failure(seat, GAVE_UP))
+        return True
+
+    def _ask(self) -> None:
+        """Ask for a new round, unless there is one that torchrun has heard of or will."""
+        if self._seat is not None and is_wanted(self._seat, self._membership.view):
+            self._membership.tell(NodePhase.FAILED, self._seat.key, _failure(self._seat, ASKED_AGAIN))
+
+    def _await_seat(self, tried: Seat | None) -> Seat:
+        """A place in another round than the one that was tried last."""
+        waited_for = ""
+
+        def is_settled(view: View) -> bool:
+            if view.problem is not None or view.wanted.phase in OVER:
+                return True
+            return view.seat is not None and (tried is None or view.seat.key != tried.key)
+
+        def is_news(view: View) -> bool:
+            waiting = view.wanted.waiting
+            return is_settled(view) or (waiting is not None and waiting.text != waited_for)
+
+        while True:
+            self._membership.wait(is_news)
+            view = self._membership.view
+            if is_settled(view):
+                break
+            assert view.wanted.waiting is not None, "else there is no news"
+            waited_for = view.wanted.waiting.text
+            _log.info("waiting: %s", waited_for)
+        if view.wanted.phase is PlanPhase.FAILED:
+            raise RendezvousTimeoutError(view.wanted.reason)
+        if view.wanted.phase is PlanPhase.FINISHED:
+            raise RendezvousClosedError(f"the job has finished: {view.wanted.reason}")
+        if view.problem is not None:
+            raise RendezvousConnectionError(view.problem)
+        assert view.seat is not None, "only that is left"
+        _log.info(
+            "round %d, node rank %d of %d: %s",
+            view.seat.round,
+            view.seat.node_rank,
+            view.seat.nodes,
+            view.wanted.reason,
+        )
+        return view.seat
+
+    def _enter(self, seat: Seat) -> RoundStore | None:
+        """The store of that round once all its nodes are there; None when the round came to nothing."""
+        if seat.node_rank == 0:
+            store = self._host(seat)
+        else:
+            if not await_host(seat, self._membership, self._patience):
+                return None
+            store = self._visit(seat)
+        if store is None or seat.nodes == 1:
+            return store
+        try:
+            return store if store.meet(self._patience) else None
+        except StoreFailure:
+            # Its host has gone, and so there will be another round.
+            return None
+
+    def _host(self, seat: Seat) -> RoundStore | None:
+        try:
+            port = self._membership.take_port(seat.key)
+            if port is None:
+                return None
+            try:
+                return RoundStore(seat, self._membership)
+            finally:
+                port.release()
+        except (OSError, SpecError, StoreFailure, TimeoutError) as error:
+            reason = str(error).splitlines()[0]
+            raise RendezvousError(
+                f"the store of this round cannot be hosted at {seat.store_address}:{seat.store_port} ({reason}): "
+                "name an address that is this machine's own with --local-addr."
+            ) from error
+
+    def _visit(self, seat: Seat) -> RoundStore | None:
+        try:
+            return RoundStore(seat, self._membership)
+        except StoreFailure:
+            return None
+
+
+def _failure(seat: Seat, what: str) -> Failure:
+    return Failure(seat.first_rank, socket.gethostname()[:255], what)

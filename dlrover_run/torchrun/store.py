@@ -1,0 +1,140 @@
+"""The store of one round: fresh, on a fresh port, hosted by the torchrun with node rank 0, and met at before any worker
+starts.
+
+Torchrun's agents exchange ranks through it without looking up, and their workers use it too. So no node goes on before
+all of the round are here: one that waited there for a node which has died would wait until torchrun gives the job up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public, only not marked as such.
+
+from dlrover_run.coordination.records import OVER, NodePhase, Seat
+from dlrover_run.descent import guard
+from dlrover_run.torchrun.membership import Membership, View
+
+STORE_TIMEOUT = 60.0
+"""Seconds that torchrun's agent waits for a key of the store before it gives the job up (as torchrun's
+read_timeout)."""
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds for one attempt to connect to the host of the store; then comes the next one."""
+
+RETRY_FIRST = 0.02
+"""Seconds from the first failed attempt to the second one; each further pause is twice as long."""
+
+RETRY_MOST = 0.5
+"""Seconds that no pause is longer than. The host may be giving its last workers half a minute to end."""
+
+StoreFailure = RuntimeError
+"""What the failures of a store are in every version of torch."""
+
+_ARRIVED = "dlrover/arrived"
+_VERDICT = "dlrover/verdict"
+_GO = "go"
+_GIVEN_UP = "given up"
+
+_BARRIER = "torchelastic/agent/terminal_state"
+"""How torch's SimpleElasticAgent calls the barrier at which agents wait whose workers have all succeeded."""
+
+
+def is_wanted(seat: Seat, view: View) -> bool:
+    """Whether that is still the place that this node shall have."""
+    return view.round == seat.key and view.wanted.phase not in OVER and view.problem is None
+
+
+def await_host(seat: Seat, membership: Membership, timeout: float) -> bool:
+    """Wait until the store's host listens; False when the seat is not wanted any more, or after `timeout` seconds.
+
+    A store's own client would wait where neither a newer round nor a signal reaches it, and print that it waits.
+    """
+    deadline = time.monotonic() + timeout
+    pause = RETRY_FIRST
+    while is_wanted(seat, membership.view) and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            socket.create_connection((seat.store_address, seat.store_port), CONNECT_TIMEOUT).close()
+            return True
+        membership.wait(lambda view: not is_wanted(seat, view), pause)
+        pause = min(2 * pause, RETRY_MOST)
+    return False
+
+
+class RoundStore(TCPStore):
+    """Hosts the store of a round, or is a client of it. Torchrun drops the last round's when it has the next one.
+
+    The barrier at the end is where one can tell from outside that torchrun's workers have succeeded. Torchrun would
+    stay there for five minutes when another node fails for good; here it leaves as soon as nobody will come any more.
+    """
+
+    def __init__(self, seat: Seat, membership: Membership) -> None:
+        super().__init__(
+            seat.store_address,
+            seat.store_port,
+            is_master=seat.node_rank == 0,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=CONNECT_TIMEOUT),
+        )
+        self.set_timeout(timedelta(seconds=STORE_TIMEOUT))
+        self._seat = seat
+        self._membership = membership
+
+    def meet(self, timeout: float) -> bool:
+        """Wait until every node of the round is here; whether they all go on with it, on which all agree.
+
+        Not so when one of them has heard of a newer round first, when the host has gone, or after `timeout` seconds.
+        """
+        if self.add(_ARRIVED, 1) == self._seat.nodes:
+            self.compare_set(_VERDICT, "", _GO)
+        verdict = _Awaited(self._seat, _VERDICT, timeout, self._membership.nudge)
+        self._membership.wait(lambda view: verdict.done or not is_wanted(self._seat, view))
+        # The first word holds: none goes on alone because it was the last to arrive while another turned away.
+        return bool(self.compare_set(_VERDICT, "", _GIVEN_UP) == _GO.encode())
+
+    def add(self, key: str, amount: int) -> int:
+        """As every store's; the barrier begins with it."""
+        if key.startswith(_BARRIER):
+            self._membership.tell(NodePhase.SUCCEEDED, self._seat.key)
+        return int(super().add(key, amount))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """As every store's, but that the wait in the barrier ends with the round."""
+        timeout = timeout or self.timeout  # type: ignore[attr-defined]  # torch's stub does not have it.
+        if not keys[0].startswith(_BARRIER):
+            super().wait(keys, timeout)
+            return
+        with contextlib.suppress(StoreFailure):
+            # A host that has gone waits for nobody either.
+            last = _Awaited(self._seat, keys[0], timeout.total_seconds(), self._membership.nudge)
+            self._membership.wait(lambda view: last.done or not (is_wanted(self._seat, view) or view.problem))
+            # Lets all the others go, and the thread that still waits.
+            self.set(keys[0], "")
+
+
+class _Awaited:
+    """A key of a round's store that a thread waits for, over a connection of its own: a wait of a store cannot be
+    broken off. Whoever waits no longer sets the key."""
+
+    def __init__(self, seat: Seat, key: str, timeout: float, on_end: Callable[[], None]) -> None:
+        self._store = TCPStore(
+            seat.store_address,
+            seat.store_port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=CONNECT_TIMEOUT),
+        )
+        self.done = False
+        with guard.signals_for_this_thread():
+            threading.Thread(target=self._wait, args=(key, timeout, on_end), name=f"await {key}", daemon=True).start()
+
+    def _wait(self, key: str, timeout: float, on_end: Callable[[], None]) -> None:
+        with contextlib.suppress(StoreFailure):
+            self._store.wait([key], timedelta(seconds=timeout))
+        self.done = True
+        on_end()
