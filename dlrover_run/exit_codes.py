@@ -5,11 +5,17 @@ from __future__ import annotations
 SUCCESS = 0
 COMPAT_FAILURE = 1
 """What torchrun answers to every failure; `--compat-exit-codes` gives it back."""
+PEER_FAILED = 1
+"""A worker of another node failed first; the report says which."""
 BAD_COMMAND_LINE = 2
 INTERNAL_ERROR = 70
 """The launcher itself failed (sysexits' EX_SOFTWARE): please report it."""
 CANNOT_START = 71
 """The machine did not let us start or stop the workers (sysexits' EX_OSERR)."""
+CANNOT_JOIN = 72
+"""This node could take no part in the job, or no further one: no master was found, or it refused."""
+TOO_FEW_NODES = 75
+"""Fewer nodes came, or were left, than the job needs (sysexits' EX_TEMPFAIL): another try may find them."""
 
 
 def of_signal(number: int) -> int:

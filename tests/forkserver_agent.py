@@ -52,11 +52,10 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
     env: dict[str, str] = job["env"]
     result: dict[str, Any] = {"agent": os.getpid(), "workers": [], "learned": [], "skipped": []}
     began = time.monotonic()
-    template = await Template.start(
-        python, env, cwd, job["preload"], os.getpid(), program=(kind, target) if job["scan"] else None
-    )
-    result["prepared"] = template.prepared.imported
-    result["skipped"] += template.prepared.skipped
+    template = Template.start(python, env, cwd, os.getpid())
+    prepared = await template.prepare(job["preload"], (kind, target) if job["scan"] else None)
+    result["prepared"] = prepared.imported
+    result["skipped"] += prepared.skipped
     result["prepare_seconds"] = time.monotonic() - began
     middle = ["-m"] if kind == "module" else []
     title = (python, "-u", *middle, target, *args)

@@ -13,11 +13,10 @@ from dlrover_run.console.report import (
     MAX_GROUPS,
     MAX_TRACE_LINES,
     FailureReport,
-    duration,
-    rank_words,
     render_failure,
-    render_restart,
 )
+from dlrover_run.console.rounds import render_restart
+from dlrover_run.console.words import duration, rank_words
 from dlrover_run.failures import root_cause
 from dlrover_run.failures.outcome import RecordedError, WorkerEnd
 

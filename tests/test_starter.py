@@ -25,11 +25,20 @@ class Stub:
     """A template that answers as it is told."""
 
     def __init__(self, skipped: tuple[str, ...] = ()) -> None:
-        self.prepared = Imported((), skipped)
+        self.skipped = skipped
+        self.begun = asyncio.Event()
+        self.prepared = asyncio.Event()
+        self.prepared.set()
+        self.pid = 7
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.lesson: asyncio.Future[Imported] = asyncio.get_running_loop().create_future()
         self.asked = asyncio.Event()
         self.lessons = 0
+
+    async def prepare(self, *args: object) -> Imported:
+        self.begun.set()
+        await self.prepared.wait()
+        return Imported((), self.skipped)
 
     async def learn(self) -> Imported:
         self.lessons += 1
@@ -49,7 +58,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, *stubs: Stub) -> None:
 
     class Template:
         @staticmethod
-        async def start(*args: object, **options: object) -> Any:
+        def start(*args: object, **options: object) -> Any:
             return next(rest)
 
     monkeypatch.setattr(starter, "Template", Template)
@@ -63,9 +72,9 @@ def test_what_preload_could_not_have_is_said_once(monkeypatch: pytest.MonkeyPatc
         first, second = (Stub(("nothing: no installed module has this name", "more: not asked for")) for _ in range(2))
         stubbed(monkeypatch, first, second)
         workers = Starter(replace(SPEC, preload=("os", "nothing")), told.append)
-        await workers.prepare([START])
+        await workers.prepare([{}])
         first.closed.set_result(None)
-        await workers.prepare([START])
+        await workers.prepare([{}])
 
     asyncio.run(run())
     assert told == ["--preload nothing: no installed module has this name; it is left to the workers"]
@@ -77,7 +86,7 @@ def test_workers_that_meet_a_dead_template_together_say_so_once(monkeypatch: pyt
     async def run() -> list[int]:
         stubbed(monkeypatch, Stub())
         workers = Starter(SPEC, told.append)
-        await workers.prepare([START])
+        await workers.prepare([{}])
         return list(await asyncio.gather(workers.start(START), workers.start(START)))
 
     assert asyncio.run(run()) == [1, 1]
@@ -92,11 +101,11 @@ def test_a_round_waits_for_a_lesson_and_its_cancellation_does_not_stop_it(monkey
         stub = Stub()
         stubbed(monkeypatch, stub)
         workers = Starter(SPEC, told.append)
-        await workers.prepare([START])
+        await workers.prepare([{}])
         workers.learn_later()
         await asyncio.wait_for(stub.asked.wait(), PATIENCE)
-        cancelled = asyncio.ensure_future(workers.prepare([START]))
-        waiting = asyncio.ensure_future(workers.prepare([START]))
+        cancelled = asyncio.ensure_future(workers.prepare([{}]))
+        waiting = asyncio.ensure_future(workers.prepare([{}]))
         await asyncio.sleep(0)
         cancelled.cancel()
         await asyncio.wait([cancelled])
@@ -108,3 +117,34 @@ def test_a_round_waits_for_a_lesson_and_its_cancellation_does_not_stop_it(monkey
 
     asyncio.run(run())
     assert told == ["--start-method=forkserver: a thread was left; workers are spawned instead"]
+
+
+def test_a_node_that_waits_for_its_place_has_a_template_ready_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        stub = Stub()
+        stub.prepared.clear()
+        stub.lesson.set_result(Imported((), ()))
+        stubbed(monkeypatch, stub)
+        workers = Starter(SPEC, pytest.fail)
+        workers.warm({"A": "a"})
+        workers.warm({})
+        await asyncio.wait_for(stub.begun.wait(), PATIENCE)
+        assert workers.pids == {7}, "no sweep may take it for something that was left behind"
+        place = asyncio.ensure_future(workers.prepare([{}]))
+        await asyncio.sleep(0)
+        assert not place.done()
+        stub.prepared.set()
+        await asyncio.wait_for(place, PATIENCE)
+        await workers.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_is_warmed_where_workers_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        stubbed(monkeypatch)
+        workers = Starter(replace(SPEC, start_method="spawn"), pytest.fail)
+        workers.warm({})
+        await workers.close()
+
+    asyncio.run(run())

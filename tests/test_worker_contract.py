@@ -24,6 +24,7 @@ OURS_DIFFERS = {
     "NODE_NUM": "a DLRover user expects it",
     "WORKER_RANK": "a DLRover user expects it",
     "WORKER_NUM": "a DLRover user expects it",
+    "DLROVER_CHECKPOINT_MARK": "a job that has written a checkpoint does not stop early",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from string import Template
 
-from dlrover_run.coordination.records import Seat
+from dlrover_run.coordination.records import RoundKey, Seat
 from dlrover_run.spec import JobSpec, SpecError
 
 
@@ -52,6 +52,31 @@ def worker_environment(
         environment["LOCAL_RANK"] = "0"
         environment["CUDA_VISIBLE_DEVICES"] = _own_device(parent.get("CUDA_VISIBLE_DEVICES"), local_rank)
     return environment
+
+
+def seatless_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[str, str]]:
+    """Environments which have that in common which the workers of this node will have whatever its seat is.
+
+    Raises what `worker_environment` raises.
+    """
+
+    def seat(number: int) -> Seat:
+        others = dict.fromkeys(("node_rank", "nodes", "first_rank", "role_first_rank", "store_port"), number)
+        return Seat(
+            key=RoundKey(),
+            restart_count=number,
+            workers=spec.workers_per_node,
+            world_size=number,
+            role_world_size=number,
+            store_address=str(number),
+            **others,
+        )
+
+    return [
+        worker_environment(spec, seat(number), local_rank, parent, error_file=str(number))
+        for number in (1, 2)
+        for local_rank in range(spec.workers_per_node)
+    ]
 
 
 def _own_device(visible: str | None, local_rank: int) -> str:

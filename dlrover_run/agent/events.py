@@ -21,9 +21,11 @@ class EventLog:
         self._spec = spec
         self._write = write
         self._started = time.monotonic()
+        self._group_rank = spec.node_rank
 
     def round_started(self, seat: Seat) -> None:
         """The workers of a round have been started."""
+        self._group_rank = seat.node_rank
         self._emit("RUNNING", seat.restart_count, "")
 
     def job_ended(self, phase: PlanPhase, restarts: int, reason: str) -> None:
@@ -40,7 +42,7 @@ class EventLog:
             "metadata": {
                 "run_id": self._spec.run_id,
                 "global_rank": None,
-                "group_rank": self._spec.node_rank,
+                "group_rank": self._group_rank,
                 "worker_id": None,
                 "role": self._spec.role,
                 "hostname": socket.gethostname(),

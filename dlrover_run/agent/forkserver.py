@@ -100,7 +100,7 @@ class Imported:
 
 
 class Template:
-    """A running template. Make one with `start`; `closed` is done when its process has ended."""
+    """A running template. Make one with `start`, then `prepare` it; `closed` is done when its process has ended."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         self._process = process
@@ -109,7 +109,6 @@ class Template:
         self._turn = asyncio.Lock()
         self._answer: asyncio.Future[bytes] | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
-        self.prepared = Imported((), ())
         self._loop.add_reader(control.fileno(), self._readable)
         lifeline.watch_child(process.pid, self._ended)
 
@@ -119,22 +118,11 @@ class Template:
         return self._process.pid
 
     @classmethod
-    async def start(
-        cls,
-        python: str,
-        env: Mapping[str, str],
-        cwd: str,
-        preload: Sequence[str],
-        agent_pid: int,
-        *,
-        program: tuple[ProgramKind, str] | None = None,
-        output: int = 2,
-    ) -> Template:
-        """Start a template and have it import `preload` and what `program` (kind, target) imports while it starts.
+    def start(cls, python: str, env: Mapping[str, str], cwd: str, agent_pid: int, *, output: int = 2) -> Template:
+        """Start a template, which forks nothing before `prepare`.
 
         `env` is what all workers have in common, so that libraries read it while they are imported. What imports print
-        goes to the descriptor `output`, once. Raises UnsafeToFork when its workers would not be sound, TemplateError
-        when it could not be started.
+        goes to the descriptor `output`, once. Raises TemplateError when it could not be started.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -155,15 +143,20 @@ class Template:
             raise TemplateError(f"the template {python} could not be started: {error.strerror or error}") from error
         finally:
             theirs.close()
-        template = cls(process, ours)
+        return cls(process, ours)
+
+    async def prepare(self, preload: Sequence[str], program: tuple[ProgramKind, str] | None = None) -> Imported:
+        """Have it import `preload` and what `program` (kind, target) imports while it starts.
+
+        Raises UnsafeToFork when its workers would not be sound, TemplateError when it ended. It is of no use then.
+        """
         kind, target = program or (None, "")
+        request = {"op": "prepare", "preload": list(preload), "kind": kind, "target": target}
         try:
-            request = {"op": "prepare", "preload": list(preload), "kind": kind, "target": target}
-            template.prepared = _imported(await template._request(request, (), PREPARE_TIMEOUT))
+            return _imported(await self._request(request, (), PREPARE_TIMEOUT))
         except BaseException:
-            await template._kill()
+            await self._kill()
             raise
-        return template
 
     async def fork(self, command: WorkerCommand) -> int:
         """Fork a worker, then a child of the agent, and return its pid. One nobody waits for any more never begins."""

@@ -44,8 +44,9 @@ class WorkerGroup:
 
     @property
     def succeeded(self) -> bool:
-        """Whether all workers have ended with 0."""
-        return len(self.ended) == len(self._starts) and all(worker.code == 0 for worker in self.ended)
+        """Whether all workers have ended with 0, and none of them because it was told to."""
+        finished = [worker for worker in self.ended if worker.code == 0 and worker.stopped_with is None]
+        return len(finished) == len(self._starts)
 
     @property
     def first_failed(self) -> WorkerProcess | None:

@@ -10,24 +10,25 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dlrover_run import exit_codes, failures
+from dlrover_run import failures
 from dlrover_run.agent.departure import Departure
 from dlrover_run.agent.events import EventLog
 from dlrover_run.agent.group import StuckWorkers
+from dlrover_run.agent.narration import Narration
 from dlrover_run.agent.outfit import contract, prepare
 from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
-from dlrover_run.agent.refusal import explain
 from dlrover_run.agent.round import Round
 from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
-from dlrover_run.agent.verdict import Verdict, exit_code_of
+from dlrover_run.agent.statement import last_words, statement
+from dlrover_run.agent.verdict import Ending, Verdict, judge
 from dlrover_run.backends.board import Board, Listener
-from dlrover_run.coordination.records import OVER, Failure, NodePhase, Seat
+from dlrover_run.console.voice import Voice
+from dlrover_run.coordination.records import OVER, Seat
 from dlrover_run.descent import lineage
 from dlrover_run.descent.strays import StraySweep
 from dlrover_run.failures.outcome import WorkerEnd
@@ -42,15 +43,9 @@ if TYPE_CHECKING:
 RESTART_DRAIN_TIMEOUT = 0.5
 """Seconds without progress after which a restart no longer waits for a slow console to show the old workers' end."""
 
-Say = Callable[[str], None]
-
-
-class CoordinationLost(Exception):
-    """This node can take no part in the job any more; the message says why."""
-
 
 class Agent:
-    """Runs one job on this node. `say` prints one line for the person at the console."""
+    """Runs one job on this node. `voice` speaks to the person at the console."""
 
     def __init__(
         self,
@@ -58,25 +53,33 @@ class Agent:
         run_dir: RunDir,
         relay: Relay,
         lifelines: Sequence[int],
-        say: Say,
+        voice: Voice,
         open_board: Callable[[Listener], Board],
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
         self._relay = relay
         self._lifelines = lifelines
-        self._say = say
+        self._voice = voice
         self._wake = asyncio.Event()
-        self._board = open_board(self._wake.set)
+        self._board = open_board(self._hear)
         self._standing = Standing(spec)
-        self._starter = Starter(spec, say)
+        self._starter = Starter(spec, voice.say)
         self._plugin = _logs_plugin(spec)
         self._asking: asyncio.Future[Answer] | None = None
         self._strays = StraySweep(self._own_children)
+        self._narration = Narration(spec, voice)
         self._events = EventLog(spec, relay.say)
         self._departure = Departure(self._take_signal, self._lose_launcher)
         self._round: Round | None = None
         self._stopping = False
+        self._reporting: asyncio.Handle | None = None
+        self._over = False
+
+    @property
+    def pids_to_spare(self) -> set[int]:
+        """Processes that outlive this agent on purpose."""
+        return self._board.pids
 
     async def run(self) -> Verdict:
         """Take part in the job until it is over, and tell how it went."""
@@ -106,6 +109,9 @@ class Agent:
             elif action is Action.STOP:
                 await self._stop_workers()
             else:
+                if self._board.assignment.waiting is not None:
+                    # Its place may come at any moment.
+                    self._starter.warm(os.environ)
                 await self._wake.wait()
                 self._wake.clear()
 
@@ -118,62 +124,67 @@ class Agent:
             asked_to_end=self._departure.wanted,
         )
 
+    def _hear(self) -> None:
+        """Something of the board has changed."""
+        self._wake.set()
+        if self._reporting is None:
+            # The loop may be waiting for the end of workers, and the others need not wait for that too. Not at once,
+            # because the board may be speaking of what is just being put on it.
+            self._reporting = asyncio.get_running_loop().call_soon(self._report)
+
     def _report(self) -> None:
         """Take what the coordinator wants, and tell it what has become of that."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
+        if self._over:
+            return
+        wanted = self._board.assignment
         if not self._departure.wanted:
             # A node that goes takes no further seat; it stays a member of its round until its workers have ended.
-            self._standing.take(self._board.assignment)
-        phase, failure = self._phase()
-        self._board.publish(self._standing.status(phase, failure))
-
-    def _phase(self) -> tuple[NodePhase, Failure | None]:
-        if self._departure.wanted:
-            return NodePhase.LEAVING, None
-        if self._round is None or self._round.key != self._standing.round:
-            # The workers of an earlier round may still be ending; nobody asks for them any more.
-            return NodePhase.WAITING, None
-        first = self._round.failure()
-        if first is not None:
-            return NodePhase.FAILED, Failure(first.rank, socket.gethostname(), failures.describe_end(first))
-        return NodePhase.SUCCEEDED if self._round.group.succeeded else NodePhase.RUNNING, None
+            self._standing.take(wanted)
+            if self._round is not None and self._round.key != self._standing.round:
+                self._round.cancel()
+            self._narration.follow(wanted)
+        self._board.publish(statement(self._standing, self._round, self._departure.wanted))
 
     async def _start_round(self) -> None:
         seat = self._standing.seat
         assert seat is not None, "only a seat is a reason to start"
         if self._round is not None:
-            await self._leave_behind(self._round)
-            if self._departure.wanted:
+            await self._leave_behind(self._round, seat)
+            if not self._is_wanted(seat):
                 return
             self._round.close()
             self._round = None
         placed = None
-        if self._plugin is not None and (placed := await self._ask_plugin(self._plugin, seat)) is None:
-            return
+        if self._plugin is not None:
+            placed = await self._ask_plugin(self._plugin, seat)
+            if placed is None or not self._is_wanted(seat):
+                return
         port = self._standing.take_port()
         outfit = prepare(self._spec, seat, os.environ, self._run_dir.path, self._relay, placed)
-        self._round = Round(outfit, port, self._note_end)
+        self._narration.begin_round(seat)
+        self._round = Round(outfit, port, self._relay, self._note_end, self._wake.set)
         with self._strays.paused():
             await self._round.start(self._starter)
         self._starter.learn_later()
         self._events.round_started(seat)
 
-    async def _leave_behind(self, ended: Round) -> None:
-        """Be done with a round that failed, and say why there is another one."""
+    def _is_wanted(self, seat: Seat) -> bool:
+        """Whether that is still this node's place; what it waited for may have taken a while."""
+        return not self._departure.wanted and self._standing.round == seat.key
+
+    async def _leave_behind(self, ended: Round, seat: Seat) -> None:
+        """Be done with a round that is over, and say why there is another one."""
         if self._spec.backend == "static":
             # The next round needs the very port that a child of the dead rank 0 may still listen on.
             lineage.end_children(self._own_children())
         else:
             self._strays.condemn_all()
-        await ended.gather_evidence(self._relay, RESTART_DRAIN_TIMEOUT)
-        if self._departure.wanted:
-            return
-        from dlrover_run.console.report import render_restart
-
-        wanted = self._board.assignment
-        # Our own evidence says more than the plan does: it was made before a traceback had been read.
-        root = failures.root_cause(ended.ends)
-        reason = f"rank {root.rank} {failures.describe_end(root)}" if root else wanted.reason
-        self._say(render_restart(reason, wanted.restart_count, self._spec.rules.max_restarts, ended.lasted))
+        await ended.gather_evidence(RESTART_DRAIN_TIMEOUT)
+        if self._is_wanted(seat):
+            self._narration.end_round(ended, self._board.assignment, seat)
 
     async def _ask_plugin(self, plugin: LogsPlugin, seat: Seat) -> Answer | None:
         """A plugin's word on where the output goes; None when a signal came before it answered."""
@@ -198,62 +209,52 @@ class Agent:
             self._stopping = False
 
     async def _conclude(self, gave_up: Exception | None = None) -> Verdict:
-        wanted = self._board.assignment
-        if self._board.problem is not None:
-            gave_up = gave_up or CoordinationLost(self._board.problem)
+        wanted, problem = self._board.assignment, self._board.problem
         # The others form their next round as soon as they know; what follows may wait for somebody at the console.
-        self._board.publish(self._standing.status(NodePhase.LEFT, self._last_words(gave_up)))
+        self._say_goodbye(gave_up)
         ends: tuple[WorkerEnd, ...] = ()
         results: dict[int, bytes] = {}
+        succeeded = False
         if self._round is not None:
             # Who reads our output in a pager takes the time that he likes, as he would with a worker's own. What dead
             # workers left behind does not wait for him; at a usual end the sweep after this function finds it sooner.
             sweep = asyncio.get_running_loop().call_later(lineage.STRAY_GRACE, self._strays.condemn_all)
-            await self._round.gather_evidence(self._relay, None)
+            await self._round.gather_evidence(None)
             sweep.cancel()
-            ends, results = self._round.ends, self._round.results()
+            ends, results, succeeded = self._round.ends, self._round.results(), self._round.group.succeeded
             self._round.close()
-        root = failures.root_cause(ends)
-        if root is not None:
-            self._pass_on(root)
+        ending = Ending(wanted, self._standing.seat, ends, succeeded, results, self._departure.signal, problem, gave_up)
+        verdict = judge(ending, self._spec.compat_exit_codes)
+        if verdict.root is not None:
+            self._pass_on(verdict.root)
         await self._starter.close()
         if self._plugin is not None:
             await self._plugin.close()
         self._strays.close()
         await self._board.close()
         self._standing.close()
-        reason = wanted.reason
-        if wanted.phase not in OVER and self._departure.signal is not None:
-            reason = f"{self._departure.signal.name} stopped the job"
-        self._events.job_ended(wanted.phase, wanted.restart_count, reason)
-        compat = self._spec.compat_exit_codes
-        code, error = exit_code_of(wanted.phase, root, self._departure.signal, compat), None
-        if gave_up is not None:
-            # A mistake of the user's that only a restart showed is no reason to tell him that nothing was started.
-            mistake = isinstance(gave_up, SpecError) and wanted.key.number <= 1
-            code = exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
-            refused = isinstance(gave_up, OSError) and f"the workers could not be started: {explain(gave_up)}"
-            error = refused or str(gave_up)
-        return Verdict(code, reason, wanted.restart_count, ends, root, error, results)
+        self._events.job_ended(wanted.phase, verdict.restarts, verdict.reason)
+        return verdict
 
-    def _last_words(self, gave_up: Exception | None) -> Failure | None:
-        """Why this node goes though nobody asked it to."""
-        seat = self._standing.seat
-        if gave_up is None or seat is None:
-            return None
-        return Failure(seat.first_rank, socket.gethostname(), f"could not be started: {gave_up}")
+    def _say_goodbye(self, gave_up: Exception | None) -> None:
+        self._over = True
+        self._narration.end()
+        over = self._board.assignment.phase in OVER
+        if over or self._round is None or not self._round.group.succeeded:
+            self._board.publish(last_words(self._standing, gave_up))
+        # Else its last word is that its workers have succeeded, and the others need no round without them.
 
     def _pass_on(self, root: WorkerEnd) -> None:
         """Hand the first failure's record to whoever started this launcher with an error file (as torchrun)."""
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             problem = failures.copy_root_cause(root, error_file)
             if problem is not None:
-                self._say(problem)
+                self._voice.say(problem)
 
     def _own_children(self) -> set[int]:
         plugin = self._plugin.pids if self._plugin is not None else set()
         workers = self._round.group.pids if self._round is not None else set()
-        return {self._relay.pid} | self._starter.pids | plugin | workers
+        return {self._relay.pid} | self._starter.pids | plugin | workers | self._board.pids
 
     def _note_end(self, worker: WorkerProcess) -> None:
         self._wake.set()
@@ -265,7 +266,8 @@ class Agent:
     def _take_signal(self, number: signal.Signals) -> None:
         self._hurry()
         if self._departure.signal is None:
-            self._say(f"{number.name} received: the workers are told and get {self._spec.shutdown_timeout:g} s to end")
+            grace = f"{self._spec.shutdown_timeout:g} s"
+            self._voice.say(f"{number.name} received: the workers are told and get {grace} to end")
             if not self._stopping:
                 # The stop that follows now passes it on.
                 return
@@ -278,8 +280,8 @@ class Agent:
             self._round.group.forward(signal.SIGKILL)
 
     def _hurry(self) -> None:
-        """Wait no longer for what may take its time."""
-        self._wake.set()
+        """Say at once that this node goes, and wait no longer for what may take its time."""
+        self._hear()
         self._relay.hurry()
         if self._asking is not None:
             self._asking.cancel()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.opening import open_board
+from dlrover_run.console.voice import PLAIN_WIDTH, Voice, terminal_columns
 from dlrover_run.descent import guard, lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing
 from dlrover_run.spec import JobSpec
-
-PLAIN_WIDTH = 80
-"""Columns of a report that goes to a file, or to a terminal whose size nobody knows."""
 
 
 async def run_agent(
@@ -24,18 +22,16 @@ async def run_agent(
 ) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
 
-    def say(line: str) -> None:
-        relay.say(f"dlrover-run: {line}\n")
-
-    relay.attach(say)
-    agent = Agent(spec, run_dir, relay, lifelines, say, lambda listener: open_board(spec, listener, say))
+    voice = Voice(relay.say, lambda: terminal_columns(2, os.environ.get("TERM")))
+    relay.attach(voice.say)
+    agent = Agent(spec, run_dir, relay, lifelines, voice, lambda listener: open_board(spec, listener, voice.say))
     verdict = await agent.run()
     if not run_dir.keep:
         verdict = _without_paths(verdict)
-    _tell(spec, verdict, relay.say)
+    _tell(spec, verdict, voice)
     await relay.drain(timeout=None)
     await relay.close()
-    lineage.end_children()
+    lineage.end_children(agent.pids_to_spare)
     leave_nothing(run_dir)
     if verdict_fd is not None:
         import msgspec
@@ -53,25 +49,25 @@ def _without_paths(verdict: Verdict) -> Verdict:
     return replace(verdict, ends=ends, root=verdict.root and replace(verdict.root, error_file=None))
 
 
-def _tell(spec: JobSpec, verdict: Verdict, write: Callable[[str], None]) -> None:
+def _tell(spec: JobSpec, verdict: Verdict, voice: Voice) -> None:
     if verdict.error is not None:
-        write(f"dlrover-run: {verdict.error}\n")
-    if verdict.root is None:
+        voice.say(verdict.error)
+    root = verdict.root or verdict.failure
+    if root is None:
         return
     from dlrover_run.console.report import FailureReport, render_failure
 
     report = FailureReport(
         job=spec.entrypoint.target,
         host=socket.gethostname(),
-        root=verdict.root,
+        root=root,
         ends=verdict.ends,
         restarts=verdict.restarts,
         max_restarts=spec.rules.max_restarts,
         exit_code=verdict.exit_code,
+        why_over=verdict.why_over,
     )
-    terminal = os.isatty(2)
+    columns = terminal_columns(2, os.environ.get("TERM"))
     # The variable counts when it is not empty (no-color.org).
-    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    # A terminal that does not know its size says 0.
-    width = (os.get_terminal_size(2).columns if terminal else 0) or PLAIN_WIDTH
-    write(render_failure(report, width, color) + "\n")
+    color = columns is not None and not os.environ.get("NO_COLOR")
+    voice.print(render_failure(report, columns or PLAIN_WIDTH, color))

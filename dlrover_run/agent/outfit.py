@@ -12,6 +12,7 @@ from dlrover_run.agent.command import command_line
 from dlrover_run.agent.environment import fill_macros, worker_environment
 from dlrover_run.agent.process import WorkerStart
 from dlrover_run.agent.results import ResultFiles
+from dlrover_run.agent.work_evidence import MARK_VARIABLE, WorkEvidence
 from dlrover_run.coordination.records import Seat
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import Relay
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outfit:
-    """All that is made for the workers of one round. `results` is None unless a function runs."""
+    """All that is made for the workers of one round. `work` sees whether they got to work; `results` is None unless a
+    function runs."""
 
     seat: Seat
     streams: streams.StreamPlan
     starts: tuple[WorkerStart, ...]
+    work: WorkEvidence
     results: ResultFiles | None
 
 
@@ -60,6 +63,7 @@ def prepare(
         plan = streams.in_order(plan)
     results = ResultFiles(seat.workers) if spec.entrypoint.kind == "function" else None
     cpus = _bound_cpus(spec, seat, parent)
+    work = WorkEvidence(seat)
     starts = []
     for ranks in plan.ranks:
         local_rank = ranks.local_rank
@@ -68,6 +72,7 @@ def prepare(
             environment = worker_environment(spec, seat, local_rank, parent, ranks.error_file or "")
         else:
             environment = {**parent, **placed.environments[local_rank]}
+        environment[MARK_VARIABLE] = work.mark_path
         args = fill_macros(spec.entrypoint.args, local_rank)
         if results is not None:
             args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
@@ -87,7 +92,7 @@ def prepare(
             spec.logs.prefix_template, spec.role, seat.first_rank + tee.local_rank, tee.local_rank
         )
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
-    return Outfit(seat, plan, tuple(starts), results)
+    return Outfit(seat, plan, tuple(starts), work, results)
 
 
 def _placed_plan(placed: Answer, spec: JobSpec) -> streams.StreamPlan:

@@ -14,6 +14,7 @@ from dlrover_run.agent.outfit import Outfit, release
 from dlrover_run.agent.ports import HeldPort
 from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.starter import Starter
+from dlrover_run.coordination.records import RoundKey
 from dlrover_run.failures.outcome import WorkerEnd
 from dlrover_run.output.relay_client import Relay
 
@@ -22,20 +23,38 @@ class Round:
     """The workers of one round with all that was made for them.
 
     `port` is the store's, held for the worker that hosts it, or None where that is another node's business. `on_end` is
-    called with each worker that ends.
+    called with each worker that ends, `on_news` when there is more to say of a failure.
     """
 
-    def __init__(self, outfit: Outfit, port: HeldPort | None, on_end: Callable[[WorkerProcess], None]) -> None:
-        self.key = outfit.seat.key
+    def __init__(
+        self,
+        outfit: Outfit,
+        port: HeldPort | None,
+        relay: Relay,
+        on_end: Callable[[WorkerProcess], None],
+        on_news: Callable[[], None],
+    ) -> None:
+        self.seat = outfit.seat
         self.group = WorkerGroup(outfit.starts, self._note_end)
         self._outfit = outfit
         self._port = port
+        self._relay = relay
         self._on_end = on_end
+        self._on_news = on_news
         self._memory = failures.MemoryWatch()
         self._started = time.monotonic()
         self._starting: asyncio.Future[None] | None = None
+        self._asking: asyncio.Future[None] | None = None
+        self._to_ask: list[WorkerProcess] = []
+        self._failed: list[WorkerEnd] = []
         self.lasted = 0.0
         self.ends: tuple[WorkerEnd, ...] = ()
+        self.got_to_work = False
+
+    @property
+    def key(self) -> RoundKey:
+        """Which round it is."""
+        return self.seat.key
 
     async def start(self, starter: Starter) -> None:
         """Start the workers; `cancel` ends this early. Raises what `starter` raises, when some may run already."""
@@ -48,7 +67,7 @@ class Round:
             release(self._outfit)
 
     async def _start(self, starter: Starter) -> None:
-        await starter.prepare(self._outfit.starts)
+        await starter.prepare([start.environment for start in self._outfit.starts])
         await self.group.start(starter.start)
 
     def cancel(self) -> None:
@@ -56,12 +75,17 @@ class Round:
         if self._starting is not None:
             self._starting.cancel()
 
+    @property
     def failure(self) -> WorkerEnd | None:
-        """The first worker that failed of itself, with the evidence that is there at once."""
-        first = self.group.first_failed
-        return None if first is None else self._describe(first, None)
+        """The worker that failed first of itself, once it is known how; None while none did.
 
-    async def gather_evidence(self, relay: Relay, patience: float | None) -> None:
+        It is another one when a worker failed that the first one lost as a peer.
+        """
+        if self._asking is not None and self._asking.done():
+            self._asking.result()  # Raises what went wrong, for nobody else asks.
+        return failures.root_cause(self._failed)
+
+    async def gather_evidence(self, patience: float | None) -> None:
         """Set `ends`, when all workers have ended, and forget the round's streams.
 
         A console that is stuck gets `patience` seconds; None is as long as nobody hurries the relay. Repeated, it does
@@ -69,9 +93,8 @@ class Round:
         """
         if self.ends:
             return
-        keys = [str(worker.local_rank) for worker in self.group.ended]
-        tails = await relay.end_round(keys, timeout=patience)
-        self.ends = tuple(self._describe(worker, tails.get(str(worker.local_rank))) for worker in self.group.ended)
+        tails = await self._relay.end_round([_key(worker) for worker in self.group.ended], timeout=patience)
+        self.ends = tuple(self._describe(worker, tails.get(_key(worker))) for worker in self.group.ended)
 
     def results(self) -> dict[int, bytes]:
         """What a function returned, pickled, by the global rank of each worker that succeeded."""
@@ -81,15 +104,43 @@ class Round:
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
 
     def close(self) -> None:
-        """Let go of the port and of the results."""
+        """Let go of the port, of the results and of what was being asked."""
+        if self._asking is not None:
+            self._asking.cancel()
         if self._port is not None:
             self._port.release()
         if self._outfit.results is not None:
             self._outfit.results.close()
+        self._outfit.work.close()
 
     def _describe(self, worker: WorkerProcess, tail: str | None) -> WorkerEnd:
         return worker_end(worker, self._outfit.streams.ranks[worker.local_rank], tail, self._memory)
 
     def _note_end(self, worker: WorkerProcess) -> None:
         self.lasted = time.monotonic() - self._started
+        if worker.code != 0 and worker.stopped_with is None:
+            if self._asking is None:
+                # Before the others end too: the kernel forgets their connections.
+                self.got_to_work = self._outfit.work.got_to_work()
+            self._to_ask.append(worker)
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.ensure_future(self._ask())
         self._on_end(worker)
+
+    async def _ask(self) -> None:
+        """Find out how workers failed, each once: their last words are with the relay.
+
+        Without these a worker that has only lost a peer looks like the culprit, and the whole job would be told so.
+        """
+        try:
+            while self._to_ask and all(failures.lost_its_peer(end) for end in self._failed):
+                asked, self._to_ask = self._to_ask, []
+                tails = await self._relay.tails([_key(worker) for worker in asked])
+                self._failed += [self._describe(worker, tails.get(_key(worker))) for worker in asked]
+        finally:
+            self._on_news()
+
+
+def _key(worker: WorkerProcess) -> str:
+    """The worker's name at the relay."""
+    return str(worker.local_rank)

@@ -7,7 +7,7 @@ import socket
 import uuid
 
 from dlrover_run.agent.ports import HeldPort
-from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, RoundKey, Seat
+from dlrover_run.coordination.records import OVER, Assignment, Failure, NodePhase, NodeStatus, RoundKey, Seat
 from dlrover_run.spec import JobSpec, SpecError
 
 
@@ -32,20 +32,28 @@ class Standing:
 
     def take(self, wanted: Assignment) -> None:
         """Take what the coordinator wants of this node, at once: the port of a round that is formed is not on offer
-        any more, even while the workers of the last round are still ending."""
+        any more, even while the workers of the last round are still ending.
+
+        After each word of another round, or of another coordinator, another port is on offer: a round that this node
+        never heard of may have used the last one.
+        """
+        is_news = (wanted.key, wanted.epoch) != (self._heard, self._epoch)
         self._heard = wanted.key
         self._epoch = wanted.epoch
+        if wanted.phase in OVER:
+            # What is still to be said of a job that is over is said of its last round.
+            return
         seat = wanted.seat
-        if seat == self.seat:
-            return
-        if seat is not None and seat.key == self.round:
-            # The same place, told by another coordinator.
-            self.seat = seat
-            return
+        if seat is None or seat.key != self.round:
+            self._release()
+            if seat is not None and seat.node_rank == 0 and seat.store_port == self._next_port.number:
+                self._port, self._next_port = self._next_port, HeldPort()
+                is_news = False
+        # Else it is the same place, perhaps told by another coordinator.
         self.seat = seat
-        self._release()
-        if seat is not None and seat.node_rank == 0 and seat.store_port == self._next_port.number:
-            self._port, self._next_port = self._next_port, HeldPort()
+        if is_news:
+            self._next_port.release()
+            self._next_port = HeldPort()
 
     def take_port(self) -> HeldPort | None:
         """The store's port for the round that starts, held; None where it is another node's business.

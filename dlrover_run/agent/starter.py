@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dlrover_run.agent.command import python_program
+from dlrover_run.agent.environment import seatless_environments
 from dlrover_run.agent.forkserver import Template, TemplateError, UnsafeToFork, WorkerCommand
 from dlrover_run.agent.process import WorkerStart, spawn
 from dlrover_run.spec import JobSpec
@@ -31,6 +32,7 @@ class Starter:
         self._told: set[str] = set()
         self._lesson: asyncio.TimerHandle | None = None
         self._learning: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
         if self._forking and self._program is None:
             self._give_up("only Python programs can be forked")
 
@@ -39,20 +41,33 @@ class Starter:
         """The pid of the template, while it runs."""
         return {self._template.pid} if self._template is not None and not self._template.closed.done() else set()
 
-    async def prepare(self, starts: Sequence[WorkerStart]) -> None:
-        """Have a template ready for these workers: a new one, or the old one with what it has learned since."""
+    def warm(self, parent: Mapping[str, str]) -> None:
+        """Start a template though no worker is to be started yet, for a node that waits for its place in the job.
+
+        `parent` is the launcher's own environment. Raises SpecError when workers could not be started.
+        """
+        if self._forking and self._template is None and self._warming is None:
+            self._warming = asyncio.ensure_future(self._make_ready(seatless_environments(self._spec, parent)))
+
+    async def prepare(self, environments: Sequence[Mapping[str, str]]) -> None:
+        """Have a template ready for workers with these environments: a new one, or the old one with what it has
+        learned since."""
         if self._lesson is not None:
             self._lesson.cancel()
-        if self._learning is not None:
-            # It may end in giving forking up; and a wait that is cancelled leaves it running.
-            await asyncio.wait([self._learning])
+        for task in (self._warming, self._learning):
+            if task is not None:
+                # It may end in giving forking up; and a wait that is cancelled leaves it running.
+                await asyncio.wait([task])
+        self._warming = None
+        await self._make_ready(environments)
+
+    async def _make_ready(self, environments: Sequence[Mapping[str, str]]) -> None:
         if not self._forking:
             return
         try:
             self._directory = _working_directory()
             if self._template is None or self._template.closed.done():
-                self._template = await self._new_template(starts)
-                self._tell_skipped(self._template.prepared.skipped)
+                await self._replace_template(environments)
             else:
                 await self._template.learn()
         except TemplateError as error:
@@ -91,23 +106,21 @@ class Starter:
         """End the template; workers that it has forked are not its own any more."""
         if self._lesson is not None:
             self._lesson.cancel()
-        if self._learning is not None:
-            self._learning.cancel()
+        for task in (self._warming, self._learning):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         if self._template is not None:
             await self._template.close()
 
-    async def _new_template(self, starts: Sequence[WorkerStart]) -> Template:
+    async def _replace_template(self, environments: Sequence[Mapping[str, str]]) -> None:
         # Libraries read the environment while they are imported, so the template has what all workers have in common.
-        first, *others = [start.environment for start in starts]
+        first, *others = environments
         common = {key: value for key, value in first.items() if all(o.get(key) == value for o in others)}
-        return await Template.start(
-            self._spec.entrypoint.python,
-            common,
-            self._directory,
-            self._spec.preload,
-            os.getpid(),
-            program=self._program,
-        )
+        # Ours from its first moment, so that no sweep takes it for something that was left behind.
+        self._template = Template.start(self._spec.entrypoint.python, common, self._directory, os.getpid())
+        prepared = await self._template.prepare(self._spec.preload, self._program)
+        self._tell_skipped(prepared.skipped)
 
     def _tell_skipped(self, skipped: Sequence[str]) -> None:
         """Say what of `--preload` is not in the template, each once in a job; nobody asked for the other modules."""

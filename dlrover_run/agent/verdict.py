@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dlrover_run import exit_codes
-from dlrover_run.coordination.records import PlanPhase
+from dlrover_run import exit_codes, failures
+from dlrover_run.agent.refusal import explain
+from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase, Seat
 from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.spec import SpecError
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The end of a job on this node. `results` are the pickled return values of a function launch, by global rank.
 
-    `root` is the worker that failed first, when one did; `error` is a sentence when the launcher itself had to give up.
+    `root` is the worker of this node that failed first, `failure` the one of another node, when there is one; `error`
+    is a sentence when it was no worker that ended the job, or this node's part in it. `why_over` is a clause that says
+    why that failure was not followed by another round.
     """
 
     exit_code: int
@@ -22,14 +27,108 @@ class Verdict:
     restarts: int = 0
     ends: tuple[WorkerEnd, ...] = ()
     root: WorkerEnd | None = None
+    failure: Failure | None = None
     error: str | None = None
+    why_over: str = ""
     results: dict[int, bytes] = field(default_factory=dict)
 
 
-def exit_code_of(phase: PlanPhase, root: WorkerEnd | None, stopped_by: signal.Signals | None, compat: bool) -> int:
-    """The launcher's exit code for a job that ended in `phase`; the README's table is made of this rule."""
+@dataclass(frozen=True)
+class Ending:
+    """All that the verdict depends on.
+
+    `wanted` is the coordinator's last word and `seat` this node's last place. `ends` are its workers of that round;
+    `succeeded` says that all of them did. `stopped_by` is a signal that told this node to go, `problem` why it could
+    take no part in the job, `gave_up` what kept it from starting or stopping workers.
+    """
+
+    wanted: Assignment
+    seat: Seat | None
+    ends: tuple[WorkerEnd, ...]
+    succeeded: bool
+    results: dict[int, bytes]
+    stopped_by: signal.Signals | None
+    problem: str | None
+    gave_up: Exception | None
+
+
+def judge(ending: Ending, compat: bool) -> Verdict:
+    """The verdict on a job that is over for this node; `compat` asks for torchrun's exit codes."""
+    wanted = ending.wanted
+    failed = wanted.phase is PlanPhase.FAILED
+    elsewhere = wanted.failure if failed and not _is_own(wanted.failure, ending) else None
+    root = None if failed and (elsewhere or wanted.failure is None) else _own_root(ending)
+    reason = wanted.reason
+    if wanted.phase not in OVER and ending.stopped_by is not None:
+        reason = f"{ending.stopped_by.name} stopped the job"
+    return Verdict(
+        exit_code=_exit_code(ending, root, compat),
+        reason=reason,
+        restarts=wanted.restart_count,
+        ends=ending.ends,
+        root=root,
+        failure=elsewhere,
+        error=_error(ending),
+        why_over=wanted.reason.removeprefix(str(wanted.failure)).lstrip(";, ") if failed else "",
+        results=ending.results,
+    )
+
+
+def start_problem(error: Exception) -> str:
+    """What kept this node from starting or stopping its workers, as a sentence."""
+    return f"the workers could not be started: {explain(error)}" if isinstance(error, OSError) else str(error)
+
+
+def _is_own(failure: Failure | None, ending: Ending) -> bool:
+    seat = ending.seat
+    if failure is None or seat is None or seat.key != ending.wanted.key:
+        return False
+    return 0 <= failure.rank - seat.first_rank < seat.workers
+
+
+def _own_root(ending: Ending) -> WorkerEnd | None:
+    """The worker of this node that failed first. Where other nodes take part it is the one that they were told of."""
+    named = ending.wanted.failure
+    if named is not None and ending.seat is not None and ending.seat.nodes > 1 and _is_own(named, ending):
+        return _of_rank(ending.ends, named.rank) or failures.root_cause(ending.ends)
+    return failures.root_cause(ending.ends)
+
+
+def _of_rank(ends: Sequence[WorkerEnd], rank: int) -> WorkerEnd | None:
+    return next((end for end in ends if end.rank == rank and end.failed), None)
+
+
+def _exit_code(ending: Ending, root: WorkerEnd | None, compat: bool) -> int:
+    """The launcher's exit code; the README's table is made of this rule."""
+    if ending.gave_up is not None:
+        # A mistake of the user's that only a restart showed is no reason to tell him that nothing was started.
+        mistake = isinstance(ending.gave_up, SpecError) and ending.wanted.key.number <= 1
+        return exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
+    phase = ending.wanted.phase
     if phase is PlanPhase.FINISHED:
         return exit_codes.SUCCESS
-    if stopped_by is not None:
-        return exit_codes.of_failure(exit_codes.of_signal(stopped_by), compat)
-    return exit_codes.of_failure(root.exit_status if root is not None else exit_codes.INTERNAL_ERROR, compat)
+    if ending.stopped_by is not None:
+        return exit_codes.of_failure(exit_codes.of_signal(ending.stopped_by), compat)
+    if phase is PlanPhase.FAILED:
+        if root is not None:
+            code = root.exit_status
+        else:
+            code = exit_codes.TOO_FEW_NODES if ending.wanted.failure is None else exit_codes.PEER_FAILED
+    elif ending.problem is not None:
+        if ending.succeeded:
+            return exit_codes.SUCCESS
+        code = exit_codes.CANNOT_JOIN
+    else:
+        code = exit_codes.INTERNAL_ERROR
+    return exit_codes.of_failure(code, compat)
+
+
+def _error(ending: Ending) -> str | None:
+    if ending.gave_up is not None:
+        return start_problem(ending.gave_up)
+    wanted = ending.wanted
+    if wanted.phase is PlanPhase.FAILED and wanted.failure is None:
+        return f"the job failed: {wanted.reason}"
+    if wanted.phase in OVER or ending.problem is None:
+        return None
+    return f"{ending.problem}; all workers of this node had succeeded by then" if ending.succeeded else ending.problem

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
-from dlrover_run.failures import MAX_WORDS, describe_end, error_words, lost_its_peer
+from dlrover_run.console.words import duration, rank_words
+from dlrover_run.coordination.records import Failure
+from dlrover_run.failures import MAX_WORDS, describe_end, error_words, lost_its_peer, trace_lines
 from dlrover_run.failures.outcome import WorkerEnd
-from dlrover_run.failures.tracebacks import exception_lines, last_failure, last_link, plain_lines
+from dlrover_run.failures.tracebacks import exception_lines, last_link, plain_lines
 
 MAX_TRACE_LINES = 30
 """Lines of the first failure's own output that the report shows."""
@@ -32,18 +34,20 @@ _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 class FailureReport:
     """What is known when a job has failed on this node.
 
-    `job` is what each worker ran, as the person named it. `ends` are the workers of the last round, in the order in
-    which their ends were observed, and `root` is the one that failed first. `restarts` of `max_restarts` were used.
-    `exit_code` is the launcher's own.
+    `job` is what each worker ran, as the person named it. `ends` are this node's workers of the last round, in the
+    order in which their ends were observed. `root` is the worker that failed first: one of these, or what its node has
+    told of it. `restarts` of `max_restarts` were used, and `why_over` says why there is no other one, where that is not
+    the number. `exit_code` is the launcher's own.
     """
 
     job: str
     host: str
-    root: WorkerEnd
+    root: WorkerEnd | Failure
     ends: tuple[WorkerEnd, ...]
     restarts: int
     max_restarts: int
     exit_code: int
+    why_over: str = ""
 
 
 def render_failure(report: FailureReport, width: int = 80, color: bool = False, zone: tzinfo | None = None) -> str:
@@ -57,51 +61,25 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
     rule, thin = "=" * width, "-" * width
     lines = [rule, paint.bold(f"{report.job} FAILED"), thin]
     lines.append("Root Cause (first observed failure):")
-    lines += [paint.red(line) for line in _wrapped(f"rank {root.rank} {describe_end(root)}", width, "  ")]
-    lines += _fields(root, report.host, width, zone)
-    lines += _own_words(root)
-    lines += _where_to_look(root, width)
+    if isinstance(root, Failure):
+        lines += [paint.red(line) for line in _wrapped(str(root), width, "  ")]
+        lines += [f"  host      : {root.host}", f"  rank      : {root.rank}"]
+        lines += _traceback(root.trace.split("\n")) if root.trace else []
+        lines += _wrapped(
+            f"Its output is on {root.host}: on that launcher's console, or in its log files.", width, "  "
+        )
+    else:
+        lines += [paint.red(line) for line in _wrapped(f"rank {root.rank} {describe_end(root)}", width, "  ")]
+        lines += _fields(root, report.host, width, zone)
+        lines += _own_words(root)
+        lines += _where_to_look(root, width)
     others = [end for end in report.ends if end.rank != root.rank]
     if others:
-        lines.append("Others:")
-        for text in _others(others, root):
+        lines.append(f"The workers of this node ({report.host}):" if isinstance(root, Failure) else "Others:")
+        for text in _others(others, None if isinstance(root, Failure) else root):
             lines += _wrapped(text, width, "  ")
-    lines += [thin, *_closing(report), rule]
+    lines += [thin, *_closing(report, width), rule]
     return "\n".join(lines)
-
-
-def render_restart(reason: str, attempt: int, of: int, after_seconds: float) -> str:
-    """One line for a restart: which of how many, after how long the workers had run, and why."""
-    why = " ".join(reason.split()).rstrip(".")
-    return f"restart {attempt} of {of} after {duration(after_seconds)}: {why}"
-
-
-def duration(seconds: float) -> str:
-    """A length of time for people: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 3 min`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def rank_words(ranks: Iterable[int]) -> str:
-    """Ranks for people: `rank 4`, `ranks 0-2, 5`."""
-    numbers = sorted(ranks)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = []
-    for run in runs:
-        # A run of two reads better as two numbers.
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"
 
 
 class _Paint:
@@ -152,17 +130,20 @@ def _fields(root: WorkerEnd, host: str, width: int, zone: tzinfo | None) -> list
 
 
 def _own_words(root: WorkerEnd) -> list[str]:
-    """The end of the first failure's traceback: as it was recorded, else the last of what it wrote."""
-    recorded = root.error is not None and last_failure(root.error.traceback)
-    trace = recorded or last_failure(root.stderr_tail)
+    """The end of the first failure's traceback, else of what it wrote."""
+    trace = trace_lines(root)
     if trace:
-        if len(trace) > MAX_TRACE_LINES:
-            trace = last_link(trace)
-        return ["", *_indented(_shortened(trace)), ""]
+        return _traceback(trace)
     tail = [line for line in plain_lines(root.stderr_tail) if line]
     if not tail:
         return []
     return ["", "  The end of its output:", *_indented(tail[-MAX_TRACE_LINES:]), ""]
+
+
+def _traceback(trace: list[str]) -> list[str]:
+    if len(trace) > MAX_TRACE_LINES:
+        trace = last_link(trace)
+    return ["", *_indented(_shortened(trace)), ""]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
@@ -186,8 +167,9 @@ def _where_to_look(root: WorkerEnd, width: int) -> list[str]:
     return [f"  Full log:   {root.stderr_path}", *output]
 
 
-def _others(others: Sequence[WorkerEnd], root: WorkerEnd) -> list[str]:
-    """What the other workers did, those that ended alike in one entry, failures first."""
+def _others(others: Sequence[WorkerEnd], root: WorkerEnd | None) -> list[str]:
+    """What the other workers did, those that ended alike in one entry, failures first; `root` is None on another node,
+    whose clock is not ours."""
     groups: dict[tuple[int, str], list[WorkerEnd]] = {}
     for end in others:
         kind = 0 if end.failed else 1 if end.stopped_with is not None else 2
@@ -198,7 +180,7 @@ def _others(others: Sequence[WorkerEnd], root: WorkerEnd) -> list[str]:
     for (kind, _), ends in sorted(groups.items(), key=lambda item: item[0][0]):
         who = rank_words(end.rank for end in ends)
         if kind == 0:
-            texts.append(f"{who} {_delay(ends, root)}{_lost(ends)}{_how(ends)}")
+            texts.append(f"{who} {_delay(ends, root) if root else 'failed'}{_lost(ends)}{_how(ends)}")
         elif kind == 1:
             texts.append(_stopped(ends, who))
         else:
@@ -242,9 +224,12 @@ def _stopped(ends: Sequence[WorkerEnd], who: str) -> str:
     return text
 
 
-def _closing(report: FailureReport) -> list[str]:
+def _closing(report: FailureReport, width: int) -> list[str]:
+    lines = []
     if report.max_restarts == 0:
-        used = "No restarts were allowed; --max-restarts N allows N."
-    else:
-        used = f"{report.restarts} of {report.max_restarts} restarts were used."
-    return [used, f"The launcher exits with code {report.exit_code}."]
+        lines.append("No restarts were allowed; --max-restarts N allows N.")
+    elif report.restarts <= report.max_restarts:
+        lines.append(f"{report.restarts} of {report.max_restarts} restarts were used.")
+    if report.why_over and report.restarts != report.max_restarts:
+        lines += _wrapped(f"{report.why_over[0].upper()}{report.why_over[1:]}.", width)
+    return [*lines, f"The launcher exits with code {report.exit_code}."]

@@ -10,6 +10,7 @@ from dlrover_run.failures.causes import (
     root_cause,
     signal_words,
     suspects_memory,
+    trace_lines,
 )
 from dlrover_run.failures.error_file import copy_root_cause, read_error_file
 from dlrover_run.failures.memory_watch import MemoryWatch
@@ -27,4 +28,5 @@ __all__ = [
     "root_cause",
     "signal_words",
     "suspects_memory",
+    "trace_lines",
 ]

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 
 from dlrover_run.failures.outcome import RecordedError, WorkerEnd
-from dlrover_run.failures.tracebacks import exception_lines, plain_lines
+from dlrover_run.failures.tracebacks import exception_lines, last_failure, plain_lines
 
 CLOCK_TICK = 0.01
 """Seconds by which the time of a file may lag behind the clock: one tick of the slowest kernels."""
@@ -110,6 +110,12 @@ def error_words(end: WorkerEnd) -> str | None:
     if found is not None and len(found) > MAX_WORDS:
         found = found[: MAX_WORDS - 3] + "..."
     return found or None
+
+
+def trace_lines(end: WorkerEnd) -> list[str]:
+    """The traceback of the worker's failure, as it recorded it, else the last of what it wrote; empty without one."""
+    recorded = last_failure(end.error.traceback) if end.error is not None else []
+    return recorded or last_failure(end.stderr_tail)
 
 
 def describe_end(end: WorkerEnd) -> str:

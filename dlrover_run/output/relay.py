@@ -13,7 +13,7 @@ that socket does. Each message is one line of JSON, which a newline and raw byte
         {"do": "say", "text"}                            a word of the agent's own for fd 2
         {"do": "tail", "path", "out", "prefix", "needles", "filtered"}   show a log file
         {"do": "tails", "number", "keys"}                tell the ends of these workers' standard errors
-        {"do": "drain", "number", "keys", "end"}         the same, write out all that there is; `end`: forget the sources
+        {"do": "drain", "number", "keys", "end"}         the same, and write all out; `end`: and forget the sources
         {"do": "own", "path"}                            a directory to remove when the relay ends
     relay -> agent
         {"tell": "tail", "number", "key", "cut"} and bytes   the end of one worker's standard error

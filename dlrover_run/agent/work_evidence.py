@@ -1,0 +1,90 @@
+"""Whether the workers of a round got to work: did they meet at their store, or write a checkpoint?
+
+A job that fails over and over before that cannot start at all, and stops early; a job that did get to work deserves all
+its restarts. A wrong yes costs some of these, a wrong no ends a healthy job: so a doubt is a yes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from dlrover_run.coordination.records import Seat
+
+MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
+"""Names, in a worker's environment, the file to which one byte is written when a checkpoint has been written
+(`dlrover_run.training.checkpoint` does)."""
+
+SETTLED_AFTER = 60.0
+"""Seconds after which a round counts as having got to work, whatever else is known.
+
+A script that cannot start fails sooner than that, and the kernel shows an ended connection for no longer.
+"""
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+_NO_CONNECTION = frozenset({"02", "03", "0A"})
+"""Being opened, being accepted, and listening."""
+
+_MAPPED = "0000000000000000FFFF0000"
+"""How the kernel writes the beginning of an IPv6 address that stands for an IPv4 one."""
+
+
+class WorkEvidence:
+    """What this node sees of the work of its workers in one round, which begins now."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._began = time.monotonic()
+        self._mark = os.memfd_create("dlrover-run checkpoint mark")
+
+    @property
+    def mark_path(self) -> str:
+        """The path at which a worker opens its mark; it needs no inherited descriptor."""
+        return f"/proc/{os.getpid()}/fd/{self._mark}"
+
+    def got_to_work(self) -> bool:
+        """Whether the workers got to work, as far as it can be seen on this node. Reads the kernel's whole table of
+        connections, so it is not for every moment.
+
+        Where the store lives, all workers of the world are seen to have reached it. Elsewhere a node sees its own.
+        """
+        if time.monotonic() - self._began >= SETTLED_AFTER or os.fstat(self._mark).st_size > 0:
+            return True
+        is_host = self._seat.node_rank == 0
+        try:
+            texts = [table.read_text() for table in TABLES if table.exists()]
+        except OSError:
+            return True
+        clients = store_clients(texts, self._seat.store_port)
+        return not texts or len(clients) >= (self._seat.world_size if is_host else self._seat.workers)
+
+    def close(self) -> None:
+        """Let go of the mark."""
+        os.close(self._mark)
+
+
+def store_clients(tables: Iterable[str], port: int) -> set[str]:
+    """The client's end of each connection to a store on `port` in texts such as /proc/net/tcp.
+
+    Each rank of torch holds one connection at least, the one that hosts the store too. After the end of a worker the
+    kernel shows a connection from that end alone which was closed first, so either counts.
+    """
+    found = set()
+    for table in tables:
+        for line in table.splitlines()[1:]:
+            fields = line.split()
+            if len(fields) < 4 or fields[3] in _NO_CONNECTION:
+                continue
+            local, remote = (field.removeprefix(_MAPPED) for field in fields[1:3])
+            if _port(local) == port:
+                found.add(remote)
+            elif _port(remote) == port:
+                found.add(local)
+    return found
+
+
+def _port(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2], 16)

@@ -1,0 +1,53 @@
+"""What a person reads while rounds come and go: who is waited for, who has which rank, why there is another round."""
+
+from __future__ import annotations
+
+import math
+
+from dlrover_run.console.words import duration
+from dlrover_run.coordination.records import Seat
+
+
+def render_restart(reason: str, attempt: int, of: int, after_seconds: float, window: float = 0.0) -> str:
+    """One line for a restart: which of how many (in the last `window` seconds, if not 0), after how long the workers
+    had run, and why."""
+    allowed = f" (at most {of} in {window:g} s)" if window else f" of {of}"
+    return f"restart {attempt}{allowed} after {duration(after_seconds)}: {_clause(reason)}"
+
+
+def render_regrouping(reason: str, seat: Seat, after_seconds: float) -> str:
+    """One line for a round that costs no restart, because only the nodes have changed."""
+    nodes = "1 node" if seat.nodes == 1 else f"{seat.nodes} nodes"
+    return f"round {seat.round} with {nodes} after {duration(after_seconds)}: {_clause(reason)}"
+
+
+def render_rendezvous(seat: Seat, event_log: str) -> str:
+    """What this node was given in a round, in the words and with the spacing of torchrun."""
+    local = range(seat.workers)
+    values = {
+        "restart_count": seat.restart_count,
+        "master_addr": seat.store_address,
+        "master_port": seat.store_port,
+        "group_rank": seat.node_rank,
+        "group_world_size": seat.nodes,
+        "local_ranks": list(local),
+        "role_ranks": [seat.role_first_rank + rank for rank in local],
+        "global_ranks": [seat.first_rank + rank for rank in local],
+        "role_world_sizes": [seat.role_world_size] * seat.workers,
+        "global_world_sizes": [seat.world_size] * seat.workers,
+        "event_log_handler": event_log,
+    }
+    lines = [f"  {name}={value}" for name, value in values.items()]
+    return "\n".join(["Rendezvous complete for workers. Result:", *lines])
+
+
+def render_waiting(text: str, seconds: float | None) -> str:
+    """One line for a node without a place: what it waits for, and for how long at most."""
+    if seconds is None:
+        return f"waiting: {text}"
+    left = f"{math.ceil(seconds)} s" if seconds < 60 else duration(seconds)
+    return f"waiting: {text}; at most {left} more"
+
+
+def _clause(sentence: str) -> str:
+    return " ".join(sentence.split()).rstrip(".")

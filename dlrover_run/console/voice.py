@@ -1,0 +1,98 @@
+"""The launcher's own voice on the console: whole lines, and one that changes while the node waits."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Callable
+
+from dlrover_run.console.rounds import render_waiting
+
+TICK = 1.0
+"""Seconds between two sights of a line that changes on a terminal."""
+
+REPEAT_AFTER = 10.0
+"""The least seconds between two lines of waiting where each stays, as in a file; a later text replaces an earlier one
+that has not been written yet."""
+
+PLAIN_WIDTH = 80
+"""Columns of what goes to a file, or to a terminal whose size nobody knows."""
+
+_ERASE = "\r\x1b[K"
+
+
+class Voice:
+    """Writes with `write`, which must not block. `columns` answers the width of the terminal, None where there is none;
+    it is asked again for each sight of the changing line."""
+
+    def __init__(self, write: Callable[[str], None], columns: Callable[[], int | None]) -> None:
+        self._write = write
+        self._columns = columns
+        self._text = ""
+        self._until: float | None = None
+        self._written_text = ""
+        self._written_at = -math.inf
+        self._drawn = False
+        self._next: asyncio.TimerHandle | None = None
+
+    def say(self, line: str) -> None:
+        """Print one line under the launcher's name."""
+        self.print(f"dlrover-run: {line}")
+
+    def print(self, text: str) -> None:
+        """Print lines as they are, and let the changing line follow them."""
+        drawn = self._drawn
+        self._erase()
+        self._write(text + "\n")
+        if drawn:
+            self._show()
+
+    def wait_for(self, text: str, seconds: float | None) -> None:
+        """Show that the node waits for `text`, for at most that many seconds from now; None is without a limit."""
+        now = asyncio.get_running_loop().time()
+        self._text, self._until = text, None if seconds is None else now + seconds
+        self._show()
+
+    def wait_no_more(self) -> None:
+        """The node waits no more; a line on a terminal goes."""
+        self._erase()
+        self._text = self._written_text = ""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _show(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        left = None if self._until is None else max(0.0, self._until - loop.time())
+        columns = self._columns()
+        if columns is not None:
+            # A line that fills the last column would be broken, and only its second half be erased.
+            line = f"dlrover-run: {render_waiting(self._text, left)}"
+            self._write(_ERASE + line[: columns - 1])
+            self._drawn = True
+            if left:
+                self._next = loop.call_later(TICK, self._show)
+        elif self._text != self._written_text:
+            pause = self._written_at + REPEAT_AFTER - loop.time()
+            if pause > 0:
+                self._next = loop.call_later(pause, self._show)
+                return
+            self._written_text, self._written_at = self._text, loop.time()
+            self.say(render_waiting(self._text, left))
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self._write(_ERASE)
+            self._drawn = False
+
+
+def terminal_columns(fd: int, term: str | None) -> int | None:
+    """The width of the terminal behind a descriptor; None for anything else, and for one that cannot erase a line."""
+    if term in (None, "", "dumb") or not os.isatty(fd):
+        return None
+    # A terminal that does not know its size says 0.
+    return os.get_terminal_size(fd).columns or PLAIN_WIDTH
