@@ -1,0 +1,218 @@
+"""The rendezvous as a plug-in of the real torchrun: rounds that are kept apart, nodes and masters that die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import TORCHRUN, WAIT, Mailbox, environment, finish, launch
+
+from dlrover_run.descent.lineage import MASTER_NAME
+
+pytestmark = pytest.mark.torchrun
+
+# Trains on until rank 0 gets SIGUSR2; rank 0 answers SIGUSR1 after its next step.
+TRAIN = """
+import os, signal, time
+import torch, torch.distributed as dist
+
+asked = set()
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda number, _: asked.add(number))
+dist.init_process_group("gloo")
+world = torch.ones(1)
+dist.all_reduce(world)
+secrets = [name for name, text in os.environ.items() if name.startswith("DLROVER_RDZV") or "s3cret" in text]
+post(world=int(world.item()), port=os.environ["MASTER_PORT"], secrets=secrets)
+while True:
+    finish = torch.tensor(float(signal.SIGUSR2 in asked))
+    dist.all_reduce(finish)
+    if finish:
+        break
+    if signal.SIGUSR1 in asked:
+        asked.remove(signal.SIGUSR1)
+        post(stepped=True)
+    time.sleep(0.02)  # The machine has other things to do than these steps.
+dist.destroy_process_group()
+"""
+
+Report = dict[str, Any]
+Torchrun = subprocess.Popen[str]
+
+
+class Nodes:
+    """Torchruns that meet at one endpoint."""
+
+    def __init__(self, mailbox: Mailbox, port: int) -> None:
+        self.mailbox = mailbox
+        self._port = port
+        self._script = mailbox.script("train.py", TRAIN)
+        self._started: list[Torchrun] = []
+
+    def start(self, *args: str | Path, script: Path | None = None, **env: str | None) -> Torchrun:
+        flags = ["--rdzv-backend=dlrover", f"--rdzv-endpoint=127.0.0.1:{self._port}", "--rdzv-id=plug-in", *args]
+        process = launch(self.mailbox, *flags, script or self._script, launcher=TORCHRUN, env=env)
+        self._started.append(process)
+        return process
+
+    def round_of(self, size: int) -> list[Report]:
+        """The reports of all ranks of a round of that size; those of other rounds are passed over."""
+        rounds: dict[str, dict[int, Report]] = defaultdict(dict)
+        while True:
+            report = self.mailbox.receive()
+            if report.get("world") == size:
+                rounds[report["port"]][report["rank"]] = report
+                if len(rounds[report["port"]]) == size:
+                    return [rounds[report["port"]][rank] for rank in range(size)]
+
+    def kill(self, torchrun: Torchrun) -> None:
+        """What the death of a machine does to others: its torchrun and its workers are gone at once."""
+        children = psutil.Process(torchrun.pid).children(recursive=True)
+        workers = [child for child in children if child.name() != MASTER_NAME]
+        torchrun.kill()
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+        torchrun.communicate()
+
+    def master(self) -> psutil.Process | None:
+        """The master at the endpoint, while there is one."""
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self._port:
+                return psutil.Process(connection.pid)
+        return None
+
+    def end(self) -> None:
+        """A master ends itself when its last node has gone."""
+        for torchrun in self._started:
+            if torchrun.poll() is None:
+                self.kill(torchrun)
+
+
+@pytest.fixture
+def nodes(mailbox: Mailbox, free_port: int) -> Iterator[Nodes]:
+    """Nothing of these outlives the test."""
+    nodes = Nodes(mailbox, free_port)
+    yield nodes
+    nodes.end()
+
+
+def finish_training(ranks: list[Report], *torchruns: Torchrun) -> None:
+    """Have the workers succeed, and all torchruns with them."""
+    os.kill(ranks[0]["pid"], signal.SIGUSR2)
+    for torchrun in torchruns:
+        ended = finish(torchrun)
+        assert ended.code == 0, ended.err
+
+
+def test_a_round_after_a_failure_has_a_store_of_its_own(nodes: Nodes) -> None:
+    flags = ["--nnodes=2", "--max-restarts=1"]
+    torchruns = [nodes.start(*flags, DLROVER_RDZV_TOKEN="s3cret") for _ in range(2)]
+    first = nodes.round_of(2)
+    os.kill(first[1]["pid"], signal.SIGKILL)
+    second = nodes.round_of(2)
+    assert second[0]["port"] != first[0]["port"]
+    assert [report["secrets"] for report in first + second] == [[]] * 4
+    finish_training(second, *torchruns)
+
+
+def test_a_node_that_dies_is_missed_and_another_one_is_taken_in(nodes: Nodes) -> None:
+    flags = ["--nnodes=1:2", "--max-restarts=3"]
+    torchruns = [nodes.start(*flags) for _ in range(2)]
+    both = nodes.round_of(2)
+    lost = next(torchrun for torchrun in torchruns if psutil.Process(both[0]["pid"]).ppid() == torchrun.pid)
+    survivor = next(torchrun for torchrun in torchruns if torchrun is not lost)
+    # The one with rank 0 hosts the store, whose loss ends every job of c10d.
+    nodes.kill(lost)
+    nodes.round_of(1)
+    newcomer = nodes.start(*flags)
+    finish_training(nodes.round_of(2), survivor, newcomer)
+
+
+def test_training_goes_on_without_the_master_and_a_later_failure_is_recovered(nodes: Nodes) -> None:
+    flags = ["--nnodes=2", "--max-restarts=1"]
+    torchruns = [nodes.start(*flags) for _ in range(2)]
+    first = nodes.round_of(2)
+    master = nodes.master()
+    assert master is not None
+    master.kill()
+    psutil.wait_procs([master], WAIT)
+    os.kill(first[0]["pid"], signal.SIGUSR1)
+    assert nodes.mailbox.receive()["stepped"]
+    os.kill(first[1]["pid"], signal.SIGKILL)
+    second = nodes.round_of(2)
+    assert second[0]["port"] != first[0]["port"]
+    assert nodes.master() not in (None, master)
+    finish_training(second, *torchruns)
+
+
+def test_a_node_that_is_done_does_not_wait_for_one_that_failed_for_good(nodes: Nodes) -> None:
+    body = """
+import os, signal
+post()
+if os.environ["RANK"] == "1":
+    signal.pause()
+"""
+    script = nodes.mailbox.script("one_succeeds.py", body)
+    torchruns = [nodes.start("--nnodes=2", "--rdzv-conf=pend_timeout=1", script=script) for _ in range(2)]
+    reports = {report["rank"]: report for report in nodes.mailbox.gather(2)}
+    failing = next(torchrun for torchrun in torchruns if psutil.Process(reports[1]["pid"]).ppid() == torchrun.pid)
+    done = next(torchrun for torchrun in torchruns if torchrun is not failing)
+    os.kill(reports[1]["pid"], signal.SIGKILL)
+    assert finish(failing).code == 1
+    # torchrun's own barrier would hold it for 300 s, which is longer than this waits.
+    assert finish(done).code == 0
+
+
+def test_too_few_nodes_in_time_are_a_sentence(nodes: Nodes) -> None:
+    ended = finish(nodes.start("--nnodes=2", "--rdzv-conf=join_timeout=1"))
+    assert ended.code == 1
+    assert "RendezvousTimeoutError" in ended.err
+    assert "1 of the 2 nodes that are needed at least is here" in ended.err
+
+
+def test_a_mistake_in_the_settings_is_told_before_anything_starts(nodes: Nodes) -> None:
+    ended = finish(nodes.start("--nnodes=2", "--rdzv-conf=lost_after=soon"))
+    assert ended.code == 1
+    assert "--rdzv-conf lost_after 'soon' is not a number" in ended.err
+    assert nodes.master() is None
+
+
+def test_one_node_needs_no_meeting_place_and_no_master(mailbox: Mailbox) -> None:
+    script = mailbox.script(
+        "fail_once.py", "post()\nimport os\nos._exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+    )
+    ended = finish(launch(mailbox, "--rdzv-backend=dlrover", "--max-restarts=1", script, launcher=TORCHRUN))
+    assert ended.code == 0, ended.err
+    assert [report["restart"] for report in mailbox.pending()] == [0, 1]
+
+
+IMPORTED = """
+import sys
+from importlib.metadata import entry_points
+from torch.distributed.elastic.rendezvous.registry import _register_out_of_tree_handlers, handler_registry
+before = set(sys.modules)
+(entry,) = entry_points(group="torchrun.handlers", name="dlrover")
+assert callable(entry.load()())
+_register_out_of_tree_handlers()
+assert "dlrover" in handler_registry._registry
+ours = {name for name in set(sys.modules) | before if name.startswith("dlrover_run")}
+assert ours == {"dlrover_run", "dlrover_run.torchrun", "dlrover_run.torchrun.entry_point"}, ours
+assert not set(sys.modules) & {"grpc", "msgspec"}
+"""
+
+
+def test_every_import_of_torch_elastic_finds_it_silent_and_light() -> None:
+    command = [sys.executable, "-X", "dev", "-c", IMPORTED]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=WAIT)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+    assert "dlrover" not in ended.stderr
