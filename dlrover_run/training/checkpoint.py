@@ -14,7 +14,7 @@ import os
 import pickle
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +27,10 @@ MAGIC = b"DLRVCKP1"
 LENGTH_BYTES = 8
 FOOTER_SIZE = hashlib.sha256().digest_size + LENGTH_BYTES + len(MAGIC)
 READ_SIZE = 1 << 20
+
+MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
+"""The variable with which `dlrover-run` names a file that gets one byte when a checkpoint has been written: a job that
+got so far does not stop early when it fails. Nothing of the launcher is imported for it."""
 
 _NAME = re.compile(r"step-(\d{12,})\.pt")
 _TEMPORARY = ".step-*.tmp"
@@ -128,6 +132,7 @@ class CheckpointDirectory:
             self._files.remove(temporary)
             raise
         self._files.sync_directory(self.path)
+        _leave_mark()
         # Files of later steps are not counted: they are damaged, or of a run that this one deliberately went back from.
         older = [number for number in self.steps() if number <= step]
         for number in older[: -self.keep]:
@@ -173,6 +178,12 @@ class CheckpointDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         for path in missing:
             self._files.sync_directory(path.parent)
+
+
+def _leave_mark() -> None:
+    if path := os.environ.get(MARK_VARIABLE):
+        with suppress(OSError), open(path, "wb") as mark:
+            mark.write(b"1")
 
 
 def _load(path: Path, map_location: str | torch.device) -> Any:
