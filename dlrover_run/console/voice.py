@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dlrover_run.console.rounds import render_waiting
 
 TICK = 1.0
-"""Seconds between two sights of a line that changes on a terminal."""
+"""Seconds between two sights of a line that changes on a terminal, and before its first: who waits for less long need
+not read that he does."""
 
 REPEAT_AFTER = 10.0
 """The least seconds between two lines of waiting where each stays, as in a file; a later text replaces an earlier one
@@ -42,47 +43,52 @@ class Voice:
 
     def print(self, text: str) -> None:
         """Print lines as they are, and let the changing line follow them."""
-        drawn = self._drawn
+        was_drawn = self._drawn
         self._erase()
         self._write(text + "\n")
-        if drawn:
-            self._show()
+        if was_drawn:
+            self._draw(self._columns())
 
     def wait_for(self, text: str, seconds: float | None) -> None:
         """Show that the node waits for `text`, for at most that many seconds from now; None is without a limit."""
-        now = asyncio.get_running_loop().time()
-        self._text, self._until = text, None if seconds is None else now + seconds
-        self._show()
+        loop = asyncio.get_running_loop()
+        self._text, self._until = text, None if seconds is None else loop.time() + seconds
+        if self._next is None:
+            self._next = loop.call_later(TICK, self._show)
 
     def wait_no_more(self) -> None:
         """The node waits no more; a line on a terminal goes."""
         self._erase()
-        self._text = self._written_text = ""
+        self._written_text = ""
         if self._next is not None:
             self._next.cancel()
             self._next = None
 
     def _show(self) -> None:
+        self._next = None
         loop = asyncio.get_running_loop()
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
-        left = None if self._until is None else max(0.0, self._until - loop.time())
         columns = self._columns()
         if columns is not None:
-            # A line that fills the last column would be broken, and only its second half be erased.
-            line = f"dlrover-run: {render_waiting(self._text, left)}"
-            self._write(_ERASE + line[: columns - 1])
-            self._drawn = True
-            if left:
+            self._draw(columns)
+            if self._left():
                 self._next = loop.call_later(TICK, self._show)
         elif self._text != self._written_text:
             pause = self._written_at + REPEAT_AFTER - loop.time()
             if pause > 0:
                 self._next = loop.call_later(pause, self._show)
-                return
-            self._written_text, self._written_at = self._text, loop.time()
-            self.say(render_waiting(self._text, left))
+            else:
+                self._written_text, self._written_at = self._text, loop.time()
+                self.say(render_waiting(self._text, self._left()))
+
+    def _draw(self, columns: int | None) -> None:
+        if columns is not None:
+            # A line that fills the last column would be broken, and only its second half be erased.
+            line = f"dlrover-run: {render_waiting(self._text, self._left())}"
+            self._write(_ERASE + line[: columns - 1])
+            self._drawn = True
+
+    def _left(self) -> float | None:
+        return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
 
     def _erase(self) -> None:
         if self._drawn:
