@@ -1,0 +1,8 @@
+"""A deterministic test bed for coordination: whole jobs in virtual time, from one seed, with every fault there is.
+
+What decides is the product's own: the master's `Jobs` and everything below it, the agent's `Standing`, `statement` and
+`reconcile`, the node's `Search` and `Silence`. Simulated are clocks, processes, the network, the disk and the workers.
+A run that fails is repeated exactly, with a trace of its events, by
+
+    (cd tests && python -m simulation SEED)
+"""

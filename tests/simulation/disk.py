@@ -1,0 +1,91 @@
+"""The disk of a state directory: journals in memory, with a disk's faults and a predecessor that is shut out."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from dlrover_run.coordination.records import Plan
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.master.journal import FORMAT, Header, Replaced, Story
+from simulation.laws import Laws
+from simulation.timeline import Timeline
+
+
+class Disk:
+    """What outlives masters. `full` makes every write fail; the laws hear of each plan that is durable."""
+
+    def __init__(self, laws: Laws, timeline: Timeline) -> None:
+        self.laws = laws
+        self.timeline = timeline
+        self.stories: dict[str, Story] = {}
+        self.owners: dict[str, int] = {}
+        self.full = False
+        self.tickets = itertools.count(1)
+
+
+class DiskJournal:
+    """Stands in for `dlrover_run.master.journal.Journal`, whose own tests show that it keeps these promises.
+
+    `burn` is called before and after each write, and may end the process that writes.
+    """
+
+    def __init__(self, directory: tuple[Disk, Callable[[], None]], job: str) -> None:
+        disk, burn = directory
+        self.path = Path(f"/state/{job}")
+        self._disk = disk
+        self._job = job
+        self._burn = burn
+        self._ticket = -1
+        self.durable: Plan | None = None
+
+    def exists(self) -> bool:
+        return self._job in self._disk.stories
+
+    def take_over(self, rules: Rules, epoch: int) -> Story:
+        self._write()
+        before = self._disk.stories.get(self._job)
+        if before is None:
+            story = Story(Header(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
+        else:
+            earlier = (before.header.epoch, before.plan.epoch if before.plan else 0)
+            later = max(epoch, *(number + 1 for number in earlier))
+            story = Story(msgspec.structs.replace(before.header, epoch=later), before.plan)
+        self._ticket = next(self._disk.tickets)
+        self._disk.owners[self._job] = self._ticket
+        self._disk.stories[self._job] = story
+        self.durable = story.plan
+        self._burn()
+        return story
+
+    def append(self, plan: Plan) -> None:
+        self._look()
+        self._burn()
+        self._write()
+        # Every plan has to get through the disk whole.
+        plan = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
+        story = self._disk.stories[self._job]
+        self._disk.stories[self._job] = Story(story.header, plan)
+        self._disk.laws.storing(story.plan, plan, self._disk.timeline.now)
+        self.durable = plan
+        self._burn()
+
+    def remove(self) -> None:
+        if self._disk.owners.get(self._job) == self._ticket:
+            del self._disk.stories[self._job], self._disk.owners[self._job]
+            self._disk.laws.forgetting()
+
+    def close(self) -> None:
+        pass
+
+    def _look(self) -> None:
+        if self._disk.owners.get(self._job) != self._ticket:
+            raise Replaced(f"another master has taken over the journal {self.path}")
+
+    def _write(self) -> None:
+        if self._disk.full:
+            raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,0 +1,169 @@
+"""What goes wrong in a run until it is calm, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from simulation.disk import Disk
+from simulation.network import TO_MASTER, TO_NODE
+from simulation.nodes import Node
+
+if TYPE_CHECKING:
+    from simulation.scenario import Scenario
+
+
+class Faults:
+    """Chooses faults at random, each run with another taste for them."""
+
+    def __init__(self, scenario: Scenario, disk: Disk | None) -> None:
+        self._scenario = scenario
+        self._timeline = scenario.timeline
+        self._random = scenario.timeline.random
+        self._disk = disk
+        self.over = False
+        kinds = [
+            self._fail_worker,
+            self._kill_worker,
+            self._kill_node,
+            self._lose_machine,
+            self._stop_node,
+            self._ask_to_go,
+            self._cut_off,
+            self._cut_one_way,
+            self._break_stream,
+            self._break_all_streams,
+            self._join,
+            self._return,
+            self._twin,
+            self._kill_master,
+            self._blow_fuse,
+            self._stop_master,
+            self._fill_disk,
+        ]
+        self._taste = [(kind, self._random.choice((0, 0, 1, 1, 4))) for kind in kinds]
+        self._pause = self._random.choice((1.0, 4.0, 15.0))
+
+    def begin(self, until: float) -> None:
+        """Faults happen from now on, until then."""
+        self._until = until
+        self._next()
+
+    def _next(self) -> None:
+        self._timeline.after(self._random.expovariate(1 / self._pause), self._happen)
+
+    def _happen(self) -> None:
+        if self.over or self._timeline.now >= self._until:
+            return
+        kinds = [kind for kind, weight in self._taste for _ in range(weight)]
+        if kinds:
+            self._random.choice(kinds)()
+            self._next()
+
+    def _node(self) -> Node | None:
+        living = self._scenario.living
+        return self._random.choice(living) if living else None
+
+    def _later(self, most: float, act: Callable[[], None]) -> None:
+        """Undo something, unless everything has been undone by then."""
+        self._timeline.after(self._random.uniform(0.05, most), lambda: None if self.over else act())
+
+    def _fail_worker(self) -> None:
+        node = self._node()
+        if node is not None and node.group is not None:
+            node.group.fail()
+
+    def _kill_worker(self) -> None:
+        node = self._node()
+        if node is not None and node.group is not None:
+            node.group.fail(killed=True)
+
+    def _kill_node(self) -> None:
+        node = self._node()
+        if node is not None:
+            node.kill()
+
+    def _lose_machine(self) -> None:
+        node = self._node()
+        if node is not None:
+            node.kill(silent=True)
+
+    def _stop_node(self) -> None:
+        node = self._node()
+        if node is not None:
+            node.stop()
+            self._later(self._random.choice((1.0, 5.0, 30.0)), node.resume)
+
+    def _ask_to_go(self) -> None:
+        nodes = self._scenario.living if self._random.random() < 0.05 else [self._node()]
+        for node in nodes:
+            if node is not None:
+                node.ask_to_go()
+
+    def _cut_off(self) -> None:
+        some = [node for node in self._scenario.living if self._random.random() < 0.4]
+        for node in some:
+            node.note("is cut off")
+            for direction in (TO_MASTER, TO_NODE):
+                node.link.hold(direction)
+
+        def heal() -> None:
+            for node in some:
+                node.link.heal()
+
+        self._later(self._random.choice((1.0, 10.0, 40.0)), heal)
+
+    def _cut_one_way(self) -> None:
+        node = self._node()
+        if node is not None:
+            direction = self._random.choice((TO_MASTER, TO_NODE))
+            node.note("is not heard" if direction == TO_MASTER else "hears nothing")
+            node.link.hold(direction)
+            self._later(self._random.choice((1.0, 10.0, 40.0)), node.link.heal)
+
+    def _break_stream(self) -> None:
+        node = self._node()
+        if node is not None:
+            node.note("its stream breaks")
+            node.board.cut()
+
+    def _break_all_streams(self) -> None:
+        for node in self._scenario.living:
+            node.board.cut()
+
+    def _join(self) -> None:
+        if len(self._scenario.living) < self._scenario.rules.most + 3:
+            self._scenario.add_node()
+
+    def _return(self) -> None:
+        gone = [node for node in self._scenario.nodes if not node.alive]
+        if gone and len(self._scenario.living) < self._scenario.rules.most + 3:
+            self._scenario.add_node(self._random.choice(gone).key.node_id)
+
+    def _twin(self) -> None:
+        node = self._node()
+        if node is not None:
+            self._scenario.add_node(node.key.node_id)
+
+    def _kill_master(self) -> None:
+        if self._scenario.masters.current.alive:
+            self._scenario.masters.current.kill(silent=self._random.random() < 0.2)
+
+    def _blow_fuse(self) -> None:
+        self._scenario.masters.current.fuse = self._random.randint(0, 12)
+
+    def _stop_master(self) -> None:
+        master = self._scenario.masters.current
+        if master.alive:
+            master.stop()
+            self._later(self._random.choice((1.0, 10.0, 60.0)), master.resume)
+
+    def _fill_disk(self) -> None:
+        disk = self._disk
+        if disk is not None:
+            disk.full = True
+
+            def empty() -> None:
+                disk.full = False
+
+            self._later(10.0, empty)

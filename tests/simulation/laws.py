@@ -1,0 +1,184 @@
+"""What must hold in every run, at every step: each law is checked where it could be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dlrover_run.coordination.decide import decide
+from dlrover_run.coordination.decision import Decision
+from dlrover_run.coordination.presence import Present
+from dlrover_run.coordination.records import (
+    OVER,
+    Assignment,
+    NodeKey,
+    NodePhase,
+    NodeStatus,
+    Plan,
+    PlanPhase,
+    RoundKey,
+    Seat,
+    seats,
+)
+from dlrover_run.coordination.rules import Rules
+from simulation.timeline import Broken
+
+Decide = Callable[[Rules, Plan, Present, float], Decision]
+
+
+def demand(condition: bool, law: str) -> None:
+    """Raise Broken with the law unless the condition holds."""
+    if not condition:
+        raise Broken(law)
+
+
+class Laws:
+    """Watches one run. `durable` says that its masters have a journal, so that no round is ever forgotten."""
+
+    def __init__(self, rules: Rules, durable: bool) -> None:
+        self._rules = rules
+        self._durable = durable
+        self._charged: set[RoundKey] = set()
+        self._charge_times: list[float] = []
+        self._taken: dict[RoundKey, tuple[int, int, str, int]] = {}
+        self._seats: dict[RoundKey, dict[int, tuple[NodeKey, int, int]]] = {}
+        self._stores: dict[tuple[str, int], RoundKey] = {}
+        self._numbers: dict[int, RoundKey] = {}
+        self._obeyed: dict[NodeKey, int] = {}
+        self._succeeded: set[tuple[RoundKey, NodeKey]] = set()
+        self.rounds = 0
+        self.restarts = 0
+        self.over: Plan | None = None
+
+    def deciding(self, rules: Rules, plan: Plan, present: Present, now: float, real: Decide = decide) -> Decision:
+        """`decide`, with everything that holds for one decision."""
+        decision = real(rules, plan, present, now)
+        after = decision.plan
+        again = real(rules, after, present, now)
+        demand(again.plan == after, "deciding twice gives the same plan")
+        demand(again.wake_at is None or again.wake_at > now, "nobody is to be woken at a time that has passed")
+        if after is plan:
+            return decision
+        demand(plan.phase not in OVER, "a job that is over stays so")
+        demand(after.epoch == plan.epoch, "a coordinator decides in its own epoch")
+        demand(after.clock == now, "a plan says when it was written")
+        demand(after.reason != "", "a plan says why")
+        self._check_budget(plan, after, present)
+        if after.phase is PlanPhase.FAILED:
+            self._check_failure(plan, after, present, now)
+        if after.phase in OVER:
+            self.over = after
+        if after.key != plan.key:
+            self._check_round(plan, after, present, now)
+        if after.phase is PlanPhase.FINISHED:
+            lacking = [m.host for m in plan.members if (plan.key, m.key) not in self._succeeded]
+            demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
+        return decision
+
+    def _check_budget(self, plan: Plan, after: Plan, present: Present) -> None:
+        failed = [p.status for p in present.values() if p.status.in_round(plan.key) and p.status.failure is not None]
+        if not failed:
+            demand(after.restart_count == plan.restart_count, "a change of membership costs no restart")
+        if after.restart_count == plan.restart_count:
+            return
+        demand(after.restart_count == plan.restart_count + 1, "one failure costs one restart")
+        demand(plan.phase is PlanPhase.TRAINING, "only a round that trains can fail")
+        if not self._rules.restart_window:
+            demand(after.restart_count <= self._rules.max_restarts, "no more restarts than were granted")
+
+    def _check_failure(self, plan: Plan, after: Plan, present: Present, now: float) -> None:
+        rules = self._rules
+        if plan.phase is PlanPhase.TRAINING:
+            used = len(after.charged) if rules.restart_window else after.restart_count
+            barren = 0 < rules.early_failure_limit <= after.barren
+            demand(used >= rules.max_restarts or barren, "a job fails only when its restarts are used up")
+            demand(after.failure is not None, "a job that failed says what of")
+            return
+        patience = rules.pend_timeout if plan.key.number else rules.join_timeout
+        demand(now >= plan.since + patience, "a job waits as long as it was told to")
+        living = {key for key, p in present.items() if p.can_train}
+        demand(not rules.size(len(living)), "a job with enough nodes does not fail for want of nodes")
+        missing = [member.host for member in plan.members if member.key not in living]
+        demand(not missing or "missing: " in after.reason, "a job that failed for want of nodes names them")
+
+    def _check_round(self, plan: Plan, after: Plan, present: Present, now: float) -> None:
+        self.rounds += 1
+        rules = self._rules
+        demand(after.key > plan.key and after.key.number == plan.key.number + 1, "rounds are numbered one by one")
+        demand(after.key.epoch == after.epoch, "a round carries the epoch of the coordinator that formed it")
+        nodes = len(after.members)
+        demand(rules.least <= nodes <= rules.most and nodes % rules.unit == 0, f"{nodes} nodes are no size of a round")
+        keys = [member.key for member in after.members]
+        demand(len({key.node_id for key in keys}) == nodes, "no node has two seats")
+        for key in keys:
+            p = present.get(key)
+            demand(p is not None and p.connected, "only a node that is here gets a seat")
+            demand(p is not None and p.status.phase not in (NodePhase.LEAVING, NodePhase.LEFT), "who goes gets no seat")
+        before = {member.key: rank for rank, member in enumerate(plan.members)}
+        for rank, key in enumerate(keys):
+            old = before.get(key, nodes)
+            demand(old >= nodes or old == rank, f"{key.node_id} survives as rank {old} and is given {rank}")
+        for member in plan.members:
+            p = present.get(member.key)
+            suspect = p is not None and not p.connected and not p.lost(now) and not p.going
+            demand(not suspect, "no round is formed while it is unknown whether a member lives")
+        if any(p.succeeded_in(plan.key) for p in present.values()) and plan.phase is PlanPhase.TRAINING:
+            gone = [m for m in plan.members if m.key not in present or not present[m.key].can_train]
+            failed = any(p.status.failure is not None and p.status.in_round(plan.key) for p in present.values())
+            demand(bool(gone) or failed, "no round is started for a newcomer after the first success")
+        check_ranks(list(seats(after).values()))
+
+    def storing(self, before: Plan | None, after: Plan, now: float) -> None:
+        """A plan has become durable; `now` is everybody's time."""
+        if before is None or after.restart_count == before.restart_count:
+            return
+        self.restarts += 1
+        demand(before.key not in self._charged, f"the failure of round {before.key.number} is charged once")
+        self._charged.add(before.key)
+        window = self._rules.restart_window
+        if window:
+            self._charge_times = [time for time in self._charge_times if now < time + window] + [now]
+            demand(len(self._charge_times) <= self._rules.max_restarts, "no more restarts in the window than granted")
+
+    def forgetting(self) -> None:
+        """The journal is gone: should another job of that name begin, its rounds are counted anew."""
+        self._numbers.clear()
+
+    def taking(self, key: NodeKey, wanted: Assignment) -> None:
+        """A node does what a coordinator wants."""
+        demand(wanted.epoch >= self._obeyed.get(key, 0), "nobody obeys a coordinator that has a successor")
+        self._obeyed[key] = wanted.epoch
+        seat = wanted.seat
+        if seat is None:
+            return
+        layout = (seat.nodes, seat.world_size, seat.store_address, seat.store_port)
+        demand(self._taken.setdefault(seat.key, layout) == layout, f"two worlds in round {seat.key}")
+        others = self._seats.setdefault(seat.key, {})
+        mine = (key, seat.first_rank, seat.workers)
+        demand(others.setdefault(seat.node_rank, mine) == mine, f"two nodes with rank {seat.node_rank}")
+        taken = sorted((first, first + workers) for _, first, workers in others.values())
+        apart = all(taken[index - 1][1] <= taken[index][0] for index in range(1, len(taken)))
+        demand(apart and taken[-1][1] <= seat.world_size, "two workers with one rank")
+        if self._rules.store is None:
+            store = (seat.store_address, seat.store_port)
+            demand(self._stores.setdefault(store, seat.key) == seat.key, f"two rounds at the store {store}")
+        if self._durable:
+            demand(self._numbers.setdefault(seat.key.number, seat.key) == seat.key, "two rounds of one number")
+
+    def succeeding(self, key: NodeKey, seat: Seat) -> None:
+        """All workers of a node have really succeeded."""
+        self._succeeded.add((seat.key, key))
+
+    def hearing(self, status: NodeStatus, present: Present) -> None:
+        """A coordinator has taken a status: of two processes with one id at most one is connected."""
+        twins = [key for key, p in present.items() if key.node_id == status.node_id and p.connected]
+        demand(len(twins) <= 1, f"two processes are the node {status.node_id}")
+
+
+def check_ranks(seats: Sequence[Seat]) -> None:
+    """Ranks of nodes and of workers are dense and unique, in the world and in each role."""
+    next_rank = 0
+    for rank, seat in enumerate(seats):
+        demand(seat.node_rank == rank and seat.first_rank == next_rank, "ranks are dense and unique")
+        demand(seat.nodes == len(seats), "everybody knows the number of nodes")
+        next_rank += seat.workers
+    demand(all(seat.world_size == next_rank for seat in seats), "everybody knows the size of the world")

@@ -1,0 +1,181 @@
+"""Nodes: the product's `Standing`, `statement`, `reconcile` and `Search`, in a process with simulated workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from dlrover_run.agent.reconcile import Action, Situation, reconcile
+from dlrover_run.agent.standing import Standing
+from dlrover_run.agent.statement import last_words, statement
+from dlrover_run.coordination.records import OVER, NodeKey, RoundKey
+from dlrover_run.spec import Entrypoint, JobSpec
+from simulation.board import Board
+from simulation.laws import Laws
+from simulation.masters import Masters
+from simulation.network import Link
+from simulation.timeline import Process, Timeline
+from simulation.workers import Group, Workers
+
+
+@dataclass(frozen=True)
+class Place:
+    """All that a node finds around it. `slow_stop` and `slow_start` are seconds that its workers take at most."""
+
+    timeline: Timeline
+    masters: Masters
+    workers: Workers
+    laws: Laws
+    slow_stop: float
+    slow_start: float
+    slowness: float
+
+
+class Node(Process):
+    """One agent with its workers. `spec` says who it is; each incarnation is another process."""
+
+    def __init__(self, place: Place, spec: JobSpec, host: str, incarnation: str) -> None:
+        super().__init__(place.timeline, host)
+        self.place = place
+        self.link = Link()
+        self.key = NodeKey(spec.node_id, incarnation)
+        self.group: Group | None = None
+        self.left = False
+        self._standing = Standing(spec)
+        self._standing._incarnation = incarnation
+        self._standing._host = host
+        self._leaving = False
+        self._busy = False
+        self.board = Board(self, spec.rules, place.masters, self._hear)
+        self.note("begins")
+        self.run(self._follow)
+
+    def ask_to_go(self) -> None:
+        """SIGTERM."""
+        self.note("is asked to go")
+        self.run(self._begin_to_leave)
+
+    def kill(self, silent: bool = False) -> None:
+        """SIGKILL of agent and workers; `silent` is the loss of the machine, of which nobody hears."""
+        if self.alive:
+            self.note("vanishes with its machine" if silent else "is killed")
+            self.end()
+            self.board.break_off(silent)
+            if self.group is not None:
+                self.group.stop()
+
+    def died(self) -> None:
+        raise AssertionError("a node is killed by kill()")
+
+    @property
+    def works(self) -> bool:
+        """Whether the workers of its round run."""
+        return self.group is not None and self.group.live and self.group.key == self._standing.round
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it was asked to go."""
+        return self._leaving
+
+    @property
+    def seated_in(self) -> RoundKey | None:
+        """The round in which it has a seat."""
+        return self._standing.round
+
+    def _hear(self) -> None:
+        """Something of the board has changed: also while workers start or end, it is taken and answered."""
+        self.call_soon(self._report)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._busy:
+            self.call_soon(self._follow)
+
+    def _begin_to_leave(self) -> None:
+        self._leaving = True
+        self._hear()
+
+    def _report(self) -> None:
+        if self.left:
+            return
+        wanted = self.board.assignment
+        if not self._leaving:
+            self.place.laws.taking(self.key, wanted)
+            self._standing.take(wanted)
+        self.board.publish(statement(self._standing, cast(Any, self.group), self._leaving))
+
+    def _follow(self) -> None:
+        if self._busy or self.left:
+            return
+        self._report()
+        group = self.group
+        situation = Situation(
+            over=self.board.assignment.phase in OVER or self.board.problem is not None,
+            wanted=self._standing.round,
+            started=group.key if group else None,
+            live=group is not None and group.live,
+            asked_to_end=self._leaving,
+        )
+        action = reconcile(situation)
+        random = self.timeline.random
+        if action is Action.LEAVE:
+            self._leave()
+        elif action is Action.STOP:
+            assert group is not None, "only workers can be stopped"
+            self._after(random.uniform(0, self.place.slow_stop) * random.random(), group.stop)
+        elif action is Action.START:
+            self._start()
+
+    def _start(self) -> None:
+        seat = self._standing.seat
+        assert seat is not None, "only a seat is a reason to start"
+        self._standing.take_port()
+        group = self.group = Group(self.place.workers, seat, self._note_end)
+
+        def start() -> None:
+            if self._standing.round == seat.key and not self._leaving:
+                self.note(f"starts the workers of round {seat.key.number}, rank {seat.node_rank} of {seat.nodes}")
+                group.start()
+
+        self._after(self.timeline.random.uniform(0.01, self.place.slow_start), start)
+
+    def _after(self, delay: float, act: Callable[[], None]) -> None:
+        def go_on() -> None:
+            act()
+            self._busy = False
+            self._wake()
+
+        self._busy = True
+        self.call_later(delay, go_on)
+
+    def _note_end(self) -> None:
+        group = self.group
+        assert group is not None, "workers that end were started"
+        if group.succeeded:
+            self.place.laws.succeeding(self.key, group.seat)
+        self.note("its workers succeed" if group.succeeded else "a worker fails")
+        self.run(self._hear)
+
+    def _leave(self) -> None:
+        self.left = True
+        self.note(f"leaves: {self.board.problem or self.board.assignment.reason}")
+        over = self.board.assignment.phase in OVER
+        if over or self.group is None or not self.group.succeeded:
+            gave_up = None if over or self._leaving else RuntimeError(self.board.problem)
+            self.board.publish(last_words(self._standing, gave_up))
+        self.board.close(self.end)
+
+
+def job_spec(node_id: str, address: str, workers: int, role: str, wish: int | None, rules: Any) -> JobSpec:
+    """What a person said to this node."""
+    return JobSpec(
+        entrypoint=Entrypoint("script", "a.py"),
+        run_id="job",
+        rules=rules,
+        node_id=node_id,
+        local_addr=address,
+        workers_per_node=workers,
+        role=role,
+        node_rank=wish,
+    )

@@ -1,0 +1,210 @@
+"""One run: a job of random rules on random nodes, its faults, and what has to come of it once they are over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from random import Random
+from unittest.mock import patch
+
+from dlrover_run.coordination.coordinator import RETURN_GRACE
+from dlrover_run.coordination.rules import Rules
+from simulation.disk import Disk
+from simulation.faults import Faults
+from simulation.laws import Laws, demand
+from simulation.masters import Masters
+from simulation.nodes import Node, Place, job_spec
+from simulation.timeline import Broken, Timeline
+from simulation.workers import Workers
+
+HUNG = 30.0
+"""Seconds after which workers that wait for a peer in vain give up by themselves."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to, for those who want to know that the runs are worth something."""
+
+    rounds: int
+    restarts: int
+    completed: int
+    phase: str
+    masters: int
+    ended_at: float
+
+
+def random_rules(random: Random) -> Rules:
+    """The rules of a job of at most six nodes."""
+    unit = random.choice((1, 1, 1, 2, 3))
+    most = random.randint(unit, 6)
+    least = random.randint(1, max(1, most // unit * unit))
+    return Rules(
+        least=least,
+        most=most,
+        unit=unit,
+        spares=random.randint(0, 2),
+        max_restarts=random.randint(0, 6),
+        restart_window=random.choice((0.0, 0.0, 30.0, 120.0)),
+        early_failure_limit=random.choice((0, 5)),
+        last_call_timeout=random.choice((1.0, 5.0, 30.0)),
+        join_timeout=random.choice((60.0, 600.0)),
+        pend_timeout=random.choice((20.0, 60.0, 600.0)),
+        scale_up_delay=random.choice((0.0, 0.0, 3.0)),
+        keep_alive_interval=random.choice((1.0, 3.0)),
+        store=("10.0.0.1", 29500) if random.random() < 0.1 else None,
+    )
+
+
+class Scenario:
+    """One seed's run. `tell` gets the lines of a trace."""
+
+    def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
+        self.timeline = Timeline(seed, tell)
+        random = self.timeline.random
+        self.rules = random_rules(random)
+        self.durable = random.random() < 0.6
+        self.laws = Laws(self.rules, self.durable)
+        disk = Disk(self.laws, self.timeline) if self.durable else None
+        self.two_places = random.random() < 0.3
+        self.masters = Masters(self.timeline, self.laws, disk, self.two_places, random.random() < 0.2)
+        self.workers = Workers(self.timeline, work=random.uniform(3, 60), patience=HUNG)
+        self.workers.fixed_store = self.rules.store is not None
+        self.place = Place(
+            self.timeline,
+            self.masters,
+            self.workers,
+            self.laws,
+            slow_stop=random.choice((0.1, 2.0, 15.0)),
+            slow_start=random.choice((0.1, 3.0)),
+            slowness=random.choice((0.01, 0.3, 2.0)),
+        )
+        self.nodes: list[Node] = []
+        self._hosts = 0
+        self.calm_at = random.uniform(20, 120)
+        self.is_short = random.random() < 0.1
+        self.faults = Faults(self, disk)
+        self.timeline.note("job", f"{self.rules}")
+        self.timeline.note("job", f"durable: {self.durable}, two places: {self.two_places}, calm at {self.calm_at:.1f}")
+
+    def add_node(self, node_id: str | None = None) -> Node:
+        """A process begins to be a node: a new one, or another process under an id that there has been."""
+        random = self.timeline.random
+        self._hosts += 1
+        name = node_id or f"n{self._hosts}"
+        wish = random.randint(0, self.rules.most) if random.random() < 0.2 else None
+        role = random.choice(("default", "default", "reader"))
+        spec = job_spec(name, f"10.1.0.{self._hosts}", random.randint(1, 4), role, wish, self.rules)
+        node = Node(self.place, spec, f"{name}.{self._hosts}" if node_id else name, f"i{self._hosts}")
+        self.nodes.append(node)
+        return node
+
+    @property
+    def living(self) -> list[Node]:
+        """Nodes that take part, or would like to."""
+        return [node for node in self.nodes if node.alive and not node.left]
+
+    def run(self) -> Outcome:
+        """Let it happen. Raises Broken with the law that did not hold."""
+        self._begin()
+        self.timeline.run_until(self.calm_at, lambda: self.laws.over is not None)
+        self._calm()
+        self._demand_round()
+        self._demand_end()
+        over = self.laws.over
+        return Outcome(
+            self.laws.rounds,
+            self.laws.restarts,
+            len(self.workers.completed),
+            over.phase.value if over else "",
+            len(self.masters.all),
+            self.timeline.now,
+        )
+
+    def _begin(self) -> None:
+        random = self.timeline.random
+        for _ in range(random.randint(1, self.rules.most + 2)):
+            self.timeline.after(random.uniform(0, random.choice((0.1, 10.0))), self.add_node)
+        self.masters.keep_up(random.choice((0.5, 5.0, 12.0)))
+        self.faults.begin(self.calm_at)
+
+    def _calm(self) -> None:
+        """No fault happens any more, and what was stopped or cut off comes back."""
+        self.timeline.note("job", "all faults are over")
+        self.faults.over = True
+        self.masters.settle()
+        for node in self.nodes:
+            node.link.heal()
+            node.resume()
+        staying = [node for node in self.living if not node.is_leaving]
+        if not self.is_short and self.laws.over is None:
+            for _ in range(self.rules.fewest - len(staying)):
+                self.add_node()
+
+    def _demand_round(self) -> None:
+        """Within a bounded time a round has formed and all its members train in it, or the job is over."""
+        rules, place = self.rules, self.place
+        known = 2 * rules.silence_limit + rules.lost_after + RETURN_GRACE + HUNG
+        formed = rules.last_call_timeout + rules.scale_up_delay + 2 * (place.slow_stop + place.slow_start)
+        bound = self.timeline.now + known + formed + 2 * HUNG
+        if self.is_short:
+            bound += rules.join_timeout + rules.pend_timeout
+        self.timeline.run_until(bound, lambda: self.laws.over is not None or self._trains())
+        demand(self.laws.over is not None or self._trains(), "with enough living nodes a round forms, and trains")
+
+    def _trains(self) -> bool:
+        job = self.masters.current.job
+        if job is None or not self.workers.completed:
+            return False
+        plan = job._coordinator.plan
+        members = [node for node in self.living if node.works and plan.key == node.seated_in]
+        return self.workers.completed[-1] == plan.key and len(members) == len(plan.members)
+
+    def _demand_end(self) -> None:
+        """The job ends, well or not, and all who took part in it learn of that."""
+        bound = self.timeline.now + 3 * HUNG + 600 + self.rules.join_timeout + self.rules.pend_timeout
+        self.timeline.run_until(bound, lambda: not self.living)
+        demand(self.laws.over is not None, "a job that nothing disturbs comes to its end")
+        for node in self.nodes:
+            demand(not node.alive or node.left, f"{node.name} learns that the job is over")
+
+
+@contextmanager
+def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
+    """What takes the place of sockets and disks, and puts the laws around every decision."""
+    from dlrover_run.agent import standing
+    from dlrover_run.coordination import coordinator
+    from dlrover_run.master import jobs
+    from simulation.disk import DiskJournal
+
+    ports = iter(range(1, 60_000))
+
+    class Port:
+        def __init__(self, number: int = 0) -> None:
+            self.number = number or next(ports)
+
+        def release(self) -> None:
+            pass
+
+    real = coordinator.decide
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(standing, "HeldPort", Port))
+        stack.enter_context(patch.object(jobs, "Journal", DiskJournal))
+        stack.enter_context(
+            patch.object(coordinator, "decide", lambda *given: scenario_laws().deciding(*given, real=real))
+        )
+        yield
+
+
+def simulate(seed: int, tell: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed. Raises Broken, whose words name the seed and how to see the run again."""
+    found: list[Scenario] = []
+    with stand_ins(lambda: found[0].laws):
+        try:
+            found.append(Scenario(seed, tell))
+            return found[0].run()
+        except Broken as broken:
+            when = found[0].timeline.now if found else 0.0
+            raise Broken(
+                f"seed {seed} at {when:.3f} s: {broken}; see (cd tests && python -m simulation {seed})"
+            ) from None

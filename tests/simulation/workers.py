@@ -1,0 +1,129 @@
+"""The workers of all nodes: they meet at the stores of their rounds, work, fail, and notice when a peer is gone."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dlrover_run.coordination.records import RoundKey, Seat
+from dlrover_run.failures.outcome import WorkerEnd
+from simulation.laws import demand
+from simulation.timeline import Timeline
+
+OWN_WORDS = "Traceback (most recent call last):\n  File 'a.py'\nValueError: loss is nan\n"
+PEER_WORDS = "Traceback (most recent call last):\n  File 'a.py'\nRuntimeError: Connection closed by peer [10.0.0.1]\n"
+
+
+class Group:
+    """One node's workers of one round, as `statement` wants to see them. `on_end` hears when they succeed or fail."""
+
+    def __init__(self, workers: Workers, seat: Seat, on_end: Callable[[], None]) -> None:
+        self.seat = seat
+        self.key = seat.key
+        self.live = False
+        self.succeeded = False
+        self.failure: WorkerEnd | None = None
+        self.got_to_work = False
+        self.on_end = on_end
+        self._workers = workers
+
+    @property
+    def group(self) -> Group:
+        """The same thing: `statement` asks a round for its group."""
+        return self
+
+    def start(self) -> None:
+        """Start them; they look for their peers at the store."""
+        self.live = True
+        self._workers.meet(self)
+
+    def fail(self, words: str = OWN_WORDS, killed: bool = False) -> None:
+        """One of them ends badly; the others of the node are ended by their agent only in the next step."""
+        if self.live and self.failure is None and not self.succeeded:
+            code = -signal.SIGKILL if killed else 1
+            self.failure = WorkerEnd(self.seat.first_rank, 0, 1, code, 0.0, stderr_tail="" if killed else words)
+            self._workers.part(self)
+            self.on_end()
+
+    def succeed(self) -> None:
+        """All of them have done their work."""
+        if self.live and self.failure is None:
+            self.succeeded = True
+            self.live = False
+            self.on_end()
+
+    def stop(self) -> None:
+        """All of them are ended."""
+        if self.live:
+            self.live = False
+            if self.failure is None:
+                self._workers.part(self)
+
+
+@dataclass
+class Meeting:
+    """The workers that have met at one store."""
+
+    key: RoundKey
+    nodes: int
+    groups: dict[int, Group] = field(default_factory=dict)
+    complete: bool = False
+    ended: bool = False
+
+
+class Workers:
+    """Where workers meet. A round that is complete works for `work` seconds and then succeeds, node by node.
+
+    Of those whose peer is gone most notice soon, by a broken connection. Some hang until somebody ends them, or until
+    their own `patience` is over.
+    """
+
+    def __init__(self, timeline: Timeline, work: float, patience: float) -> None:
+        self._timeline = timeline
+        self._work = work
+        self._patience = patience
+        self._meetings: dict[tuple[str, int, RoundKey | None], Meeting] = {}
+        self.fixed_store = False
+        self.completed: list[RoundKey] = []
+
+    def meet(self, group: Group) -> None:
+        """One node's workers come to the store."""
+        seat = group.seat
+        # At a place that the user has chosen the rounds follow each other, each at a store of its own.
+        place = (seat.store_address, seat.store_port, seat.key if self.fixed_store else None)
+        meeting = self._meetings.setdefault(place, Meeting(seat.key, seat.nodes))
+        demand(meeting.key == seat.key and meeting.nodes == seat.nodes, "workers of two rounds meet at one store")
+        demand(seat.node_rank not in meeting.groups, f"two nodes come to a store with rank {seat.node_rank}")
+        meeting.groups[seat.node_rank] = group
+        if meeting.ended:
+            self._strand(group)
+        elif len(meeting.groups) == seat.nodes:
+            meeting.complete = True
+            self.completed.append(seat.key)
+            self._timeline.note("workers", f"of round {seat.key.number} have met")
+            for one in meeting.groups.values():
+                one.got_to_work = True
+            self._timeline.after(self._work, lambda: self._finish(meeting))
+        else:
+            self._timeline.after(self._patience, lambda: None if meeting.complete else group.fail(PEER_WORDS))
+
+    def part(self, group: Group) -> None:
+        """One node's workers are gone before their work was done."""
+        for meeting in self._meetings.values():
+            if group in meeting.groups.values() and not meeting.ended:
+                meeting.ended = True
+                for other in meeting.groups.values():
+                    if other is not group and not other.succeeded:
+                        self._strand(other)
+
+    def _strand(self, group: Group) -> None:
+        random = self._timeline.random
+        delay = random.uniform(0.01, 1.5) if random.random() < 0.8 else self._patience
+        self._timeline.after(delay, lambda: group.fail(PEER_WORDS))
+
+    def _finish(self, meeting: Meeting) -> None:
+        if not meeting.ended:
+            for group in meeting.groups.values():
+                # After the last collective each of them ends in its own time, whatever becomes of the others.
+                self._timeline.after(self._timeline.random.uniform(0, 2), group.succeed)
