@@ -4,6 +4,7 @@ forgotten when nobody will ask for them any more."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,8 @@ class Jobs:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._state_dir = state_dir
-        self._started_ms = started_ms
+        # Two jobs of one name that follow each other have no round in common either.
+        self._epochs = itertools.count(started_ms)
         self._say = say
         self._on_change = on_change
         self._jobs: dict[str, Job] = {}
@@ -102,7 +104,7 @@ class Jobs:
         if self._state_dir is not None:
             journal = Journal(self._state_dir, name)
             coordinator = self._take_over(name, journal, rules, now)
-        job = Job(name, coordinator or Coordinator(rules, now, self._started_ms), journal, now, self._say)
+        job = Job(name, coordinator or Coordinator(rules, now, next(self._epochs)), journal, now, self._say)
         self._jobs[name] = job
         self.last_one_over = False
         if self._beat is None:
@@ -118,7 +120,7 @@ class Jobs:
                 retry=True,
             )
         try:
-            story = journal.take_over(rules, self._started_ms)
+            story = journal.take_over(rules, next(self._epochs))
         except Damaged as damage:
             self._say(f"job {name!r}: {damage}")
             raise Refusal(str(damage)) from None
