@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from comparison import machine, report
+from comparison.lost import Lost
 from comparison.ratios import Sample, summarise
 from launch_bench.case import Case, Limits
 from launch_bench.cases import CASES
 from launch_bench.plot import plot
 from launch_bench.rivals import Rival
-from launch_bench.room import Lost, Room
+from launch_bench.room import Room
 
 HERE = Path(__file__).resolve().parent
 TITLE = "Launching: dlrover-run, torchrun and no launcher at all"

@@ -14,13 +14,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from comparison import machine, memory, report
+from comparison.lost import Late, Lost
 from comparison.ratios import Reading, Row, Sample, pair_ratios, summarise
 from launch_bench import processes
 from launch_bench.case import until_last
 from launch_bench.cases import CASES
 from launch_bench.processes import Process
 from launch_bench.rivals import CommandRival, Floor, Job
-from launch_bench.room import Late, Lost, Report, Room, all_ranks, each_rank, parse_report
+from launch_bench.room import Report, Room, all_ranks, each_rank, parse_report
 
 
 def rows_of(samples: list[Sample], targets: dict[tuple[str, str], float] | None = None) -> dict[str, Row]:
@@ -77,13 +78,6 @@ def test_a_run_of_ours_that_did_not_end_is_no_better_than_a_lost_one() -> None:
     assert row.reached is False
     hung = [Sample("theirs", 1, {"": 90.0}, "did not end", frozenset({""}))]
     assert rows_of(late + hung, {("ours", ""): 1.0})["ours"].reached is None, "neither ended: nothing to compare"
-
-
-def test_a_part_that_was_not_tried_is_not_lost() -> None:
-    samples = [Sample("theirs", 1, {", small": 8.0, ", big": 90.0}), Sample("theirs", 2, {", small": 8.0})]
-    rows = rows_of([Sample("ours", at, {", small": 1.0, ", big": 9.0}) for at in (1, 2)] + samples)
-    assert (rows["theirs, big"].samples, rows["theirs, big"].lost) == ((90.0,), 0)
-    assert rows["ours, big"].ratio == 0.1
 
 
 def test_a_part_is_compared_with_the_same_part_or_else_with_the_whole() -> None:

@@ -106,16 +106,14 @@ def _reading(sample: Sample, part: str, otherwise: str | None = None) -> Reading
 
 
 def _row(title: str, samples: Sequence[Sample], part: str, base: Mapping[int, Reading], target: float | None) -> Row:
-    # A sample of other parts says nothing of this one: it was not tried.
-    tried = [sample for sample in samples if not sample.values or part in sample.values]
-    readings = {sample.repetition: _reading(sample, part) for sample in tried}
+    readings = {sample.repetition: _reading(sample, part) for sample in samples}
     kept = [reading.value for reading in readings.values() if reading.value is not None]
     limits = [reading.value for reading in readings.values() if reading.value is not None and not reading.ended]
     ratios = pair_ratios(readings, base)
     ratio = statistics.median(ratios) if ratios else None
     lost = len(readings) - len(kept)
     reached = None if target is None or ratio is None else ratio <= target and not lost and not limits
-    notes = Counter(sample.note for sample in tried if sample.note)
+    notes = Counter(sample.note for sample in samples if sample.note)
     return Row(
         title=title,
         samples=tuple(reading.value for reading in readings.values()),

@@ -21,7 +21,10 @@ Unit = Literal["s", "bytes", "%"]
 
 @dataclass(frozen=True)
 class Result:
-    """One case as it came out; `absent` says of each rival that could not take part why."""
+    """One case as it came out; `absent` says of each rival that could not take part why.
+
+    `baseline` is empty where nothing is compared.
+    """
 
     name: str
     title: str
@@ -74,7 +77,7 @@ def left_out(result: Result) -> list[str]:
 
 def heading(result: Result) -> str:
     """What a case's table is called."""
-    return f"{result.name}: {result.title} (ratio to {result.baseline})"
+    return f"{result.name}: {result.title}" + (f" (ratio to {result.baseline})" if result.baseline else "")
 
 
 def markdown(title: str, results: Sequence[Result], machine: Machine, how: str) -> str:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from comparison.lost import Late
 from comparison.report import Unit
 
 from launch_bench.rivals import Rival
-from launch_bench.room import Late, Report, Room
+from launch_bench.room import Report, Room
 
 NANOSECOND = 1e-9
 

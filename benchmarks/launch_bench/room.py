@@ -19,6 +19,8 @@ from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
 
+from comparison.lost import Late, Lost
+
 from launch_bench.processes import of_run, tree
 
 END_TIMEOUT = 20.0
@@ -38,14 +40,6 @@ FOREIGN = (
     *("MASTER_", "GROUP_", "ROLE_", "LOCAL_", "NODE_", "WORKER_", "RANK", "WORLD_SIZE"),
 )
 """Variables of the caller's shell that would change what a rival does."""
-
-
-class Lost(Exception):
-    """The run did not do what the case asks for; the message says what happened instead."""
-
-
-class Late(Lost):
-    """The job is still at it, but its time is up."""
 
 
 @dataclass(frozen=True)

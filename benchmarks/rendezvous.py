@@ -1,0 +1,100 @@
+"""Compare the built-in master with torch's c10d rendezvous, in turn: `python benchmarks/rendezvous.py`.
+
+A few processes play many nodes, each of which speaks to the server over a connection of its own, as a real node does.
+The nodes of both rivals share this machine's processors with their server. `benchmarks/README.md` tells more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from comparison import machine, report
+from comparison.lost import Lost
+from rendezvous_bench.outcome import UNITS, Trial, growth, medians, results
+from rendezvous_bench.plot import plot
+from rendezvous_bench.trial import C10D, OURS, Figure, Reading, Rival, join_at_once, join_last
+
+HERE = Path(__file__).resolve().parent
+TITLE = "Rendezvous: the built-in master and torch's c10d"
+SIZES = (2, 8, 32, 128, 512, 2000)
+LIMIT = 45.0
+"""Seconds in which all nodes must have their place; a rival that takes longer is not tried again with as many nodes."""
+
+PAUSE = (1.0, 2.0)
+"""Seconds for which the others wait for the last node; drawn anew each time, as torch's nodes look once a second."""
+
+
+def try_once(rival: Rival, nodes: int, repetition: int, limit: float) -> Trial:
+    """Both trials of one rival, and how they went on stderr."""
+    # The same pause for all rivals of a turn.
+    pause = random.Random(f"{nodes} {repetition}").uniform(*PAUSE)
+    figures: dict[Figure, Reading] = {}
+    why = ""
+    try:
+        figures |= join_at_once(rival, nodes, limit)
+        figures |= join_last(rival, nodes, limit, pause)
+    except Lost as lost:
+        why = str(lost)
+    told = [
+        f"{name} {report.figure(reading.value, UNITS[name], None if reading.ended else reading.value)}"
+        for name, reading in figures.items()
+    ]
+    outcome = ", ".join([*told, *([f"lost: {why}"] if why else [])])
+    print(f"{nodes:4} nodes, run {repetition}, {rival.name}: {outcome}", file=sys.stderr, flush=True)
+    return Trial(rival.name, nodes, repetition, figures, why)
+
+
+def run(rivals: Sequence[Rival], sizes: Sequence[int], repetitions: int, limit: float) -> list[Trial]:
+    """All trials, the rivals in turn. With a number of nodes that a rival did not bring together it is tried once."""
+    trials: list[Trial] = []
+    hopeless: set[tuple[str, int]] = set()
+    for repetition in range(1, repetitions + 1):
+        for nodes in sizes:
+            for rival in rivals:
+                if (rival.name, nodes) in hopeless:
+                    continue
+                trial = try_once(rival, nodes, repetition, limit)
+                trials.append(trial)
+                if not all(reading.ended for reading in trial.figures.values()):
+                    hopeless.add((rival.name, nodes))
+    return trials
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the trials and write `rendezvous.json`, `rendezvous.md` and `rendezvous.png`."""
+    parser = argparse.ArgumentParser(description="Compare the built-in master with torch's c10d rendezvous, in turn.")
+    parser.add_argument("--repetitions", type=int, default=5, help="runs of each rival (default: 5)")
+    parser.add_argument("--nodes", type=int, nargs="+", default=SIZES, help="how many nodes (default: 2 to 2000)")
+    parser.add_argument("--limit", type=float, default=LIMIT, help=f"seconds for one rendezvous (default: {LIMIT:g})")
+    parser.add_argument("--only", choices=[OURS.name, C10D.name], help="only this rival")
+    parser.add_argument("--output", type=Path, default=HERE / "results", help="directory for the results")
+    options = parser.parse_args(arguments)
+    if options.repetitions < 1 or min(options.nodes) < 2:
+        parser.error("--repetitions must be at least 1, and --nodes at least 2")
+    sizes = sorted(set(options.nodes))
+
+    where = machine.look(HERE.parent)
+    absent = {} if importlib.util.find_spec("torch") else {C10D.name: "torch is not installed"}
+    rivals = [rival for rival in (OURS, C10D) if rival.name not in absent and options.only in (None, rival.name)]
+    tables = results(run(rivals, sizes, options.repetitions, options.limit), sizes, absent)
+    grows = growth(medians(tables[0], OURS.name, sizes))
+
+    report.show(tables)
+    print(grows)
+    options.output.mkdir(parents=True, exist_ok=True)
+    how = f"{options.repetitions} repetitions in turn; a rival that took more than {options.limit:g} s was tried once"
+    facts = {"repetitions": options.repetitions, "limit": options.limit, "nodes": sizes, "growth": grows}
+    (options.output / "rendezvous.json").write_text(report.as_json(tables, where, facts))
+    (options.output / "rendezvous.md").write_text(report.markdown(TITLE, tables, where, how) + f"\n{grows}\n")
+    plot(tables, sizes, options.output / "rendezvous.png")
+    print(f"Results are in {options.output}.", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
