@@ -22,6 +22,7 @@ from dlrover_run.backends.master_board import MasterBoard
 from dlrover_run.coordination.records import NodePhase, NodeStatus, PlanPhase, RoundKey, Waiting
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import Entrypoint, JobSpec, MasterSpec, TlsSpec
+from dlrover_run.wire import transport
 from dlrover_run.wire.messages import Challenge, Hello, Refused
 
 STATUS = NodeStatus(node_id="n0", incarnation="a", host="here", address="", port=0, workers=1)
@@ -490,6 +491,22 @@ def test_what_is_no_message_of_a_master_is_met_with_another_attempt(what: bytes)
     async def scene() -> None:
         async with meeting(talk_nonsense, take_in) as (node, _):
             await node.until(lambda: node.board.assignment.reason == "taken in")
+
+    alone(scene)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_stream_that_the_master_cancels_is_met_with_another_attempt(late: bool) -> None:
+    async def cancel(stream: Stream) -> None:
+        if late:
+            await stream.welcome()
+            await stream.assign(reason="to be cancelled")
+        await stream._context.abort(transport.load_grpc().StatusCode.CANCELLED, "")
+
+    async def scene() -> None:
+        async with meeting(cancel, take_in) as (node, server):
+            await node.until(lambda: node.board.assignment.reason == "taken in")
+            server.failure = None
 
     alone(scene)
 

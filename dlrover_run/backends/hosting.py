@@ -132,7 +132,7 @@ class Hosting:
     def _warn(self, place: Address) -> None:
         """Say what will keep the other nodes out, or will let strangers in."""
         where = self._spec.host
-        if place.loopback and where != "localhost" and not where.startswith(place.host):
+        if place.loopback and not self._spec.bind and where not in ("localhost", place.host):
             self._tell(
                 f"warning: {where} stands for {place.host} on this machine, which no other machine can reach; "
                 "correct /etc/hosts, name the endpoint by its address, or give --rdzv-conf bind=ADDRESS"

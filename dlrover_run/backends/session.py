@@ -51,7 +51,6 @@ class Session:
     def __init__(self, spec: MasterSpec, addresses: Sequence[Address]) -> None:
         grpc = transport.load_grpc()
         self._failed: type[Exception] = grpc.aio.AioRpcError
-        self._eof = grpc.aio.EOF
         self._token = spec.token
         kind = "ipv6" if addresses[0].family is socket.AF_INET6 else "ipv4"
         # A percent sign parts a link-local address from its interface, and gRPC takes this for a URI.
@@ -66,6 +65,8 @@ class Session:
                 credentials = grpc.ssl_channel_credentials(*_read(spec.tls))
                 self._channel = grpc.aio.secure_channel(target, credentials, options=options)
             self._stream = self._channel.stream_stream(messages.METHOD)()
+        # Unlike `read()`, the iterator gives also what the master said just before it ended the stream.
+        self._incoming = aiter(self._stream)
 
     async def join(self, job: str, status: NodeStatus, rules: Rules) -> Welcome:
         """Prove each other and take part. Raises SessionEnded, MasterRefuses and MasterUnproven."""
@@ -97,10 +98,7 @@ class Session:
     async def hear(self) -> FromMaster:
         """The master's next word. Raises SessionEnded, and MasterRefuses for its last one."""
         try:
-            data: Any = await self._stream.read()
-            if data is self._eof:
-                raise SessionEnded("it ended the connection")
-            message = messages.from_master(data)
+            message = messages.from_master(await self._next())
         except BadMessage as error:
             raise SessionEnded(f"what it said is {error}") from None
         except self._failed as error:
@@ -108,6 +106,22 @@ class Session:
         if isinstance(message, Refused):
             raise MasterRefuses(message.reason, message.retry)
         return message
+
+    async def _next(self) -> bytes:
+        # gRPC raises CancelledError for a stream that was broken off, as if this task had been cancelled; so another
+        # task reads, and it is seen which of the two is meant.
+        reading = asyncio.ensure_future(self._incoming.__anext__())
+        try:
+            await asyncio.wait([reading])
+        finally:
+            reading.cancel()
+        if reading.cancelled():
+            raise SessionEnded("the connection was broken off")
+        try:
+            data: bytes = reading.result()
+        except StopAsyncIteration:
+            raise SessionEnded("it ended the connection") from None
+        return data
 
     async def finish(self) -> None:
         """Say nothing more: the master ends the stream once it has read all that was said before."""

@@ -1,0 +1,333 @@
+"""The master that a node starts for its job: there is one, it outlives whoever started it, and it ends with the job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, launch, still_alive, watched
+
+from dlrover_run.backends import hosting
+from dlrover_run.backends.hosting import Hosting
+from dlrover_run.backends.own_address import is_own, look_up, route_source
+from dlrover_run.descent import lineage
+from dlrover_run.spec import MasterSpec
+
+AT_A_WORD = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+post(world=os.environ["WORLD_SIZE"])
+signal.sigwait([signal.SIGUSR1])
+"""
+"""A worker that reports itself and succeeds as soon as SIGUSR1 comes."""
+
+
+class Job:
+    """Launches of one job that meet at an endpoint on this machine, and the masters that they start."""
+
+    def __init__(self, mailbox: Mailbox, port: int, *flags: str) -> None:
+        self.mailbox = mailbox
+        self.endpoint = f"127.0.0.1:{port}"
+        self._flags = flags
+        self._started: list[subprocess.Popen[str]] = []
+        self.script = mailbox.script("wait.py", AT_A_WORD)
+
+    def node(self, *flags: str, env: dict[str, str | None] | None = None) -> subprocess.Popen[str]:
+        meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=job")
+        node = launch(self.mailbox, *meeting, *self._flags, *flags, self.script, env=env)
+        self._started.append(node)
+        return node
+
+    @property
+    def port(self) -> int:
+        return int(self.endpoint.rpartition(":")[2])
+
+    def masters(self) -> list[psutil.Process]:
+        """The processes that listen at the endpoint."""
+        pids = {c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == self.port}
+        return [psutil.Process(pid) for pid in pids if pid]
+
+    def close(self) -> None:
+        for node in self._started:
+            if node.poll() is None:
+                node.kill()
+                node.communicate()
+        for master in self.masters():
+            master.kill()
+
+
+@pytest.fixture
+def job(mailbox: Mailbox, free_port: int) -> Iterator[Callable[..., Job]]:
+    with ExitStack() as jobs:
+
+        def make(*flags: str) -> Job:
+            one = Job(mailbox, free_port, *flags)
+            jobs.callback(one.close)
+            return one
+
+        yield make
+
+
+@contextmanager
+def following(process: psutil.Process) -> Iterator[Callable[[float], bool]]:
+    """Whether a process lives on after at most so many seconds."""
+    with watched(process.pid) as pidfds:
+        try:
+            yield lambda timeout: still_alive(pidfds, timeout) > 0
+        finally:
+            kill_leftovers(pidfds)
+
+
+def read_until(node: subprocess.Popen[str], text: str) -> str:
+    """What a launch says on its standard error up to a line that has `text` in it."""
+    assert node.stderr is not None
+    said = ""
+    for line in node.stderr:
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(f"the launch ended before it said {text!r}:\n{said}")
+
+
+def let_succeed(workers: list[dict[str, int]]) -> None:
+    for worker in workers:
+        os.kill(worker["pid"], signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_three_agents_that_start_at_once_have_one_master_which_ends_with_the_job(
+    job: Callable[..., Job], method: str
+) -> None:
+    three = job("--nnodes=3", f"--start-method={method}")
+    nodes = [three.node() for _ in range(3)]
+    workers = three.mailbox.gather(3)
+    masters = three.masters()
+    assert [master.name() for master in masters] == [lineage.MASTER_NAME]
+    with following(masters[0]) as lives:
+        let_succeed(workers)
+        ended = [finish(node) for node in nodes]
+        assert not lives(WAIT)
+    assert [end.code for end in ended] == [0, 0, 0]
+    # No warning of gRPC's, of Python's or of ours; what a round says of itself is tested elsewhere.
+    assert not [line for end in ended for line in end.err.splitlines() if re.search(r"warning|[EWI]\d{4} |fork", line)]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_worker_has_nothing_of_grpc(mailbox: Mailbox, free_port: int, method: str) -> None:
+    meeting = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--rdzv-id=job")
+    nodes = [launch(mailbox, *meeting, f"--start-method={method}", WORKERS / "observe.py") for _ in range(2)]
+    seen = mailbox.gather(2)
+    assert [finish(node).code for node in nodes] == [0, 0]
+    for worker in seen:
+        assert worker["fds"] == [0, 1, 2]
+        assert worker["blocked"] == []
+        assert {name for name in worker["environ"] if name.startswith("GRPC_")} <= os.environ.keys()
+
+
+def test_the_guard_knows_nothing_of_grpc(job: Callable[..., Job]) -> None:
+    two = job("--nnodes=2")
+    nodes = [two.node() for _ in range(2)]
+    workers = two.mailbox.gather(2)
+    for node in nodes:
+        assert "grpc" not in Path(f"/proc/{node.pid}/maps").read_text()
+        assert "grpc" in Path(f"/proc/{agent_of(node).pid}/maps").read_text()
+    let_succeed(workers)
+    assert [finish(node).code for node in nodes] == [0, 0]
+
+
+@pytest.mark.parametrize("end", ["signal", "kill the agent", "kill the guard"])
+def test_the_master_outlives_the_launcher_that_started_it(job: Callable[..., Job], end: str) -> None:
+    elastic = job("--nnodes=1:2", "--rdzv-conf=last_call_timeout=600")
+    host = elastic.node()
+    read_until(host, "waiting")
+    other = elastic.node()
+    elastic.mailbox.gather(2)
+    (master,) = elastic.masters()
+    with following(master) as lives:
+        if end == "signal":
+            host.terminate()
+        else:
+            (agent_of(host) if end == "kill the agent" else psutil.Process(host.pid)).kill()
+        # It is at the end of both its pipes, so nobody holds them who is still alive.
+        assert finish(host).code == {"signal": 143, "kill the agent": 137, "kill the guard": -9}[end]
+        # The other node goes on alone, by a decision that only the master can have made.
+        (worker,) = elastic.mailbox.gather(1)
+        assert worker["world"] == "1"
+        assert lives(0)
+        let_succeed([worker])
+        assert finish(other).code == 0
+        assert not lives(WAIT)
+
+
+def test_a_master_that_is_killed_is_started_again_and_the_round_goes_on(job: Callable[..., Job]) -> None:
+    two = job("--nnodes=2")
+    nodes = [two.node() for _ in range(2)]
+    workers = two.mailbox.gather(2)
+    (master,) = two.masters()
+    master.kill()
+    for node in nodes:
+        said = read_until(node, "is back")
+        assert said.count("lost the master") == 1
+        assert f"lost the master at {two.endpoint}; the workers train on\n" in said
+    (successor,) = two.masters()
+    assert successor.pid != master.pid
+    with following(successor) as lives:
+        assert [psutil.Process(worker["pid"]).is_running() for worker in workers] == [True, True]
+        let_succeed(workers)
+        assert [finish(node).code for node in nodes] == [0, 0]
+        assert two.mailbox.pending() == []
+        assert not lives(WAIT)
+
+
+def test_two_tokens_are_told_apart_and_never_shown(job: Callable[..., Job]) -> None:
+    alone = job("--nnodes=1:2", "--rdzv-conf=last_call_timeout=0.1")
+    host = alone.node(env={"DLROVER_RDZV_TOKEN": "right-secret"})
+    workers = alone.mailbox.gather(1)
+    stranger = finish(alone.node(env={"DLROVER_RDZV_TOKEN": "wrong-secret"}))
+    assert stranger.code not in (0, 1)
+    assert f"the master at {alone.endpoint} does not know this job's token" in stranger.err
+    (master,) = alone.masters()
+    for process in [master, *psutil.Process(host.pid).children(recursive=True)]:
+        assert "secret" not in " ".join([*process.cmdline(), *process.environ().values()])
+    let_succeed(workers)
+    ended = finish(host)
+    assert ended.code == 0
+    assert "secret" not in ended.err + stranger.err
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with the openssl command")
+def test_nodes_meet_over_tls_and_one_without_a_certificate_stays_out(
+    job: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    files = certificates(tmp_path_factory.mktemp("tls"))
+    tls = f"tls_ca={files}/ca.pem,tls_cert={files}/node.pem,tls_key={files}/node.key"
+    two = job("--nnodes=2")
+    nodes = [two.node(f"--rdzv-conf={tls}")]
+    read_until(nodes[0], "waiting")
+    stranger = finish(two.node(f"--rdzv-conf=is_host=false,tls_ca={files}/ca.pem,join_timeout=1"))
+    assert stranger.code != 0
+    assert f"no master was found at {two.endpoint}" in stranger.err
+    nodes.append(two.node(f"--rdzv-conf={tls}"))
+    let_succeed(two.mailbox.gather(2))
+    assert [finish(node).code for node in nodes] == [0, 0]
+
+
+def certificates(directory: Path) -> Path:
+    """An authority, and a certificate of its for 127.0.0.1."""
+
+    def openssl(*args: str) -> None:
+        subprocess.run(["openssl", *args], cwd=directory, check=True, capture_output=True)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=authority")
+    openssl("req", *key, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node")
+    (directory / "names").write_text("subjectAltName=IP:127.0.0.1")
+    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
+    openssl("x509", "-req", "-in", "node.csr", *signing, "-days", "2", "-out", "node.pem")
+    return directory
+
+
+class Outcome(NamedTuple):
+    """How many masters a node started, why it could not, and what it said."""
+
+    started: int
+    problem: str | None
+    said: list[str]
+
+
+def host_alone(spec: MasterSpec) -> Outcome:
+    """Have a node look once whether it has to start a master, and kill what it started."""
+
+    async def look() -> Outcome:
+        said: list[str] = []
+        host = Hosting(spec, said.append)
+        await host.ensure(await look_up(spec.host, spec.port))
+        pids = tuple(host.pids)
+        with watched(*pids) as pidfds:
+            kill_leftovers(pidfds)
+            assert still_alive(pidfds, WAIT) == 0
+        return Outcome(len(pids), host.problem, said)
+
+    return asyncio.run(look())
+
+
+def test_where_somebody_listens_nothing_is_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        outcome = host_alone(MasterSpec("127.0.0.1", server.getsockname()[1], is_host=True))
+    assert outcome == (0, None, [])
+
+
+@pytest.mark.parametrize("is_host", [None, False])
+def test_a_node_that_is_not_the_host_starts_nothing(free_port: int, is_host: bool | None) -> None:
+    place = "192.0.2.1" if is_host is None else "127.0.0.1"
+    outcome = host_alone(MasterSpec(place, free_port, is_host=is_host))
+    assert outcome == (0, None, [])
+
+
+def test_a_host_that_has_not_the_address_says_what_to_do(free_port: int) -> None:
+    started, problem, said = host_alone(MasterSpec("192.0.2.1", free_port, is_host=True))
+    assert (started, said) == (0, [problem])
+    assert "192.0.2.1 is no address of this machine" in said[0]
+    assert "bind=" in said[0]
+
+
+def test_a_bind_address_takes_the_place_of_the_endpoints_own(free_port: int) -> None:
+    started, problem, said = host_alone(MasterSpec("192.0.2.1", free_port, is_host=True, bind="127.0.0.1"))
+    assert (started, problem, said) == (1, None, [])
+
+
+def test_why_a_master_cannot_start_is_told_once(free_port: int, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    _, problem, said = host_alone(MasterSpec("127.0.0.1", free_port, state_dir=str(tmp_path / "file")))
+    assert said == [problem]
+    assert said[0].startswith("no master can be started on this node: ")
+    assert str(tmp_path / "file") in said[0]
+
+
+def test_a_master_that_never_says_that_it_listens_is_killed(
+    free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hosting, "READY_TIMEOUT", 0.5)
+    (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+
+    async def look() -> None:
+        said: list[str] = []
+        host = Hosting(MasterSpec("127.0.0.1", free_port), said.append)
+        await host.ensure(await look_up("127.0.0.1", free_port))
+        with watched(*host.pids) as pidfds:
+            assert still_alive(pidfds, WAIT) == 0
+        assert said == ["no master can be started on this node: it did not listen within 0.5 s and was killed"]
+
+    asyncio.run(look())
+
+
+def test_a_listener_that_all_can_reach_and_nothing_protects_is_warned_of(free_port: int) -> None:
+    said = host_alone(MasterSpec("127.0.0.1", free_port, bind="0.0.0.0")).said
+    assert [line for line in said if line.startswith("warning: the master listens on 0.0.0.0:")] == said != []
+    said = host_alone(MasterSpec("127.0.0.1", free_port, bind="0.0.0.0", token="secret")).said
+    assert said == []
+
+
+def test_addresses_of_this_machine_are_known() -> None:
+    async def look() -> None:
+        (loopback,) = await look_up("127.0.0.1", 29400)
+        (elsewhere,) = await look_up("192.0.2.1", 29400)
+        assert is_own(loopback)
+        assert not is_own(elsewhere)
+        assert route_source(loopback) == "127.0.0.1"
+        assert {str(address) for address in await look_up("localhost", 1)} <= {"127.0.0.1:1", "[::1]:1"}
+
+    asyncio.run(look())
