@@ -17,6 +17,10 @@ A stop of the process is seen as up to this much shorter than it was, so this is
 TOLERANCE = 0.02
 """Seconds by which a beat may be late without anybody's patience being lengthened: a busy moment of the loop."""
 
+LOOK_MARGIN = 0.001
+"""Seconds after the limit at which to look, so that rounding never makes a look too early and the next one due at
+once."""
+
 Who = TypeVar("Who", bound=Hashable)
 
 
@@ -70,6 +74,6 @@ class Silence(Generic[Who]):
         return found
 
     def next_look(self) -> float | None:
-        """The earliest time at which somebody can be over the limit; None when nobody is expected."""
+        """The time from which on somebody may be over the limit; None when nobody is expected."""
         first = next(iter(self._heard.values()), None)
-        return None if first is None else first + self._excused + self._limit
+        return None if first is None else first + self._excused + self._limit + LOOK_MARGIN

@@ -1,0 +1,366 @@
+"""One job of a master in virtual time: silence, lateness, what is held back, what is told, when it is forgotten."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from master_node import FAST, status
+
+from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
+from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus, PlanPhase
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.master.handshake import Refusal
+from dlrover_run.master.job import MAX_EPOCH, RESULT_KEPT, STORE_RETRY, Job
+from dlrover_run.master.journal import Journal
+from dlrover_run.master.notice import differences
+from dlrover_run.master.silence import BEAT, TOLERANCE, Punctuality, Silence
+from dlrover_run.wire.messages import Refused
+
+
+class Line:
+    """Stands for a stream: remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Assignment] = []
+        self.last_word: Refused | None = None
+
+    def tell(self, wanted: Assignment) -> None:
+        self.told.append(wanted)
+
+    def end(self, last_word: Refused | None) -> None:
+        self.last_word = last_word
+
+
+class Bed:
+    """A job whose clock only moves when it is told to."""
+
+    def __init__(self, rules: Rules = FAST, directory: Path | None = None, epoch: int = 5, now: float = 0.0) -> None:
+        self.now = now
+        self.said: list[str] = []
+        self.rules = rules
+        journal, plan = None, None
+        if directory is not None:
+            journal = Journal(directory, "job")
+            story = journal.take_over(rules, epoch)
+            rules, epoch, plan = story.header.rules, story.header.epoch, story.plan
+        self.job = Job("job", Coordinator(rules, now, epoch, plan), journal, now, self.said.append)
+        self.lines: dict[str, Line] = {}
+        self.statuses: dict[str, NodeStatus] = {}
+
+    def join(self, *names: str, rules: Rules | None = None, **fields: object) -> None:
+        for name in names:
+            line = Line()
+            self.job.admit(line, status(name, **fields), rules or self.rules, self.now)
+            self.lines[name], self.statuses[name] = line, status(name, **fields)
+        self.job.settle(self.now)
+
+    def say(self, name: str, **fields: object) -> bool:
+        self.statuses[name] = msgspec.structs.replace(self.statuses[name], **fields)
+        news = self.job.hear(self.lines[name], self.statuses[name], self.now)
+        if news:
+            self.job.settle(self.now)
+        return news
+
+    def take_seats(self) -> None:
+        """Every node says that it trains in the round that it was told of."""
+        for name, line in self.lines.items():
+            wanted = line.told[-1]
+            self.say(name, phase=NodePhase.RUNNING, seat=wanted.seat, heard=wanted.key, epoch=wanted.epoch)
+
+    def cut(self, name: str) -> None:
+        self.job.part(self.lines[name], self.statuses[name].key, self.now)
+        self.job.settle(self.now)
+
+    def until(self, now: float) -> None:
+        """Let time pass, and wake the job whenever it asked for that."""
+        while (time := self.job.wake_at()) is not None and time <= now and not self.job.forgettable(self.now):
+            assert time >= self.now, "a job that asks to be woken in the past would never sleep"
+            self.now = time
+            self.job.settle(time)
+        self.now = now
+
+    def phase(self, name: str) -> PlanPhase:
+        return self.lines[name].told[-1].phase
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """A disk that is full while the list says so."""
+    full = [False]
+    write = os.write
+
+    def maybe(fd: int, data: bytes) -> int:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", maybe)
+    return full
+
+
+def test_who_is_silent_is_found_in_the_order_of_their_silence() -> None:
+    silence: Silence[str] = Silence(9.0)
+    silence.heard("a", 0.0)
+    silence.heard("b", 1.0)
+    silence.heard("c", 2.0)
+    silence.heard("a", 5.0)
+    assert silence.next_look() == pytest.approx(10.0, abs=0.01)
+    assert silence.over_limit(10.0) == []
+    assert silence.over_limit(11.5) == ["b", "c"]
+    silence.forget("b")
+    silence.forget("c")
+    assert silence.next_look() == pytest.approx(14.0, abs=0.01)
+    silence.forget("a")
+    assert silence.next_look() is None
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 5), st.sampled_from("abc"), st.floats(0, 30)), max_size=30))
+def test_excused_time_is_no_silence(events: list[tuple[float, str, float]]) -> None:
+    silence: Silence[str] = Silence(9.0)
+    now, excused, heard = 0.0, 0.0, {}
+    for pause, who, late in events:
+        now += pause + late
+        silence.excuse(late)
+        excused += late
+        silence.heard(who, now)
+        heard[who] = now - excused
+        now += 6
+        expected = {name for name, time in heard.items() if now - excused - time > 9.0 + 1e-6}
+        assert expected <= set(silence.over_limit(now)) <= {n for n, t in heard.items() if now - excused - t > 9 - 1e-6}
+
+
+@given(st.lists(st.floats(0, 40), min_size=1, max_size=30))
+def test_lateness_is_found_whole_but_for_one_beat(stops: list[float]) -> None:
+    punctuality, now = Punctuality(100.0), 100.0
+    for stop in stops:
+        # The owner is on time until some moment, and wakes up a stop later.
+        now = punctuality.next_beat - BEAT / 3
+        assert punctuality.late(now) == 0.0
+        now += stop
+        found = punctuality.late(now)
+        assert stop - BEAT / 3 - TOLERANCE <= found <= stop
+        assert punctuality.late(now) == 0.0
+        assert punctuality.next_beat > now
+
+
+def test_a_node_that_says_nothing_is_lost_and_the_others_go_on() -> None:
+    bed = Bed(Rules(least=1, most=2, lost_after=1.0))
+    bed.join("a", "b")
+    bed.take_seats()
+    for _ in range(4):
+        bed.until(bed.now + 3.0)
+        bed.say("a")
+    assert "no sign of life from host-b for 9 s" in bed.said[1]
+    assert bed.lines["b"].last_word is not None
+    assert bed.lines["b"].last_word.retry
+    last = bed.lines["a"].told[-1]
+    assert (last.key.number, last.seat and last.seat.nodes, last.reason) == (2, 1, "host-b was lost")
+
+
+def test_a_master_that_was_asleep_accuses_nobody() -> None:
+    bed = Bed(Rules(least=1, most=3, lost_after=1.0))
+    bed.join("a", "b", "c")
+    bed.take_seats()
+    bed.cut("c")
+    bed.now += 30.0
+    bed.job.excuse(30.0)
+    bed.job.settle(bed.now)
+    assert bed.lines["a"].told[-1].key.number == 1
+    # What is left of the grace is left of it afterwards.
+    bed.until(bed.now + 1.1)
+    assert bed.lines["a"].told[-1].reason == "host-c was lost"
+
+
+def test_every_report_is_answered_and_a_decision_is_told_to_those_whom_it_changes() -> None:
+    bed = Bed()
+    bed.join("a", "b")
+    assert [len(bed.lines[name].told) for name in "ab"] == [1, 1], "both joined before anything was decided"
+    bed.take_seats()
+    assert not bed.say("b")
+    assert [len(bed.lines[name].told) for name in "ab"] == [2, 3]
+
+
+def test_waiting_nodes_hear_of_newcomers_once_a_second_at_most() -> None:
+    bed = Bed(Rules(least=50, most=50))
+    for number in range(40):
+        bed.join(f"n{number}")
+        bed.until(bed.now + 0.1)
+    told = bed.lines["n0"].told
+    bed.until(bed.now + 1.0)
+    assert 4 <= len(told) <= 6
+    assert told[-1].waiting is not None
+    assert told[-1].waiting.text.startswith("40 nodes of 50 are here")
+
+
+def test_the_time_that_is_left_runs_on_from_answer_to_answer() -> None:
+    bed = Bed(Rules(least=2, most=2, join_timeout=100.0, keep_alive_interval=30.0))
+    bed.join("a")
+    first = bed.lines["a"].told[-1].waiting
+    bed.until(30.0)
+    bed.say("a")
+    second = bed.lines["a"].told[-1].waiting
+    assert first is not None
+    assert second is not None
+    assert (first.seconds, second.seconds) == (100.0, 70.0)
+
+
+def test_no_one_is_told_of_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list[bool]) -> None:
+    bed = Bed(directory=tmp_path)
+    bed.join("a")
+    disk[0] = True
+    bed.join("b")
+    assert all(line.told[-1].seat is None for line in bed.lines.values())
+    assert "No space left on device" in bed.said[-1]
+    bed.until(STORE_RETRY * 5.5)
+    bed.say("a")
+    waiting = bed.lines["a"].told[-1].waiting
+    assert waiting is not None
+    assert waiting.text.startswith("the master cannot write")
+    assert len(bed.said) == 1, "the same trouble is told once"
+    disk[0] = False
+    bed.until(STORE_RETRY * 6.5)
+    assert all(line.told[-1].key.number == 1 for line in bed.lines.values())
+    assert bed.said[1:] == [
+        "job 'job': the journal is written again",
+        "job 'job': round 1 with 2 nodes: 2 nodes are here",
+    ]
+    assert Bed(directory=tmp_path).job._coordinator.plan.key.number == 1
+
+
+def test_the_round_goes_on_while_its_end_cannot_be_stored(tmp_path: Path, disk: list[bool]) -> None:
+    bed = Bed(Rules(least=1, most=2, lost_after=1.0), tmp_path)
+    bed.join("a", "b")
+    bed.take_seats()
+    disk[0] = True
+    bed.cut("b")
+    bed.until(2.0)
+    bed.say("a")
+    assert bed.lines["a"].told[-1].key.number == 1
+    assert bed.lines["a"].told[-1].seat is not None
+    disk[0] = False
+    bed.until(4.0)
+    assert bed.lines["a"].told[-1].key.number == 2
+
+
+def test_a_successor_waits_for_the_nodes_before_it_calls_any_of_them_lost(tmp_path: Path) -> None:
+    before = Bed(Rules(least=1, most=2, lost_after=1.0), tmp_path)
+    before.join("a", "b")
+    before.take_seats()
+    after = Bed(Rules(), tmp_path, now=1000.0)
+    after.job.admit(line := Line(), before.statuses["a"], before.rules, after.now)
+    after.job.settle(after.now)
+    after.until(after.now + RETURN_GRACE - 0.1)
+    assert line.told[-1].key == before.statuses["a"].heard
+    assert line.told[-1].epoch > before.statuses["a"].epoch
+    obedient = msgspec.structs.replace(before.statuses["a"], epoch=line.told[-1].epoch)
+    after.job.hear(line, obedient, after.now)
+    after.until(after.now + 0.2)
+    assert (line.told[-1].key.number, line.told[-1].reason) == (2, "host-b was lost")
+
+
+def test_a_node_that_obeys_a_later_master_makes_this_one_step_down(tmp_path: Path) -> None:
+    bed = Bed(directory=tmp_path)
+    bed.join("a", "b")
+    bed.take_seats()
+    bed.say("a", epoch=MAX_EPOCH)
+    assert bed.job.stepped_down is not None
+    assert not bed.job.replaced
+    assert all(line.last_word is not None and line.last_word.retry for line in bed.lines.values())
+    assert list(tmp_path.iterdir()) == [], "what it had decided is outdated"
+
+
+def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None:
+    bed = Bed(Rules(least=1, most=2, lost_after=1.0))
+    bed.join("a", "b")
+    bed.take_seats()
+    for name in "ab":
+        bed.say(name, phase=NodePhase.SUCCEEDED)
+        if name == "a":
+            bed.cut("a")
+    assert bed.job.over
+    bed.say("b", phase=NodePhase.LEFT)
+    bed.cut("b")
+    assert not bed.job.forgettable(bed.now)
+    with pytest.raises(Refusal, match="has just ended"):
+        bed.join("new")
+    line = Line()
+    bed.job.admit(line, bed.statuses["a"], bed.rules, bed.now)
+    bed.job.settle(bed.now)
+    assert line.told[-1].phase is PlanPhase.FINISHED
+    bed.job.part(line, bed.statuses["a"].key, bed.now)
+    assert not bed.job.forgettable(bed.now)
+    bed.until(bed.now + RESULT_KEPT + 1)
+    assert bed.job.forgettable(bed.now)
+
+
+def test_a_job_that_all_have_left_is_forgotten_at_once() -> None:
+    bed = Bed()
+    bed.join("a", "b")
+    bed.take_seats()
+    for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
+        for name in "ab":
+            bed.say(name, phase=phase)
+    assert bed.phase("a") is PlanPhase.FINISHED
+    bed.cut("a")
+    assert not bed.job.forgettable(bed.now)
+    bed.cut("b")
+    assert bed.job.forgettable(bed.now)
+
+
+def test_a_job_that_never_began_is_forgotten_with_its_last_node() -> None:
+    bed = Bed(Rules(least=2, most=2, lost_after=1.0))
+    bed.join("a")
+    bed.cut("a")
+    assert not bed.job.forgettable(bed.now), "it may be back in a moment"
+    bed.until(1.5)
+    assert bed.job.forgettable(bed.now)
+
+
+def test_a_job_whose_nodes_are_all_gone_fails_when_its_time_is_up() -> None:
+    bed = Bed(Rules(least=2, most=2, pend_timeout=100.0))
+    bed.join("a", "b")
+    bed.take_seats()
+    bed.cut("a")
+    bed.cut("b")
+    bed.until(99.0)
+    assert not bed.job.forgettable(bed.now)
+    bed.until(110.0 + RESULT_KEPT)
+    assert bed.job.forgettable(bed.now)
+    assert "failed: host-a and host-b were lost" in bed.said[-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"epoch": MAX_EPOCH + 1}, "an epoch that no master has"), ({"epoch": -1}, "an epoch that no master has")],
+)
+def test_numbers_that_no_node_says_are_refused(fields: dict[str, object], words: str) -> None:
+    bed = Bed()
+    with pytest.raises(Refusal, match=words):
+        bed.join("a", **fields)
+    bed.join("a")
+    with pytest.raises(Refusal, match=words):
+        bed.say("a", **fields)
+
+
+def test_a_seat_in_a_round_of_a_million_nodes_is_refused() -> None:
+    bed = Bed()
+    bed.join("a", "b")
+    seat = bed.lines["a"].told[-1].seat
+    assert seat is not None
+    for wrong in ({"nodes": 1_000_000}, {"node_rank": 2}):
+        with pytest.raises(Refusal, match="a seat that no round has"):
+            bed.say("a", seat=msgspec.structs.replace(seat, **wrong))
+
+
+def test_the_notice_names_what_differs() -> None:
+    assert differences(Rules(most=4), Rules(most=4)) == ""
+    assert differences(Rules(most=4, max_restarts=3), Rules(most=2)) == (
+        "the rules of the job's first node hold: --nnodes (most) is 4, not 2; --max-restarts is 3, not 0"
+    )
