@@ -1,0 +1,208 @@
+"""An agent in a process of its own, before a board that answers each of its statuses as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlrover_run.agent.loop import Agent
+from dlrover_run.agent.verdict import Verdict
+from dlrover_run.console.voice import Voice
+from dlrover_run.coordination.records import (
+    Assignment,
+    Failure,
+    NodePhase,
+    NodeStatus,
+    PlanPhase,
+    RoundKey,
+    Seat,
+    Waiting,
+)
+from dlrover_run.descent import guard, lineage
+from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.streams import create_run_dir
+from dlrover_run.spec import Entrypoint, JobSpec
+
+PATIENCE = 60.0
+"""Seconds that an agent may take before its test counts as hung."""
+
+
+def seat(number: int = 1, **more: Any) -> Seat:
+    """This node's place in a round: alone, unless more is said."""
+    fields: dict[str, Any] = {
+        "key": RoundKey(1, number),
+        "restart_count": 0,
+        "node_rank": 0,
+        "nodes": 1,
+        "workers": 1,
+        "first_rank": 0,
+        "world_size": 1,
+        "role_first_rank": 0,
+        "role_world_size": 1,
+        "store_address": "127.0.0.1",
+        "store_port": 0,
+    }
+    return Seat(**{**fields, **more})
+
+
+def training(place: Seat | None, number: int | None = None, **more: Any) -> Assignment:
+    """The word that a round trains, in which the node has that place or none."""
+    key = place.key if place is not None else RoundKey(1, number or 1)
+    restarts = place.restart_count if place is not None else 0
+    fields = {"epoch": 1, "phase": PlanPhase.TRAINING, "key": key, "restart_count": restarts, "reason": "because"}
+    return Assignment(**{**fields, "seat": place, **more})  # type: ignore[arg-type]
+
+
+def gathering(number: int, text: str = "1 of 2 nodes is here: a") -> Assignment:
+    """The word that others are waited for, after that round."""
+    return Assignment(epoch=1, key=RoundKey(1, number), reason="node-b was lost", waiting=Waiting(text, 30.0))
+
+
+def over(phase: PlanPhase, number: int = 1, failure: Failure | None = None, reason: str = "") -> Assignment:
+    """The word that the job has ended."""
+    said = reason or (str(failure) if failure else "every worker succeeded")
+    return Assignment(epoch=1, phase=phase, key=RoundKey(1, number), failure=failure, reason=said)
+
+
+FINISHED = over(PlanPhase.FINISHED)
+
+Answer = Assignment | str | Callable[[], Any] | None
+
+
+def phase(wanted: NodePhase) -> Callable[[NodeStatus], bool]:
+    """Whether a status is of that phase."""
+    return lambda status: status.phase is wanted
+
+
+class ScriptedBoard:
+    """Goes through its script: once a status is as the next step waits for, the answer becomes the assignment.
+
+    A text is a problem instead, and a function is called for the answer.
+    """
+
+    def __init__(self, steps: Sequence[tuple[Callable[[NodeStatus], bool], Answer]], listener: Callable[[], None]):
+        self.assignment = Assignment()
+        self.problem: str | None = None
+        self.pids: set[int] = set()
+        self.statuses: list[NodeStatus] = []
+        self._steps = list(steps)
+        self._listener = listener
+
+    def publish(self, status: NodeStatus) -> None:
+        if self.statuses and self.statuses[-1] == status:
+            return
+        self.statuses.append(status)
+        if self._steps and self._steps[0][0](status):
+            answer = self._steps.pop(0)[1]
+            answer = answer() if callable(answer) else answer
+            if isinstance(answer, str):
+                self.problem = answer
+            elif answer is not None:
+                self.assignment = answer
+            self._listener()
+
+    async def close(self) -> None:
+        assert not self._steps, f"{len(self._steps)} steps were not reached; the last status was {self.statuses[-1]}"
+
+
+@dataclass(frozen=True)
+class Played:
+    """What the agent said to the board, in that order, what it printed, and its verdict."""
+
+    statuses: list[NodeStatus]
+    verdict: Verdict
+    said: str
+
+    @property
+    def phases(self) -> list[NodePhase]:
+        """The phases in their order, each once."""
+        found: list[NodePhase] = []
+        for status in self.statuses:
+            if not found or found[-1] is not status.phase:
+                found.append(status.phase)
+        return found
+
+
+@dataclass
+class Play:
+    """An agent whose workers run `shell` with /bin/sh in the test's directory, and the steps of its board's script."""
+
+    directory: Path
+    shell: str
+    steps: list[tuple[Callable[[NodeStatus], bool], Answer]] = field(default_factory=list)
+    spec: dict[str, Any] = field(default_factory=dict)
+    lifelines: Sequence[int] = ()
+
+    def on(self, wanted: NodePhase | Callable[[NodeStatus], bool], answer: Answer = None) -> Play:
+        """The next step: what the board answers once the agent has said that."""
+        self.steps.append((phase(wanted) if isinstance(wanted, NodePhase) else wanted, answer))
+        return self
+
+    def run(self) -> Played:
+        """Play it in a child, so that the agent's signals and sweeps are none of this process's business."""
+        reader, writer = os.pipe()
+        console = os.open(self.directory / "console", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.close(reader)
+                told = self._act(console)
+                with open(writer, "wb") as out:
+                    pickle.dump(told, out)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(writer)
+        os.close(console)
+        with open(reader, "rb") as answer:
+            data = answer.read()
+        os.waitpid(child, 0)
+        assert data, "the agent failed; its traceback is above"
+        statuses, verdict = pickle.loads(data)
+        return Played(statuses, verdict, (self.directory / "console").read_text())
+
+    def _act(self, console: int) -> tuple[list[NodeStatus], Verdict]:
+        os.setsid()
+        os.chdir(self.directory)
+        lineage.become_subreaper()
+        spec = JobSpec(
+            **{
+                "entrypoint": Entrypoint("program", "/bin/sh", ("-c", self.shell)),
+                "run_id": "job",
+                "backend": "master",
+                "shutdown_timeout": PATIENCE,
+                **self.spec,
+            }
+        )
+        guard.block(spec.signals)
+        relay = Relay.start((console, console))
+        signal.alarm(int(PATIENCE))
+        return asyncio.run(self._play(spec, relay))
+
+    async def _play(self, spec: JobSpec, relay: Relay) -> tuple[list[NodeStatus], Verdict]:
+        voice = Voice(relay.say, lambda: None)
+        relay.attach(voice.say)
+        boards: list[ScriptedBoard] = []
+
+        def open_board(listener: Callable[[], None]) -> ScriptedBoard:
+            boards.append(ScriptedBoard(self.steps, listener))
+            return boards[0]
+
+        agent = Agent(spec, create_run_dir(spec.logs, spec.run_id), relay, self.lifelines, voice, open_board)
+        verdict = await agent.run()
+        await relay.drain()
+        await relay.close()
+        lineage.end_children()
+        return boards[0].statuses, verdict

@@ -1,0 +1,356 @@
+"""The agent of a job of several nodes: what it says and does, word by word, before a board that the test speaks for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_agent import FINISHED, Answer, Play, gathering, over, seat, training
+
+from dlrover_run import exit_codes
+from dlrover_run.agent.verdict import Ending, judge
+from dlrover_run.agent.work_evidence import store_clients
+from dlrover_run.coordination.records import MAX_TRACE, Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
+from dlrover_run.failures.outcome import WorkerEnd
+
+WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED
+FAILED, LEAVING, LEFT = NodePhase.FAILED, NodePhase.LEAVING, NodePhase.LEFT
+
+UNTIL_RELEASED = "echo x >> started; echo x > up; read word < gate"
+"""A worker that says when it is up, and ends well as soon as something is written to the gate."""
+
+STUBBORN = "trap : TERM; echo x > up; until read word < gate; do :; done"
+"""The same, but it goes on after a SIGTERM."""
+
+ELSEWHERE = Failure(3, "node-b", "raised ValueError: x", trace="Traceback (most recent call last):\nValueError: x")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Path:
+    for name in ("gate", "up"):
+        os.mkfifo(tmp_path / name)
+    return tmp_path
+
+
+def release(stage: Path) -> None:
+    (stage / "gate").write_text("go\n")
+
+
+def when_up(stage: Path, answer: Answer) -> Callable[[], Answer]:
+    """The answer, but not before the worker that has been started is up."""
+
+    def wait() -> Answer:
+        (stage / "up").read_text()
+        return answer() if callable(answer) else answer
+
+    return wait
+
+
+def starts(stage: Path) -> int:
+    return len((stage / "started").read_text().splitlines())
+
+
+def test_the_same_seat_told_by_another_coordinator_leaves_the_workers_alone(stage: Path) -> None:
+    successor = training(seat(store_port=7), epoch=5)
+
+    def obeys(status: NodeStatus) -> bool:
+        return status.epoch == 5 and status.phase is RUNNING
+
+    play = Play(stage, UNTIL_RELEASED).on(WAITING, training(seat(store_port=7))).on(RUNNING, when_up(stage, successor))
+    played = play.on(obeys, lambda: release(stage)).on(SUCCEEDED, FINISHED).run()
+    assert played.phases == [WAITING, RUNNING, SUCCEEDED, LEFT]
+    assert starts(stage) == 1
+    assert played.verdict.exit_code == 0
+
+
+def test_a_node_that_loses_its_seat_stops_its_workers_and_starts_new_ones_with_the_next(stage: Path) -> None:
+    def second(status: NodeStatus) -> bool:
+        return status.phase is RUNNING and status.in_round(RoundKey(1, 2))
+
+    play = Play(stage, UNTIL_RELEASED).on(WAITING, training(seat())).on(RUNNING, when_up(stage, gathering(1)))
+    play.on(WAITING, training(seat(2), reason="node-b was lost")).on(second, when_up(stage, lambda: release(stage)))
+    played = play.on(SUCCEEDED, over(PlanPhase.FINISHED, 2)).run()
+    assert played.phases == [WAITING, RUNNING, WAITING, RUNNING, SUCCEEDED, LEFT]
+    without = [status for status in played.statuses if status.phase is WAITING and status.seat is None]
+    assert [status.heard.number for status in without] == [0, 1]
+    assert "dlrover-run: round 2 with 1 node after" in played.said
+    assert ": node-b was lost\n" in played.said
+    assert "restart" not in played.said.replace("restart_count=0", "")
+    assert starts(stage) == 2
+
+
+def test_a_word_that_comes_while_workers_end_is_answered_before_they_have(stage: Path) -> None:
+    """The coordinator may need the answer for the next round; a worker's grace can be half a minute."""
+
+    def heard(status: NodeStatus) -> bool:
+        return status.heard.number == 3
+
+    def released() -> Assignment:
+        release(stage)
+        return FINISHED
+
+    play = Play(stage, STUBBORN).on(WAITING, training(seat())).on(RUNNING, when_up(stage, gathering(1)))
+    played = play.on(WAITING, training(None, 3)).on(heard, released).run()
+    assert played.verdict.ends[0].code == 0, "it was released, and not killed after its grace"
+
+
+def test_each_round_says_what_it_gave_in_torchs_words(stage: Path) -> None:
+    place = seat(
+        4,
+        restart_count=2,
+        node_rank=1,
+        nodes=3,
+        workers=2,
+        first_rank=2,
+        world_size=6,
+        role_first_rank=1,
+        role_world_size=5,
+        store_address="node-a",
+        store_port=1234,
+    )
+    play = Play(stage, "exit 0", spec={"workers_per_node": 2}).on(WAITING, training(place))
+    said = play.on(SUCCEEDED, over(PlanPhase.FINISHED, 4)).run().said
+    assert said == (
+        "dlrover-run: Rendezvous complete for workers. Result:\n"
+        "  restart_count=2\n"
+        "  master_addr=node-a\n"
+        "  master_port=1234\n"
+        "  group_rank=1\n"
+        "  group_world_size=3\n"
+        "  local_ranks=[0, 1]\n"
+        "  role_ranks=[1, 2]\n"
+        "  global_ranks=[2, 3]\n"
+        "  role_world_sizes=[5, 5]\n"
+        "  global_world_sizes=[6, 6]\n"
+        "  event_log_handler=null\n"
+    )
+
+
+def test_the_environment_follows_the_seat(stage: Path) -> None:
+    names = ("RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
+    more = ("NODE_NUM", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT")
+    shell = "printf '%s ' " + " ".join(f"${name}" for name in (*names, *more)) + "> environment"
+    place = seat(
+        4,
+        restart_count=2,
+        node_rank=1,
+        nodes=3,
+        first_rank=4,
+        world_size=6,
+        role_first_rank=1,
+        role_world_size=5,
+        store_address="node-a",
+    )
+    Play(stage, shell).on(WAITING, training(place)).on(SUCCEEDED, over(PlanPhase.FINISHED, 4)).run()
+    assert (stage / "environment").read_text().split() == ["4", "1", "5", "6", "1", "3", "1", "3", "node-a", "2"]
+
+
+class TestFailures:
+    """What the other nodes are told of a failure."""
+
+    RAISE = "echo 'Traceback (most recent call last):' >&2; echo '  File x' >&2; echo 'ValueError: x' >&2; exit 1"
+    LOST = "echo 'Traceback (most recent call last):' >&2; echo 'RuntimeError: Connection closed by peer' >&2; exit 1"
+
+    def test_it_is_told_once_and_with_its_traceback(self, stage: Path) -> None:
+        place = seat(first_rank=2, world_size=3, nodes=2, node_rank=1)
+        play = Play(stage, self.RAISE).on(WAITING, training(place))
+        played = play.on(FAILED, lambda: over(PlanPhase.FAILED, failure=ELSEWHERE)).run()
+        told = [status for status in played.statuses if status.phase is FAILED]
+        assert len({status.failure for status in told}) == 1
+        failure = told[0].failure
+        assert failure is not None
+        assert (failure.rank, failure.what, failure.lost_peer) == (2, "raised ValueError: x", False)
+        assert failure.trace == "Traceback (most recent call last):\n  File x\nValueError: x"
+
+    def test_a_lost_peer_is_told_as_such_until_a_worker_fails_of_itself(self, stage: Path) -> None:
+        shell = f"[ $LOCAL_RANK = 0 ] && {{ {self.LOST}; }}; read word < gate; exit 3"
+        place = seat(workers=2, world_size=4, nodes=2)
+
+        def is_lost(status: NodeStatus) -> bool:
+            return status.failure is not None and status.failure.lost_peer
+
+        def is_own(status: NodeStatus) -> bool:
+            return status.failure is not None and not status.failure.lost_peer
+
+        play = Play(stage, shell, spec={"workers_per_node": 2}).on(WAITING, training(place))
+        play.on(is_lost, lambda: release(stage))
+        own = Failure(1, "here", "exited with code 3")
+        played = play.on(is_own, over(PlanPhase.FAILED, failure=own)).run()
+        assert [f.rank for s in played.statuses if (f := s.failure)] == [0, 1]
+        assert played.verdict.exit_code == 3
+
+    def test_what_is_too_long_is_clipped_to_what_may_travel(self, stage: Path) -> None:
+        lines = "i=0; while [ $i -lt 900 ]; do echo '  File deep' $i >&2; i=$((i+1)); done"
+        shell = f"echo 'Traceback (most recent call last):' >&2; {lines}; echo 'ValueError: x' >&2; exit 1"
+        played = Play(stage, shell).on(WAITING, training(seat())).on(FAILED, FINISHED).run()
+        failure = next(s.failure for s in played.statuses if s.failure)
+        assert len(failure.trace) == MAX_TRACE
+        assert failure.trace.startswith("Traceback (most recent call last):\n")
+        assert failure.trace.endswith("File deep 899\nValueError: x")
+
+    @pytest.mark.parametrize(("mark", "got_to_work"), [("printf 1 > $DLROVER_CHECKPOINT_MARK;", True), ("", False)])
+    def test_a_checkpoint_is_evidence_of_work(self, stage: Path, mark: str, got_to_work: bool) -> None:
+        played = Play(stage, f"{mark} exit 3").on(WAITING, training(seat())).on(FAILED, FINISHED).run()
+        assert [s.met for s in played.statuses if s.phase is FAILED] == [got_to_work]
+
+    def test_workers_that_cannot_be_started_are_a_failure_of_this_node(self, stage: Path) -> None:
+        from dlrover_run.spec import Entrypoint
+
+        missing = {"entrypoint": Entrypoint("program", "/nowhere/at-all")}
+        place = seat(2, node_rank=1, nodes=2, first_rank=3, world_size=4)
+        played = Play(stage, "", spec=missing).on(WAITING, training(place)).run()
+        last = played.statuses[-1]
+        assert (last.phase, last.failure and last.failure.rank) == (LEFT, 3)
+        assert "could not be started: " in str(last.failure)
+        assert played.verdict.exit_code == exit_codes.CANNOT_START
+
+
+class TestLeaving:
+    """A node that is asked to go, or has to."""
+
+    def terminate(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def test_it_says_so_while_its_workers_have_their_grace(self, stage: Path) -> None:
+        looks = "trap '[ -e said ] && exit 7' TERM; echo x > up; until read word < gate; do :; done"
+        play = Play(stage, looks).on(WAITING, training(seat())).on(RUNNING, when_up(stage, self.terminate))
+        played = play.on(LEAVING, (stage / "said").touch).run()
+        assert played.phases == [WAITING, RUNNING, LEAVING, LEFT]
+        assert played.verdict.ends[0].code == 7
+        assert played.verdict.exit_code == 128 + signal.SIGTERM
+
+    def test_nobody_else_begins_anew_when_its_workers_have_succeeded(self, stage: Path) -> None:
+        played = Play(stage, "exit 0").on(WAITING, training(seat())).on(SUCCEEDED, self.terminate).run()
+        assert played.phases == [WAITING, RUNNING, SUCCEEDED]
+        assert played.verdict.exit_code == 128 + signal.SIGTERM
+
+    def test_the_loss_of_its_guard_kills_and_is_said(self, stage: Path) -> None:
+        # It reads as ended once it has been opened and closed at the other end.
+        os.mkfifo(stage / "guard")
+        guard = os.open(stage / "guard", os.O_RDONLY | os.O_NONBLOCK)
+        play = Play(stage, STUBBORN, lifelines=[guard]).on(WAITING, training(seat()))
+        played = play.on(RUNNING, when_up(stage, lambda: os.close(os.open(stage / "guard", os.O_WRONLY)))).run()
+        os.close(guard)
+        assert played.phases[-2:] == [LEAVING, LEFT]
+        assert played.verdict.ends[0].code == -signal.SIGKILL
+
+
+class TestLosingTheMaster:
+    """A board with a problem has no part in the job for this node."""
+
+    PROBLEM = "the master at a:1 has been away for 600 s"
+
+    def test_running_workers_are_stopped_and_the_code_says_why(self, stage: Path) -> None:
+        played = (
+            Play(stage, UNTIL_RELEASED).on(WAITING, training(seat())).on(RUNNING, when_up(stage, self.PROBLEM)).run()
+        )
+        assert (played.verdict.exit_code, played.verdict.error) == (exit_codes.CANNOT_JOIN, self.PROBLEM)
+        assert played.statuses[-1].phase is LEFT
+
+    def test_a_node_that_was_never_taken_in_starts_nothing(self, stage: Path) -> None:
+        played = Play(stage, UNTIL_RELEASED).on(WAITING, self.PROBLEM).run()
+        assert played.verdict.exit_code == exit_codes.CANNOT_JOIN
+        assert not (stage / "started").exists()
+
+    def test_work_that_is_done_is_done(self, stage: Path) -> None:
+        played = Play(stage, "exit 0").on(WAITING, training(seat())).on(SUCCEEDED, self.PROBLEM).run()
+        assert played.verdict.exit_code == 0
+        assert played.verdict.error == f"{self.PROBLEM}; all workers of this node had succeeded by then"
+
+
+def end(rank: int, code: int, after: float = 0.0, **more: Any) -> WorkerEnd:
+    return WorkerEnd(rank=rank, local_rank=rank, pid=100 + rank, code=code, unix_time=1000.0 + after, **more)
+
+
+def ending(**more: Any) -> Ending:
+    fields: dict[str, Any] = {
+        "wanted": FINISHED,
+        "seat": seat(nodes=2, workers=2, world_size=4),
+        "ends": (),
+        "succeeded": False,
+        "results": {},
+        "stopped_by": None,
+        "problem": None,
+        "gave_up": None,
+    }
+    return Ending(**{**fields, **more})
+
+
+class TestVerdicts:
+    """The table of exit codes, and whose failure it was."""
+
+    OWN = Failure(1, "node-a", "exited with code 9")
+
+    def test_the_worker_that_everybody_is_told_of_is_the_root_cause_here_too(self) -> None:
+        ends = (end(0, 7), end(1, 9, 0.5))
+        verdict = judge(ending(wanted=over(PlanPhase.FAILED, failure=self.OWN), ends=ends), compat=False)
+        assert (verdict.exit_code, verdict.root, verdict.failure) == (9, ends[1], None)
+
+    @pytest.mark.parametrize("place", [seat(nodes=2, workers=2, world_size=4), seat(3, nodes=2, world_size=4), None])
+    def test_a_failure_elsewhere_is_answered_as_torchrun_does(self, place: Any) -> None:
+        wanted = over(PlanPhase.FAILED, failure=ELSEWHERE)
+        lost = end(0, 1, stderr_tail="Traceback (most recent call last):\nRuntimeError: Connection closed by peer\n")
+        verdict = judge(ending(wanted=wanted, seat=place, ends=(lost,)), compat=False)
+        assert (verdict.exit_code, verdict.root, verdict.failure) == (exit_codes.PEER_FAILED, None, ELSEWHERE)
+
+    def test_a_rank_of_an_earlier_round_is_not_one_of_ours(self) -> None:
+        verdict = judge(ending(wanted=over(PlanPhase.FAILED, 2, self.OWN), ends=(end(1, 9),)), compat=False)
+        assert (verdict.root, verdict.failure) == (None, self.OWN)
+
+    @pytest.mark.parametrize(("compat", "code"), [(False, exit_codes.TOO_FEW_NODES), (True, 1)])
+    def test_too_few_nodes_have_a_sentence_and_a_code(self, compat: bool, code: int) -> None:
+        wanted = over(PlanPhase.FAILED, reason="waited 600 s for enough nodes: 1 of the 2 nodes is here")
+        verdict = judge(ending(wanted=wanted), compat)
+        assert (verdict.exit_code, verdict.error) == (code, f"the job failed: {wanted.reason}")
+
+    @pytest.mark.parametrize(("compat", "code"), [(False, exit_codes.CANNOT_JOIN), (True, 1)])
+    def test_a_problem_has_a_code(self, compat: bool, code: int) -> None:
+        assert judge(ending(wanted=training(None), problem="refused"), compat).exit_code == code
+
+    def test_why_there_was_no_other_round_is_kept_apart_from_the_failure(self) -> None:
+        failed = over(PlanPhase.FAILED, failure=self.OWN, reason=f"{self.OWN}; 5 rounds in succession failed so")
+        assert judge(ending(wanted=failed), compat=False).why_over == "5 rounds in succession failed so"
+        assert judge(ending(wanted=over(PlanPhase.FAILED, failure=self.OWN)), compat=False).why_over == ""
+
+
+class TestMeeting:
+    """Whether workers have met, from what the kernel shows of connections."""
+
+    HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    STORE = 0x99AF
+
+    def table(self, *lines: str) -> str:
+        return self.HEAD + "".join(f"   {n}: {line} 00000000:00000000 00:00000000\n" for n, line in enumerate(lines))
+
+    def v6(self, *lines: tuple[str, str, str]) -> str:
+        mapped = "0000000000000000FFFF00000100007F"
+        return self.table(*(f"{mapped}:{local} {mapped}:{remote} {state}" for local, remote, state in lines))
+
+    def test_both_ends_of_a_connection_on_one_machine_are_one_client(self) -> None:
+        recorded = self.v6(
+            ("99AF", "834E", "01"), ("99AF", "8356", "01"), ("834E", "99AF", "01"), ("8356", "99AF", "01")
+        )
+        assert len(store_clients([recorded], self.STORE)) == 2
+
+    def test_a_killed_client_is_seen_from_its_own_end(self) -> None:
+        recorded = self.v6(("99AF", "834E", "01"), ("834E", "99AF", "01"), ("8356", "99AF", "06"))
+        assert len(store_clients([recorded], self.STORE)) == 2
+
+    def test_a_killed_store_is_seen_from_its_own_end(self) -> None:
+        recorded = self.v6(("9A7A", "99AF", "08"), ("99AF", "9A7A", "04"), ("99AF", "9A86", "06"))
+        assert len(store_clients([recorded], self.STORE)) == 2
+
+    def test_one_client_in_both_tables_is_one(self) -> None:
+        plain = self.table("0100007F:834E 0100007F:99AF 01")
+        assert len(store_clients([plain, self.v6(("99AF", "834E", "01"))], self.STORE)) == 1
+
+    def test_what_is_no_connection_does_not_count(self) -> None:
+        listening = "00000000000000000000000000000000:99AF 00000000000000000000000000000000:0000 0A"
+        opening = "0100007F:834E 0100007F:99AF 02"
+        accepting = "0100007F:99AF 0100007F:834E 03"
+        other = "0100007F:0016 0100007F:834E 01"
+        assert store_clients([self.table(listening, opening, accepting, other), self.HEAD, ""], self.STORE) == set()
