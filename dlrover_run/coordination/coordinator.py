@@ -64,6 +64,7 @@ class Coordinator:
         self._origin = now - before.clock
         self._present: dict[NodeKey, Presence] = {}
         self._seats = seats(self.plan)
+        self._has_new_epoch = False
         self._wake_at: float | None = None
         self._advanced_at = before.clock
         self._adopting_until: float | None = None
@@ -94,7 +95,7 @@ class Coordinator:
             return False
         self._compare_epochs(status)
         if self._is_fresh:
-            if not any(p.can_train for p in self._present.values()):
+            if not self._present:
                 # The first to come: from now on somebody waits.
                 self.plan = msgspec.structs.replace(self.plan, since=time)
             if self._adopting_until is None and belongs_to_a_round(status):
@@ -129,13 +130,16 @@ class Coordinator:
     def advance(self, now: float) -> bool:
         """Decide; whether the plan has become another one, which must be stored before anybody is told."""
         time = self._job_time(now)
-        before = self.plan
-        if self.superseded or (self._adopting_until is not None and not self._adopt(time)):
-            return False
-        self.plan, self._wake_at = decide(self.rules, self.plan, self._present, time)
         self._advanced_at = time
-        self._forget(time)
-        if self.plan is before:
+        self._wake_at = None
+        if self.superseded:
+            return False
+        before, is_new = self.plan, self._has_new_epoch
+        self._has_new_epoch = False
+        if self._adopting_until is None or self._adopt(time):
+            self.plan, self._wake_at = decide(self.rules, self.plan, self._present, time)
+            self._forget(time)
+        if self.plan is before and not is_new:
             return False
         if (self.plan.key, self.plan.phase) != (before.key, before.phase):
             self._seats = seats(self.plan)
@@ -172,7 +176,9 @@ class Coordinator:
         if status.epoch <= self.plan.epoch:
             return
         if self._is_fresh:
-            # We are the later one, whatever the clock that our epoch came from says.
+            # We are the later one, whatever the clock that our epoch came from says. Unless we have been asleep: that is
+            # found when the plan is stored, for a successor has taken the journal.
+            self._has_new_epoch = True
             self.plan = msgspec.structs.replace(self.plan, epoch=status.epoch + 1 + self.plan.epoch % OWN_EPOCHS)
         else:
             self.superseded = True

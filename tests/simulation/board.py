@@ -34,6 +34,7 @@ class Board:
         self._status: NodeStatus | None = None
         self._stream: Stream | None = None
         self._joined = False
+        self._connected = False
         self._epoch = 0
         self._closing = False
         self._on_closed: Callable[[], None] = lambda: None
@@ -89,10 +90,9 @@ class Board:
         self._attempt += 1
         attempt = self._attempt
         if master is None:
-            self._search.failed()
             self._process.call_later(0.002, self._note_end)
             return
-        stream = self._stream = Stream(self._process.timeline, self._node.link, self._node.place.slowness)
+        stream = self._stream = Stream(self._process.timeline, self._node.link, self._node.place.weather)
         stream.listen(TO_NODE, self._process, lambda message: self._hear(stream, message))
         master.accept(stream)
         assert self._status is not None, "nothing is done before the first status"
@@ -110,7 +110,7 @@ class Board:
         now = self._process.time()
         self._silence.hear(now)
         if isinstance(message, Welcome):
-            self._joined = True
+            self._joined = self._connected = True
             self._search.connected(now)
             self._silence = Silence(self._rules.silence_limit, now)
             # What has become of this node since it said hello.
@@ -154,19 +154,21 @@ class Board:
         if self._stream is not None:
             self._stream.close(TO_MASTER)
         self._stream = None
-        if self._joined:
-            self._joined = False
-            self._search.lost(self._process.time())
-        else:
-            self._search.failed()
+        self._joined = False
 
     def _note_end(self) -> None:
+        now = self._process.time()
+        if self._connected:
+            self._connected = False
+            self._search.lost(now)
+        else:
+            self._search.failed()
         if self._closing:
             self._on_closed()
             return
         if self.assignment.phase in OVER:
             return
-        if self._search.left(self._process.time()) == 0:
+        if self._search.left(now) == 0:
             self._give_up("the master has been away for too long")
         else:
             self._seek()

@@ -139,10 +139,6 @@ class Laws:
             self._charge_times = [time for time in self._charge_times if now < time + window] + [now]
             demand(len(self._charge_times) <= self._rules.max_restarts, "no more restarts in the window than granted")
 
-    def forgetting(self) -> None:
-        """The journal is gone: should another job of that name begin, its rounds are counted anew."""
-        self._numbers.clear()
-
     def taking(self, key: NodeKey, wanted: Assignment) -> None:
         """A node does what a coordinator wants."""
         demand(wanted.epoch >= self._obeyed.get(key, 0), "nobody obeys a coordinator that has a successor")
@@ -161,7 +157,7 @@ class Laws:
         if self._rules.store is None:
             store = (seat.store_address, seat.store_port)
             demand(self._stores.setdefault(store, seat.key) == seat.key, f"two rounds at the store {store}")
-        if self._durable:
+        if self._durable and self.over is None:
             demand(self._numbers.setdefault(seat.key.number, seat.key) == seat.key, "two rounds of one number")
 
     def succeeding(self, key: NodeKey, seat: Seat) -> None:

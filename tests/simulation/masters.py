@@ -122,11 +122,13 @@ class Session:
                 self._master.note(f"hears {message.status.node_id} join")
                 job, welcome = jobs.join(JOB, self, message)
                 self._joined = job, message.status.key
+                self._master.note(f"in epoch {job._coordinator.plan.epoch}, it said {message.status.epoch}")
                 self.stream.send(TO_NODE, welcome)
             elif isinstance(message, Report) and self._joined is not None:
                 jobs.hear(self._joined[0], self, message.status)
             self._check(message)
         except Refusal as refusal:
+            self._master.note(f"refuses it: {refusal}")
             self.end(refusal.last_word)
 
     def _check(self, message: Any) -> None:

@@ -9,6 +9,13 @@ from typing import Any
 from simulation.timeline import Event, Process, Timeline
 
 
+class Weather:
+    """`slowness` is how many seconds every tenth message may take, in all the network."""
+
+    def __init__(self, slowness: float) -> None:
+        self.slowness = slowness
+
+
 class Link:
     """The way between one node and the masters. Each direction can be held up on its own.
 
@@ -53,11 +60,11 @@ class Link:
 class Pipe:
     """One direction of one stream: what is sent arrives in order, or not at all."""
 
-    def __init__(self, timeline: Timeline, link: Link, direction: int, slowness: float) -> None:
+    def __init__(self, timeline: Timeline, link: Link, direction: int, weather: Weather) -> None:
         self._timeline = timeline
         self._link = link
         self._direction = direction
-        self._slowness = slowness
+        self._weather = weather
         self._queue: deque[tuple[float, Any]] = deque()
         self._timer: Event | None = None
         self._held = False
@@ -65,7 +72,7 @@ class Pipe:
 
     def send(self, message: Any) -> None:
         random = self._timeline.random
-        delay = random.uniform(0.0002, 0.005) if random.random() < 0.9 else random.uniform(0, self._slowness)
+        delay = random.uniform(0.0002, 0.005) if random.random() < 0.9 else random.uniform(0, self._weather.slowness)
         due = max(self._timeline.now + delay, self._queue[-1][0] if self._queue else 0.0)
         self._queue.append((due, message))
         self.pump()
@@ -110,9 +117,9 @@ END = End()
 class Stream:
     """A stream with two ends. Who closes his end hears no more, and the other one learns of it, if the way is free."""
 
-    def __init__(self, timeline: Timeline, link: Link, slowness: float) -> None:
+    def __init__(self, timeline: Timeline, link: Link, weather: Weather) -> None:
         self._timeline = timeline
-        self._pipes = (Pipe(timeline, link, TO_MASTER, slowness), Pipe(timeline, link, TO_NODE, slowness))
+        self._pipes = (Pipe(timeline, link, TO_MASTER, weather), Pipe(timeline, link, TO_NODE, weather))
         self._closed = [False, False]
 
     def listen(self, direction: int, process: Process, receive: Callable[[Any], None]) -> None:

@@ -14,7 +14,7 @@ from dlrover_run.spec import Entrypoint, JobSpec
 from simulation.board import Board
 from simulation.laws import Laws
 from simulation.masters import Masters
-from simulation.network import Link
+from simulation.network import Link, Weather
 from simulation.timeline import Process, Timeline
 from simulation.workers import Group, Workers
 
@@ -29,7 +29,7 @@ class Place:
     laws: Laws
     slow_stop: float
     slow_start: float
-    slowness: float
+    weather: Weather
 
 
 class Node(Process):
@@ -45,6 +45,7 @@ class Node(Process):
         self._standing = Standing(spec)
         self._standing._incarnation = incarnation
         self._standing._host = host
+        self._epoch = 0
         self._leaving = False
         self._busy = False
         self.board = Board(self, spec.rules, place.masters, self._hear)
@@ -102,6 +103,9 @@ class Node(Process):
         wanted = self.board.assignment
         if not self._leaving:
             self.place.laws.taking(self.key, wanted)
+            if wanted.epoch != self._epoch:
+                self._epoch = wanted.epoch
+                self.note(f"obeys the coordinator of epoch {wanted.epoch}")
             self._standing.take(wanted)
         self.board.publish(statement(self._standing, cast(Any, self.group), self._leaving))
 

@@ -14,6 +14,7 @@ from simulation.disk import Disk
 from simulation.faults import Faults
 from simulation.laws import Laws, demand
 from simulation.masters import Masters
+from simulation.network import Weather
 from simulation.nodes import Node, Place, job_spec
 from simulation.timeline import Broken, Timeline
 from simulation.workers import Workers
@@ -77,7 +78,7 @@ class Scenario:
             self.laws,
             slow_stop=random.choice((0.1, 2.0, 15.0)),
             slow_start=random.choice((0.1, 3.0)),
-            slowness=random.choice((0.01, 0.3, 2.0)),
+            weather=Weather(random.choice((0.01, 0.3, 2.0))),
         )
         self.nodes: list[Node] = []
         self._hosts = 0
@@ -132,11 +133,12 @@ class Scenario:
         """No fault happens any more, and what was stopped or cut off comes back."""
         self.timeline.note("job", "all faults are over")
         self.faults.over = True
+        self.place.weather.slowness = 0.01
         self.masters.settle()
         for node in self.nodes:
             node.link.heal()
             node.resume()
-        staying = [node for node in self.living if not node.is_leaving]
+        staying = {node.key.node_id for node in self.living if not node.is_leaving}
         if not self.is_short and self.laws.over is None:
             for _ in range(self.rules.fewest - len(staying)):
                 self.add_node()
@@ -149,8 +151,12 @@ class Scenario:
         bound = self.timeline.now + known + formed + 2 * HUNG
         if self.is_short:
             bound += rules.join_timeout + rules.pend_timeout
-        self.timeline.run_until(bound, lambda: self.laws.over is not None or self._trains())
-        demand(self.laws.over is not None or self._trains(), "with enough living nodes a round forms, and trains")
+        self.timeline.run_until(bound, lambda: self._is_settled)
+        demand(self._is_settled, "with enough living nodes a round forms, and trains")
+
+    @property
+    def _is_settled(self) -> bool:
+        return self.laws.over is not None or not self.living or self._trains()
 
     def _trains(self) -> bool:
         job = self.masters.current.job
@@ -164,9 +170,8 @@ class Scenario:
         """The job ends, well or not, and all who took part in it learn of that."""
         bound = self.timeline.now + 3 * HUNG + 600 + self.rules.join_timeout + self.rules.pend_timeout
         self.timeline.run_until(bound, lambda: not self.living)
-        demand(self.laws.over is not None, "a job that nothing disturbs comes to its end")
-        for node in self.nodes:
-            demand(not node.alive or node.left, f"{node.name} learns that the job is over")
+        names = ", ".join(node.name for node in self.living)
+        demand(not self.living, f"a job that nothing disturbs comes to its end, and {names} learns of that")
 
 
 @contextmanager
