@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timezone
+from typing import Any
 
 import pytest
+from virtual_loop import run_virtually
 
 from dlrover_run.console.report import (
     MAX_GROUPS,
@@ -15,8 +19,10 @@ from dlrover_run.console.report import (
     FailureReport,
     render_failure,
 )
-from dlrover_run.console.rounds import render_restart
+from dlrover_run.console.rounds import render_regrouping, render_restart, render_waiting
+from dlrover_run.console.voice import REPEAT_AFTER, TICK, Voice
 from dlrover_run.console.words import duration, rank_words
+from dlrover_run.coordination.records import Failure, RoundKey, Seat
 from dlrover_run.failures import root_cause
 from dlrover_run.failures.outcome import RecordedError, WorkerEnd
 
@@ -227,6 +233,143 @@ def test_a_workers_control_characters_do_not_reach_the_terminal() -> None:
 def test_a_restart_is_one_line() -> None:
     line = render_restart("rank 1 raised ValueError:\n  x.", 1, 3, 12.34)
     assert line == "restart 1 of 3 after 12 s: rank 1 raised ValueError: x"
+
+
+def test_a_restart_that_counts_in_a_window_names_it() -> None:
+    line = render_restart("rank 1 exited with code 3", 7, 3, 12.34, 600.0)
+    assert line == "restart 7 (at most 3 in 600 s) after 12 s: rank 1 exited with code 3"
+
+
+def test_a_round_that_costs_nothing_has_words_of_its_own() -> None:
+    seat = Seat(
+        key=RoundKey(1, 3),
+        restart_count=0,
+        node_rank=0,
+        nodes=2,
+        workers=1,
+        first_rank=0,
+        world_size=2,
+        role_first_rank=0,
+        role_world_size=2,
+        store_address="node-a",
+        store_port=1,
+    )
+    assert render_regrouping("node-b was lost", seat, 185) == "round 3 with 2 nodes after 3 min 5 s: node-b was lost"
+
+
+def elsewhere(*ends: WorkerEnd, trace: str = "", **more: object) -> str:
+    failure = Failure(3, "node-b", "raised ValueError: bad label 11", trace=trace)
+    report = FailureReport("train.py", "node-a", failure, ends, restarts=0, max_restarts=0, exit_code=1)
+    return render_failure(replace(report, **more))  # type: ignore[arg-type]
+
+
+def test_the_failure_of_another_node_is_told_with_its_traceback_and_what_this_node_did() -> None:
+    trace = "Traceback (most recent call last):\n  File x\nValueError: bad label 11"
+    text = elsewhere(end(0, 1, 0.1, stderr_tail=PEER.format(port=1)), stopped(1), trace=trace, max_restarts=3)
+    rule, thin = "=" * 80, "-" * 80
+    assert (
+        text
+        == f"""{rule}
+train.py FAILED
+{thin}
+Root Cause (first observed failure):
+  rank 3 on node-b raised ValueError: bad label 11
+  host      : node-b
+  rank      : 3
+
+    Traceback (most recent call last):
+      File x
+    ValueError: bad label 11
+
+  Its output is on node-b: on that launcher's console, or in its log files.
+The workers of this node (node-a):
+  rank 0 failed (lost a peer): raised RuntimeError: Connection closed by peer
+    [127.0.0.1]:1
+  rank 1 was stopped by the launcher (SIGTERM)
+{thin}
+0 of 3 restarts were used.
+The launcher exits with code 1.
+{rule}"""
+    )
+
+
+def test_a_spare_has_nothing_of_its_own_to_tell() -> None:
+    assert "The workers of this node" not in elsewhere()
+
+
+def test_a_job_that_stops_before_its_restarts_are_used_says_why() -> None:
+    text = render(end(0, 3), restarts=4, max_restarts=10, why_over="5 rounds in succession failed so")
+    assert "4 of 10 restarts were used.\n5 rounds in succession failed so.\nThe launcher exits" in text
+    used = render(end(0, 3), restarts=3, max_restarts=3, why_over="all 3 restarts were used")
+    assert used.count("were used") == 1
+    windowed = render(end(0, 3), restarts=7, max_restarts=3, why_over="all 3 restarts of 600 s were used")
+    assert "\nAll 3 restarts of 600 s were used.\n" in windowed
+    assert "7 of 3" not in windowed
+
+
+def test_the_line_of_a_waiting_node_names_what_is_left() -> None:
+    assert render_waiting("1 of 2 nodes is here: a", None) == "waiting: 1 of 2 nodes is here: a"
+    assert render_waiting("for b", 29.2) == "waiting: for b; at most 30 s more"
+    assert render_waiting("for b", 599) == "waiting: for b; at most 9 min 59 s more"
+
+
+class TestWaiting:
+    """The line that changes, in virtual time."""
+
+    def shown(self, play: Callable[[Voice], Coroutine[Any, Any, None]], columns: int | None) -> list[str]:
+        written: list[str] = []
+
+        async def run() -> None:
+            await play(Voice(written.append, lambda: columns))
+
+        run_virtually(run())
+        return written
+
+    def test_who_waits_for_a_moment_reads_nothing(self) -> None:
+        async def play(voice: Voice) -> None:
+            voice.wait_for("for b", 30)
+            await asyncio.sleep(TICK / 2)
+            voice.wait_no_more()
+            await asyncio.sleep(5 * TICK)
+
+        assert self.shown(play, 80) == self.shown(play, None) == []
+
+    def test_on_a_terminal_one_line_counts_down_and_goes(self) -> None:
+        async def play(voice: Voice) -> None:
+            voice.wait_for("for b", 30)
+            await asyncio.sleep(2.5 * TICK)
+            voice.say("hello")
+            voice.wait_no_more()
+            await asyncio.sleep(5 * TICK)
+
+        line = "\r\x1b[Kdlrover-run: waiting: for b; at most {} s more".format
+        assert self.shown(play, 80) == [
+            line(29),
+            line(28),
+            "\r\x1b[K",
+            "dlrover-run: hello\n",
+            line(28),
+            "\r\x1b[K",
+        ]
+
+    def test_a_narrow_terminal_gets_what_fits_in_one_line(self) -> None:
+        async def play(voice: Voice) -> None:
+            voice.wait_for("for b", None)
+            await asyncio.sleep(5 * TICK)
+
+        assert self.shown(play, 20) == ["\r\x1b[Kdlrover-run: waitin"]
+
+    def test_in_a_file_each_text_is_written_once_and_not_too_often(self) -> None:
+        async def play(voice: Voice) -> None:
+            for number in range(1, 60):
+                voice.wait_for(f"{number // 10} nodes", 100 - number)
+                await asyncio.sleep(1)
+            voice.wait_no_more()
+            await asyncio.sleep(5 * REPEAT_AFTER)
+
+        assert [line.split(";")[0] for line in self.shown(play, None)] == [
+            f"dlrover-run: waiting: {number} nodes" for number in range(6)
+        ]
 
 
 def test_words_for_times_and_ranks() -> None:
