@@ -60,8 +60,10 @@ class Node:
         self.assignment: Assignment | None = None
 
     async def say(self, *messages: FromNode) -> None:
-        for message in messages:
-            await asyncio.wait_for(self.call.write(encode(message)), WAIT)
+        # A master that has ended the stream meanwhile has said why, which is still to be heard.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for message in messages:
+                await asyncio.wait_for(self.call.write(encode(message)), WAIT)
 
     async def hear(self) -> FromMaster:
         """The master's next word. Raises Ended."""
@@ -69,6 +71,10 @@ class Node:
             data = await asyncio.wait_for(self.call.read(), WAIT)
         except grpc.aio.AioRpcError as error:
             raise Ended(error.code()) from None
+        except asyncio.CancelledError:
+            if self.call.cancelled():
+                raise Ended("cut") from None
+            raise
         if data is grpc.aio.EOF:
             raise Ended("end of stream")
         return from_master(data)
@@ -116,6 +122,11 @@ class Node:
             while True:
                 await self.hear()
 
+    async def close(self) -> None:
+        """Be done: what was said is heard before the stream ends."""
+        await self.call.done_writing()
+        await self.ended()
+
     def cut(self) -> None:
         """End the stream without a word."""
         self.call.cancel()
@@ -129,6 +140,13 @@ class Bed:
         self.server: MasterServer
         self.address = ""
         self.channel: Any = None
+        self.changed = asyncio.Event()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something of the master's jobs is so."""
+        while not holds():
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), WAIT)
 
     def node(self, name: str = "a", job: str = "job", token: str = "", incarnation: str = "one", **fields: Any) -> Node:
         return Node(self.channel, status(name, incarnation, **fields), job, token)
@@ -145,7 +163,7 @@ class Bed:
 async def serving(token: str = "", state_dir: Path | None = None, port: int = 0) -> AsyncIterator[Bed]:
     """A master that listens on 127.0.0.1."""
     bed = Bed()
-    bed.server = MasterServer(token, state_dir, bed.said.append)
+    bed.server = MasterServer(token, state_dir, bed.said.append, bed.changed.set)
     bed.address = f"127.0.0.1:{await bed.server.start(f'127.0.0.1:{port}')}"
     try:
         async with grpc.aio.insecure_channel(bed.address, options=CHANNEL_OPTIONS) as bed.channel:

@@ -260,7 +260,8 @@ def test_a_successor_waits_for_the_nodes_before_it_calls_any_of_them_lost(tmp_pa
     assert line.told[-1].key == before.statuses["a"].heard
     assert line.told[-1].epoch > before.statuses["a"].epoch
     obedient = msgspec.structs.replace(before.statuses["a"], epoch=line.told[-1].epoch)
-    after.job.hear(line, obedient, after.now)
+    assert after.job.hear(line, obedient, after.now)
+    after.job.settle(after.now)
     after.until(after.now + 0.2)
     assert (line.told[-1].key.number, line.told[-1].reason) == (2, "host-b was lost")
 
@@ -311,6 +312,18 @@ def test_a_job_that_all_have_left_is_forgotten_at_once() -> None:
     bed.cut("a")
     assert not bed.job.forgettable(bed.now)
     bed.cut("b")
+    assert bed.job.forgettable(bed.now)
+
+
+def test_who_left_before_the_end_is_not_waited_for() -> None:
+    bed = Bed()
+    bed.join("a", "b")
+    bed.take_seats()
+    for name in "ab":
+        bed.say(name, phase=NodePhase.SUCCEEDED)
+        bed.say(name, phase=NodePhase.LEFT)
+        bed.cut(name)
+    assert bed.job.over
     assert bed.job.forgettable(bed.now)
 
 

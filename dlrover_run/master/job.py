@@ -92,6 +92,7 @@ class Job:
         self._stored_seats: dict[NodeKey, Seat] = {}
         self._over_at: float | None = None
         self._unaware: set[NodeKey] = set()
+        self._left: set[NodeKey] = set()
         if coordinator.plan.phase in OVER:
             self._conclude(now)
 
@@ -210,6 +211,7 @@ class Job:
         if news:
             self._progress.outdated = True
         if status.phase is NodePhase.LEFT:
+            self._left.add(status.key)
             self._unaware.discard(status.key)
         if news or first:
             self._owed.add(status.key)
@@ -251,6 +253,7 @@ class Job:
             self._retry_at = None
             self._say("the journal is written again")
         self._stored = plan
+        self._left &= {member.key for member in plan.members}
         self._announce()
         if plan.phase in OVER:
             self._conclude(now)
@@ -267,10 +270,8 @@ class Job:
 
     def _conclude(self, now: float) -> None:
         self._over_at = now
-        here = self._coordinator.present
-        gone = {key for key, presence in here.items() if presence.left}
-        self._unaware = {member.key for member in self._coordinator.plan.members if not member.done} | here.keys()
-        self._unaware -= gone
+        members = {member.key for member in self._stored.members if not member.done}
+        self._unaware = (members | self._coordinator.present.keys()) - self._left
 
     def _tell(self, key: NodeKey, node: _Node, now: float, answer: bool) -> None:
         wanted = self._assignment(key, now)

@@ -4,6 +4,9 @@ A node opens the stream with `Hello`. The master answers with a `Challenge`, the
 waiting, `Join`. The master then says `Welcome` once, and an `Assigned` after every `Join` and `Report` and whenever the
 assignment has changed. The node sends a `Report` whenever its status has changed, and at least once in each
 keep-alive interval of the job. `Refused` is the master's last word on a stream.
+
+A node that is done says so in a last `Report`, half-closes the stream and reads on until the master ends it. A stream
+that is cancelled instead takes along what was not heard yet.
 """
 
 from __future__ import annotations
@@ -24,6 +27,12 @@ METHOD = "/dlrover_run.Master/Session"
 
 MAX_MESSAGE = 256 * 1024
 """Bytes of one message: several times the longest status that there can be."""
+
+MAX_NUMBER = 1_000_000_000
+"""The highest count that a rule may give, which is more than any job needs."""
+
+MAX_ADDRESS = 255
+MAX_PORT = 65535
 
 JobId = Annotated[str, Meta(min_length=1, max_length=255)]
 Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -141,7 +150,19 @@ def rules_from(values: RuleValues) -> Rules:
         rules = msgspec.convert(values, Rules)
     except msgspec.ValidationError as error:
         raise BadMessage(f"not the rules of a job: {error}") from None
-    problem = rules.problem()
+    problem = rules.problem() or _out_of_bounds(rules)
     if problem is not None:
         raise BadMessage(problem)
     return rules
+
+
+def _out_of_bounds(rules: Rules) -> str | None:
+    """A sentence about what could not travel back to the nodes."""
+    for name, value in rule_values(rules).items():
+        if isinstance(value, int) and value > MAX_NUMBER:
+            return f"{name} is too large for the rule of a job"
+    if rules.store is not None:
+        address, port = rules.store
+        if len(address) > MAX_ADDRESS or not 0 <= port <= MAX_PORT:
+            return f"not a place for a store: {address[:80]!r}, port {str(port)[:20]}"
+    return None

@@ -1,0 +1,573 @@
+"""The master over real streams: who is let in, what a stream may say, and that nobody else suffers for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from harness import WAIT
+from master_node import FAST, Bed, Ended, Node, grpc, serving, status
+
+from dlrover_run.coordination.records import NodePhase, PlanPhase
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.master import handshake, jobs, server
+from dlrover_run.master import job as job_module
+from dlrover_run.wire import proof
+from dlrover_run.wire.messages import (
+    MAX_MESSAGE,
+    METHOD,
+    Challenge,
+    Hello,
+    Join,
+    Proof,
+    Refused,
+    Report,
+    Welcome,
+    encode,
+    rule_values,
+)
+from dlrover_run.wire.transport import CHANNEL_OPTIONS
+
+
+def live(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs a test in a loop of its own, in a bounded time."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def bounded() -> None:
+            await asyncio.wait_for(test(*args, **kwargs), WAIT)
+
+        asyncio.run(bounded())
+
+    return run
+
+
+async def goes_on(bed: Bed, a: Node, b: Node) -> None:
+    """Two nodes that had joined form a round, whatever else has happened on other streams."""
+    found = [await node.until(lambda wanted: wanted.seat is not None) for node in (a, b)]
+    assert sorted(wanted.seat.node_rank for wanted in found if wanted.seat) == [0, 1]
+    assert not any("internal error" in line for line in bed.said)
+
+
+@live
+async def test_two_nodes_meet() -> None:
+    async with serving() as bed:
+        a, b = await bed.joined("a", "b")
+        first, second = await a.seated(1), await b.seated(1)
+        assert first.seat is not None
+        assert second.seat is not None
+        assert (first.seat.first_rank, second.seat.first_rank, second.seat.world_size) == (0, 2, 4)
+        assert (second.seat.store_address, second.seat.store_port) == ("10.0.0.1", 4000)
+        assert first.reason == "2 nodes are here"
+        assert bed.said == ["job 'job': round 1 with 2 nodes: 2 nodes are here"]
+
+
+@live
+async def test_a_sign_of_life_is_answered() -> None:
+    async with serving() as bed:
+        a, b = await bed.joined("a", "b")
+        wanted = await a.seated(1)
+        await b.seated(1)
+        for _ in range(3):
+            await a.report()
+            assert await a.until(bool) == wanted
+
+
+@live
+async def test_nodes_of_two_jobs_never_meet() -> None:
+    async with serving() as bed:
+        (a,) = await bed.joined("a", job="one")
+        (b,) = await bed.joined("b", job="two")
+        for node in (a, b):
+            waiting = (await node.until(bool)).waiting
+            assert waiting is not None
+            assert waiting.text.startswith("1 node of 2 is here")
+
+
+@live
+async def test_the_rules_of_the_first_node_hold_and_the_others_are_told() -> None:
+    async with serving() as bed:
+        first = await bed.node("a").join(FAST)
+        second = await bed.node("b").join(Rules(least=1, most=5))
+        assert first.notice == ""
+        assert second.rules == rule_values(FAST)
+        assert "--nnodes (most) is 2, not 5" in second.notice
+
+
+@live
+async def test_a_node_whose_stream_ends_is_lost_and_one_that_comes_takes_its_rank() -> None:
+    async with serving() as bed:
+        a, b = await bed.joined("a", "b")
+        await a.seated(1)
+        await b.seated(1)
+        b.cut()
+        alone = await a.until(lambda wanted: wanted.phase is PlanPhase.GATHERING)
+        assert alone.reason == "host-b was lost"
+        await a.report(phase=NodePhase.WAITING)
+        (c,) = await bed.joined("c")
+        found = await c.seated(2)
+        assert found.seat is not None
+        assert found.seat.node_rank == 1
+        assert (await a.seated(2)).reason == "host-b was lost"
+
+
+@live
+async def test_a_stream_that_comes_back_in_time_changes_nothing() -> None:
+    async with serving() as bed:
+        a, b = await bed.joined("a", "b", rules=Rules(least=2, most=2, lost_after=WAIT))
+        await a.seated(1)
+        taken = await b.seated(1)
+        b.cut()
+        await b.ended()
+        again = Node(bed.channel, b.status)
+        await again.join()
+        assert (await again.until(bool)) == taken
+        await a.report()
+        assert (await a.until(bool)).key == taken.key
+        assert len(bed.said) == 1
+
+
+@live
+async def test_a_second_stream_of_a_node_replaces_the_first() -> None:
+    async with serving() as bed:
+        a, b = await bed.joined("a", "b")
+        await a.seated(1)
+        taken = await b.seated(1)
+        again = Node(bed.channel, b.status)
+        await again.join()
+        assert (await b.refused()).reason == "this node has opened another stream"
+        await b.ended()
+        for _ in range(3):
+            await again.report()
+            assert (await again.until(bool)).key == taken.key
+        await a.report()
+        assert (await a.until(bool)).key == taken.key
+
+
+@live
+async def test_a_second_process_with_one_node_id_is_refused_while_the_first_lives() -> None:
+    async with serving() as bed:
+        await bed.joined("a")
+        other = bed.node("a", incarnation="two")
+        with pytest.raises(AssertionError, match="node id a is in use by another process, on host-a"):
+            await other.join()
+
+
+@live
+async def test_newcomers_to_a_job_that_has_just_ended_are_told_to_come_again() -> None:
+    async with serving() as bed:
+        a, b = await bed.joined("a", "b")
+        for node in (a, b):
+            await node.seated(1)
+            await node.report(phase=NodePhase.SUCCEEDED)
+        await a.until(lambda wanted: wanted.phase is PlanPhase.FINISHED)
+        with pytest.raises(AssertionError, match=r"the job 'job' has just ended.*retry=True"):
+            await bed.node("c").join()
+        for node in (a, b):
+            await node.report(phase=NodePhase.LEFT)
+            await node.close()
+        await bed.until(lambda: bed.server.jobs.empty)
+        (c,) = await bed.joined("c")
+        assert (await c.until(bool)).key.number == 0
+
+
+@pytest.mark.parametrize(
+    ("masters", "nodes", "words"),
+    [
+        ("right", "wrong", "this node's token is not the master's"),
+        ("right", "", "the master asks for the job's token and this node has none"),
+        ("", "wrong", "this node has a token and the master has none"),
+    ],
+)
+@live
+async def test_who_cannot_prove_himself_is_refused_with_a_remedy(masters: str, nodes: str, words: str) -> None:
+    async with serving(token=masters) as bed:
+        stranger = bed.node("s")
+        await stranger.say(stranger.hello)
+        challenge = await stranger.hear()
+        assert isinstance(challenge, Challenge)
+        mac = proof.node_mac(nodes, stranger.hello, challenge.nonce)
+        await stranger.say(Proof(mac), Join(stranger.status, rule_values(FAST)))
+        refused = await stranger.refused()
+        assert refused.reason.startswith(words)
+        assert not refused.retry
+        for name in ("DLROVER_RDZV_TOKEN", "DLROVER_RDZV_TOKEN_FILE", "--rdzv-conf token_file="):
+            assert name in refused.reason
+        assert bed.server.jobs.empty
+        if masters:
+            assert "right" not in str(bed.said) + refused.reason.replace("this node's", "")
+
+
+@live
+async def test_a_token_lets_in_and_shows_the_master_to_be_the_right_one() -> None:
+    async with serving(token="secret") as bed:
+        a, b = await bed.joined("a", "b", token="secret")
+        await goes_on(bed, a, b)
+        stranger = bed.node("s", token="guess")
+        await stranger.say(stranger.hello)
+        challenge = await stranger.hear()
+        assert isinstance(challenge, Challenge)
+        assert challenge.mac != proof.master_mac("guess", stranger.hello, challenge.nonce)
+
+
+@live
+async def test_a_proof_that_was_overheard_opens_nothing() -> None:
+    async with serving(token="secret") as bed:
+        victim = bed.node("a")
+        await victim.say(victim.hello)
+        challenge = await victim.hear()
+        assert isinstance(challenge, Challenge)
+        mac = proof.node_mac("secret", victim.hello, challenge.nonce)
+        await victim.say(Proof(mac), Join(victim.status, rule_values(FAST)))
+        assert isinstance(await victim.hear(), Welcome)
+        replays = [
+            (victim.hello, mac),
+            (msgspec.structs.replace(victim.hello, job="other"), mac),
+            (victim.hello, challenge.mac),
+        ]
+        for hello, overheard in replays:
+            thief = Node(bed.channel, status("a"))
+            await thief.say(hello)
+            assert isinstance(await thief.hear(), Challenge)
+            await thief.say(Proof(overheard), Join(victim.status, rule_values(FAST)))
+            assert (await thief.refused()).reason.startswith("this node's token is not the master's")
+
+
+HELLO = Hello(1, "job", "a", "one", "0" * 64)
+JOIN = Join(status("a"), rule_values(FAST))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ([Proof("")], "the node said proof where hello was due"),
+        ([JOIN], "the node said join where hello was due"),
+        ([HELLO, HELLO], "the node said hello where proof was due"),
+        ([HELLO, JOIN], "the node said join where proof was due"),
+        ([HELLO, Proof(""), Report(status("a"))], "the node said report where join was due"),
+        ([HELLO, Proof(""), Join(status("b"), rule_values(FAST))], "a node may only speak of itself"),
+        ([HELLO, Proof(""), Join(status("a", "two"), rule_values(FAST))], "a node may only speak of itself"),
+        ([HELLO, Proof(""), Join(status("a"), {"leest": 3})], "unknown rules: leest"),
+        ([HELLO, Proof(""), Join(status("a"), {"least": 3})], "not 3 to 1"),
+        ([HELLO, Proof(""), Join(status("a"), {"max_restarts": 2**70})], "max_restarts is too large"),
+        ([HELLO, Proof(""), Join(status("a"), {"store": ("h" * 300, 1)})], "not a place for a store"),
+        ([HELLO, Proof(""), Join(status("a"), {"store": ("h", 70000)})], "not a place for a store"),
+        ([HELLO, Proof(""), JOIN, JOIN], "the node said join where report was due"),
+        ([HELLO, Proof(""), JOIN, Report(status("b"))], "a node may only speak of itself"),
+        ([msgspec.structs.replace(HELLO, protocol=9)], "this master speaks protocol 1 and the node 9"),
+    ],
+)
+@live
+async def test_a_word_out_of_place_ends_that_stream_with_a_sentence(said: list[Any], words: str) -> None:
+    async with serving() as bed:
+        a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")
+        stranger = Node(bed.channel, status("a"))
+        await stranger.say(*said)
+        refused = await stranger.refused()
+        assert words in refused.reason
+        assert not refused.retry
+        await stranger.ended()
+        assert any(words in line for line in bed.said)
+        await goes_on(bed, *a, *b)
+
+
+FRAMES = {
+    "no JSON": b"GET / HTTP/1.1\r\n\r\n",
+    "nothing": b"",
+    "another type": b'{"type":"quit"}',
+    "an unknown field": encode(HELLO)[:-1] + b',"more":1}',
+    "a missing field": b'{"type":"hello","protocol":1}',
+    "a list": b"[1,2,3]",
+    "deep": b"[" * 10_000,
+    "a bad name": encode(HELLO).replace(b'"a"', b'"a b"'),
+    "a short nonce": encode(HELLO).replace(b"0" * 64, b"00"),
+    "no text": b'{"type":"hello\xff"}',
+    "long": encode(msgspec.structs.replace(HELLO, job="j")) + b" " * handshake.MAX_SAID,
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES.keys())
+@live
+async def test_a_broken_frame_ends_that_stream_and_nothing_else(frame: bytes) -> None:
+    async with serving() as bed:
+        a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")
+        stranger = Node(bed.channel, status("a"))
+        await stranger.call.write(frame)
+        assert isinstance(await stranger.refused(), Refused)
+        await stranger.ended()
+        broken = Node(bed.channel, status("a"))
+        await broken.join()
+        await broken.call.write(frame)
+        assert isinstance(await broken.refused(), Refused)
+        await goes_on(bed, *a, *b)
+
+
+@live
+async def test_a_hundred_megabytes_end_that_stream_and_take_no_memory() -> None:
+    async with serving() as bed:
+        a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")
+        huge = b"x" * 100_000_000
+        before = psutil.Process().memory_info().rss
+        async with grpc.aio.insecure_channel(bed.address) as channel:
+            stranger = Node(channel, status("a"))
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stranger.call.write(huge)
+            with pytest.raises(Ended, match="RESOURCE_EXHAUSTED"):
+                await stranger.hear()
+        # The client's own copy is one; the master is in this process, too, and has none.
+        assert psutil.Process().memory_info().rss - before < 2 * len(huge)
+        await goes_on(bed, *a, *b)
+
+
+@live
+async def test_a_message_that_is_a_little_too_long_ends_the_stream() -> None:
+    async with serving() as bed:
+        node = bed.node("a")
+        await node.join()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await node.call.write(b" " * (MAX_MESSAGE + 1))
+        with pytest.raises(Ended):
+            await node.refused()
+
+
+@live
+async def test_who_says_nothing_is_sent_away_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "TIMEOUT", 0.01)
+    async with serving() as bed:
+        mute = bed.node("a")
+        refused = await mute.refused()
+        assert refused.retry
+        assert "did not join within" in refused.reason
+        await mute.ended()
+
+
+@live
+async def test_the_number_of_strangers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_STRANGERS", 2)
+    async with serving() as bed:
+        mute = [bed.node("a"), bed.node("b")]
+        for node in mute:
+            await node.say(node.hello)
+            assert isinstance(await node.hear(), Challenge)
+        third = bed.node("c")
+        assert (await third.refused()).retry
+        mute[0].cut()
+        await mute[0].ended()
+        while True:
+            try:
+                await bed.node("d").join()
+                return
+            except (AssertionError, Ended):
+                continue
+
+
+@live
+async def test_the_number_of_jobs_and_of_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "MAX_JOBS", 1)
+    monkeypatch.setattr(job_module, "MAX_NODES", 2)
+    async with serving() as bed:
+        a, b = await bed.joined("a", "b")
+        with pytest.raises(AssertionError, match=r"1 jobs and takes no more.*retry=True"):
+            await bed.node("x", job="other").join()
+        with pytest.raises(AssertionError, match=r"the job has 2 nodes.*retry=True"):
+            await bed.node("c").join()
+        await goes_on(bed, a, b)
+
+
+@live
+async def test_what_strangers_do_fills_no_log() -> None:
+    async with serving() as bed:
+        for _ in range(50):
+            stranger = bed.node("a")
+            await stranger.call.write(b"garbage")
+            await stranger.refused()
+        assert len(bed.said) == 1
+
+
+@live
+async def test_a_master_that_was_asleep_for_longer_than_its_patience_goes_on_in_the_same_round() -> None:
+    loop, asleep = asyncio.get_running_loop(), [0.0]
+    time = loop.time
+    loop.time = lambda: time() + asleep[0]  # type: ignore[method-assign]
+    async with serving() as bed:
+        a, b = await bed.joined("a", "b", rules=Rules(least=1, most=2, lost_after=1.0))
+        taken = await a.seated(1)
+        await b.seated(1)
+        asleep[0] += 60.0
+        for node in (a, b):
+            await node.report()
+            assert (await node.until(bool)).key == taken.key
+        assert bed.said[1].startswith("this master was stopped or overloaded for ")
+        assert len(bed.said) == 2
+
+
+@live
+async def test_a_node_that_falls_silent_is_lost_though_its_stream_holds() -> None:
+    rules = Rules(least=1, most=2, lost_after=0.0, keep_alive_interval=0.05, keep_alive_attempts=4)
+    async with serving() as bed:
+        a, b = await bed.joined("a", "b", rules=rules)
+        await a.seated(1)
+        await b.seated(1)
+
+        async def live_on() -> None:
+            while True:
+                await a.report()
+                await asyncio.sleep(rules.keep_alive_interval)
+
+        beats = asyncio.ensure_future(live_on())
+        assert (await b.refused()).reason == "nothing was heard of this node for 0.2 s"
+        assert (await a.until(lambda wanted: wanted.key.number == 2)).reason == "host-b was lost"
+        beats.cancel()
+
+
+@live
+async def test_a_successor_goes_on_in_the_same_round(tmp_path: Path) -> None:
+    rules = Rules(least=2, most=2, max_restarts=1)
+    async with serving(state_dir=tmp_path) as bed:
+        a, b = await bed.joined("a", "b", rules=rules)
+        taken = [await a.seated(1), await b.seated(1)]
+        port = int(bed.address.rpartition(":")[2])
+        await bed.server.stop("it is done")
+        for node in (a, b):
+            refused = await node.refused()
+            assert (refused.reason, refused.retry) == ("it is done", True)
+    async with serving(state_dir=tmp_path, port=port) as bed:
+        again = [Node(bed.channel, node.status) for node in (a, b)]
+        for node, before in zip(again, taken, strict=True):
+            welcome = await node.join(Rules())
+            assert welcome.rules == rule_values(rules)
+            wanted = await node.until(bool)
+            assert (wanted.key, wanted.seat) == (before.key, before.seat)
+            assert wanted.epoch > before.epoch
+        assert bed.said[0].startswith("job 'job': goes on from")
+        assert len(bed.said) == 1
+
+
+@live
+async def test_without_a_journal_the_round_is_rebuilt_from_what_the_nodes_say() -> None:
+    async with serving() as bed:
+        a, b = await bed.joined("a", "b")
+        taken = [await a.seated(1), await b.seated(1)]
+    async with serving() as bed:
+        again = [Node(bed.channel, node.status) for node in (a, b)]
+        for node in again:
+            await node.join()
+        for node, before in zip(again, taken, strict=True):
+            wanted = await node.until(lambda wanted: wanted.seat is not None)
+            assert (wanted.key, wanted.seat) == (before.key, before.seat)
+
+
+@live
+async def test_a_master_that_was_replaced_steps_down_and_stays_down(tmp_path: Path) -> None:
+    async with serving(state_dir=tmp_path) as old, serving(state_dir=tmp_path) as new:
+        a, b = await old.joined("a", "b")
+        await a.seated(1)
+        await b.seated(1)
+        elsewhere = Node(new.channel, a.status)
+        await elsewhere.join()
+        assert (await elsewhere.until(bool)).key == a.assignment.key if a.assignment else False
+        b.cut()
+        refused = await a.refused()
+        assert refused.retry
+        assert "another master has taken over the journal" in refused.reason
+        with pytest.raises(AssertionError, match=r"another master has taken this job over.*retry=True"):
+            await Node(old.channel, a.status).join()
+        await elsewhere.report()
+        await elsewhere.until(bool)
+
+
+@live
+async def test_a_damaged_journal_is_told_to_the_nodes_and_concerns_no_other_job(tmp_path: Path) -> None:
+    async with serving(state_dir=tmp_path) as bed:
+        for node in await bed.joined("a", "b"):
+            await node.seated(1)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes().replace(b'"least":2', b'"least":1'))
+    async with serving(state_dir=tmp_path) as bed:
+        with pytest.raises(AssertionError, match=r"is damaged, line 1: the checksum is wrong.*retry=False"):
+            await bed.node("a").join()
+        assert str(path) in bed.said[0]
+        await goes_on(bed, *await bed.joined("x", "y", job="other"))
+
+
+@live
+async def test_the_journal_goes_with_the_job(tmp_path: Path) -> None:
+    async with serving(state_dir=tmp_path) as bed:
+        a, b = await bed.joined("a", "b")
+        for node in (a, b):
+            await node.seated(1)
+        assert len(os.listdir(tmp_path)) == 1
+        for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
+            for node in (a, b):
+                await node.report(phase=phase)
+        for node in (a, b):
+            await node.close()
+        await bed.until(lambda: bed.server.jobs.empty)
+        assert os.listdir(tmp_path) == []
+
+
+@live
+async def test_raw_bytes_on_the_port_concern_nobody() -> None:
+    async with serving() as bed:
+        host, _, port = bed.address.rpartition(":")
+        a, b = await bed.joined("x", job="other"), await bed.joined("y", job="other")
+        for junk in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            os.urandom(100_000),
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 99,
+        ):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(junk)
+            with contextlib.suppress(OSError):
+                writer.write_eof()
+                while await reader.read(65536):
+                    pass
+            writer.close()
+        await goes_on(bed, *a, *b)
+
+
+@live
+async def test_five_hundred_nodes_form_one_round() -> None:
+    count = 500
+    async with serving() as bed:
+        nodes = [bed.node(f"n{number}", workers=1) for number in range(count)]
+        await asyncio.gather(*(node.join(Rules(least=count, most=count)) for node in nodes))
+        found = await asyncio.gather(*(node.seated(1) for node in nodes))
+        seats = [wanted.seat for wanted in found if wanted.seat is not None]
+        assert sorted(seat.first_rank for seat in seats) == list(range(count))
+        assert {seat.world_size for seat in seats} == {count}
+        assert len(bed.said) == 1
+
+
+@live
+async def test_it_listens_on_the_address_that_was_given_and_on_no_other() -> None:
+    async with serving() as bed:
+        port = int(bed.address.rpartition(":")[2])
+        with socket.socket() as elsewhere, pytest.raises(OSError, match="refused"):
+            elsewhere.connect(("127.0.0.2", port))
+
+
+@live
+async def test_an_address_that_is_taken_is_refused() -> None:
+    async with serving() as bed:
+        second = server.MasterServer("", None, print)
+        with pytest.raises(OSError, match=r"."):
+            await second.start(bed.address)
+        await second.stop("it never began")
+
+
+@live
+async def test_another_method_does_not_exist() -> None:
+    async with serving() as bed, grpc.aio.insecure_channel(bed.address, options=CHANNEL_OPTIONS) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.unary_unary(METHOD + "s")(b"")
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
