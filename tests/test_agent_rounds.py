@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import WORKERS, Mailbox, finish, launch
 from scripted_agent import FINISHED, Answer, Play, gathering, over, seat, training
 
 from dlrover_run import exit_codes
@@ -354,3 +358,77 @@ class TestMeeting:
         accepting = "0100007F:99AF 0100007F:834E 03"
         other = "0100007F:0016 0100007F:834E 01"
         assert store_clients([self.table(listening, opening, accepting, other), self.HEAD, ""], self.STORE) == set()
+
+
+class TestTwoLaunchers:
+    """Real ones, which meet on loopback."""
+
+    def join(
+        self, mailbox: Mailbox, port: int, script: Path, *flags: str, nnodes: str = "2", conf: str = "lost_after=0.2"
+    ) -> subprocess.Popen[str]:
+        place = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={conf}"]
+        return launch(mailbox, f"--nnodes={nnodes}", *place, *flags, script)
+
+    def test_a_worker_that_fails_on_one_restarts_both_and_both_succeed_together(
+        self, mailbox: Mailbox, free_port: int
+    ) -> None:
+        os.mkfifo(mailbox.directory / "turn")
+        script = WORKERS / "fail_once.py"
+        nodes = [self.join(mailbox, free_port, script, "--max-restarts=1") for _ in range(2)]
+        ended = [finish(node) for node in nodes]
+        assert [each.code for each in ended] == [0, 0], ended
+        seen = mailbox.gather(4, timeout=0)
+        assert [(m["restart"], m["rank"]) for m in seen] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        told = "".join(each.err for each in ended)
+        assert told.count("restart 1 of 1 after") == 2
+        assert told.count("rank 1 exited with code 11") == 1
+        assert told.count(f"rank 1 on {socket.gethostname()} exited with code 11") == 1
+
+    @pytest.mark.parametrize(("flags", "codes"), [([], [1, 9]), (["--compat-exit-codes"], [1, 1])])
+    def test_both_tell_of_one_root_cause(
+        self, mailbox: Mailbox, free_port: int, flags: list[str], codes: list[int]
+    ) -> None:
+        script = mailbox.script(
+            "fail.py",
+            "import os, signal, traceback\n"
+            "try: raise ValueError('the disk is gone')\n"
+            "except ValueError: os.environ['RANK'] == '0' or traceback.print_exc()\n"
+            "os.environ['RANK'] == '0' and signal.pause()\n"
+            "sys.exit(9)\n",
+        )
+        nodes = [self.join(mailbox, free_port, script, *flags) for _ in range(2)]
+        ended = [finish(node) for node in nodes]
+        assert sorted(each.code for each in ended) == codes
+        for each in ended:
+            _, _, report = each.err.partition("Root Cause (first observed failure):\n")
+            assert re.match(r"  rank 1 (on \S+ )?exited with code 9\n", report), each.err
+            assert re.search(r"^  rank      : 1\b", report, re.MULTILINE)
+            assert "    ValueError: the disk is gone\n" in report
+            assert f"The launcher exits with code {each.code}." in report
+
+    def test_when_one_is_asked_to_go_the_other_goes_on_without_a_time_out(
+        self, mailbox: Mailbox, free_port: int
+    ) -> None:
+        script = mailbox.script(
+            "hold.py", "import os, signal\npost(world=os.environ['WORLD_SIZE'], node=os.getppid())\nsignal.pause()\n"
+        )
+        patient = "last_call_timeout=9999,lost_after=9999,pend_timeout=9999"
+        nodes = [self.join(mailbox, free_port, script, nnodes="1:2", conf=patient) for _ in range(2)]
+        assert [m["world"] for m in mailbox.gather(2)] == ["2", "2"]
+        nodes[0].terminate()
+        again = mailbox.receive()
+        assert (again["world"], again["rank"], again["restart"]) == ("1", 0, 0)
+        assert finish(nodes[0]).code == 128 + signal.SIGTERM
+        nodes[1].terminate()
+        ended = finish(nodes[1])
+        assert ended.code == 128 + signal.SIGTERM
+        host = re.escape(socket.gethostname())
+        assert re.search(
+            f"round 2 with 1 node after .*: {host} (left, as it was asked to|was asked to leave)\\n", ended.err
+        )
+
+    def test_a_node_that_stays_alone_says_what_is_missing(self, mailbox: Mailbox, free_port: int) -> None:
+        ended = finish(self.join(mailbox, free_port, WORKERS / "hold.py", conf="join_timeout=1"))
+        assert ended.code == exit_codes.TOO_FEW_NODES
+        assert "the job failed: " in ended.err
+        assert "of the 2 nodes that are needed" in ended.err
