@@ -68,6 +68,37 @@ def test_a_budget_that_is_used_up_ends_the_job(mailbox: Mailbox) -> None:
     ]
 
 
+def test_a_script_that_never_gets_to_work_stops_early_and_says_so(mailbox: Mailbox) -> None:
+    script = mailbox.directory / "fail.py"
+    script.write_text("raise SystemExit(9)")
+    ended = finish(start(OURS, ["--max-restarts=10", script], cwd=mailbox.directory))
+    assert ended.code == 9
+    assert ended.err.count("dlrover-run: restart ") == 4
+    told = " ".join(ended.err.split())
+    assert "4 of 10 restarts were used. 5 rounds in succession failed so before any worker had got through" in told
+    assert "--rdzv-conf early_failure_limit=0 goes on" in told
+
+
+@pytest.mark.parametrize(
+    ("work", "flags"),
+    [
+        ("from dlrover_run.training import CheckpointDirectory; CheckpointDirectory('checkpoints').save(1, {})", []),
+        ("import time; raise ValueError(time.time_ns())", []),
+        ("pass", ["--rdzv-conf=early_failure_limit=0"]),
+    ],
+    ids=["checkpoint", "another failure each time", "no limit"],
+)
+def test_who_got_to_work_or_wants_it_uses_all_restarts(mailbox: Mailbox, work: str, flags: list[str]) -> None:
+    script = mailbox.directory / "fail.py"
+    script.write_text(f"import sys\n{work}\nraise SystemExit(9)\n")
+    ended = finish(start(OURS, ["--max-restarts=5", *flags, script], cwd=mailbox.directory))
+    assert "5 of 5 restarts were used." in ended.err
+
+
+def test_a_world_of_one_that_met_itself_uses_all_restarts(mailbox: Mailbox) -> None:
+    kill_and_recover(mailbox, "forkserver", 6, workers=1)
+
+
 def test_a_restart_does_not_need_what_a_cleaner_took_from_tmp(mailbox: Mailbox) -> None:
     script = mailbox.directory / "clean.py"
     script.write_text(
