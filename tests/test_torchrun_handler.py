@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -17,6 +18,11 @@ import pytest
 from harness import TORCHRUN, WAIT, Mailbox, environment, finish, launch
 
 from dlrover_run.descent.lineage import MASTER_NAME
+from dlrover_run.torchrun.entry_point import handler_creator
+
+if importlib.util.find_spec("torch"):
+    # Only then are the tests below run.
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 
 pytestmark = pytest.mark.torchrun
 
@@ -194,6 +200,36 @@ def test_one_node_needs_no_meeting_place_and_no_master(mailbox: Mailbox) -> None
     ended = finish(launch(mailbox, "--rdzv-backend=dlrover", "--max-restarts=1", script, launcher=TORCHRUN))
     assert ended.code == 0, ended.err
     assert [report["restart"] for report in mailbox.pending()] == [0, 1]
+
+
+def test_a_node_that_is_asked_to_go_is_not_waited_for(nodes: Nodes) -> None:
+    flags = ["--nnodes=1:2", "--max-restarts=1", "--rdzv-conf=lost_after=600"]
+    torchruns = [nodes.start(*flags) for _ in range(2)]
+    both = nodes.round_of(2)
+    leaver = next(torchrun for torchrun in torchruns if psutil.Process(both[1]["pid"]).ppid() == torchrun.pid)
+    leaver.terminate()
+    # Were it found missing and not said to have left, the others would wait for it for ten minutes.
+    alone = nodes.round_of(1)
+    assert finish(leaver).code == 1
+    finish_training(alone, *(torchrun for torchrun in torchruns if torchrun is not leaver))
+
+
+def test_a_handler_gives_each_round_another_store_and_leaves_for_good() -> None:
+    params = RendezvousParameters("dlrover", "", "job", min_nodes=1, max_nodes=1)
+    handler = handler_creator()(params)
+    assert (handler.get_backend(), handler.get_run_id(), handler.use_agent_store) == ("dlrover", "job", True)
+    first = handler.next_rendezvous()
+    assert (first.rank, first.world_size, handler.num_nodes_waiting()) == (0, 1, 0)
+    first.store.set("key", "of the first round")
+    second = handler.next_rendezvous()
+    assert not second.store.check(["key"])
+    assert second.bootstrap_store_info.master_port != first.bootstrap_store_info.master_port
+    assert handler.num_nodes_waiting() == 0
+    assert not handler.is_closed()
+    assert handler.shutdown()
+    assert handler.is_closed()
+    with pytest.raises(RendezvousClosedError, match="has left"):
+        handler.next_rendezvous()
 
 
 IMPORTED = """

@@ -6,9 +6,10 @@ it never says which. A round that nobody else has asked for yet is one that a fa
 
 from __future__ import annotations
 
-import atexit
 import logging
 import socket
+import time
+from functools import partial
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -26,7 +27,7 @@ from dlrover_run.coordination.records import OVER, Failure, NodePhase, PlanPhase
 from dlrover_run.spec import SpecError
 from dlrover_run.torchrun.membership import Membership, View
 from dlrover_run.torchrun.settings import job_spec
-from dlrover_run.torchrun.store import RoundStore, StoreFailure, await_host, is_wanted
+from dlrover_run.torchrun.store import RoundStore, StoreFailure, await_host, is_unwanted
 
 ASKED_AGAIN = "asked for a new round: torchrun restarts its workers"
 GAVE_UP = "was given up: torchrun does not restart its workers any more"
@@ -72,20 +73,23 @@ class DlroverRendezvous(RendezvousHandler):
         """
         if self._closed:
             raise RendezvousClosedError("this node has left the job.")
-        if self._seat is None:
-            # Where torchrun is stopped by a signal it does not call `shutdown`, and the others would have to find out.
-            atexit.register(self._membership.leave)
         self._membership.join()
         self._ask()
         tried = self._seat
         while True:
             seat = self._await_seat(tried)
-            store = self._enter(seat)
+            deadline = time.monotonic() + self._patience
+            store = self._enter(seat, deadline)
             if store is not None:
                 self._seat = seat
                 self._membership.tell(NodePhase.RUNNING, seat.key)
                 place = RendezvousStoreInfo(seat.store_address, seat.store_port)
                 return RendezvousInfo(store, seat.node_rank, seat.nodes, place)
+            if not self._membership.wait(partial(is_unwanted, seat), max(0.0, deadline - time.monotonic())):
+                raise RendezvousTimeoutError(
+                    f"not all {seat.nodes} nodes of round {seat.round} came to its store at {seat.store_address}:"
+                    f"{seat.store_port} within {self._patience:g} s (--rdzv-conf join_timeout)."
+                )
             tried = seat
 
     def num_nodes_waiting(self) -> int:
@@ -93,7 +97,7 @@ class DlroverRendezvous(RendezvousHandler):
         view = self._membership.view
         if self._seat is None or view.problem is not None or view.wanted.phase is PlanPhase.FINISHED:
             return 0
-        return 0 if is_wanted(self._seat, view) else 1
+        return int(is_unwanted(self._seat, view))
 
     def is_closed(self) -> bool:
         """Whether there is no further round for this node."""
@@ -113,7 +117,7 @@ class DlroverRendezvous(RendezvousHandler):
 
     def _ask(self) -> None:
         """Ask for a new round, unless there is one that torchrun has heard of or will."""
-        if self._seat is not None and is_wanted(self._seat, self._membership.view):
+        if self._seat is not None and not is_unwanted(self._seat, self._membership.view):
             self._membership.tell(NodePhase.FAILED, self._seat.key, _failure(self._seat, ASKED_AGAIN))
 
     def _await_seat(self, tried: Seat | None) -> Seat:
@@ -153,18 +157,14 @@ class DlroverRendezvous(RendezvousHandler):
         )
         return view.seat
 
-    def _enter(self, seat: Seat) -> RoundStore | None:
+    def _enter(self, seat: Seat, deadline: float) -> RoundStore | None:
         """The store of that round once all its nodes are there; None when the round came to nothing."""
-        if seat.node_rank == 0:
-            store = self._host(seat)
-        else:
-            if not await_host(seat, self._membership, self._patience):
-                return None
-            store = self._visit(seat)
-        if store is None or seat.nodes == 1:
-            return store
         try:
-            return store if store.meet(self._patience) else None
+            if seat.node_rank == 0:
+                store = self._host(seat)
+            else:
+                store = RoundStore(seat, self._membership) if await_host(seat, self._membership, deadline) else None
+            return store if store is not None and store.meet(deadline) else None
         except StoreFailure:
             # Its host has gone, and so there will be another round.
             return None
@@ -178,18 +178,12 @@ class DlroverRendezvous(RendezvousHandler):
                 return RoundStore(seat, self._membership)
             finally:
                 port.release()
-        except (OSError, SpecError, StoreFailure, TimeoutError) as error:
+        except (OSError, SpecError, StoreFailure) as error:
             reason = str(error).splitlines()[0]
             raise RendezvousError(
                 f"the store of this round cannot be hosted at {seat.store_address}:{seat.store_port} ({reason}): "
                 "name an address that is this machine's own with --local-addr."
             ) from error
-
-    def _visit(self, seat: Seat) -> RoundStore | None:
-        try:
-            return RoundStore(seat, self._membership)
-        except StoreFailure:
-            return None
 
 
 def _failure(seat: Seat, what: str) -> Failure:

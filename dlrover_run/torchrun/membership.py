@@ -6,9 +6,11 @@ The thread runs a loop with the board; torchrun's thread reads what the loop saw
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass, field
 
 from dlrover_run.agent.ports import HeldPort
@@ -72,6 +74,9 @@ class Membership:
         """Take part from now on; harmless when repeated."""
         if self._thread is not None:
             return
+        # Where torchrun is stopped by a signal it does not shut the rendezvous down, and the others would have to find
+        # out.
+        atexit.register(self.leave)
         # A daemon, so that no end of torchrun's can leave the process hanging on it.
         self._thread = threading.Thread(target=self._run, name="dlrover-rendezvous", daemon=True)
         with guard.signals_for_this_thread():
@@ -97,19 +102,30 @@ class Membership:
 
         Raises OSError or SpecError when it cannot be had.
         """
-        assert self._loop is not None, "who has a seat has joined"
 
         async def take() -> HeldPort | None:
             standing = self._standing
             return standing.take_port() if standing is not None and standing.round == key else None
 
-        return asyncio.run_coroutine_threadsafe(take(), self._loop).result(PORT_TIMEOUT)
+        with self._changed:
+            if self._loop is None:
+                return None
+            taking = asyncio.run_coroutine_threadsafe(take(), self._loop)
+        try:
+            return taking.result(PORT_TIMEOUT)
+        except futures.TimeoutError:
+            raise OSError(f"the port was not handed over within {PORT_TIMEOUT:g} s") from None
 
     def leave(self, failure: Failure | None = None) -> None:
-        """Say that this node takes no part any more, with the reason if it was not asked to go, and end the thread."""
+        """Say that this node takes no part any more, with the reason if it was not asked to go, and end the thread.
+
+        Whose workers have all succeeded leaves with that word.
+        """
+        atexit.unregister(self.leave)
         if self._thread is None or self._leaving:
             return
-        self._word = _Word(self.view.round, NodePhase.LEFT, failure)
+        if self._word.phase is not NodePhase.SUCCEEDED or self._word.round != self.view.round:
+            self._word = _Word(self.view.round, NodePhase.LEFT, failure)
         self._leaving = True
         self._wake_loop()
         self._thread.join(LEAVE_TIMEOUT)
@@ -141,10 +157,10 @@ class Membership:
             try:
                 while True:
                     self._wake.clear()
-                    word, leaving = self._word, self._leaving
-                    if leaving:
-                        board.publish(standing.status(NodePhase.LEFT, word.failure))
+                    if self._leaving:
+                        board.publish(standing.status(self._word.phase, self._word.failure))
                         return
+                    word = self._word
                     standing.take(board.assignment)
                     is_of_seat = word.round is not None and word.round == standing.round
                     # The workers of an earlier round may still be ending; nobody asks for them any more.

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public, only not marked as such.
 
@@ -45,23 +46,23 @@ _BARRIER = "torchelastic/agent/terminal_state"
 """How torch's SimpleElasticAgent calls the barrier at which agents wait whose workers have all succeeded."""
 
 
-def is_wanted(seat: Seat, view: View) -> bool:
-    """Whether that is still the place that this node shall have."""
-    return view.round == seat.key and view.wanted.phase not in OVER and view.problem is None
+def is_unwanted(seat: Seat, view: View) -> bool:
+    """Whether this node shall have another place than that one, or none."""
+    return view.round != seat.key or view.wanted.phase in OVER or view.problem is not None
 
 
-def await_host(seat: Seat, membership: Membership, timeout: float) -> bool:
-    """Wait until the store's host listens; False when the seat is not wanted any more, or after `timeout` seconds.
+def await_host(seat: Seat, membership: Membership, deadline: float) -> bool:
+    """Wait until the store's host listens; False when the seat is not wanted any more, or after `deadline`.
 
     A store's own client would wait where neither a newer round nor a signal reaches it, and print that it waits.
     """
-    deadline = time.monotonic() + timeout
     pause = RETRY_FIRST
-    while is_wanted(seat, membership.view) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             socket.create_connection((seat.store_address, seat.store_port), CONNECT_TIMEOUT).close()
             return True
-        membership.wait(lambda view: not is_wanted(seat, view), pause)
+        if membership.wait(partial(is_unwanted, seat), pause):
+            return False
         pause = min(2 * pause, RETRY_MOST)
     return False
 
@@ -85,17 +86,22 @@ class RoundStore(TCPStore):
         self._seat = seat
         self._membership = membership
 
-    def meet(self, timeout: float) -> bool:
+    def meet(self, deadline: float) -> bool:
         """Wait until every node of the round is here; whether they all go on with it, on which all agree.
 
-        Not so when one of them has heard of a newer round first, when the host has gone, or after `timeout` seconds.
+        Not so when one of them has heard of a newer round first, or after `deadline`. Raises StoreFailure when the host
+        has gone.
         """
+        if self._seat.nodes == 1:
+            return True
         if self.add(_ARRIVED, 1) == self._seat.nodes:
             self.compare_set(_VERDICT, "", _GO)
-        verdict = _Awaited(self._seat, _VERDICT, timeout, self._membership.nudge)
-        self._membership.wait(lambda view: verdict.done or not is_wanted(self._seat, view))
+        verdict = _Awaited(self._seat, _VERDICT, deadline - time.monotonic(), self._membership.nudge)
+        self._membership.wait(lambda view: verdict.done or is_unwanted(self._seat, view))
         # The first word holds: none goes on alone because it was the last to arrive while another turned away.
-        return bool(self.compare_set(_VERDICT, "", _GIVEN_UP) == _GO.encode())
+        agreed = self.compare_set(_VERDICT, "", _GIVEN_UP)
+        verdict.join()
+        return bool(agreed == _GO.encode())
 
     def add(self, key: str, amount: int) -> int:
         """As every store's; the barrier begins with it."""
@@ -112,9 +118,10 @@ class RoundStore(TCPStore):
         with contextlib.suppress(StoreFailure):
             # A host that has gone waits for nobody either.
             last = _Awaited(self._seat, keys[0], timeout.total_seconds(), self._membership.nudge)
-            self._membership.wait(lambda view: last.done or not (is_wanted(self._seat, view) or view.problem))
-            # Lets all the others go, and the thread that still waits.
+            self._membership.wait(lambda view: last.done or (view.problem is None and is_unwanted(self._seat, view)))
+            # Lets the other nodes go, and the thread that still waits.
             self.set(keys[0], "")
+            last.join()
 
 
 class _Awaited:
@@ -130,11 +137,18 @@ class _Awaited:
             timeout=timedelta(seconds=CONNECT_TIMEOUT),
         )
         self.done = False
+        self._thread = threading.Thread(
+            target=self._wait, args=(key, timeout, on_end), name=f"await {key}", daemon=True
+        )
         with guard.signals_for_this_thread():
-            threading.Thread(target=self._wait, args=(key, timeout, on_end), name=f"await {key}", daemon=True).start()
+            self._thread.start()
+
+    def join(self) -> None:
+        """Let the thread see that the key is set. At the end of the process it must not be in the middle of that."""
+        self._thread.join(CONNECT_TIMEOUT)
 
     def _wait(self, key: str, timeout: float, on_end: Callable[[], None]) -> None:
         with contextlib.suppress(StoreFailure):
-            self._store.wait([key], timedelta(seconds=timeout))
+            self._store.wait([key], timedelta(seconds=max(timeout, 0.0)))
         self.done = True
         on_end()
