@@ -117,12 +117,16 @@ class Agent:
 
     def _situation(self) -> Situation:
         return Situation(
-            over=self._board.assignment.phase in OVER or self._board.problem is not None,
+            over=self._is_over,
             wanted=self._standing.round,
             started=self._round.key if self._round else None,
             live=self._round is not None and self._round.group.live,
             asked_to_end=self._departure.wanted,
         )
+
+    @property
+    def _is_over(self) -> bool:
+        return self._board.assignment.phase in OVER or self._board.problem is not None
 
     def _hear(self) -> None:
         """Something of the board has changed."""
@@ -130,7 +134,12 @@ class Agent:
         if self._reporting is None:
             # The loop may be waiting for the end of workers, and the others need not wait for that too. Not at once,
             # because the board may be speaking of what is just being put on it.
-            self._reporting = asyncio.get_running_loop().call_soon(self._report)
+            self._reporting = asyncio.get_running_loop().call_soon(self._report_meanwhile)
+
+    def _report_meanwhile(self) -> None:
+        with contextlib.suppress(OSError):
+            # The loop meets the same, and ends with a sentence.
+            self._report()
 
     def _report(self) -> None:
         """Take what the coordinator wants, and tell it what has become of that."""
@@ -143,9 +152,9 @@ class Agent:
         if not self._departure.wanted:
             # A node that goes takes no further seat; it stays a member of its round until its workers have ended.
             self._standing.take(wanted)
-            if self._round is not None and self._round.key != self._standing.round:
-                self._round.cancel()
             self._narration.follow(wanted)
+        if self._round is not None and (self._is_over or self._round.key != self._standing.round):
+            self._round.cancel()
         self._board.publish(statement(self._standing, self._round, self._departure.wanted))
 
     async def _start_round(self) -> None:
@@ -211,17 +220,16 @@ class Agent:
     async def _conclude(self, gave_up: Exception | None = None) -> Verdict:
         wanted, problem = self._board.assignment, self._board.problem
         # The others form their next round as soon as they know; what follows may wait for somebody at the console.
-        self._say_goodbye(gave_up)
+        succeeded = self._say_goodbye(gave_up)
         ends: tuple[WorkerEnd, ...] = ()
         results: dict[int, bytes] = {}
-        succeeded = False
         if self._round is not None:
             # Who reads our output in a pager takes the time that he likes, as he would with a worker's own. What dead
             # workers left behind does not wait for him; at a usual end the sweep after this function finds it sooner.
             sweep = asyncio.get_running_loop().call_later(lineage.STRAY_GRACE, self._strays.condemn_all)
             await self._round.gather_evidence(None)
             sweep.cancel()
-            ends, results, succeeded = self._round.ends, self._round.results(), self._round.group.succeeded
+            ends, results = self._round.ends, self._round.results()
             self._round.close()
         ending = Ending(wanted, self._standing.seat, ends, succeeded, results, self._departure.signal, problem, gave_up)
         verdict = judge(ending, self._spec.compat_exit_codes)
@@ -236,13 +244,16 @@ class Agent:
         self._events.job_ended(wanted.phase, verdict.restarts, verdict.reason)
         return verdict
 
-    def _say_goodbye(self, gave_up: Exception | None) -> None:
+    def _say_goodbye(self, gave_up: Exception | None) -> bool:
+        """Tell the others that this node takes no part any more; whether all its workers had succeeded."""
         self._over = True
         self._narration.end()
-        over = self._board.assignment.phase in OVER
-        if over or self._round is None or not self._round.group.succeeded:
+        current = self._round
+        succeeded = current is not None and current.key == self._standing.round and current.group.succeeded
+        if not succeeded or self._board.assignment.phase in OVER:
             self._board.publish(last_words(self._standing, gave_up))
-        # Else its last word is that its workers have succeeded, and the others need no round without them.
+        # Else its last word is that they have, and the others need no round without them.
+        return succeeded
 
     def _pass_on(self, root: WorkerEnd) -> None:
         """Hand the first failure's record to whoever started this launcher with an error file (as torchrun)."""
@@ -266,8 +277,11 @@ class Agent:
     def _take_signal(self, number: signal.Signals) -> None:
         self._hurry()
         if self._departure.signal is None:
-            grace = f"{self._spec.shutdown_timeout:g} s"
-            self._voice.say(f"{number.name} received: the workers are told and get {grace} to end")
+            live = self._round is not None and self._round.group.live
+            then = (
+                f"the workers are told and get {self._spec.shutdown_timeout:g} s to end" if live else "this node leaves"
+            )
+            self._voice.say(f"{number.name} received: {then}")
             if not self._stopping:
                 # The stop that follows now passes it on.
                 return
