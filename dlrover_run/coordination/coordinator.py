@@ -176,8 +176,8 @@ class Coordinator:
         if status.epoch <= self.plan.epoch:
             return
         if self._is_fresh:
-            # We are the later one, whatever the clock that our epoch came from says. Unless we have been asleep: that is
-            # found when the plan is stored, for a successor has taken the journal.
+            # We are the later one, whatever the clock that our epoch came from says; or we were asleep, and find that a
+            # successor has the journal when we store this.
             self._has_new_epoch = True
             self.plan = msgspec.structs.replace(self.plan, epoch=status.epoch + 1 + self.plan.epoch % OWN_EPOCHS)
         else:

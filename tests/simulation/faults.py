@@ -22,9 +22,8 @@ class Faults:
         self._random = scenario.timeline.random
         self._disk = disk
         self.over = False
+        often = [self._fail_worker, self._kill_worker]
         kinds = [
-            self._fail_worker,
-            self._kill_worker,
             self._kill_node,
             self._lose_machine,
             self._stop_node,
@@ -42,6 +41,7 @@ class Faults:
             self._fill_disk,
         ]
         self._taste = [(kind, self._random.choice((0, 0, 1, 1, 4))) for kind in kinds]
+        self._taste += [(kind, self._random.choice((0, 2, 6))) for kind in often]
         self._pause = self._random.choice((1.0, 4.0, 15.0))
 
     def begin(self, until: float) -> None:
@@ -161,7 +161,7 @@ class Faults:
     def _fill_disk(self) -> None:
         disk = self._disk
         if disk is not None:
-            disk.full = True
+            disk.full = disk.laws.slow_disk = True
 
             def empty() -> None:
                 disk.full = False

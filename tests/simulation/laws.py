@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.presence import Present
+from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import (
     OVER,
     Assignment,
+    Failure,
     NodeKey,
     NodePhase,
     NodeStatus,
@@ -21,6 +22,9 @@ from dlrover_run.coordination.records import (
 )
 from dlrover_run.coordination.rules import Rules
 from simulation.timeline import Broken
+
+UNSEEN_SLEEP = 0.4
+"""Seconds that a master may have been stopped for without noticing, and a little more."""
 
 Decide = Callable[[Rules, Plan, Present, float], Decision]
 
@@ -48,6 +52,8 @@ class Laws:
         self.rounds = 0
         self.restarts = 0
         self.over: Plan | None = None
+        self.slow_disk = False
+        self._due: dict[int, float | None] = {}
 
     def deciding(self, rules: Rules, plan: Plan, present: Present, now: float, real: Decide = decide) -> Decision:
         """`decide`, with everything that holds for one decision."""
@@ -56,6 +62,7 @@ class Laws:
         again = real(rules, after, present, now)
         demand(again.plan == after, "deciding twice gives the same plan")
         demand(again.wake_at is None or again.wake_at > now, "nobody is to be woken at a time that has passed")
+        self._check_promptness(after.epoch, again, present, now)
         if after is plan:
             return decision
         demand(plan.phase not in OVER, "a job that is over stays so")
@@ -74,11 +81,24 @@ class Laws:
             demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
         return decision
 
+    def _check_promptness(self, epoch: int, decision: Decision, present: Present, now: float) -> None:
+        """What falls due is decided when it is due. A coordinator's sleep does not count, but for what it overlooks."""
+        due = self._due.get(epoch)
+        demand(due is None or self.slow_disk or now < due + UNSEEN_SLEEP, "what falls due is decided when it is due")
+        times = [p.lost_at for p in present.values() if p.lost_at is not None and p.lost_at > now]
+        times += [] if decision.wake_at is None else [decision.wake_at]
+        self._due[epoch] = min(times, default=None)
+
     def _check_budget(self, plan: Plan, after: Plan, present: Present) -> None:
         failed = [p.status for p in present.values() if p.status.in_round(plan.key) and p.status.failure is not None]
         if not failed:
             demand(after.restart_count == plan.restart_count, "a change of membership costs no restart")
         if after.restart_count == plan.restart_count:
+            members = [present.get(member.key) for member in plan.members if not member.done]
+            undisturbed = all(p is not None and p.connected and not p.going for p in members)
+            own = [failure for p in members if p and (failure := failure_in(p, plan.key)) and not failure.lost_peer]
+            free = plan.phase is PlanPhase.TRAINING and undisturbed and own and after.phase is not PlanPhase.FAILED
+            demand(not free, "the failure of a worker costs a restart when nobody went")
             return
         demand(after.restart_count == plan.restart_count + 1, "one failure costs one restart")
         demand(plan.phase is PlanPhase.TRAINING, "only a round that trains can fail")
@@ -107,6 +127,8 @@ class Laws:
         demand(after.key.epoch == after.epoch, "a round carries the epoch of the coordinator that formed it")
         nodes = len(after.members)
         demand(rules.least <= nodes <= rules.most and nodes % rules.unit == 0, f"{nodes} nodes are no size of a round")
+        living = min(sum(p.can_train for p in present.values()), rules.most)
+        demand(nodes == living // rules.unit * rules.unit, f"{nodes} nodes train while {living} could")
         keys = [member.key for member in after.members]
         demand(len({key.node_id for key in keys}) == nodes, "no node has two seats")
         for key in keys:
@@ -168,6 +190,12 @@ class Laws:
         """A coordinator has taken a status: of two processes with one id at most one is connected."""
         twins = [key for key, p in present.items() if key.node_id == status.node_id and p.connected]
         demand(len(twins) <= 1, f"two processes are the node {status.node_id}")
+
+
+def failure_in(p: Presence, key: RoundKey) -> Failure | None:
+    """Why the workers of a node failed in that round, if they did."""
+    failed = p.status.phase is NodePhase.FAILED and p.status.in_round(key) and not p.succeeded_in(key)
+    return p.status.failure if failed else None
 
 
 def check_ranks(seats: Sequence[Seat]) -> None:

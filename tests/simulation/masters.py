@@ -198,8 +198,9 @@ class Masters:
 
     def settle(self) -> None:
         """All faults are over: the latest master runs, and the others are gone."""
-        for master in self.living[:-1]:
-            master.kill()
+        for master in self.living:
+            if master is not self.current:
+                master.kill()
         if self.current.alive:
             self.current.resume()
             self.current.fuse = None

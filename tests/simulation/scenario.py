@@ -186,7 +186,8 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
 
     class Port:
         def __init__(self, number: int = 0) -> None:
-            self.number = number or next(ports)
+            self.number = number or next(ports, 0)
+            demand(self.number > 0, "nodes do not change their ports for ever")
 
         def release(self) -> None:
             pass
