@@ -57,6 +57,8 @@ class Node:
         self.token = token
         self.hello = Hello(PROTOCOL, job, status.node_id, status.incarnation, proof.fresh_nonce())
         self.call = channel.stream_stream(METHOD)()
+        # Unlike `read()`, the iterator gives also what the master said just before it ended the stream.
+        self._incoming = aiter(self.call)
         self.assignment: Assignment | None = None
 
     async def say(self, *messages: FromNode) -> None:
@@ -68,15 +70,15 @@ class Node:
     async def hear(self) -> FromMaster:
         """The master's next word. Raises Ended."""
         try:
-            data = await asyncio.wait_for(self.call.read(), WAIT)
+            data = await asyncio.wait_for(self._incoming.__anext__(), WAIT)
         except grpc.aio.AioRpcError as error:
             raise Ended(error.code()) from None
+        except StopAsyncIteration:
+            raise Ended("end of stream") from None
         except asyncio.CancelledError:
             if self.call.cancelled():
                 raise Ended("cut") from None
             raise
-        if data is grpc.aio.EOF:
-            raise Ended("end of stream")
         return from_master(data)
 
     async def join(self, rules: Rules = FAST) -> Welcome:

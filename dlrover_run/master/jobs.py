@@ -20,7 +20,7 @@ from dlrover_run.wire.messages import BadMessage, Join, Refused, Welcome, rules_
 MAX_JOBS = 1000
 """Jobs that a master coordinates at a time."""
 
-WORTH_A_WORD = 1.0
+WORTH_A_WORD = 3.0
 """Seconds of lateness of the master from which on its person is told."""
 
 

@@ -117,10 +117,14 @@ def _file(place: str, path: str | None) -> Given | None:
 def _read_token(fd: int) -> str:
     try:
         with open(fd, "rb") as file:
-            token = file.read(4 * credentials.LONGEST_TOKEN).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"--token-fd {fd} cannot be read: {error}.") from None
-    return token.rstrip("\r\n")
+            token = file.read(4 * credentials.LONGEST_TOKEN).decode().rstrip("\r\n")
+    except OSError as error:
+        raise SpecError(f"--token-fd {fd} cannot be read ({error.strerror}): name an inherited descriptor.") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"--token-fd {fd} is not text: a token is UTF-8.") from None
+    if not token:
+        raise SpecError(f"--token-fd {fd} holds an empty token: write a secret text to it, or leave it out.")
+    return token
 
 
 def _state_dir(path: str) -> Path:

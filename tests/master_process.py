@@ -1,0 +1,61 @@
+"""What the tests of real master processes share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import WAIT, environment
+
+COMMAND = (sys.executable, "-m", "dlrover_run.master")
+
+
+@dataclass(frozen=True)
+class Master:
+    """A master that listens. `address` is HOST:PORT."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+    def finish(self, timeout: float = WAIT) -> tuple[int, str]:
+        """Wait for its end: the exit code and what it said."""
+        _, err = self.process.communicate(timeout=timeout)
+        return self.process.returncode, err
+
+
+def read_line(fd: int) -> dict[str, Any]:
+    """The line of JSON that a master writes once it listens."""
+    if not select.select([fd], [], [], WAIT)[0]:
+        raise AssertionError(f"the master said nothing within {WAIT} s")
+    with open(fd) as file:
+        said: dict[str, Any] = json.loads(file.read())
+    return said
+
+
+@contextlib.contextmanager
+def master(
+    *args: str | Path, listen: str = "127.0.0.1:0", env: dict[str, str | None] | None = None, **popen: Any
+) -> Iterator[Master]:
+    """A master process; it is killed at the end if it still runs."""
+    ready, theirs = os.pipe()
+    options: dict[str, Any] = {"stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **popen}
+    fds = (theirs, *options.pop("pass_fds", ()))
+    command = [*COMMAND, "--listen", listen, "--ready-fd", str(theirs), *map(str, args)]
+    process = subprocess.Popen(command, env=environment(env), text=True, pass_fds=fds, **options)
+    os.close(theirs)
+    try:
+        said = read_line(ready)
+        assert "port" in said, said
+        yield Master(process, f"{said['address']}:{said['port']}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

@@ -1,0 +1,204 @@
+"""Strangers and defective nodes: whatever they send, their own stream ends and nothing else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from harness import WAIT
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from master_node import FAST, Ended, Node, grpc, status
+from master_process import Master, master
+from test_master_job import Line
+
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.records import Failure, NodePhase, NodeStatus, RoundKey, Seat
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.master.handshake import Refusal
+from dlrover_run.master.job import Job
+from dlrover_run.wire.messages import (
+    PROTOCOL,
+    BadMessage,
+    FromNode,
+    Hello,
+    Join,
+    Proof,
+    Refused,
+    Report,
+    encode,
+    from_node,
+    rule_values,
+)
+from dlrover_run.wire.transport import CHANNEL_OPTIONS
+
+EPOCHS = st.integers(-1, 9) | st.integers(2**60, 2**80)
+COUNTS = st.integers(0, 3) | st.integers(0, 1_000_000)
+KEYS = st.builds(RoundKey, epoch=EPOCHS, number=st.integers(0, 4))
+TEXTS = st.text(max_size=20)
+SEATS = st.builds(
+    Seat,
+    key=KEYS,
+    node_rank=COUNTS,
+    nodes=COUNTS,
+    store_address=TEXTS,
+    store_port=st.integers(0, 65535),
+    **dict.fromkeys(
+        ("restart_count", "workers", "first_rank", "world_size", "role_first_rank", "role_world_size"), COUNTS
+    ),
+)
+FAILURES = st.builds(Failure, rank=st.integers(), host=TEXTS, what=TEXTS, lost_peer=st.booleans(), trace=TEXTS)
+STATUSES = st.builds(
+    NodeStatus,
+    node_id=st.sampled_from("ab"),
+    incarnation=st.sampled_from(["one", "two"]),
+    host=TEXTS,
+    address=TEXTS,
+    port=st.integers(0, 65535),
+    workers=COUNTS,
+    role=TEXTS,
+    rank_wish=st.none() | COUNTS,
+    phase=st.sampled_from(NodePhase),
+    seat=st.none() | SEATS,
+    heard=KEYS,
+    epoch=EPOCHS,
+    met=st.booleans(),
+    failure=st.none() | FAILURES,
+)
+RULES = st.dictionaries(
+    st.sampled_from(list(Rules.__dataclass_fields__)) | TEXTS,
+    st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.none() | st.tuples(TEXTS, st.integers()),
+    max_size=4,
+)
+MESSAGES = st.one_of(
+    st.builds(Hello, st.sampled_from([PROTOCOL, 0, -1]), TEXTS, st.just("a"), st.just("one"), st.just("0" * 64)),
+    st.builds(Proof, st.sampled_from(["", "0" * 64, "x"])),
+    st.builds(Join, STATUSES, st.just(rule_values(FAST)) | RULES),
+    st.builds(Report, STATUSES),
+)
+
+
+def damaged(frame: bytes, place: int, junk: bytes) -> bytes:
+    cut = place % (len(frame) + 1)
+    return frame[:cut] + junk + frame[cut + len(junk) :]
+
+
+FRAMES = st.one_of(
+    MESSAGES.map(encode),
+    st.builds(damaged, MESSAGES.map(encode), st.integers(0, 2000), st.binary(min_size=1, max_size=4)),
+    st.binary(max_size=200),
+    st.recursive(st.none() | st.integers() | TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)).map(
+        msgspec.json.encode
+    ),
+)
+
+
+@given(FRAMES)
+def test_bytes_are_a_message_or_a_bad_message(frame: bytes) -> None:
+    try:
+        message = from_node(frame)
+    except BadMessage:
+        return
+    assert from_node(encode(message)) == message
+
+
+@given(st.lists(st.tuples(STATUSES, st.sampled_from(["join", "hear", "part", "wait"])), max_size=25))
+@settings(deadline=None)
+def test_whatever_nodes_say_of_themselves_a_job_decides_or_refuses(events: list[tuple[NodeStatus, str]]) -> None:
+    now = 0.0
+    job = Job("job", Coordinator(Rules(least=1, most=3, lost_after=1.0, max_restarts=2), now, 5), None, now, str)
+    lines = {key: Line() for key in [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")]}
+    for said, event in events:
+        line = lines[said.key]
+        with contextlib.suppress(Refusal):
+            if event == "join":
+                job.admit(line, said, FAST, now)
+            elif event == "hear":
+                job.hear(line, said, now)
+            elif event == "part":
+                job.part(line, said.key, now)
+            else:
+                now += 5.0
+        if job.stepped_down is None:
+            job.settle(now)
+        for each in lines.values():
+            for wanted in each.told:
+                # What is told can be sent, and understood.
+                assert msgspec.json.decode(msgspec.json.encode(wanted), type=type(wanted)) == wanted
+            each.told.clear()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Master]:
+    with master() as one:
+        yield one
+        one.process.terminate()
+        code, said = one.finish()
+        assert code == 0
+        assert "internal error" not in said
+        assert "Traceback" not in said
+
+
+async def send(address: str, frames: list[bytes]) -> None:
+    """A stranger's stream with these frames, to its end; then two nodes meet as if nothing had been."""
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        stranger = Node(channel, status("a"))
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for frame in frames:
+                await stranger.call.write(frame)
+            await stranger.call.done_writing()
+        await stranger.ended()
+        nodes = [Node(channel, status(name), "other") for name in "ab"]
+        for node in nodes:
+            await node.join()
+        for node in nodes:
+            await node.seated(1)
+        for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
+            for node in nodes:
+                await node.report(phase=phase)
+        for node in nodes:
+            await node.close()
+
+
+def conversation(said: list[FromNode], then: list[bytes]) -> list[bytes]:
+    return [*map(encode, said), *then]
+
+
+HELLO = Hello(PROTOCOL, "job", "a", "one", "0" * 64)
+BEGINNINGS: st.SearchStrategy[list[FromNode]] = st.sampled_from(
+    [[], [HELLO], [HELLO, Proof("")], [HELLO, Proof(""), Join(status("a"), rule_values(FAST))]]
+)
+
+
+@given(st.builds(conversation, BEGINNINGS, st.lists(FRAMES, max_size=4)))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_frames_of_any_kind_concern_no_other_job(running: Master, frames: list[bytes]) -> None:
+    asyncio.run(asyncio.wait_for(send(running.address, frames), WAIT))
+
+
+@given(st.binary(min_size=1, max_size=2000), st.booleans())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_bytes_that_are_no_http_end_their_connection_only(running: Master, junk: bytes, polite: bool) -> None:
+    host, _, port = running.address.rpartition(":")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) if polite else b""
+    with socket.create_connection((host, int(port)), timeout=WAIT) as connection, contextlib.suppress(OSError):
+        connection.sendall(preface + junk)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
+    assert running.process.poll() is None
+
+
+def test_after_all_that_a_stranger_is_still_told_what_is_wrong(running: Master) -> None:
+    async def test() -> None:
+        async with grpc.aio.insecure_channel(running.address, options=CHANNEL_OPTIONS) as channel:
+            stranger = Node(channel, status("a"))
+            await stranger.call.write(b"{}")
+            with contextlib.suppress(Ended):
+                assert isinstance(await stranger.hear(), Refused)
+
+    asyncio.run(asyncio.wait_for(test(), WAIT))

@@ -1,0 +1,396 @@
+"""The master as a process: its command line, its end, its secrets, and a successor after SIGKILL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import WAIT, environment
+from master_node import FAST, Ended, Node, grpc, status
+from master_process import COMMAND, Master, master, read_line
+
+from dlrover_run.coordination.records import NodePhase, PlanPhase
+from dlrover_run.master import command
+from dlrover_run.master.options import Options
+from dlrover_run.wire.messages import Proof, rule_values
+from dlrover_run.wire.transport import CHANNEL_OPTIONS
+
+
+def talk(address: str, test: Callable[[Any], Awaitable[None]], credentials: Any = None) -> None:
+    """Run `test` with a channel to the master, in a bounded time."""
+
+    async def bounded() -> None:
+        channel = (
+            grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        )
+        async with channel:
+            await asyncio.wait_for(test(channel), WAIT)
+
+    asyncio.run(bounded())
+
+
+async def train(channel: Any, *names: str, job: str = "job", token: str = "") -> list[Node]:
+    """Nodes that train in the first round."""
+    nodes = [Node(channel, status(name), job, token) for name in names]
+    for node in nodes:
+        await node.join()
+    for node in nodes:
+        await node.seated(1)
+    return nodes
+
+
+async def be_done(*nodes: Node) -> None:
+    for phase in (NodePhase.SUCCEEDED, NodePhase.LEFT):
+        for node in nodes:
+            await node.report(phase=phase)
+    for node in nodes:
+        await node.close()
+
+
+def test_it_serves_until_it_is_asked_to_end() -> None:
+    with master() as one:
+
+        async def test(channel: Any) -> None:
+            a, b = await train(channel, "a", "b")
+            one.process.terminate()
+            for node in (a, b):
+                refused = await node.refused()
+                assert (refused.reason, refused.retry) == ("the master ends: SIGTERM came", True)
+
+        talk(one.address, test)
+        code, said = one.finish()
+        assert code == 0
+        assert said.splitlines() == [
+            f"dlrover-master: listens on {one.address}",
+            "dlrover-master: job 'job': begins, for 2 nodes",
+            "dlrover-master: job 'job': round 1 with 2 nodes: 2 nodes are here",
+            "dlrover-master: ends: SIGTERM came",
+        ]
+
+
+def test_an_interrupt_ends_it_without_a_traceback() -> None:
+    with master() as one:
+        one.process.send_signal(signal.SIGINT)
+        code, said = one.finish()
+        assert code == 0
+        assert "Traceback" not in said
+
+
+def test_with_an_idle_timeout_it_ends_when_nobody_comes() -> None:
+    with master("--idle-timeout", "0.1") as one:
+        code, said = one.finish()
+        assert code == 0
+        assert "ends: no node was here for 0.1 s" in said
+
+
+def test_with_an_idle_timeout_it_ends_with_its_last_job_and_never_before() -> None:
+    with master("--idle-timeout", str(10 * WAIT)) as one:
+
+        async def test(channel: Any) -> None:
+            first, second = await train(channel, "a", "b", job="one"), await train(channel, "a", "b", job="two")
+            await be_done(*first)
+            await second[0].report()
+            await second[0].until(bool)
+            await be_done(*second)
+
+        talk(one.address, test)
+        code, said = one.finish()
+        assert code == 0
+        assert "ends: every job is over" in said
+
+
+def test_only_a_master_that_belongs_to_a_job_hides_its_arguments() -> None:
+    with master("--idle-timeout", "100") as hosted, master() as alone:
+        assert psutil.Process(hosted.process.pid).cmdline() == ["dlrover-master"]
+        assert "--listen" in psutil.Process(alone.process.pid).cmdline()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "the following arguments are required: --listen"),
+        (["--listen", "localhost:http"], "--listen 'localhost:http' has a bad port"),
+        (["--listen", "::1"], "--listen '::1' has no good host"),
+        (["--listen", "127.0.0.1:0", "--idle-timeout", "soon"], "--idle-timeout 'soon' is not a number"),
+        (["--listen", "127.0.0.1:0", "--token-fd", "-1"], "--token-fd '-1' is out of range"),
+        (["--listen", "127.0.0.1:0", "--token-fd", "77"], "--token-fd 77 cannot be read"),
+        (["--listen", "127.0.0.1:0", "--token-fd", "0"], "--token-fd 0 holds an empty token"),
+        (["--listen", "127.0.0.1:0", "--token-file", "/nowhere"], "--token-file '/nowhere' cannot be read"),
+        (["--listen", "127.0.0.1:0", "--state-dir", "/dev/null/x"], "--state-dir '/dev/null/x' cannot be made"),
+        (["--listen", "127.0.0.1:0", "--tls-cert", "/nowhere", "--tls-key", "x"], "--tls-cert '/nowhere' cannot be"),
+        (["--listen", "127.0.0.1:0", "--tls-key", "/etc/hostname"], "--tls-key '/etc/hostname'"),
+        (["--listen", "127.0.0.1:0", "--auth-required"], "--auth-required, and there is nothing"),
+        (["--listen", "127.0.0.1:0", "--listne", "1"], "unrecognized arguments: --listne 1"),
+    ],
+)
+def test_a_mistake_is_one_line_and_told_to_who_waits(args: list[str], words: str) -> None:
+    ready, theirs = os.pipe()
+    run = subprocess.run(
+        [*COMMAND, "--ready-fd", str(theirs), *args],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        pass_fds=[theirs],
+        timeout=WAIT,
+        check=False,
+    )
+    os.close(theirs)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"dlrover-master: {words}")
+    assert len(run.stderr.splitlines()) == 1
+    assert read_line(ready)["error"].startswith(words)
+
+
+@pytest.mark.parametrize("place", ["taken", "192.0.2.1:0", "no-such-host.invalid:0"])
+def test_an_address_that_cannot_be_had_is_one_line_with_a_reason(place: str) -> None:
+    with master() as other:
+        ready, theirs = os.pipe()
+        listen = other.address if place == "taken" else place
+        run = subprocess.run(
+            [*COMMAND, "--listen", listen, "--ready-fd", str(theirs)],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            pass_fds=[theirs],
+            timeout=WAIT,
+            check=False,
+        )
+        os.close(theirs)
+        assert run.returncode == 71
+        assert len(run.stderr.splitlines()) == 1
+        assert run.stderr.startswith(f"dlrover-master: --listen '{listen}'")
+        assert "Traceback" not in run.stderr
+        assert read_line(ready)["error"] in run.stderr
+        if place == "taken":
+            assert "Address already in use" in run.stderr
+
+
+def test_it_needs_neither_torch_nor_typer() -> None:
+    code = (
+        "import sys, dlrover_run.master.command, dlrover_run.master.server; "
+        "dlrover_run.master.server.load_grpc(); "
+        "print(sorted({'torch', 'typer', 'rich', 'numpy', 'google.protobuf'} & sys.modules.keys()))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT, check=True)
+    assert run.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("way", ["variable", "file", "descriptor"])
+def test_a_token_comes_in_by_no_argument_and_never_out(way: str, tmp_path: Path) -> None:
+    secret = "open-sesame-1234"
+    env: dict[str, str | None] = {"DLROVER_RDZV_TOKEN": secret} if way == "variable" else {}
+    args: list[str] = []
+    fds: list[int] = []
+    if way == "file":
+        (tmp_path / "token").write_text(f"{secret}\n")
+        args = ["--token-file", str(tmp_path / "token")]
+    if way == "descriptor":
+        fds = [os.memfd_create("token")]
+        os.write(fds[0], secret.encode())
+        os.lseek(fds[0], 0, os.SEEK_SET)
+        args = ["--token-fd", str(fds[0])]
+    with master("--auth-required", *args, env=env, pass_fds=fds) as one:
+        for fd in fds:
+            os.close(fd)
+        for name in ("cmdline", "environ"):
+            assert secret.encode() not in Path(f"/proc/{one.process.pid}/{name}").read_bytes()
+
+        async def test(channel: Any) -> None:
+            await train(channel, "a", "b", token=secret)
+            stranger = Node(channel, status("c"))
+            await stranger.say(stranger.hello, Proof("0" * 64))
+            assert secret not in (await stranger.refused()).reason
+
+        talk(one.address, test)
+        one.process.terminate()
+        _, said = one.finish()
+        assert "this node's token is not the master's" in said
+        assert secret not in said
+        assert "warning" not in said
+
+
+def test_an_open_address_is_told_apart_from_a_local_one() -> None:
+    for host in ("127.0.0.1", "localhost", "127.0.0.2"):
+        assert not command._reachable_from_outside(Options(host, 0))
+    for host in ("0.0.0.0", "192.0.2.1"):
+        assert command._reachable_from_outside(Options(host, 0))
+
+
+def test_a_master_that_was_killed_has_a_successor_in_the_same_round(tmp_path: Path) -> None:
+    nodes: list[Node] = []
+    with master("--state-dir", tmp_path) as one:
+
+        async def begin(channel: Any) -> None:
+            nodes.extend(await train(channel, "a", "b"))
+            one.process.kill()
+            for node in nodes:
+                with contextlib.suppress(AssertionError):
+                    await node.ended()
+
+        talk(one.address, begin)
+        one.finish()
+    # A write that was cut short by the end of the machine.
+    (path,) = tmp_path.iterdir()
+    with path.open("ab") as file:
+        file.write(b'deadbeef {"epoch":')
+    with master("--state-dir", tmp_path, listen=one.address) as two:
+
+        async def go_on(channel: Any) -> None:
+            for before in nodes:
+                node = Node(channel, before.status)
+                welcome = await node.join()
+                assert welcome.rules == rule_values(FAST)
+                wanted = await node.until(bool)
+                assert wanted.seat == before.status.seat
+                assert wanted.epoch > before.status.epoch
+
+        talk(two.address, go_on)
+
+
+def test_a_disk_that_takes_nothing_holds_the_round_back_until_it_does(tmp_path: Path) -> None:
+    with master("--state-dir", tmp_path) as one:
+
+        async def test(channel: Any) -> None:
+            a, b = (Node(channel, status(name)) for name in "ab")
+            await a.join()
+            # The journal's header is written; the kernel refuses whatever would come behind it.
+            full = (1, resource.RLIM_INFINITY)
+            resource.prlimit(one.process.pid, resource.RLIMIT_FSIZE, full)
+            await b.join()
+            for node in (a, b):
+                wanted = await node.until(lambda wanted: wanted.waiting and "cannot write" in wanted.waiting.text)
+                assert wanted.seat is None
+            resource.prlimit(one.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            for node in (a, b):
+                await node.seated(1)
+
+        talk(one.address, test)
+        one.process.terminate()
+        _, said = one.finish()
+        assert "File too large; nothing is decided until it can" in said
+        assert "the journal is written again" in said
+
+
+def test_a_hundred_megabytes_take_no_memory_of_the_master() -> None:
+    with master() as one:
+        before = psutil.Process(one.process.pid).memory_info().rss
+
+        async def test(channel: Any) -> None:
+            a, b = await train(channel, "a", "b")
+            async with grpc.aio.insecure_channel(one.address) as other:
+                stranger = Node(other, status("s"))
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await stranger.call.write(b"x" * 100_000_000)
+                with pytest.raises(Ended):
+                    await stranger.hear()
+            for node in (a, b):
+                await node.report()
+                assert (await node.until(bool)).phase is PlanPhase.TRAINING
+
+        talk(one.address, test)
+        peak = int(
+            next(
+                line.split()[1]
+                for line in Path(f"/proc/{one.process.pid}/status").read_text().splitlines()
+                if line.startswith("VmHWM")
+            )
+        )
+        assert peak * 1024 - before < 30_000_000
+
+
+def test_it_serves_though_nobody_can_read_what_it_says() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 65536)
+    os.set_blocking(write, True)
+    with master(stderr=write) as one:
+        os.close(write)
+        talk(one.address, lambda channel: train(channel, "a", "b"))  # type: ignore[arg-type, return-value]
+        one.process.terminate()
+        assert one.process.wait(WAIT) == 0
+    os.close(read)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca, other-ca, and for each a `NAME.pem` that it signed, with keys."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl here to make certificates with")
+    folder = tmp_path_factory.mktemp("tls")
+
+    def call(*args: str) -> None:
+        subprocess.run([openssl, *args], cwd=folder, check=True, capture_output=True, timeout=WAIT)
+
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for ca, signed in (("ca", ("master", "node")), ("other-ca", ("stranger",))):
+        call("req", "-x509", *new, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}", "-days", "2")
+        for name in signed:
+            call("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+            (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+            signing = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", "names")
+            call("x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem", "-days", "2")
+    return folder
+
+
+def _tls_master(folder: Path, *args: str | Path) -> contextlib.AbstractContextManager[Master]:
+    return master("--tls-cert", folder / "master.pem", "--tls-key", folder / "master.key", *args)
+
+
+def _credentials(folder: Path, name: str | None, ca: str = "ca") -> Any:
+    key, cert = (None, None) if name is None else [(folder / f"{name}{end}").read_bytes() for end in (".key", ".pem")]
+    return grpc.ssl_channel_credentials((folder / f"{ca}.pem").read_bytes(), key, cert)
+
+
+async def _turned_away(channel: Any) -> None:
+    with pytest.raises(Ended):
+        await Node(channel, status("s")).join()
+
+
+async def _let_in(channel: Any) -> None:
+    await train(channel, "a", "b")
+
+
+def test_tls_keeps_out_who_does_not_speak_it_and_shows_the_master(certificates: Path) -> None:
+    with _tls_master(certificates) as one:
+        talk(one.address, _turned_away)
+        talk(one.address, _turned_away, _credentials(certificates, None, "other-ca"))
+        talk(one.address, _let_in, _credentials(certificates, None))
+
+
+def test_with_a_ca_every_node_needs_a_certificate_that_it_signed(certificates: Path) -> None:
+    with _tls_master(certificates, "--tls-ca", certificates / "ca.pem", "--auth-required") as one:
+        talk(one.address, _turned_away, _credentials(certificates, None))
+        talk(one.address, _turned_away, _credentials(certificates, "stranger"))
+        talk(one.address, _let_in, _credentials(certificates, "node"))
+
+
+def test_a_key_that_is_not_the_certificates_is_told_at_the_start(certificates: Path) -> None:
+    files = ["--tls-cert", str(certificates / "master.pem"), "--tls-key", str(certificates / "node.key")]
+    run = subprocess.run(
+        [*COMMAND, "--listen", "127.0.0.1:0", *files],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert len(run.stderr.splitlines()) == 1
+    assert run.stderr.startswith("dlrover-master: --tls-cert, --tls-key or --tls-ca cannot be used: ")
