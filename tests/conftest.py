@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from cluster import Cluster
 from harness import OURS, TORCHRUN, Launcher, Mailbox
 
 # These test what runs inside a worker with torch, and cannot even be imported without it (see `make test-other`).
@@ -34,6 +35,14 @@ def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
     box = Mailbox(tmp_path)
     yield box
     box.close()
+
+
+@pytest.fixture
+def cluster(mailbox: Mailbox) -> Iterator[Cluster]:
+    """Nodes that one test starts; whoever of them is left at its end makes it fail."""
+    nodes = Cluster(mailbox)
+    yield nodes
+    nodes.close()
 
 
 @pytest.fixture

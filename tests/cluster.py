@@ -1,0 +1,331 @@
+"""Several nodes on this machine: launchers that meet on loopback, masters of their own, and links that can be cut.
+
+Whatever a test starts is below this process, for it takes orphans in: so it can be said that nothing is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from harness import OURS, WAIT, WORKERS, Mailbox, agent_of, environment, kill_leftovers, start, still_alive, watched
+
+from dlrover_run.descent import lineage
+
+MEMBER = WORKERS / "member.py"
+
+QUICK = {"last_call_timeout": 0.1, "lost_after": 0.2}
+"""Settings of a rendezvous under which a test does not wait for what it knows."""
+
+NEVER = 10_000
+"""Seconds of a time-out that a test must not need."""
+
+World = list[dict[str, Any]]
+
+
+class Talker:
+    """A process whose words on the console are kept."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self.name = name
+        self.process = process
+        self.said = ""
+        self._heard = 0
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def has_said(self, words: str) -> bool:
+        """Whether words are among those that have come, wherever lines were broken."""
+        return words in " ".join(self.said.split())
+
+    def until_says(self, words: str, timeout: float = WAIT) -> None:
+        """Wait for words that come after those that were waited for before."""
+        deadline = time.monotonic() + timeout
+        while (at := self.said.find(words, self._heard)) < 0:
+            if not self._listen(deadline):
+                raise AssertionError(f"{self.name} did not say {words!r} but:\n{self.said}")
+        self._heard = at + len(words)
+
+    def finish(self, timeout: float = WAIT) -> int:
+        """Wait for its end; the exit code."""
+        deadline = time.monotonic() + timeout
+        while self._listen(deadline):
+            pass
+        try:
+            return self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end within {timeout} s, and said:\n{self.said}") from None
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def _listen(self, deadline: float) -> bool:
+        """Take what comes next; whether anything did before the deadline or the end."""
+        assert self.process.stdout is not None
+        fd = self.process.stdout.fileno()
+        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+        data = os.read(fd, 65536)
+        self.said += data.decode(errors="replace")
+        return bool(data)
+
+
+class Node(Talker):
+    """One launcher."""
+
+    @property
+    def agent(self) -> psutil.Process:
+        return agent_of(self.process)
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The guard and all that is below it, but for a master: that one belongs to the job."""
+        guard = psutil.Process(self.pid)
+        return [guard, *(process for process in guard.children(recursive=True) if process.name() != "dlrover-master")]
+
+    def lose(self) -> None:
+        """Kill all of it in one moment, as when its machine loses its power."""
+        # The agent first, for it would find the words to say goodbye.
+        for process in sorted(self.processes, key=lambda process: process.name() != "dlrover-agent"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert self.finish() == -signal.SIGKILL
+
+
+class Cluster:
+    """The nodes of one job, whose workers post to the mailbox, and the place where they meet."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+        self.directory = mailbox.directory
+        self.port = quiet_port()
+        self._talkers: list[Talker] = []
+        self._before = {child.pid for child in psutil.Process().children(recursive=True)}
+        lineage.become_subreaper()
+
+    def node(
+        self,
+        name: str,
+        nnodes: str,
+        *flags: str | Path,
+        script: Path = MEMBER,
+        args: Sequence[str] = (),
+        conf: Mapping[str, object] | None = None,
+        endpoint: int | None = None,
+        env: Mapping[str, str | None] | None = None,
+    ) -> Node:
+        """Start a launcher that joins; its workers post `name`. `endpoint` is another port on loopback than the job's,
+        0 for no word of a meeting place."""
+        settings = ",".join(f"{key}={value}" for key, value in {**QUICK, **(conf or {})}.items())
+        place = [] if endpoint == 0 else ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{endpoint or self.port}"]
+        process = start(
+            OURS,
+            [f"--nnodes={nnodes}", *place, f"--rdzv-conf={settings}", *flags, script, *args],
+            cwd=self.directory,
+            env={"TEST_MAILBOX": self.mailbox.name, "TEST_NODE": name, **(env or {})},
+            stderr=subprocess.STDOUT,
+        )
+        node = Node(name, process)
+        self._talkers.append(node)
+        return node
+
+    def nodes(self, names: str, nnodes: str, *flags: str | Path, **options: Any) -> list[Node]:
+        """Start a launcher for each letter."""
+        return [self.node(name, nnodes, *flags, **options) for name in names]
+
+    def stand_alone_master(
+        self, *flags: str | Path, port: int | None = None, env: Mapping[str, str | None] | None = None
+    ) -> Talker:
+        """Start `python -m dlrover_run.master` and wait until it listens."""
+        listen = f"127.0.0.1:{port or self.port}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dlrover_run.master", "--listen", listen, *map(str, flags)],
+            cwd=self.directory,
+            env=environment(dict(env or {})),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        master = Talker("master", process)
+        self._talkers.append(master)
+        master.until_says("listens on")
+        return master
+
+    def master(self) -> psutil.Process:
+        """The master that one of the nodes has started."""
+        found = [process for process in self._below() if process.name() == "dlrover-master"]
+        assert len(found) == 1, f"{len(found)} masters"
+        return found[0]
+
+    def dismiss_master(self) -> None:
+        """End the master of a job that may be taken up again: it would wait for nodes for a while."""
+        for process in self._below():
+            if process.name() == "dlrover-master":
+                process.terminate()
+
+    def world(self, size: int) -> World:
+        """The next `size` workers that report, which must be those of one round, in the order of their ranks."""
+        world = self.mailbox.gather(size)
+        seen = [(m["rank"], m["world"]) for m in world]
+        assert seen == [(rank, size) for rank in range(size)], world
+        assert len({(m["port"], m["restart"], m["nodes"]) for m in world}) == 1, world
+        return world
+
+    def close(self) -> None:
+        """Fail unless the test has ended its launchers and all else has ended by itself."""
+        unfinished = [talker for talker in self._talkers if talker.process.poll() is None]
+        left: list[str] = []
+        try:
+            if not unfinished:
+                with watched_processes(self._below()) as pidfds:
+                    still_alive(pidfds, WAIT)
+                left = [_describe(process) for process in self._below()]
+        finally:
+            self._end_all()
+            ctypes.CDLL(None).prctl(36, 0)
+        told = "".join(f"\n--- {talker.name}\n{talker.said}" for talker in self._talkers)
+        assert not unfinished, f"the test left {[t.name for t in unfinished]} running{told}"
+        assert not left, f"left behind: {left}{told}"
+
+    def _below(self) -> list[psutil.Process]:
+        """What lives below this process on account of the test. Orphans that have ended are collected."""
+        ours = {talker.pid for talker in self._talkers}
+        living = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.pid in self._before:
+                    continue
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    living.append(process)
+                elif process.ppid() == os.getpid() and process.pid not in ours:
+                    os.waitpid(process.pid, 0)
+        return living
+
+    def _end_all(self) -> None:
+        # A guard that is killed first would let what it guards begin something new.
+        while processes := self._below():
+            with watched_processes(processes) as pidfds:
+                kill_leftovers(pidfds)
+                still_alive(pidfds, WAIT)
+        for talker in self._talkers:
+            talker.finish()
+            assert talker.process.stdout is not None
+            talker.process.stdout.close()
+
+
+@contextlib.contextmanager
+def watched_processes(processes: Sequence[psutil.Process]) -> Iterator[list[int]]:
+    """As `harness.watched`, of those that have not gone meanwhile."""
+    with contextlib.ExitStack() as stack:
+        fds: list[int] = []
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                fds += stack.enter_context(watched(process.pid))
+        yield fds
+
+
+def _describe(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return f"{process.pid} {process.name()} {process.cmdline()}"
+    return f"{process.pid}, which has gone by now"
+
+
+def quiet_port() -> int:
+    """A port that nobody listens on and that the kernel gives to nobody who asks for any."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def tell(world: World, number: signal.Signals) -> None:
+    """Send a signal to all workers of a world."""
+    for member in world:
+        os.kill(member["pid"], number)
+
+
+def places(world: World) -> dict[str, int]:
+    """The node rank of each node."""
+    return {member["node"]: member["node_rank"] for member in world}
+
+
+def succeed(world: World, *nodes: Node) -> None:
+    """Have all workers end with success, and see all nodes leave together."""
+    tell(world, signal.SIGUSR1)
+    assert [node.finish() for node in nodes] == [0] * len(nodes), "".join(node.said for node in nodes)
+
+
+def leave(node: Node) -> None:
+    """Ask a node to go, and wait until it has gone."""
+    node.signal(signal.SIGTERM)
+    assert node.finish() == 128 + signal.SIGTERM, node.said
+
+
+class Link:
+    """A way to a port on loopback, of which either direction can fall silent, and whose far end can be another one."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.up, self.down = threading.Event(), threading.Event()
+        self.up.set()
+        self.down.set()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._open: set[socket.socket] = set()
+        self.port = int(self._server.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """End all connections."""
+        for end in list(self._open):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.up.set()
+        self.down.set()
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.cut()
+        for end in self._open:
+            end.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:
+                    near.close()
+                    continue
+                self._open |= {near, far}
+                for source, sink, gate in ((near, far, self.up), (far, near, self.down)):
+                    threading.Thread(target=self._carry, args=(source, sink, gate), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, gate: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                gate.wait()
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

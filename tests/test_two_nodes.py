@@ -1,0 +1,282 @@
+"""How nodes find each other, who has which rank, who waits, and how a job of several nodes ends. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from cluster import NEVER, Cluster, places, succeed, tell
+from harness import WORKERS
+
+
+def test_a_job_is_complete_at_once_with_the_most_nodes(cluster: Cluster) -> None:
+    nodes = cluster.nodes("ab", "1:2", conf={"last_call_timeout": NEVER})
+    world = cluster.world(2)
+    assert sorted(places(world)) == ["a", "b"]
+    succeed(world, *nodes)
+
+
+def test_fewer_nodes_start_when_nobody_came_after_the_last_call(cluster: Cluster) -> None:
+    nodes = cluster.nodes("ab", "2:3")
+    world = cluster.world(2)
+    assert sorted(places(world)) == ["a", "b"]
+    succeed(world, *nodes)
+
+
+def test_each_round_is_told_as_torchrun_tells_it_and_so_is_the_wait_before_it(cluster: Cluster) -> None:
+    first = cluster.node("a", "2", "--node-rank=0", "--max-restarts=1")
+    first.until_says("waiting: 1 node of 2 is here")
+    first.until_says("missing: node rank 1; at most ")
+    second = cluster.node("b", "2", "--node-rank=1", "--max-restarts=1", "--nproc-per-node=2")
+    world = cluster.world(3)
+    os.kill(world[0]["pid"], signal.SIGKILL)
+    again = cluster.world(3)
+    for restart, members in enumerate((world, again)):
+        for rank, node, ranks in ((0, first, "[0]"), (1, second, "[1, 2]")):
+            node.until_says("Rendezvous complete for workers. Result:")
+            for line in (
+                f"restart_count={restart}",
+                "master_addr=127.0.0.1",
+                f"master_port={members[0]['port']}",
+                f"group_rank={rank}",
+                "group_world_size=2",
+                "local_ranks=",
+                f"role_ranks={ranks}",
+                f"global_ranks={ranks}",
+                "role_world_sizes=[3",
+                "global_world_sizes=[3",
+            ):
+                node.until_says(f"\n  {line}")
+    succeed(again, first, second)
+
+
+def test_nodes_may_have_different_numbers_of_workers(cluster: Cluster) -> None:
+    nodes = [cluster.node("a", "2", "--nproc-per-node=1"), cluster.node("b", "2", "--nproc-per-node=3")]
+    world = cluster.world(4)
+    assert sorted(member["node"] for member in world) == ["a", "b", "b", "b"]
+    succeed(world, *nodes)
+
+
+@pytest.mark.parametrize("variable", ["NODE_RANK", "WORKER_RANK", None])
+def test_a_node_has_the_rank_that_it_was_given(cluster: Cluster, variable: str | None) -> None:
+    nodes = [
+        cluster.node(
+            name, "2", *([] if variable else [f"--node-rank={rank}"]), env={variable: rank} if variable else {}
+        )
+        for name, rank in (("a", "1"), ("b", "0"))
+    ]
+    world = cluster.world(2)
+    assert places(world) == {"b": 0, "a": 1}
+    succeed(world, *nodes)
+
+
+def test_a_third_node_joins_a_running_pair_and_all_go_on(cluster: Cluster) -> None:
+    pair = cluster.nodes("ab", "2:3")
+    before = places(cluster.world(2))
+    third = cluster.node("c", "2:3")
+    world = cluster.world(3)
+    assert places(world) == {**before, "c": 2}
+    # Neither of the two was charged for it, for there are no restarts.
+    assert {member["restart"] for member in world} == {0}
+    for node in pair:
+        node.until_says("joined, so 3 nodes train instead of 2")
+    succeed(world, *pair, third)
+
+
+@pytest.mark.torchrun
+def test_a_third_node_joins_a_pair_that_trains_with_torch(cluster: Cluster) -> None:
+    """torchrun 2.13 ends all three after 64 s."""
+    pair = cluster.nodes("ab", "2:3", script=WORKERS / "train.py")
+    cluster.world(2)
+    third = cluster.node("c", "2:3", script=WORKERS / "train.py")
+    succeed(cluster.world(3), *pair, third)
+
+
+def test_newcomers_within_the_delay_come_in_together(cluster: Cluster) -> None:
+    conf = {"scale_up_delay": NEVER}
+    nodes = cluster.nodes("ab", "2:4", conf=conf)
+    cluster.world(2)
+    nodes.append(cluster.node("c", "2:4", conf=conf))
+    nodes[2].until_says("2 nodes train; this one takes part in the next round")
+    nodes.append(cluster.node("d", "2:4", conf=conf))
+    succeed(cluster.world(4), *nodes)
+
+
+def test_a_round_has_a_multiple_of_the_unit(cluster: Cluster) -> None:
+    nodes = cluster.nodes("ab", "2:4", "--node-unit=2")
+    cluster.world(2)
+    nodes.append(cluster.node("c", "2:4", "--node-unit=2"))
+    nodes[2].until_says("2 nodes train; this one waits to step in")
+    nodes.append(cluster.node("d", "2:4", "--node-unit=2"))
+    cluster.world(4)
+    nodes.pop().lose()
+    succeed(cluster.world(2), *nodes)
+
+
+def test_a_spare_steps_in_with_the_rank_that_is_free(cluster: Cluster) -> None:
+    nodes = {name: cluster.node(name, "2", "--spares=1") for name in "ab"}
+    before = places(cluster.world(2))
+    spare = cluster.node("c", "2", "--spares=1")
+    spare.until_says("2 nodes train; this one waits to step in, 1 spare in all (1 asked for)")
+    nodes.pop("a").lose()
+    world = cluster.world(2)
+    assert places(world) == {"b": before["b"], "c": before["a"]}
+    succeed(world, nodes["b"], spare)
+
+
+def test_a_spare_leaves_with_the_job(cluster: Cluster) -> None:
+    pair = cluster.nodes("ab", "2")
+    world = cluster.world(2)
+    spare = cluster.node("c", "2")
+    spare.until_says("this one waits to step in")
+    succeed(world, *pair, spare)
+
+
+def test_too_few_nodes_wait_for_another_which_takes_the_free_rank(cluster: Cluster) -> None:
+    nodes = {name: cluster.node(name, "2") for name in "ab"}
+    before = places(cluster.world(2))
+    nodes.pop("a").lose()
+    nodes["b"].until_says("waiting: 1 node of 2 is here")
+    replacement = cluster.node("c", "2")
+    world = cluster.world(2)
+    assert places(world) == {"b": before["b"], "c": before["a"]}
+    assert {member["restart"] for member in world} == {0}
+    succeed(world, nodes["b"], replacement)
+
+
+def test_a_job_that_stays_too_small_fails_and_says_who_is_missing(cluster: Cluster) -> None:
+    lost, left = cluster.nodes("ab", "2", conf={"pend_timeout": 0.5})
+    cluster.world(2)
+    lost.lose()
+    assert left.finish() == 75
+    left.until_says("was lost, and then 0.5 s for enough nodes: 1 of the 2 nodes that are needed at least is here")
+    left.until_says("; missing: ")
+    # It keeps the result for a while for the node that may only have been away.
+    cluster.dismiss_master()
+
+
+def test_a_job_that_never_begins_fails_and_says_who_is_missing(cluster: Cluster) -> None:
+    nodes = [cluster.node("ab"[rank], "3", f"--node-rank={rank}", conf={"join_timeout": 3}) for rank in range(2)]
+    for node in nodes:
+        assert node.finish() == 75
+        node.until_says(
+            "the job failed: waited 3 s for enough nodes: 2 of the 3 nodes that are needed at least are here"
+        )
+        node.until_says("; missing: node rank 2")
+    assert cluster.mailbox.pending() == []
+
+
+def test_all_nodes_leave_together_when_the_last_has_succeeded(cluster: Cluster) -> None:
+    nodes = {name: cluster.node(name, "2") for name in "ab"}
+    world = cluster.world(2)
+    tell(world[:1], signal.SIGUSR1)
+    third = cluster.node("c", "2")
+    # It has been heard, so the master has heard of the success before; nobody is let in any more, nor out.
+    third.until_says("2 nodes train")
+    assert [node.process.poll() for node in nodes.values()] == [None, None]
+    tell(world[1:], signal.SIGUSR1)
+    assert [node.finish() for node in (*nodes.values(), third)] == [0, 0, 0]
+
+
+def test_no_round_begins_for_a_newcomer_after_the_first_success(cluster: Cluster) -> None:
+    nodes = cluster.nodes("ab", "2:3")
+    first, second = cluster.world(2)
+    tell([first], signal.SIGUSR1)
+    # The success of a worker is known before the end of its process can be seen from here.
+    nodes.append(cluster.node("c", "2:3"))
+    nodes[2].until_says("2 nodes train; this one")
+    tell([second], signal.SIGUSR1)
+    assert [node.finish() for node in nodes] == [0, 0, 0]
+    assert cluster.mailbox.pending() == []
+
+
+def test_a_node_that_is_asked_to_go_leaves_when_its_workers_have_ended_and_the_others_go_on(cluster: Cluster) -> None:
+    # Nobody is waited for: the others would need this time if they had to find it lost.
+    conf = {"lost_after": NEVER}
+    nodes = {name: cluster.node(name, "1:2", "--shutdown-timeout=1000", args=["stay"], conf=conf) for name in "ab"}
+    world = cluster.world(2)
+    goes = next(member for member in world if member["node"] == "b")
+    nodes["b"].signal(signal.SIGTERM)
+    assert cluster.mailbox.receive() == {**cluster_post(goes), "told": "SIGTERM"}
+    assert nodes["b"].process.poll() is None
+    assert cluster.mailbox.pending() == []
+    os.kill(goes["pid"], signal.SIGKILL)
+    assert nodes["b"].finish() == 128 + signal.SIGTERM
+    # The worker of the other node is told to make room for the next round, and is as stubborn.
+    assert cluster.mailbox.receive()["told"] == "SIGTERM"
+    tell([member for member in world if member["node"] == "a"], signal.SIGKILL)
+    alone = cluster.world(1)
+    assert alone[0]["restart"] == 0
+    nodes["a"].until_says("left, as it was asked to")
+    succeed(alone, nodes["a"])
+
+
+def cluster_post(member: dict[str, object]) -> dict[str, object]:
+    """What every message of a worker has in it."""
+    return {key: member[key] for key in ("rank", "restart", "pid")}
+
+
+def test_all_nodes_may_be_asked_to_go(cluster: Cluster) -> None:
+    nodes = cluster.nodes("abc", "3")
+    cluster.world(3)
+    for node in nodes:
+        node.signal(signal.SIGTERM)
+    assert [node.finish() for node in nodes] == [128 + signal.SIGTERM] * 3
+    assert cluster.mailbox.pending() == []
+    cluster.dismiss_master()
+
+
+def test_when_the_job_fails_each_node_prints_the_same_root_cause(cluster: Cluster) -> None:
+    """torchrun leaves the other node in a barrier for 300 s and has it exit with 0."""
+    nodes = {name: cluster.node(name, "3") for name in "abc"}
+    failing = cluster.world(3)[1]
+    tell([failing], signal.SIGUSR2)
+    codes = {name: node.finish() for name, node in nodes.items()}
+    assert set(codes.values()) == {1}
+    for node in nodes.values():
+        node.until_says("RuntimeError: the disk under this worker is gone")
+        assert "rank 1 " in node.said
+        assert "No restarts were allowed" in node.said
+    for name, node in nodes.items():
+        # The traceback of the first failure, on every node once in the report.
+        assert "raise RuntimeError" in node.said, name
+
+
+@pytest.mark.torchrun
+def test_a_worker_that_only_lost_its_peer_is_not_the_root_cause_on_any_node(cluster: Cluster) -> None:
+    nodes = cluster.nodes("ab", "2", script=WORKERS / "train.py")
+    killed = cluster.world(2)[1]
+    os.kill(killed["pid"], signal.SIGKILL)
+    codes = [node.finish() for node in nodes]
+    assert sorted(codes) == [1, 128 + signal.SIGKILL]
+    for node in nodes:
+        node.until_says("was killed by SIGKILL")
+        assert "rank 1 " in node.said
+
+
+def test_a_master_ends_with_its_last_job(cluster: Cluster) -> None:
+    master = cluster.stand_alone_master(f"--idle-timeout={NEVER}")
+    nodes = cluster.nodes("ab", "2")
+    succeed(cluster.world(2), *nodes)
+    master.until_says("ends: every job is over")
+    assert master.finish() == 0
+
+
+def test_nodes_find_a_master_by_the_variable(cluster: Cluster) -> None:
+    master = cluster.stand_alone_master()
+    place = {"DLROVER_MASTER_ADDR": f"127.0.0.1:{cluster.port}"}
+    nodes = cluster.nodes("ab", "2", endpoint=0, env=place)
+    succeed(cluster.world(2), *nodes)
+    master.until_says("round 1 with 2 nodes")
+    master.signal(signal.SIGTERM)
+    assert master.finish() == 0
+
+
+def test_one_master_serves_two_jobs(cluster: Cluster) -> None:
+    nodes = cluster.nodes("aa", "2", "--rdzv-id=one")
+    one = cluster.world(2)
+    nodes += cluster.nodes("bb", "2", "--rdzv-id=two")
+    two = cluster.world(2)
+    assert ({m["node"] for m in one}, {m["node"] for m in two}) == ({"a"}, {"b"})
+    succeed(one + two, *nodes)
