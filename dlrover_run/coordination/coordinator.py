@@ -214,9 +214,10 @@ class Coordinator:
 
     def _forget(self, time: float) -> None:
         """Drop whoever is gone, except a member whose round goes on: when it went says what others failed of."""
+        gone = [key for key, p in self._present.items() if p.lost(time) or p.left]
         needed: set[NodeKey] = set()
-        if self.plan.phase is PlanPhase.TRAINING:
+        if gone and self.plan.phase is PlanPhase.TRAINING:
             needed = {member.key for member in self.plan.members if not member.done}
-        gone = [key for key, p in self._present.items() if (p.lost(time) or p.left) and key not in needed]
         for key in gone:
-            del self._present[key]
+            if key not in needed:
+                del self._present[key]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dlrover_run.coordination.decision import Decision, changed, over
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.coordination.seating import seat_nodes
 from dlrover_run.coordination.words import names
+
+Known = Sequence[tuple[Member, Presence | None]]
+"""Members of a round, each with what is known of it."""
 
 
 def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
@@ -77,11 +82,15 @@ def regroup(rules: Rules, plan: Plan, present: Present, now: float, reason: str)
     return gather(rules, ended, present, now)
 
 
-def until_known(plan: Plan, present: Present, now: float) -> float | None:
+def members_of(plan: Plan, present: Present) -> list[tuple[Member, Presence | None]]:
+    """The members of the plan's round with what is known of each; None for one that was never here."""
+    return [(member, present.get(member.key)) for member in plan.members]
+
+
+def until_known(members: Known, now: float) -> float | None:
     """When the last member whose connection has just broken is back or lost; None when there is no such member."""
-    known = (present.get(member.key) for member in plan.members)
-    times = [p.lost_at for p in known if p is not None and p.lost_at is not None and not p.going and now < p.lost_at]
-    return max(times, default=None)
+    broken = [p for _, p in members if p is not None and p.lost_at is not None and not p.going]
+    return max((p.lost_at for p in broken if p.lost_at is not None and now < p.lost_at), default=None)
 
 
 def _complete_at(
@@ -89,7 +98,7 @@ def _complete_at(
 ) -> float | None:
     """When it is known who takes part in the next round, should nobody come or go before that."""
     # A member is waited for in any case, for his rank is kept for him until he counts as lost.
-    times = [until_known(plan, present, now)]
+    times = [until_known(members_of(plan, present), now)]
     if size < rules.full_size:
         times += [p.lost_at for p in present.values() if not p.going]
         if plan.key.number == 0:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from dlrover_run.coordination.budget import charge
 from dlrover_run.coordination.decision import Decision, changed, over, soonest
-from dlrover_run.coordination.gathering import form, offers_a_fresh_port, regroup, until_known
+from dlrover_run.coordination.gathering import Known, form, members_of, offers_a_fresh_port, regroup, until_known
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.coordination.seating import seat_nodes
 from dlrover_run.coordination.words import names
 
-Known = Sequence[tuple[Member, Presence | None]]
-
 
 def train(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     """What follows while a round trains."""
     key = plan.key
-    members = [(member, present.get(member.key)) for member in plan.members]
+    members = members_of(plan, present)
     done = [member.done or (p is not None and p.succeeded_in(key)) for member, p in members]
     if all(done):
         return over(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FINISHED, "every worker succeeded")
@@ -34,7 +30,7 @@ def train(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
         return _restart(rules, plan, present, cause, now)
     if gone:
         return _regroup_without(rules, plan, present, gone, now)
-    broken = until_known(plan, present, now)
+    broken = until_known(members, now)
     if failed:
         leavers = [(member, p) for member, p in unfinished if p is not None and p.going]
         if leavers:
@@ -47,7 +43,9 @@ def train(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     if any(done):
         # Nobody new comes in any more. What a node had done that may be forgotten now is remembered.
         return Decision(_remember_done(plan, present, now), broken)
-    return _scale_up(rules, plan, present, now, broken)
+    if broken is not None or len(present) == sum(p is not None for _, p in members):
+        return Decision(plan, broken)
+    return _scale_up(rules, plan, present, now)
 
 
 def _failure(p: Presence, key: RoundKey) -> Failure | None:
@@ -87,14 +85,13 @@ def _regroup_without(rules: Rules, plan: Plan, present: Present, gone: Known, no
     return regroup(rules, msgspec.structs.replace(plan, failure=None), present, now, _departure_words(gone))
 
 
-def _scale_up(rules: Rules, plan: Plan, present: Present, now: float, broken: float | None) -> Decision:
+def _scale_up(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
+    """The round in which those take part who have come since, when it would be a larger one."""
     current = {member.key for member in plan.members}
     newcomers = [p for p in present.values() if p.can_train and p.status.key not in current]
-    if not newcomers or broken is not None:
-        return Decision(plan, broken)
     living = [p for p in present.values() if p.can_train]
     size = rules.size(len(living))
-    if size <= len(plan.members):
+    if not newcomers or size <= len(plan.members):
         return Decision(plan)
     due = min(p.arrived for p in newcomers) + rules.scale_up_delay
     if size < rules.full_size and now < due:
