@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import random
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from comparison import machine, report
 from comparison.lost import Lost
-from rendezvous_bench.outcome import UNITS, Trial, growth, medians, results
+from rendezvous_bench.outcome import UNITS, Trial, growth, label, medians, results
 from rendezvous_bench.plot import plot
 from rendezvous_bench.trial import C10D, OURS, Figure, Reading, Rival, join_at_once, join_last
 
@@ -23,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 TITLE = "Rendezvous: the built-in master and torch's c10d"
 SIZES = (2, 8, 32, 128, 512, 2000)
 LIMIT = 45.0
-"""Seconds in which all nodes must have their place; a rival that takes longer is not tried again with as many nodes."""
+"""Seconds in which all nodes must have their place; torch is not tried again with as many as take it longer."""
 
 PAUSE = (1.0, 2.0)
 """Seconds for which the others wait for the last node; drawn anew each time, as torch's nodes look once a second."""
@@ -49,20 +50,31 @@ def try_once(rival: Rival, nodes: int, repetition: int, limit: float) -> Trial:
     return Trial(rival.name, nodes, repetition, figures, why)
 
 
-def run(rivals: Sequence[Rival], sizes: Sequence[int], repetitions: int, limit: float) -> list[Trial]:
-    """All trials, the rivals in turn. With a number of nodes that a rival did not bring together it is tried once."""
+def run(
+    rivals: Sequence[Rival], sizes: Sequence[int], repetitions: int, limit: float
+) -> tuple[list[Trial], dict[str, str]]:
+    """All trials, the rivals in turn, and why there is none of a rival with so many nodes.
+
+    Nodes that a rival did not bring together once are not tried again, nor are more of them.
+    """
     trials: list[Trial] = []
-    hopeless: set[tuple[str, int]] = set()
+    too_many: dict[str, int] = {}
     for repetition in range(1, repetitions + 1):
         for nodes in sizes:
             for rival in rivals:
-                if (rival.name, nodes) in hopeless:
+                if nodes >= too_many.get(rival.name, math.inf):
                     continue
                 trial = try_once(rival, nodes, repetition, limit)
                 trials.append(trial)
-                if not all(reading.ended for reading in trial.figures.values()):
-                    hopeless.add((rival.name, nodes))
-    return trials
+                if rival is not OURS and (trial.why or not all(reading.ended for reading in trial.figures.values())):
+                    too_many[rival.name] = nodes
+    absent = {
+        label(rival, nodes): f"it did not bring {most} together"
+        for rival, most in too_many.items()
+        for nodes in sizes
+        if nodes > most
+    }
+    return trials, absent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,13 +93,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = machine.look(HERE.parent)
     absent = {} if importlib.util.find_spec("torch") else {C10D.name: "torch is not installed"}
     rivals = [rival for rival in (OURS, C10D) if rival.name not in absent and options.only in (None, rival.name)]
-    tables = results(run(rivals, sizes, options.repetitions, options.limit), sizes, absent)
+    trials, skipped = run(rivals, sizes, options.repetitions, options.limit)
+    tables = results(trials, sizes, absent | skipped)
     grows = growth(medians(tables[0], OURS.name, sizes))
 
     report.show(tables)
     print(grows)
     options.output.mkdir(parents=True, exist_ok=True)
-    how = f"{options.repetitions} repetitions in turn; a rival that took more than {options.limit:g} s was tried once"
+    how = f"{options.repetitions} repetitions in turn; what took torch more than {options.limit:g} s was tried once"
     facts = {"repetitions": options.repetitions, "limit": options.limit, "nodes": sizes, "growth": grows}
     (options.output / "rendezvous.json").write_text(report.as_json(tables, where, facts))
     (options.output / "rendezvous.md").write_text(report.markdown(TITLE, tables, where, how) + f"\n{grows}\n")

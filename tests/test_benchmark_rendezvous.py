@@ -9,12 +9,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
+import rendezvous
 from comparison.lost import Lost
 from rendezvous_bench.crowd import Event, Order, Tally
 from rendezvous_bench.gathering import crowd_sizes
 from rendezvous_bench.meeting_place import MeetingPlace
 from rendezvous_bench.outcome import QUESTIONS, Trial, growth, medians, results
-from rendezvous_bench.trial import C10D, OURS, Figure, Reading, join_at_once, join_last
+from rendezvous_bench.trial import C10D, OURS, Figure, Reading, Rival, join_at_once, join_last
 
 WAIT = 60.0
 
@@ -91,6 +92,17 @@ def test_each_figure_has_one_table_and_only_who_is_compared_is_missed() -> None:
     absent = {result.name: result.absent for result in results([], (2,), {C10D.name: "no torch"})}
     assert absent["last-joiner"] == {"c10d": "no torch"}
     assert absent["death"] == {}
+
+
+def test_torch_is_not_tried_again_with_nodes_that_it_did_not_bring_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def try_once(rival: Rival, nodes: int, repetition: int, limit: float) -> Trial:
+        return trials(rival.name, nodes, 45.0 if nodes >= 8 else 1.0, limit=45.0)[0]
+
+    monkeypatch.setattr(rendezvous, "try_once", try_once)
+    tried, absent = rendezvous.run((OURS, C10D), (2, 8, 32), repetitions=2, limit=45.0)
+    assert [trial.nodes for trial in tried if trial.rival == "c10d"] == [2, 8, 2]
+    assert len(tried) == 3 + 6, "ours is tried whatever comes of it"
+    assert absent == {"c10d, 32 nodes": "it did not bring 8 together"}
 
 
 def test_a_server_that_cannot_listen_loses_the_trial_in_its_own_words() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 from comparison.lost import Lost
@@ -32,6 +33,7 @@ class MeetingPlace:
             self._process = subprocess.Popen(
                 [*command, str(its_end)],
                 pass_fds=[its_end],
+                cwd=Path(__file__).resolve().parents[1],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -60,7 +60,7 @@ def results(trials: Sequence[Trial], sizes: Sequence[int], absent: dict[str, str
             question.unit,
             C10D.name if C10D.name in question.rivals else "",
             [row for nodes in sizes for row in _rows(question, trials, nodes)],
-            {name: why for name, why in absent.items() if name in question.rivals},
+            {name: why for name, why in absent.items() if name.startswith(question.rivals)},
         )
         for question in QUESTIONS
     ]

@@ -30,7 +30,8 @@ def plot(results: Sequence[Result], sizes: Sequence[int], path: Path) -> None:
                 kept = [value for value in row.samples if value]
                 axes.plot([nodes] * len(kept), kept, "." if row.limit is None else "^", color=colour, markersize=5)
         axes.set_xscale("log")
-        axes.set_yscale("log")
+        if any(value for row in result.rows for value in row.samples):
+            axes.set_yscale("log")
         axes.set_xticks(list(sizes), [str(nodes) for nodes in sizes], fontsize=8)
         axes.minorticks_off()
         axes.set_xlabel("nodes", fontsize=8)
