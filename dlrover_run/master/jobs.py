@@ -104,7 +104,12 @@ class Jobs:
         if self._state_dir is not None:
             journal = Journal(self._state_dir, name)
             coordinator = self._take_over(name, journal, rules, now)
-        job = Job(name, coordinator or Coordinator(rules, now, next(self._epochs)), journal, now, self._say)
+        if coordinator is None:
+            coordinator = Coordinator(rules, now, next(self._epochs))
+        if coordinator.plan.key.number == 0:
+            nodes = f"{rules.least}" if rules.least == rules.most else f"{rules.least} to {rules.most}"
+            self._say(f"job {name!r}: begins, for {nodes} nodes")
+        job = Job(name, coordinator, journal, now, self._say)
         self._jobs[name] = job
         self.last_one_over = False
         if self._beat is None:
