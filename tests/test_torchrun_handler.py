@@ -6,10 +6,13 @@ import contextlib
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,17 @@ import psutil
 import pytest
 from harness import TORCHRUN, WAIT, Mailbox, environment, finish, launch
 
+from dlrover_run.coordination.records import RoundKey, Seat
 from dlrover_run.descent.lineage import MASTER_NAME
+from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.torchrun.entry_point import handler_creator
+from dlrover_run.torchrun.membership import Membership, View
 
 if importlib.util.find_spec("torch"):
     # Only then are the tests below run.
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+
+    from dlrover_run.torchrun.store import RoundStore
 
 pytestmark = pytest.mark.torchrun
 
@@ -169,10 +177,12 @@ if os.environ["RANK"] == "1":
     signal.pause()
 """
     script = nodes.mailbox.script("one_succeeds.py", body)
-    torchruns = [nodes.start("--nnodes=2", "--rdzv-conf=pend_timeout=1", script=script) for _ in range(2)]
+    torchruns = [nodes.start("--nnodes=2", script=script, LOGLEVEL="INFO") for _ in range(2)]
     reports = {report["rank"]: report for report in nodes.mailbox.gather(2)}
     failing = next(torchrun for torchrun in torchruns if psutil.Process(reports[1]["pid"]).ppid() == torchrun.pid)
     done = next(torchrun for torchrun in torchruns if torchrun is not failing)
+    assert done.stderr is not None
+    assert any("Waiting 300 seconds for other agents" in line for line in done.stderr)
     os.kill(reports[1]["pid"], signal.SIGKILL)
     assert finish(failing).code == 1
     # torchrun's own barrier would hold it for 300 s, which is longer than this waits.
@@ -212,6 +222,56 @@ def test_a_node_that_is_asked_to_go_is_not_waited_for(nodes: Nodes) -> None:
     alone = nodes.round_of(1)
     assert finish(leaver).code == 1
     finish_training(alone, *(torchrun for torchrun in torchruns if torchrun is not leaver))
+
+
+def places(nodes: int) -> list[Membership]:
+    """Nodes that all have a seat in one round, and nobody who could tell them of another one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    members = []
+    for rank in range(nodes):
+        seat = Seat(
+            key=RoundKey(1, 1),
+            restart_count=0,
+            node_rank=rank,
+            nodes=nodes,
+            workers=1,
+            first_rank=rank,
+            world_size=nodes,
+            role_first_rank=rank,
+            role_world_size=nodes,
+            store_address="127.0.0.1",
+            store_port=port,
+        )
+        member = Membership(JobSpec(Entrypoint("program", "true"), "job"), print)
+        member.view = View(seat=seat)
+        members.append(member)
+    return members
+
+
+def store_of(member: Membership) -> RoundStore:
+    assert member.view.seat is not None
+    return RoundStore(member.view.seat, member)
+
+
+def test_nodes_go_on_when_all_are_at_the_store() -> None:
+    with ThreadPoolExecutor() as pool:
+        stores = [store_of(member) for member in places(3)]
+        meetings = [pool.submit(store.meet, time.monotonic() + WAIT) for store in stores]
+        assert [meeting.result(WAIT) for meeting in meetings] == [True] * 3
+
+
+def test_none_goes_on_when_one_has_heard_of_another_round() -> None:
+    host, turned, late = places(3)
+    with ThreadPoolExecutor() as pool:
+        stores = [store_of(member) for member in (host, turned, late)]
+        patient = pool.submit(stores[0].meet, time.monotonic() + WAIT)
+        turned.view = View()
+        assert not stores[1].meet(time.monotonic() + WAIT)
+        assert not patient.result(WAIT)
+        # All three have come by now, and still two of them do not come any more.
+        assert not stores[2].meet(time.monotonic() + WAIT)
 
 
 def test_a_handler_gives_each_round_another_store_and_leaves_for_good() -> None:
