@@ -225,5 +225,5 @@ def _problem_in(told: bytes, place: Address) -> str | None:
         if isinstance(answer, dict) and "port" in answer:
             return None
         if isinstance(answer, dict) and "error" in answer:
-            return str(answer["error"])
+            return str(answer["error"]).rstrip(".")
     return f"it ended before it listened; `{sys.executable} -m dlrover_run.master --listen {place}` says why"

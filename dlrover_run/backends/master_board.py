@@ -99,8 +99,6 @@ class MasterBoard:
         except Unknown as unknown:
             raise SessionEnded(str(unknown)) from None
         await self._hosting.ensure(addresses)
-        if self._spec.local_addr is None:
-            self._own_address = route_source(addresses[0]) or self._own_address
         ended = SessionEnded("it has no address")
         # A name may stand for addresses of two families, of which gRPC takes one at a time.
         for _, group in itertools.groupby(addresses, lambda address: address.family):
@@ -113,6 +111,8 @@ class MasterBoard:
         raise ended
 
     async def _meet(self, addresses: list[Address]) -> None:
+        if self._spec.local_addr is None:
+            self._own_address = route_source(addresses[0]) or self._own_address
         session = Session(self._master, addresses)
         try:
             status = self._own_status()
@@ -245,13 +245,12 @@ class MasterBoard:
 
     def _why_away(self, reason: str) -> str:
         for_seconds = f"{self._search.join_timeout:g} s (--rdzv-conf join_timeout)"
-        tried = "; ".join(filter(None, (reason, self._hosting.problem)))
         if self._met:
-            return f"the master at {self._place} has been away for {for_seconds}: {tried}"
-        return (
-            f"no master was found at {self._place} within {for_seconds}: {tried}; "
-            "the node that --rdzv-endpoint names starts one, or `python -m dlrover_run.master` there"
-        )
+            return f"the master at {self._place} has been away for {for_seconds}: {self._hosting.problem or reason}"
+        found_none = f"no master was found at {self._place} within {for_seconds}"
+        if self._hosting.problem is not None:
+            return f"{found_none}: {self._hosting.problem}"
+        return f"{found_none}: {reason}; the node whose address that is starts one, or `python -m dlrover_run.master`"
 
     def _wait_for(self, what: str, seconds: float | None) -> None:
         """Show what the node waits for, while no coordinator says so."""

@@ -81,12 +81,15 @@ def _look_up(host: str, port: int) -> list[Address]:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise Unknown(f"{host} has no address ({reason})") from None
-    places = [Address(family, str(place[0]), port) for family, _, _, _, place in found]
-    return list(dict.fromkeys(places))
+    places = dict.fromkeys(Address(family, str(place[0]), port) for family, _, _, _, place in found)
+    # One node may say localhost and another one on this machine 127.0.0.1, and they mean the same.
+    return sorted(places, key=lambda place: place.loopback and place.family is socket.AF_INET6)
 
 
 def route_source(address: Address) -> str | None:
     """The address of this machine from which it reaches `address`; None without a route. Nothing is sent."""
+    if address.loopback:
+        return "127.0.0.1"
     with contextlib.suppress(OSError), socket.socket(address.family, socket.SOCK_DGRAM) as probe:
         # Connecting a datagram socket only has the kernel choose a route.
         probe.connect((address.host, address.port or 1))
