@@ -1,145 +1,818 @@
-"""The pure core: rounds, budgets and what an agent does next, over any order of events."""
+"""Every rule of the rounds, in virtual time: when one forms and with whom, what ends it, and what that costs."""
 
 from __future__ import annotations
 
+import time
+
 import msgspec
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from virtual_job import KILLED, LOST_PEER, VirtualJob, rules
 
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
-from dlrover_run.backends.local import LocalBoard
-from dlrover_run.coordination.decide import Rules, decide
-from dlrover_run.coordination.records import Failure, NodePhase, NodeStatus, Plan, PlanPhase, assignment
-from dlrover_run.spec import Entrypoint, JobSpec
-
-
-def status(
-    node: int = 0,
-    phase: NodePhase = NodePhase.WAITING,
-    round_: int = 0,
-    *,
-    workers: int = 2,
-    port: int = 1000,
-    failure: Failure | None = None,
-) -> NodeStatus:
-    return NodeStatus(
-        node_id=str(node),
-        incarnation="one",
-        address=f"host{node}",
-        port=port,
-        workers=workers,
-        phase=phase,
-        round=round_,
-        failure=failure,
-    )
-
-
-KILLED = Failure(rank=1, host="host0", what="was killed by SIGKILL")
-
-
-def test_the_first_round_waits_for_all_nodes() -> None:
-    rules = Rules(nodes=2)
-    early = decide(rules, Plan(), [status(0)])
-    assert early.phase is PlanPhase.GATHERING
-    assert early.reason == "1 of 2 nodes have reported"
-    plan = decide(rules, early, [status(0), status(1, workers=3)])
-    assert (plan.phase, plan.round) == (PlanPhase.TRAINING, 1)
-    second = assignment(plan, status(1, workers=3))
-    assert second is not None
-    assert (second.first_rank, second.world_size, second.node_rank, second.nodes) == (2, 5, 1, 2)
-
-
-def test_a_failure_starts_a_new_round_on_the_port_that_is_held_next() -> None:
-    rules = Rules(max_restarts=1)
-    plan = decide(rules, Plan(), [status(port=1000)])
-    assert plan.store_port == 1000
-    again = decide(rules, plan, [status(phase=NodePhase.FAILED, round_=1, port=2000, failure=KILLED)])
-    assert (again.round, again.restart_count, again.store_port) == (2, 1, 2000)
-    assert again.reason == "rank 1 on host0 was killed by SIGKILL"
-
-
-def test_a_store_that_flags_name_stays_where_it_is() -> None:
-    rules = Rules(max_restarts=1, store=("10.0.0.1", 29500))
-    plan = decide(rules, Plan(), [status()])
-    again = decide(rules, plan, [status(phase=NodePhase.FAILED, round_=1, failure=KILLED)])
-    assert (again.store_address, again.store_port) == ("10.0.0.1", 29500)
-
-
-def test_the_report_of_an_old_round_changes_nothing() -> None:
-    rules = Rules(max_restarts=5)
-    failed = status(phase=NodePhase.FAILED, round_=1, port=2000, failure=KILLED)
-    plan = decide(rules, decide(rules, Plan(), [status()]), [failed])
-    assert decide(rules, plan, [failed]) == plan
-
-
-def test_a_stranger_and_an_older_incarnation_get_no_assignment() -> None:
-    plan = decide(Rules(), Plan(), [status()])
-    assert assignment(plan, msgspec.structs.replace(status(), incarnation="another")) is None
-    assert assignment(plan, status(7)) is None
-
-
-@given(
-    st.integers(0, 5),
-    st.lists(st.sampled_from([NodePhase.RUNNING, NodePhase.FAILED, NodePhase.SUCCEEDED]), max_size=30),
-    st.booleans(),
+from dlrover_run.coordination.decide import decide
+from dlrover_run.coordination.presence import Presence
+from dlrover_run.coordination.records import (
+    Failure,
+    Member,
+    NodeKey,
+    NodePhase,
+    NodeStatus,
+    Plan,
+    PlanPhase,
+    RoundKey,
+    seats,
 )
-def test_any_order_of_events_keeps_the_budget(budget: int, events: list[NodePhase], repeat: bool) -> None:
-    rules = Rules(max_restarts=budget)
-    plan = decide(rules, Plan(), [status()])
-    failures = 0
-    for event in events:
-        over = plan.phase in (PlanPhase.FINISHED, PlanPhase.FAILED)
-        said = status(
-            phase=event,
-            round_=plan.round,
-            port=1000 + plan.round,
-            failure=KILLED if event is NodePhase.FAILED else None,
+
+
+def training(job: VirtualJob, number: int, *ranks: str) -> bool:
+    """Whether that round trains with these nodes in the order of their ranks."""
+    return (job.plan.phase, job.plan.key.number, job.ranks) == (PlanPhase.TRAINING, number, list(ranks))
+
+
+class TestFirstRound:
+    def test_forms_at_once_with_the_most_nodes(self) -> None:
+        job = VirtualJob(rules(1, 2))
+        job.come("a")
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.come("b")
+        assert training(job, 1, "a", "b")
+        assert job.plan.reason == "2 nodes are here"
+
+    def test_waits_for_a_last_call_that_each_newcomer_begins_again(self) -> None:
+        job = VirtualJob(rules(2, 4))
+        job.come("a", "b")
+        job.wait(29)
+        job.come("c")
+        job.wait(29)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(1.1)
+        assert training(job, 1, "a", "b", "c")
+        assert job.plan.reason == "3 nodes are here, and nobody else came for 30 s"
+
+    def test_falls_back_to_the_last_call_of_those_who_are_left(self) -> None:
+        job = VirtualJob(rules(1, 4))
+        job.come("a")
+        job.wait(20)
+        job.come("b")
+        job.lose("b")
+        job.wait(10.1)
+        assert training(job, 1, "a")
+
+    def test_waits_for_a_connection_that_has_just_broken(self) -> None:
+        job = VirtualJob(rules(1, 4))
+        job.come("a", "b")
+        job.wait(29.5)
+        job.lose("b")
+        job.wait(0.6)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.come_back("b")
+        assert training(job, 1, "a", "b")
+
+    def test_never_has_more_than_the_most(self) -> None:
+        job = VirtualJob(rules(1, 2))
+        job.come("a", "b", "c")
+        assert training(job, 1, "a", "b")
+        assert job.assignment("c").seat is None
+
+    def test_is_rounded_down_to_the_unit(self) -> None:
+        job = VirtualJob(rules(2, 6, unit=2))
+        job.come("a", "b", "c")
+        job.wait(30.1)
+        assert training(job, 1, "a", "b")
+
+    def test_is_full_at_the_largest_multiple_of_the_unit(self) -> None:
+        job = VirtualJob(rules(1, 5, unit=2))
+        job.come("a", "b", "c", "d")
+        assert training(job, 1, "a", "b", "c", "d")
+
+    def test_fails_when_too_few_came(self) -> None:
+        job = VirtualJob(rules(2, 3))
+        job.come("a")
+        job.wait(599)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(1.1)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason == "after 600 s only 1 of at least 2 nodes is here (a)"
+
+    def test_names_the_ranks_that_are_missing_where_people_gave_them(self) -> None:
+        job = VirtualJob(rules(4, 4))
+        job.come("a", rank_wish=1)
+        job.come("b", rank_wish=3)
+        job.wait(600.1)
+        assert job.plan.reason == (
+            "after 600 s only 2 of at least 4 nodes are here (a and b); missing: node rank 0 and node rank 2"
         )
-        before = plan
-        plan = decide(rules, plan, [said])
-        if repeat:
-            assert decide(rules, plan, [said]) == plan
-        if over:
-            assert plan == before
-            continue
-        failures += event is NodePhase.FAILED
-        assert plan.restart_count == min(failures, budget)
-        assert plan.round == 1 + plan.restart_count
-        assert (plan.phase is PlanPhase.FAILED) == (failures > budget)
+
+    def test_does_not_wait_for_ever_for_nodes_that_come_and_go(self) -> None:
+        job = VirtualJob(rules(3, 3))
+        job.come("a")
+        for come, go in (("b", "a"), ("c", "b"), ("d", "c")):
+            job.wait(180)
+            job.come(come)
+            job.wait(5)
+            job.lose(go)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(60)
+        assert job.plan.phase is PlanPhase.FAILED
+
+    def test_nobody_waits_while_nobody_is_here(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.come("a")
+        job.lose("a")
+        job.wait(5000)
+        assert job.plan.phase is PlanPhase.GATHERING
+        assert job.coordinator.wake_at() is None
+        job.come("b")
+        job.wait(500)
+        job.come("c")
+        assert training(job, 1, "b", "c")
+
+    def test_forms_on_the_port_that_its_first_node_offers(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.come("b", port=70)
+        job.come("a", port=60)
+        assert (job.plan.store_address, job.plan.store_port) == ("a.net", 60)
+
+    def test_forms_on_the_store_that_flags_name(self) -> None:
+        job = VirtualJob(rules(2, 2, store=("10.0.0.1", 29500)))
+        job.come("a", "b")
+        assert (job.plan.store_address, job.plan.store_port) == ("10.0.0.1", 29500)
+        job.fail("a")
+        assert training(job, 2, "a", "b")
+        assert (job.plan.store_address, job.plan.store_port) == ("10.0.0.1", 29500)
 
 
-def spec(**changes: object) -> JobSpec:
-    return msgspec.structs.replace(JobSpec(entrypoint=Entrypoint("script", "a.py"), run_id="x"), **changes)
+def trio(**changes: object) -> VirtualJob:
+    """A job that trains with a, b and c, and needs two."""
+    job = VirtualJob(rules(2, 3, **changes))
+    job.come("a", "b", "c")
+    return job
 
 
-def test_a_static_node_decides_alone_for_the_whole_world() -> None:
-    job = JobSpec(
-        entrypoint=Entrypoint("script", "a.py"),
-        run_id="x",
-        nodes=3,
-        node_rank=1,
-        workers_per_node=2,
-        backend="static",
-        master_addr="10.0.0.1",
-        master_port=29500,
-    )
-    plans: list[Plan] = []
-    board = LocalBoard(job, plans.append)
-    mine = status(1)
-    board.publish(mine)
-    given_ = assignment(board.plan, mine)
-    assert given_ is not None
-    assert (given_.node_rank, given_.first_rank, given_.world_size) == (1, 2, 6)
-    board.publish(status(1, NodePhase.SUCCEEDED, 1))
-    assert board.plan.phase is PlanPhase.FINISHED
-    assert len(plans) == 2
+class TestMembership:
+    def test_a_lost_node_leaves_a_smaller_round_at_once(self) -> None:
+        job = trio()
+        job.lose("b")
+        job.wait(0.9)
+        assert job.plan.key.number == 1
+        job.wait(0.2)
+        assert training(job, 2, "a", "c")
+        assert (job.plan.restart_count, job.plan.reason) == (0, "b was lost")
+
+    def test_a_node_that_is_back_in_time_was_never_away(self) -> None:
+        job = trio()
+        job.lose("b")
+        job.wait(0.9)
+        job.come_back("b")
+        job.wait(100)
+        assert training(job, 1, "a", "b", "c")
+
+    def test_a_node_that_is_back_in_the_instant_in_which_it_is_lost(self) -> None:
+        job = trio()
+        job.lose("b")
+        due = job.coordinator.wake_at()
+        assert due is not None
+        job.now = due
+        job.come_back("b")
+        assert training(job, 1, "a", "b", "c")
+        job.lose("b")
+        due = job.coordinator.wake_at()
+        assert due is not None
+        job.now = due
+        job.settle()
+        job.come_back("b")
+        assert training(job, 3, "a", "c", "b")
+        assert len(job.stored) == 3
+
+    def test_a_replacement_takes_the_free_rank(self) -> None:
+        job = trio()
+        job.lose("a")
+        job.wait(1.1)
+        assert training(job, 2, "c", "b")
+        job.come("aa")
+        assert training(job, 3, "c", "b", "aa")
+
+    def test_a_replacement_for_too_few_takes_the_free_rank(self) -> None:
+        job = VirtualJob(rules(3, 3))
+        job.come("a", "b", "c")
+        job.lose("b")
+        job.wait(1.1)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.come("z")
+        assert training(job, 2, "a", "z", "c")
+        assert job.plan.reason == "b was lost"
+
+    def test_another_process_under_the_same_id_replaces_the_first_at_once(self) -> None:
+        job = trio()
+        job.lose("b")
+        job.come("b", incarnation="2")
+        assert training(job, 2, "a", "b", "c")
+        assert job.plan.members[1].incarnation == "2"
+        assert job.plan.restart_count == 0
+
+    def test_a_spare_steps_in_at_once(self) -> None:
+        job = trio()
+        job.come("d")
+        assert training(job, 1, "a", "b", "c")
+        job.say("b", NodePhase.LEFT)
+        assert training(job, 2, "a", "d", "c")
+
+    def test_below_the_least_the_job_waits_and_then_names_who_is_missing(self) -> None:
+        job = trio()
+        job.lose("b", "c")
+        job.wait(599)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(3)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason == (
+            "b and c were lost; after 600 s only 1 of at least 2 nodes is here (a); missing: b and c"
+        )
+
+    def test_a_newcomer_starts_a_larger_round(self) -> None:
+        job = trio()
+        job.lose("c")
+        job.wait(2)
+        job.come("d")
+        assert training(job, 3, "a", "b", "d")
+        assert job.plan.reason == "d joined, so 3 nodes train instead of 2"
+        assert job.plan.restart_count == 0
+
+    def test_a_newcomer_that_makes_no_unit_full_is_a_spare(self) -> None:
+        job = VirtualJob(rules(2, 4, unit=2))
+        job.come("a", "b", "c")
+        job.wait(31)
+        assert training(job, 1, "a", "b")
+        job.come("d")
+        assert training(job, 2, "a", "b", "c", "d")
+
+    def test_newcomers_are_gathered_for_as_long_as_was_asked(self) -> None:
+        job = VirtualJob(rules(1, 9, scale_up_delay=10.0))
+        job.come("a")
+        job.wait(31)
+        job.come("b")
+        job.wait(6)
+        job.come("c")
+        assert training(job, 1, "a")
+        job.wait(4.1)
+        assert training(job, 2, "a", "b", "c")
+
+    def test_the_last_newcomer_ends_the_gathering(self) -> None:
+        job = VirtualJob(rules(1, 3, scale_up_delay=10.0))
+        job.come("a")
+        job.wait(31)
+        job.come("b", "c")
+        assert training(job, 2, "a", "b", "c")
+
+    def test_nobody_new_comes_in_after_the_first_success(self) -> None:
+        job = trio()
+        job.lose("c")
+        job.wait(2)
+        job.succeed("a")
+        job.come("d")
+        job.wait(100)
+        assert training(job, 2, "a", "b")
+        job.succeed("b")
+        assert job.plan.phase is PlanPhase.FINISHED
+
+    def test_a_flood_of_losses_is_one_round(self) -> None:
+        job = VirtualJob(rules(1, 5))
+        job.come("a", "b", "c", "d", "e")
+        job.lose("b")
+        job.wait(0.5)
+        job.lose("c", "d")
+        job.wait(3)
+        assert training(job, 2, "a", "e")
+        assert job.plan.reason == "b, c and d were lost"
+
+
+class TestLeaving:
+    def test_a_node_that_is_asked_to_go_has_its_grace(self) -> None:
+        job = trio()
+        job.say("b", NodePhase.LEAVING)
+        job.wait(25)
+        assert training(job, 1, "a", "b", "c")
+        job.say("b", NodePhase.LEFT)
+        assert training(job, 2, "a", "c")
+        assert job.plan.reason == "b left, as it was asked to"
+
+    def test_the_others_do_not_wait_for_its_connection_to_be_lost(self) -> None:
+        job = trio()
+        job.say("b", NodePhase.LEAVING)
+        job.lose("b")
+        assert training(job, 2, "a", "c")
+
+    def test_what_its_peers_fail_of_costs_nothing(self) -> None:
+        job = trio()
+        job.say("b", NodePhase.LEAVING)
+        job.fail("a", LOST_PEER)
+        assert training(job, 2, "a", "c")
+        assert (job.plan.restart_count, job.plan.failure) == (0, None)
+        assert job.plan.reason == "b was asked to leave"
+
+    def test_it_gets_no_seat_in_the_next_round(self) -> None:
+        job = trio()
+        job.say("b", NodePhase.LEAVING)
+        job.lose("c")
+        job.wait(2)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.come("d")
+        assert training(job, 2, "a", "d")
+
+    def test_when_all_leave_the_job_waits_for_others(self) -> None:
+        job = trio()
+        for name in "abc":
+            job.say(name, NodePhase.LEAVING)
+        assert job.plan.phase is PlanPhase.TRAINING
+        for name in "abc":
+            job.say(name, NodePhase.LEFT)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.come("d", "e")
+        assert training(job, 2, "d", "e")
+
+    def test_when_all_have_left_and_nobody_comes_the_job_fails(self) -> None:
+        job = trio()
+        for name in "abc":
+            job.say(name, NodePhase.LEFT)
+        job.wait(601)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason == (
+            "b left, as it was asked to; after 600 s none of at least 2 nodes is here; missing: c and b"
+        )
+
+    def test_a_node_that_cannot_start_its_workers_costs_a_restart_and_goes(self) -> None:
+        job = trio()
+        job.say("b", NodePhase.LEFT, Failure(2, "b", "could not be started: no such file"))
+        assert training(job, 2, "a", "c")
+        assert job.plan.restart_count == 1
+        assert job.plan.reason == "rank 2 on b could not be started: no such file"
+
+    def test_a_node_that_goes_after_its_workers_succeeded_is_not_missed(self) -> None:
+        job = trio()
+        job.succeed("b")
+        job.say("b", NodePhase.LEAVING)
+        job.say("b", NodePhase.LEFT)
+        job.wait(10)
+        assert training(job, 1, "a", "b", "c")
+        job.succeed("a", "c")
+        assert job.plan.phase is PlanPhase.FINISHED
+
+
+class TestEnding:
+    def test_the_job_is_finished_when_all_workers_succeeded(self) -> None:
+        job = trio()
+        job.succeed("a", "b")
+        assert job.plan.phase is PlanPhase.TRAINING
+        job.succeed("c")
+        assert (job.plan.phase, job.plan.reason) == (PlanPhase.FINISHED, "every worker succeeded")
+        assert job.assignment("a").phase is PlanPhase.FINISHED
+
+    def test_a_lost_node_that_had_succeeded_is_not_missed(self) -> None:
+        job = trio()
+        job.succeed("b")
+        job.lose("b")
+        job.wait(50)
+        assert training(job, 1, "a", "b", "c")
+        assert [member.done for member in job.plan.members] == [False, True, False]
+        assert job.key("b") not in job.coordinator.present
+        job.succeed("a", "c")
+        assert job.plan.phase is PlanPhase.FINISHED
+
+    def test_a_node_lost_after_anothers_success_is_missed(self) -> None:
+        job = trio()
+        job.succeed("b")
+        job.lose("c")
+        job.wait(2)
+        assert training(job, 2, "a", "b")
+        job.succeed("a")
+        assert job.plan.phase is PlanPhase.TRAINING
+
+    def test_a_failure_after_anothers_success_starts_everybody_again(self) -> None:
+        job = trio()
+        job.succeed("b")
+        job.fail("c")
+        assert training(job, 2, "a", "b", "c")
+        assert job.assignment("b").restart_count == 1
+
+    def test_a_job_that_is_over_stays_so(self) -> None:
+        job = trio(max_restarts=0)
+        job.fail("c")
+        assert job.plan.phase is PlanPhase.FAILED
+        job.come("d", "e", "f")
+        job.lose("a")
+        job.wait(5000)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.coordinator.wake_at() is None
+        assert job.assignment("e").phase is PlanPhase.FAILED
+
+    def test_members_that_were_away_hear_that_the_job_has_failed(self) -> None:
+        job = trio(max_restarts=0)
+        job.fail("a")
+        before = job.plan
+        job.lose("b")
+        job.wait(20)
+        job.come_back("b")
+        assert job.assignment("b").phase is PlanPhase.FAILED
+        assert job.assignment("b").failure == KILLED
+        assert job.plan is before
+
+
+class TestBudget:
+    def test_a_failure_costs_one_restart_whoever_saw_it(self) -> None:
+        job = trio()
+        job.deaf = {"a", "b", "c"}
+        job.say("a", NodePhase.FAILED, LOST_PEER)
+        job.say("c", NodePhase.FAILED, LOST_PEER)
+        assert job.plan.key.number == 1
+        job.fail("b")
+        job.wait(10)
+        for name in "abc":
+            job.hear_again(name)
+        assert training(job, 2, "a", "b", "c")
+        assert (job.plan.restart_count, job.plan.failure) == (1, KILLED)
+
+    def test_restarts_end(self) -> None:
+        job = trio(max_restarts=2)
+        for count in (1, 2):
+            job.fail("b")
+            assert (job.plan.phase, job.plan.restart_count) == (PlanPhase.TRAINING, count)
+        job.fail("a")
+        assert (job.plan.phase, job.plan.restart_count) == (PlanPhase.FAILED, 2)
+        assert job.plan.reason == "rank 1 on b was killed by SIGKILL; all 2 restarts were used"
+
+    def test_without_restarts_the_first_failure_is_the_end(self) -> None:
+        job = trio(max_restarts=0)
+        job.fail("b")
+        assert (job.plan.phase, job.plan.reason) == (PlanPhase.FAILED, "rank 1 on b was killed by SIGKILL")
+
+    def test_leaving_and_joining_does_not_go_round_it(self) -> None:
+        job = trio(max_restarts=1)
+        job.fail("b")
+        for _ in range(3):
+            job.lose("c")
+            job.wait(2)
+            job.come_back("c")
+        assert (job.plan.restart_count, job.plan.key.number) == (1, 8)
+        job.fail("b")
+        assert job.plan.phase is PlanPhase.FAILED
+
+    def test_a_change_of_membership_is_free(self) -> None:
+        job = trio(max_restarts=0)
+        for _ in range(20):
+            job.lose("c")
+            job.wait(2)
+            job.come_back("c")
+        assert training(job, 41, "a", "b", "c")
+        assert job.plan.restart_count == 0
+
+    def test_a_failure_after_a_loss_is_laid_to_the_loss(self) -> None:
+        job = trio(max_restarts=0)
+        job.lose("c")
+        job.wait(0.2)
+        job.fail("a", Failure(0, "a", "raised ValueError: peer gone"))
+        job.wait(2)
+        assert training(job, 2, "a", "b")
+
+    def test_a_failure_before_a_loss_counts(self) -> None:
+        job = trio()
+        failed = msgspec.structs.replace(job.statuses["a"], phase=NodePhase.FAILED, failure=KILLED)
+        job.coordinator.hear(failed, job.now)
+        job.now += 0.1
+        job.coordinator.disconnect(job.key("c"), job.now)
+        job.away.add("c")
+        job.settle()
+        assert (job.plan.phase, job.plan.restart_count) == (PlanPhase.GATHERING, 1)
+        job.wait(2)
+        assert training(job, 2, "a", "b")
+        assert (job.plan.restart_count, job.plan.failure) == (1, KILLED)
+
+    def test_a_failure_while_a_connection_was_broken_counts_when_that_is_back(self) -> None:
+        job = trio()
+        job.lose("c")
+        job.wait(0.2)
+        job.fail("a")
+        assert job.plan.key.number == 1
+        job.come_back("c")
+        assert training(job, 2, "a", "b", "c")
+        assert job.plan.restart_count == 1
+
+    def test_who_only_lost_a_peer_waits_for_the_cause(self) -> None:
+        job = trio(max_restarts=0)
+        job.fail("a", LOST_PEER)
+        job.wait(0.5)
+        job.lose("b")
+        job.wait(1.1)
+        assert training(job, 2, "a", "c")
+        assert job.plan.restart_count == 0
+
+    def test_a_lost_peer_that_nothing_explains_counts(self) -> None:
+        job = trio()
+        job.fail("a", LOST_PEER)
+        job.wait(1.9)
+        assert job.plan.key.number == 1
+        job.wait(0.2)
+        assert training(job, 2, "a", "b", "c")
+        assert job.plan.restart_count == 1
+
+    def test_one_node_waits_for_no_cause(self) -> None:
+        job = VirtualJob(rules(1, 1))
+        job.come("a")
+        job.fail("a", LOST_PEER)
+        assert training(job, 2, "a")
+
+    def test_the_report_of_an_old_round_costs_nothing(self) -> None:
+        job = trio()
+        late = msgspec.structs.replace(job.statuses["b"], phase=NodePhase.FAILED, failure=KILLED)
+        job.fail("a")
+        assert job.plan.key.number == 2
+        job.coordinator.hear(late, job.now)
+        job.settle()
+        assert (job.plan.key.number, job.plan.restart_count) == (2, 1)
+
+    def test_a_window_forgives(self) -> None:
+        job = trio(max_restarts=1, restart_window=60.0)
+        for _ in range(5):
+            job.fail("b")
+            assert job.plan.phase is PlanPhase.TRAINING
+            job.wait(61)
+        job.fail("b")
+        job.wait(59)
+        job.fail("b")
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason.endswith("; the one restart of 60 s was used")
+
+    def test_what_a_window_has_forgiven_is_written_down(self) -> None:
+        job = trio(max_restarts=1, restart_window=60.0)
+        job.fail("b")
+        job.wait(61)
+        assert job.stored[-1].charged == ()
+        job.wait(3600)
+        job.succeed_by_another(6, with_journal=True)
+        job.come_back("a", "b", "c")
+        job.fail("b")
+        assert job.plan.phase is PlanPhase.TRAINING
+
+    def test_a_job_that_never_gets_to_work_stops_early(self) -> None:
+        job = trio(max_restarts=100, early_failure_limit=3)
+        for _ in range(2):
+            job.fail("b", met=False)
+            assert job.plan.phase is PlanPhase.TRAINING
+        job.fail("b", met=False)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason.startswith("rank 1 on b was killed by SIGKILL; 3 rounds in succession failed so")
+
+    def test_other_words_or_work_done_begin_the_early_count_again(self) -> None:
+        job = trio(max_restarts=100, early_failure_limit=2)
+        other = Failure(0, "a", "raised ValueError: x")
+        for failure, met in ((KILLED, False), (other, False), (other, True), (KILLED, False), (other, False)):
+            job.fail("b", failure, met=met)
+            assert job.plan.phase is PlanPhase.TRAINING
+
+    def test_no_limit_is_no_limit(self) -> None:
+        job = trio(max_restarts=100, early_failure_limit=0)
+        for _ in range(50):
+            job.fail("b", met=False)
+        assert job.plan.phase is PlanPhase.TRAINING
+
+
+class TestFreshStore:
+    def test_every_round_has_another_port(self) -> None:
+        job = trio(max_restarts=9)
+        ports = {job.plan.store_port}
+        for _ in range(5):
+            job.fail("b")
+            ports.add(job.plan.store_port)
+        assert len(ports) == 6
+
+    def test_a_leader_that_has_not_heard_of_the_last_round_is_waited_for(self) -> None:
+        job = trio()
+        job.deaf = {"a"}
+        job.fail("b")
+        assert training(job, 2, "a", "b", "c")
+        job.fail("b")
+        assert job.plan.phase is PlanPhase.GATHERING
+        assert job.plan.restart_count == 2
+        job.hear_again("a")
+        assert training(job, 3, "a", "b", "c")
+
+    def test_two_rounds_in_succession_before_a_leader_has_heard_of_any(self) -> None:
+        job = trio()
+        first = job.plan.store_port
+        job.deaf = {"a"}
+        job.fail("c")
+        second = job.plan.store_port
+        job.lose("b")
+        job.wait(2)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.hear_again("a")
+        assert training(job, 3, "a", "c")
+        assert len({first, second, job.plan.store_port}) == 3
+
+    def test_a_leader_that_never_answers_fails_the_job_by_name(self) -> None:
+        job = trio()
+        job.deaf = {"a"}
+        job.fail("b")
+        job.fail("b")
+        job.wait(599)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(2)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason == "a should have led the next round, and did not answer for 600 s"
+
+    def test_a_lost_leader_is_not_waited_for(self) -> None:
+        job = trio()
+        job.deaf = {"a"}
+        job.fail("b")
+        job.fail("b")
+        job.lose("a")
+        job.wait(2)
+        assert training(job, 3, "c", "b")
+
+    def test_a_node_that_missed_a_round_which_it_led_offers_another_port_first(self) -> None:
+        job = VirtualJob(rules(1, 1))
+        job.come("a")
+        job.deaf = {"a"}
+        job.fail("a")
+        used = job.plan.store_port
+        assert used == job.statuses["a"].port
+        job.lose("a")
+        job.wait(2)
+        job.come_back("a")
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.hear_again("a")
+        assert training(job, 3, "a")
+        assert job.plan.store_port != used
+
+
+class TestWaking:
+    def test_there_is_a_time_to_wake_for_each_thing_that_is_waited_for(self) -> None:
+        job = VirtualJob(rules(2, 3, scale_up_delay=5.0))
+
+        def due() -> float:
+            time_ = job.coordinator.wake_at()
+            assert time_ is not None
+            return round(time_ - job.now, 1)
+
+        job.come("a")
+        assert due() == 600
+        job.come("b")
+        assert due() == 30
+        job.wait(31)
+        job.come("c")
+        job.lose("c")
+        assert due() == 1
+        job.wait(2)
+        job.lose("b")
+        assert due() == 1
+        job.wait(2)
+        assert job.plan.phase is PlanPhase.GATHERING
+        assert due() == 599
+
+    def test_nothing_is_to_be_done_while_nothing_happens(self) -> None:
+        job = trio()
+        assert job.coordinator.wake_at() is None
+
+
+class TestWords:
+    def test_of_who_is_here_and_how_long_still(self) -> None:
+        job = VirtualJob(rules(2, 4))
+        job.come("a")
+        assert (job.waiting.text, job.waiting.seconds) == ("1 node of 2 to 4 is here: a", 600)
+        job.come("b", "c")
+        assert (job.waiting.text, job.waiting.seconds) == ("3 nodes of 2 to 4 are here: a, b and c", 30)
+
+    def test_of_who_is_missing(self) -> None:
+        job = trio()
+        job.lose("b", "c")
+        job.wait(2)
+        assert job.waiting.text == "1 node of 2 to 3 is here: a; missing: b and c"
+
+    def test_for_a_spare(self) -> None:
+        job = trio(spares=1)
+        job.come("d", "e")
+        assert job.waiting.text == "3 nodes train; this one waits to step in, 2 spares in all (1 asked for)"
+        assert job.waiting.seconds is None
+
+    def test_for_a_newcomer_that_is_gathered(self) -> None:
+        job = VirtualJob(rules(1, 3, scale_up_delay=10.0))
+        job.come("a")
+        job.wait(31)
+        job.come("b")
+        assert job.waiting.text == "1 node trains; this one takes part in the next round"
+        assert job.waiting.seconds == 10
+
+    def test_of_many_nodes_at_once(self) -> None:
+        job = VirtualJob(rules(2, 7))
+        job.come(*"abcdefg")
+        job.lose(*"cdef")
+        job.say("g", NodePhase.LEFT)
+        job.wait(2)
+        assert job.plan.reason == "c, d and 2 others were lost; g left, as it was asked to"
+
+
+def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, Presence]]:
+    """A round of so many nodes, of which the first ones have those phases."""
+    members = tuple(Member(f"n{n}", "1", f"host{n}", 1) for n in range(nodes))
+    plan = Plan(epoch=1, phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members, reason="x")
+    present = {}
+    for n, seat in enumerate(seats(plan).values()):
+        phase = phases[n] if n < len(phases) else NodePhase.RUNNING
+        failure = Failure(n, f"host{n}", "failed") if phase is NodePhase.FAILED else None
+        status = NodeStatus(
+            node_id=f"n{n}",
+            incarnation="1",
+            host=f"host{n}",
+            address="x",
+            port=n + 1,
+            workers=1,
+            phase=phase,
+            seat=seat,
+            heard=plan.key,
+            epoch=1,
+            failure=failure,
+        )
+        present[status.key] = Presence(status, 0.0, 0.0, succeeded=plan.key if phase is NodePhase.SUCCEEDED else None)
+    return plan, present
+
+
+PHASES = [NodePhase.RUNNING, NodePhase.FAILED, NodePhase.SUCCEEDED, NodePhase.LEAVING, NodePhase.LEFT]
+
+
+@given(st.lists(st.sampled_from(PHASES), min_size=1, max_size=6), st.integers(0, 2), st.data())
+def test_the_order_of_the_statuses_does_not_matter_and_deciding_twice_changes_nothing(
+    phases: list[NodePhase], budget: int, data: st.DataObject
+) -> None:
+    plan, present = at_work(len(phases), phases)
+    job_rules = rules(1, 6, max_restarts=budget)
+    plan, _ = decide(job_rules, plan, present, 100.0)
+    shuffled = dict(data.draw(st.permutations(list(present.items()))))
+    again, _ = at_work(len(phases), phases)
+    assert decide(job_rules, again, shuffled, 100.0).plan == plan
+    assert decide(job_rules, plan, shuffled, 100.0).plan == plan
+    assert plan.restart_count <= budget
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["come", "lose", "back", "fail", "peer", "succeed", "leave", "wait"]), st.integers(0, 5)),
+    max_size=25,
+)
+
+
+@settings(max_examples=150)
+@given(STEPS, st.integers(1, 3), st.integers(0, 3), st.integers(1, 2))
+def test_any_order_of_events_keeps_the_rules(steps: list[tuple[str, int]], least: int, budget: int, unit: int) -> None:
+    job = VirtualJob(rules(least, 4, max_restarts=budget, unit=unit, pend_timeout=60.0, join_timeout=60.0))
+    failures = 0
+    for step, number in steps:
+        name = f"n{number}"
+        known, is_away = name in job.statuses, name in job.away
+        number_before = job.plan.key.number
+        if step == "come" and (not known or is_away):
+            job.come(name, incarnation=str(len(job.stored)) + str(job.now))
+        elif step == "lose" and known and not is_away:
+            job.lose(name)
+        elif step == "back" and known and is_away:
+            job.come_back(name)
+        elif step in ("fail", "peer") and known and job.statuses[name].phase is NodePhase.RUNNING:
+            failures += 1
+            job.fail(name, KILLED if step == "fail" else LOST_PEER)
+        elif step == "succeed" and known and job.statuses[name].phase is NodePhase.RUNNING:
+            job.succeed(name)
+        elif step == "leave" and known:
+            job.say(name, NodePhase.LEAVING)
+        elif step == "wait":
+            job.wait(3.0**number / 3)
+        assert job.plan.restart_count <= min(failures, budget)
+        if job.plan.key.number > number_before:
+            size = len(job.plan.members)
+            assert least <= size <= 4
+            assert size % unit == 0
+        due = job.coordinator.wake_at()
+        assert due is None or due > job.now
+
+
+def test_deciding_for_two_thousand_nodes_takes_moments() -> None:
+    """Linear: ten times the nodes take about ten times as long, far from a hundred times."""
+
+    def seconds(nodes: int) -> float:
+        plan, present = at_work(nodes, [])
+        best = []
+        for _ in range(5):
+            begin = time.process_time()
+            for _ in range(2000 // nodes):
+                decide(rules(1, nodes), plan, present, 1.0)
+            best.append((time.process_time() - begin) * nodes / 2000)
+        return min(best)
+
+    assert seconds(2000) < 40 * max(seconds(200), 1e-4)
 
 
 situations = st.builds(
     Situation,
-    plan_phase=st.sampled_from(PlanPhase),
-    plan_round=st.integers(0, 3),
-    group_round=st.integers(0, 3),
+    over=st.booleans(),
+    wanted=st.none() | st.builds(RoundKey, st.integers(0, 1), st.integers(1, 3)),
+    started=st.none() | st.builds(RoundKey, st.integers(0, 1), st.integers(1, 3)),
     live=st.booleans(),
     asked_to_end=st.booleans(),
 )
@@ -150,8 +823,25 @@ def test_an_agent_never_leaves_or_starts_anew_while_workers_live(situation: Situ
     action = reconcile(situation)
     if situation.live:
         assert action in (Action.STOP, Action.WAIT)
-    if situation.asked_to_end:
+    if situation.asked_to_end or situation.over:
         assert action in (Action.STOP, Action.LEAVE)
     if action is Action.START:
-        assert situation.plan_phase is PlanPhase.TRAINING
-        assert situation.group_round != situation.plan_round
+        assert situation.wanted is not None
+        assert situation.wanted != situation.started
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"least": 0}, "1 to 100000 nodes"),
+        ({"least": 3, "most": 2}, "not 3 to 2"),
+        ({"least": 3, "most": 3, "unit": 2}, "no multiple of 2"),
+        ({"join_timeout": -1.0}, "below 0"),
+        ({"last_call_timeout": float("inf")}, "not finite"),
+        ({"keep_alive_attempts": 0}, "an interval and an attempt"),
+    ],
+)
+def test_rules_that_no_job_can_have_are_told(wrong: dict[str, float], words: str) -> None:
+    problem = rules(1, 4, **wrong).problem() if "least" not in wrong else rules(**{"most": 4, **wrong}).problem()  # type: ignore[arg-type]
+    assert problem is not None
+    assert words in problem

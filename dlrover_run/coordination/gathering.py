@@ -113,12 +113,14 @@ def _member(status: NodeStatus) -> Member:
 
 def _short_of_nodes(rules: Rules, plan: Plan, living: list[Presence], waited: float) -> str:
     hosts = [p.status.host for p in living]
-    here = f"{len(hosts) or 'none'} of the {rules.fewest} nodes that are needed at least"
-    here += f" {'is' if len(hosts) < 2 else 'are'} here" + (f" ({names(hosts)})" if hosts else "")
+    are = "are" if len(hosts) > 1 else "is"
+    here = f"only {len(hosts)} of at least {rules.fewest} nodes {are} here ({names(hosts)})"
+    if not hosts:
+        here = f"none of at least {rules.fewest} nodes is here"
     missing = names(missing_nodes(rules, plan, living))
     who = f"; missing: {missing}" if missing else ""
-    since = f"{plan.reason}, and then" if plan.key.number else "waited"
-    return f"{since} {waited:g} s for enough nodes: {here}{who}"
+    before = f"{plan.reason}; " if plan.key.number else ""
+    return f"{before}after {waited:g} s {here}{who}"
 
 
 def missing_nodes(rules: Rules, plan: Plan, living: list[Presence]) -> list[str]:

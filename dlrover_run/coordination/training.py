@@ -28,15 +28,16 @@ def train(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     cause = _first_own(failed)
     if cause is not None and not _departed_before(cause.changed, unfinished):
         return _restart(rules, plan, present, cause, now)
-    if gone:
-        return _regroup_without(rules, plan, present, gone, now)
     broken = until_known(members, now)
+    if gone:
+        # Whoever may be lost with them is known in a moment, and one round is enough for all.
+        return _regroup_without(rules, plan, present, gone, now) if broken is None else Decision(plan, broken)
     if failed:
         leavers = [(member, p) for member, p in unfinished if p is not None and p.going]
         if leavers:
             # Its peers failed because a node that was asked to go has ended its workers.
             return _regroup_without(rules, plan, present, leavers, now)
-        # The peer whose connection broke may be what the others died of; that is known in a moment.
+        # A peer whose connection broke may be what the others died of; that is known in a moment too.
         delay = rules.cause_delay if len(members) > 1 else 0.0
         known_at = max(broken or now, failed[0].changed + delay)
         return _restart(rules, plan, present, failed[0], now) if now >= known_at else Decision(plan, known_at)

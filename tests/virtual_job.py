@@ -1,0 +1,169 @@
+"""A job in virtual time for tests of decisions: nodes are names, and every status and second is the test's own."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import msgspec
+
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.records import Assignment, Failure, NodeKey, NodePhase, NodeStatus, Plan, Seat, Waiting
+from dlrover_run.coordination.rules import Rules
+
+KILLED = Failure(rank=1, host="b", what="was killed by SIGKILL")
+LOST_PEER = Failure(rank=0, host="a", what="raised RuntimeError: Connection closed by peer", lost_peer=True)
+
+
+class VirtualJob:
+    """A coordinator with nodes that take their assignments at once, unless they are deaf.
+
+    Nodes stay what they are when the coordinator is replaced by another one.
+    """
+
+    def __init__(self, rules: Rules, epoch: int = 5) -> None:
+        self.rules = rules
+        self.now = 1000.0
+        self.coordinator = Coordinator(rules, self.now, epoch)
+        self.statuses: dict[str, NodeStatus] = {}
+        self.away: set[str] = set()
+        self.deaf: set[str] = set()
+        self.stored: list[Plan] = []
+        self._ports = itertools.count(2000)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that holds."""
+        return self.coordinator.plan
+
+    @property
+    def ranks(self) -> list[str]:
+        """The members of the round in the order of their ranks."""
+        return [member.node_id for member in self.plan.members]
+
+    def come(self, *names: str, incarnation: str = "1", **changes: object) -> None:
+        """Nodes arrive, all in the same moment."""
+        for name in names:
+            status = NodeStatus(
+                node_id=name,
+                incarnation=incarnation,
+                host=name,
+                address=f"{name}.net",
+                port=next(self._ports),
+                workers=2,
+            )
+            self.statuses[name] = msgspec.structs.replace(status, **changes)
+            self.away.discard(name)
+            self.coordinator.hear(self.statuses[name], self.now)
+        self.settle()
+
+    def say(self, name: str, phase: NodePhase, failure: Failure | None = None, met: bool = False) -> None:
+        """A node reports what it does in the round whose seat it has."""
+        changes = {"phase": phase, "failure": failure, "met": met}
+        self.statuses[name] = msgspec.structs.replace(self.statuses[name], **changes)
+        if name not in self.away:
+            self.coordinator.hear(self.statuses[name], self.now)
+            self.settle()
+
+    def fail(self, name: str, failure: Failure = KILLED, met: bool = True) -> None:
+        """A worker of this node fails."""
+        self.say(name, NodePhase.FAILED, failure, met)
+
+    def succeed(self, *names: str) -> None:
+        """All workers of these nodes succeed."""
+        for name in names:
+            self.say(name, NodePhase.SUCCEEDED, met=True)
+
+    def lose(self, *names: str) -> None:
+        """The connections of these nodes end."""
+        for name in names:
+            self.away.add(name)
+            self.coordinator.disconnect(self.statuses[name].key, self.now)
+        self.settle()
+
+    def come_back(self, *names: str) -> None:
+        """These nodes connect again, with what they last had to say."""
+        for name in names:
+            self.away.discard(name)
+            self.coordinator.hear(self.statuses[name], self.now)
+        self.settle()
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, with a decision at every moment that the coordinator asked for."""
+        end = self.now + seconds
+        while (due := self.coordinator.wake_at()) is not None and due <= end:
+            assert due > self.now - 1e-6, "nobody is to be woken in the past"
+            self.now = max(due, self.now + 1e-6)
+            self.settle()
+        self.now = end
+        self.settle()
+
+    def settle(self) -> None:
+        """Decide until nothing changes, and have all nodes hear of it."""
+        while True:
+            while self.coordinator.advance(self.now):
+                self.stored.append(self.plan)
+            if not any(self.take(name) for name in self.statuses if name not in self.away | self.deaf):
+                return
+
+    def take(self, name: str) -> bool:
+        """A node hears what is wanted of it, and answers; whether that was anything new."""
+        status, wanted = self.statuses[name], self.assignment(name)
+        if (wanted.key, wanted.epoch, wanted.seat) == (status.heard, status.epoch, status.seat) or self.is_over:
+            return False
+        moved = wanted.seat is None or status.seat is None or wanted.seat.key != status.seat.key
+        status = msgspec.structs.replace(
+            status, heard=wanted.key, epoch=wanted.epoch, seat=wanted.seat, port=next(self._ports)
+        )
+        if moved and status.phase not in (NodePhase.LEAVING, NodePhase.LEFT):
+            phase = NodePhase.WAITING if wanted.seat is None else NodePhase.RUNNING
+            status = msgspec.structs.replace(status, phase=phase, failure=None, met=False)
+        self.statuses[name] = status
+        self.coordinator.hear(status, self.now)
+        return True
+
+    def hear_again(self, name: str) -> None:
+        """A deaf node hears the latest assignment."""
+        self.deaf.discard(name)
+        self.settle()
+
+    def succeed_by_another(self, epoch: int, with_journal: bool, after: float = 3.0) -> None:
+        """The coordinator dies; another one begins, and hears nobody yet. Its clock is another one."""
+        self.now += after + 5e6
+        self.coordinator = Coordinator(self.rules, self.now, epoch, self.stored[-1] if with_journal else None)
+        self.away = set(self.statuses)
+
+    def key(self, name: str) -> NodeKey:
+        """Which process a node is."""
+        return self.statuses[name].key
+
+    def seat(self, name: str) -> Seat:
+        """A node's place in the round; it must have one."""
+        seat = self.coordinator.seat(self.key(name))
+        assert seat is not None, f"{name} has no seat"
+        return seat
+
+    def assignment(self, name: str) -> Assignment:
+        """What a node is told."""
+        return self.coordinator.assignment(self.key(name), self.waiting)
+
+    @property
+    def waiting(self) -> Waiting:
+        """What nodes without a seat are told."""
+        waiting = self.coordinator.waiting(self.now)
+        return waiting if waiting.seconds is None else replace_seconds(waiting)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended."""
+        return self.plan.phase.value in ("finished", "failed")
+
+
+def replace_seconds(waiting: Waiting) -> Waiting:
+    """The same with whole seconds, for two clocks never agree on the last digit."""
+    return msgspec.structs.replace(waiting, seconds=None if waiting.seconds is None else round(waiting.seconds))
+
+
+def rules(least: int, most: int, **changes: object) -> Rules:
+    """Rules with a budget, unless a test says otherwise."""
+    return replace(Rules(least=least, most=most, max_restarts=3), **changes)  # type: ignore[arg-type]
