@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from dlrover_run.coordination.adoption import adopt, belongs_to_a_round
+from dlrover_run.coordination.adoption import adopt, belongs_to_a_round, latest_round
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.presence import Presence, succeeded_round
 from dlrover_run.coordination.progress import progress
@@ -160,7 +160,12 @@ class Coordinator:
         return self._seats.get(key)
 
     def assignment(self, key: NodeKey, waiting: Waiting | None = None) -> Assignment:
-        """What the plan asks of a node; `waiting` is for those without a seat."""
+        """What the plan asks of a node; `waiting` is for those without a seat.
+
+        While the plan of a running job is being rebuilt, everybody keeps what he has.
+        """
+        if self._adopting_until is not None and key in self._present:
+            return _as_before(self.plan, self._present[key].status, waiting)
         seat = self.seat(key)
         return assignment(self.plan, seat, waiting if seat is None and self.plan.phase not in OVER else None)
 
@@ -221,3 +226,17 @@ class Coordinator:
         for key in gone:
             if key not in needed:
                 del self._present[key]
+
+
+def _as_before(plan: Plan, status: NodeStatus, waiting: Waiting | None) -> Assignment:
+    """What a node was told by the coordinator that it obeyed last."""
+    seat = status.seat
+    return Assignment(
+        epoch=plan.epoch,
+        phase=PlanPhase.GATHERING if seat is None else PlanPhase.TRAINING,
+        key=latest_round(status),
+        restart_count=0 if seat is None else seat.restart_count,
+        reason=plan.reason,
+        seat=seat,
+        waiting=waiting if seat is None else None,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Decision
@@ -47,6 +48,7 @@ class Laws:
         self._seats: dict[RoundKey, dict[int, tuple[NodeKey, int, int]]] = {}
         self._stores: dict[tuple[str, int], RoundKey] = {}
         self._numbers: dict[int, RoundKey] = {}
+        self._held: dict[NodeKey, list[RoundKey | None]] = {}
         self._obeyed: dict[NodeKey, int] = {}
         self._succeeded: set[tuple[RoundKey, NodeKey]] = set()
         self.rounds = 0
@@ -81,11 +83,19 @@ class Laws:
             demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
         return decision
 
+    def adopting(self, fresh: Plan, *given: Any, real: Any) -> Plan | None:
+        """`adopt`: as long as it goes on nothing else falls due."""
+        self._due.pop(fresh.epoch, None)
+        adopted: Plan | None = real(fresh, *given)
+        return adopted
+
     def _check_promptness(self, epoch: int, decision: Decision, present: Present, now: float) -> None:
         """What falls due is decided when it is due. A coordinator's sleep does not count, but for what it overlooks."""
+        if decision.plan.phase in OVER:
+            return
         due = self._due.get(epoch)
         demand(due is None or self.slow_disk or now < due + UNSEEN_SLEEP, "what falls due is decided when it is due")
-        times = [p.lost_at for p in present.values() if p.lost_at is not None and p.lost_at > now]
+        times = [p.lost_at for p in present.values() if p.lost_at is not None and p.lost_at > now and not p.left]
         times += [] if decision.wake_at is None else [decision.wake_at]
         self._due[epoch] = min(times, default=None)
 
@@ -166,6 +176,11 @@ class Laws:
         demand(wanted.epoch >= self._obeyed.get(key, 0), "nobody obeys a coordinator that has a successor")
         self._obeyed[key] = wanted.epoch
         seat = wanted.seat
+        if wanted.phase not in OVER:
+            held = self._held.setdefault(key, [])
+            if not held or held[-1] != (seat and seat.key):
+                demand(seat is None or seat.key not in held, "no seat is taken from a node and given back")
+                held.append(seat and seat.key)
         if seat is None:
             return
         layout = (seat.nodes, seat.world_size, seat.store_address, seat.store_port)

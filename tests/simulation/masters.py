@@ -58,9 +58,12 @@ class Master(Process):
 
     def may_tell(self, wanted: Assignment) -> None:
         """Nobody is told of a plan that is not on the disk."""
-        journal = self.job._journal if self.job is not None else None
-        if isinstance(journal, DiskJournal) and (wanted.key.number or wanted.phase in OVER):
-            known = journal.durable
+        job = self.job
+        if job is None or job._coordinator._adopting_until is not None or not isinstance(job._journal, DiskJournal):
+            # No journal, or nobody is told anything new.
+            return
+        if wanted.key.number or wanted.phase in OVER:
+            known = job._journal.durable
             demand(known is not None, "a plan is stored before anybody is told")
             assert known is not None
             same = (known.key, known.phase, known.restart_count) == (wanted.key, wanted.phase, wanted.restart_count)

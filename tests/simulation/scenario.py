@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 from unittest.mock import patch
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
@@ -192,13 +193,16 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
         def release(self) -> None:
             pass
 
-    real = coordinator.decide
+    decide, adopt = coordinator.decide, coordinator.adopt
     with ExitStack() as stack:
         stack.enter_context(patch.object(standing, "HeldPort", Port))
         stack.enter_context(patch.object(jobs, "Journal", DiskJournal))
-        stack.enter_context(
-            patch.object(coordinator, "decide", lambda *given: scenario_laws().deciding(*given, real=real))
-        )
+        watched: dict[str, Callable[..., Any]] = {
+            "decide": lambda *given: scenario_laws().deciding(*given, real=decide),
+            "adopt": lambda *given: scenario_laws().adopting(*given, real=adopt),
+        }
+        for name, by in watched.items():
+            stack.enter_context(patch.object(coordinator, name, by))
         yield
 
 
