@@ -125,8 +125,8 @@ class MasterBoard:
     async def _stay(self, session: Session, joined: NodeStatus) -> None:
         """Report and listen until the stream ends, which is SessionEnded, or `close` has been carried out."""
         silence = Silence(self._rules.silence_limit, self._loop.time())
-        reporting = asyncio.ensure_future(self._report(session, silence, joined))
         listening = asyncio.ensure_future(self._listen(session, silence))
+        reporting = asyncio.ensure_future(self._report(session, silence, joined, listening))
         try:
             await asyncio.wait([reporting, listening], return_when=asyncio.FIRST_COMPLETED)
             if reporting.done():
@@ -138,11 +138,15 @@ class MasterBoard:
             # Both may have failed; one has been heard.
             await asyncio.gather(reporting, listening, return_exceptions=True)
 
-    async def _report(self, session: Session, silence: Silence, sent: NodeStatus) -> None:
-        """Send each change of the status, and a sign of life in each interval."""
+    async def _report(
+        self, session: Session, silence: Silence, sent: NodeStatus, listening: asyncio.Future[None]
+    ) -> None:
+        """Send each change of the status, and a sign of life in each interval, until nobody listens any more."""
         interval = self._rules.keep_alive_interval
         next_report = self._loop.time() + interval
-        while True:
+        # A cancellation is not enough: before Python 3.12 `wait_for` loses one that comes in the very moment in which
+        # what it waits for is done, and the end of a stream is what both of them wait for.
+        while not listening.done():
             due = min(next_report, silence.deadline)
             if self._own_status() == sent and not self._closing:
                 await self._wait_for_change(due)
