@@ -178,7 +178,14 @@ class Template:
         reader, go = os.pipe()
         given.append(reader)
         asked = asyncio.ensure_future(self._request(request, given, FORK_TIMEOUT))
-        asked.add_done_callback(lambda _: _close_all(given))
+
+        def answered(asked: asyncio.Future[dict[str, Any]]) -> None:
+            _close_all(given)
+            # Looked at here, for the caller may have given up and hear of no error any more.
+            if not asked.cancelled():
+                asked.exception()
+
+        asked.add_done_callback(answered)
         try:
             pid = int((await asyncio.shield(asked))["pid"])
             # A worker that we do not know of, because its template died before it could tell, never hears this.
