@@ -170,12 +170,28 @@ def test_a_master_that_was_asleep_accuses_nobody() -> None:
     bed.take_seats()
     bed.cut("c")
     bed.now += 30.0
-    bed.job.excuse(30.0)
+    bed.job.excuse(30.0, bed.now)
     bed.job.settle(bed.now)
     assert bed.lines["a"].told[-1].key.number == 1
     # What is left of the grace is left of it afterwards.
     bed.until(bed.now + 1.1)
     assert bed.lines["a"].told[-1].reason == "host-c was lost"
+
+
+def test_nodes_that_gave_up_a_sleeping_master_get_the_time_to_come_back() -> None:
+    bed = Bed(Rules(least=1, most=2, lost_after=1.0))
+    bed.join("a", "b")
+    bed.take_seats()
+    bed.now += 30.0
+    bed.job.excuse(30.0, bed.now)
+    bed.cut("a")
+    bed.cut("b")
+    bed.until(bed.now + RETURN_GRACE - 0.1)
+    bed.job.admit(bed.lines["a"], bed.statuses["a"], bed.rules, bed.now)
+    bed.job.settle(bed.now)
+    assert bed.lines["a"].told[-1].key.number == 1
+    bed.until(bed.now + 0.2)
+    assert bed.lines["a"].told[-1].reason == "host-b was lost"
 
 
 def test_every_report_is_answered_and_a_decision_is_told_to_those_whom_it_changes() -> None:

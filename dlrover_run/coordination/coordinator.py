@@ -33,7 +33,8 @@ from dlrover_run.coordination.records import (
 from dlrover_run.coordination.rules import Rules
 
 RETURN_GRACE = 6.0
-"""Seconds that a coordinator which takes over gives the nodes to come back before it calls any of them lost.
+"""Seconds that a coordinator which takes over, or was asleep for longer than it lets a node be away, gives the nodes to
+come back before it calls any of them lost.
 
 An agent looks for its coordinator again at least every 3 s; this is twice that.
 """
@@ -68,6 +69,7 @@ class Coordinator:
         self._wake_at: float | None = None
         self._advanced_at = before.clock
         self._adopting_until: float | None = None
+        self._returning_until = before.clock
         for member in before.members:
             if before.phase not in OVER and not member.done:
                 self._expect(member)
@@ -120,12 +122,16 @@ class Coordinator:
         known = self._present.get(key)
         if known is not None and known.connected:
             time = self._job_time(now)
-            self._present[key] = replace(known, broken=time, lost_at=time + self.rules.lost_after)
+            lost_at = max(time + self.rules.lost_after, self._returning_until)
+            self._present[key] = replace(known, broken=time, lost_at=lost_at)
 
-    def excuse(self, late: float) -> None:
+    def excuse(self, late: float, now: float) -> None:
         """This coordinator has itself been asleep for that many seconds, which count for nobody: what came meanwhile is
         still waiting to be heard. To be told before anything that happened later."""
         self._origin += late
+        if late >= self.rules.lost_after:
+            # Nodes may have given it up, and are between two attempts to reach it.
+            self._returning_until = self._job_time(now) + RETURN_GRACE
 
     def advance(self, now: float) -> bool:
         """Decide; whether the plan has become another one, which must be stored before anybody is told."""

@@ -142,10 +142,10 @@ class Job:
         if node is not None and node.line is line:
             self._disconnect(key, now)
 
-    def excuse(self, late: float) -> None:
+    def excuse(self, late: float, now: float) -> None:
         """The master was late by that many seconds, and lays them to nobody's charge."""
         self._silence.excuse(late)
-        self._coordinator.excuse(late)
+        self._coordinator.excuse(late, now)
 
     def settle(self, now: float) -> None:
         """Decide on all that was heard and on the time that has passed, and tell everybody whom it concerns."""

@@ -144,7 +144,7 @@ class Jobs:
         late = self._punctuality.late(now)
         if late:
             for job in self._jobs.values():
-                job.excuse(late)
+                job.excuse(late, now)
             if late >= WORTH_A_WORD:
                 self._say(f"this master was stopped or overloaded for {late:.1f} s; its nodes get as much more time")
         return now
