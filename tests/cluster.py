@@ -27,11 +27,14 @@ from dlrover_run.descent import lineage
 
 MEMBER = WORKERS / "member.py"
 
-QUICK = {"last_call_timeout": 0.1, "lost_after": 0.2}
-"""Settings of a rendezvous under which a test does not wait for what it knows."""
-
 NEVER = 10_000
 """Seconds of a time-out that a test must not need."""
+
+SETTINGS = {"last_call_timeout": NEVER, "lost_after": 0.2}
+"""What every node is told. The first round has the most nodes, so that none is left out because it started late."""
+
+SOON = {"last_call_timeout": 0.1}
+"""For a job that begins with the fewest nodes."""
 
 World = list[dict[str, Any]]
 
@@ -96,12 +99,13 @@ class Node(Talker):
     def processes(self) -> list[psutil.Process]:
         """The guard and all that is below it, but for a master: that one belongs to the job."""
         guard = psutil.Process(self.pid)
-        return [guard, *(process for process in guard.children(recursive=True) if process.name() != "dlrover-master")]
+        return [guard, *(process for process in guard.children(recursive=True) if not is_master(process))]
 
     def lose(self) -> None:
         """Kill all of it in one moment, as when its machine loses its power."""
         # The agent first, for it would find the words to say goodbye.
-        for process in sorted(self.processes, key=lambda process: process.name() != "dlrover-agent"):
+        agent = self.agent
+        for process in (agent, *self.processes):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         assert self.finish() == -signal.SIGKILL
@@ -131,7 +135,7 @@ class Cluster:
     ) -> Node:
         """Start a launcher that joins; its workers post `name`. `endpoint` is another port on loopback than the job's,
         0 for no word of a meeting place."""
-        settings = ",".join(f"{key}={value}" for key, value in {**QUICK, **(conf or {})}.items())
+        settings = ",".join(f"{key}={value}" for key, value in {**SETTINGS, **(conf or {})}.items())
         place = [] if endpoint == 0 else ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{endpoint or self.port}"]
         process = start(
             OURS,
@@ -168,15 +172,15 @@ class Cluster:
         return master
 
     def master(self) -> psutil.Process:
-        """The master that one of the nodes has started."""
-        found = [process for process in self._below() if process.name() == "dlrover-master"]
+        """The master that one of the nodes has started. One that came too late to listen ends by itself."""
+        found = [process for process in self._below() if is_master(process) and _listens(process, self.port)]
         assert len(found) == 1, f"{len(found)} masters"
         return found[0]
 
     def dismiss_master(self) -> None:
         """End the master of a job that may be taken up again: it would wait for nodes for a while."""
         for process in self._below():
-            if process.name() == "dlrover-master":
+            if is_master(process):
                 process.terminate()
 
     def world(self, size: int) -> World:
@@ -238,6 +242,19 @@ def watched_processes(processes: Sequence[psutil.Process]) -> Iterator[list[int]
             with contextlib.suppress(ProcessLookupError):
                 fds += stack.enter_context(watched(process.pid))
         yield fds
+
+
+def is_master(process: psutil.Process) -> bool:
+    """Whether it is a master that lives."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name() == lineage.MASTER_NAME and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp"))
+    return False
 
 
 def _describe(process: psutil.Process) -> str:

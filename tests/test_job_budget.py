@@ -1,4 +1,4 @@
-"""How often the workers of a job of several nodes may fail: counted once for the job, whoever saw it. Real processes."""
+"""How often the workers of several nodes may fail: counted once for the job, whoever saw it. Real processes."""
 
 from __future__ import annotations
 

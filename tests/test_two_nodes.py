@@ -6,19 +6,19 @@ import os
 import signal
 
 import pytest
-from cluster import NEVER, Cluster, places, succeed, tell
+from cluster import NEVER, SOON, Cluster, places, succeed, tell
 from harness import WORKERS
 
 
 def test_a_job_is_complete_at_once_with_the_most_nodes(cluster: Cluster) -> None:
-    nodes = cluster.nodes("ab", "1:2", conf={"last_call_timeout": NEVER})
+    nodes = cluster.nodes("ab", "1:2")
     world = cluster.world(2)
     assert sorted(places(world)) == ["a", "b"]
     succeed(world, *nodes)
 
 
 def test_fewer_nodes_start_when_nobody_came_after_the_last_call(cluster: Cluster) -> None:
-    nodes = cluster.nodes("ab", "2:3")
+    nodes = cluster.nodes("ab", "2:3", conf=SOON)
     world = cluster.world(2)
     assert sorted(places(world)) == ["a", "b"]
     succeed(world, *nodes)
@@ -72,9 +72,9 @@ def test_a_node_has_the_rank_that_it_was_given(cluster: Cluster, variable: str |
 
 
 def test_a_third_node_joins_a_running_pair_and_all_go_on(cluster: Cluster) -> None:
-    pair = cluster.nodes("ab", "2:3")
+    pair = cluster.nodes("ab", "2:3", conf=SOON)
     before = places(cluster.world(2))
-    third = cluster.node("c", "2:3")
+    third = cluster.node("c", "2:3", conf=SOON)
     world = cluster.world(3)
     assert places(world) == {**before, "c": 2}
     # Neither of the two was charged for it, for there are no restarts.
@@ -87,14 +87,14 @@ def test_a_third_node_joins_a_running_pair_and_all_go_on(cluster: Cluster) -> No
 @pytest.mark.torchrun
 def test_a_third_node_joins_a_pair_that_trains_with_torch(cluster: Cluster) -> None:
     """torchrun 2.13 ends all three after 64 s."""
-    pair = cluster.nodes("ab", "2:3", script=WORKERS / "train.py")
+    pair = cluster.nodes("ab", "2:3", script=WORKERS / "train.py", conf=SOON)
     cluster.world(2)
-    third = cluster.node("c", "2:3", script=WORKERS / "train.py")
+    third = cluster.node("c", "2:3", script=WORKERS / "train.py", conf=SOON)
     succeed(cluster.world(3), *pair, third)
 
 
 def test_newcomers_within_the_delay_come_in_together(cluster: Cluster) -> None:
-    conf = {"scale_up_delay": NEVER}
+    conf = {**SOON, "scale_up_delay": NEVER}
     nodes = cluster.nodes("ab", "2:4", conf=conf)
     cluster.world(2)
     nodes.append(cluster.node("c", "2:4", conf=conf))
@@ -104,11 +104,11 @@ def test_newcomers_within_the_delay_come_in_together(cluster: Cluster) -> None:
 
 
 def test_a_round_has_a_multiple_of_the_unit(cluster: Cluster) -> None:
-    nodes = cluster.nodes("ab", "2:4", "--node-unit=2")
+    nodes = cluster.nodes("ab", "2:4", "--node-unit=2", conf=SOON)
     cluster.world(2)
-    nodes.append(cluster.node("c", "2:4", "--node-unit=2"))
+    nodes.append(cluster.node("c", "2:4", "--node-unit=2", conf=SOON))
     nodes[2].until_says("2 nodes train; this one waits to step in")
-    nodes.append(cluster.node("d", "2:4", "--node-unit=2"))
+    nodes.append(cluster.node("d", "2:4", "--node-unit=2", conf=SOON))
     cluster.world(4)
     nodes.pop().lose()
     succeed(cluster.world(2), *nodes)
@@ -137,7 +137,6 @@ def test_too_few_nodes_wait_for_another_which_takes_the_free_rank(cluster: Clust
     nodes = {name: cluster.node(name, "2") for name in "ab"}
     before = places(cluster.world(2))
     nodes.pop("a").lose()
-    nodes["b"].until_says("waiting: 1 node of 2 is here")
     replacement = cluster.node("c", "2")
     world = cluster.world(2)
     assert places(world) == {"b": before["b"], "c": before["a"]}
@@ -150,8 +149,8 @@ def test_a_job_that_stays_too_small_fails_and_says_who_is_missing(cluster: Clust
     cluster.world(2)
     lost.lose()
     assert left.finish() == 75
-    left.until_says("was lost, and then 0.5 s for enough nodes: 1 of the 2 nodes that are needed at least is here")
-    left.until_says("; missing: ")
+    assert left.has_said("was lost; after 0.5 s only 1 of at least 2 nodes is here"), left.said
+    assert left.has_said("; missing: ")
     # It keeps the result for a while for the node that may only have been away.
     cluster.dismiss_master()
 
@@ -160,10 +159,8 @@ def test_a_job_that_never_begins_fails_and_says_who_is_missing(cluster: Cluster)
     nodes = [cluster.node("ab"[rank], "3", f"--node-rank={rank}", conf={"join_timeout": 3}) for rank in range(2)]
     for node in nodes:
         assert node.finish() == 75
-        node.until_says(
-            "the job failed: waited 3 s for enough nodes: 2 of the 3 nodes that are needed at least are here"
-        )
-        node.until_says("; missing: node rank 2")
+        assert node.has_said("the job failed: "), node.said
+        assert node.has_said("; missing: node rank 2")
     assert cluster.mailbox.pending() == []
 
 
@@ -180,11 +177,11 @@ def test_all_nodes_leave_together_when_the_last_has_succeeded(cluster: Cluster) 
 
 
 def test_no_round_begins_for_a_newcomer_after_the_first_success(cluster: Cluster) -> None:
-    nodes = cluster.nodes("ab", "2:3")
+    nodes = cluster.nodes("ab", "2:3", conf=SOON)
     first, second = cluster.world(2)
     tell([first], signal.SIGUSR1)
     # The success of a worker is known before the end of its process can be seen from here.
-    nodes.append(cluster.node("c", "2:3"))
+    nodes.append(cluster.node("c", "2:3", conf=SOON))
     nodes[2].until_says("2 nodes train; this one")
     tell([second], signal.SIGUSR1)
     assert [node.finish() for node in nodes] == [0, 0, 0]

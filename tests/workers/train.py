@@ -1,4 +1,4 @@
-"""Trains with gloo, and reports its place once a first step has been made. SIGUSR1 to any rank ends all with success."""
+"""Trains with gloo, and reports its place after a first step. SIGUSR1 to any rank ends all with success."""
 
 import os
 import signal

@@ -1,0 +1,186 @@
+"""What the others make of a node that is lost, stopped, cut off or imitated. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from cluster import NEVER, Cluster, Link, Node, World, leave, places, succeed
+from harness import WAIT, WORKERS, still_alive, watched
+
+ALERT = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 3}
+"""Settings under which silence is found soon, and under which a busy machine is still not taken for a silent one."""
+
+
+def worker_on(world: World, node: str) -> int:
+    """The process id of a node's only worker."""
+    return next(int(member["pid"]) for member in world if member["node"] == node)
+
+
+def test_a_workers_death_is_a_new_round_on_all_nodes(cluster: Cluster) -> None:
+    nodes = cluster.nodes("abc", "3", "--max-restarts=1")
+    before = cluster.world(3)
+    os.kill(before[1]["pid"], signal.SIGKILL)
+    after = cluster.world(3)
+    assert [m["restart"] for m in after] == [1, 1, 1]
+    assert places(after) == places(before)
+    assert after[0]["port"] != before[0]["port"]
+    assert not {m["pid"] for m in before} & {m["pid"] for m in after}
+    succeed(after, *nodes)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_others_go_on_without_a_node_that_is_lost(cluster: Cluster, rank: int) -> None:
+    """torchrun 2.13 makes no step again within 150 s."""
+    nodes = {name: cluster.node(name, "1:2") for name in "ab"}
+    before = cluster.world(2)
+    nodes.pop(before[rank]["node"]).lose()
+    after = cluster.world(1)
+    assert (after[0]["node"], after[0]["restart"]) == (before[1 - rank]["node"], 0)
+    (survivor,) = nodes.values()
+    survivor.until_says("was lost")
+    succeed(after, survivor)
+
+
+def test_survivors_keep_their_ranks_where_the_next_round_has_them(cluster: Cluster) -> None:
+    nodes = {name: cluster.node(name, "2:3") for name in "abc"}
+    before = cluster.world(3)
+    first, second, third = (member["node"] for member in before)
+    nodes.pop(second).lose()
+    after = cluster.world(2)
+    assert places(after) == {first: 0, third: 1}
+    succeed(after, *nodes.values())
+
+
+@pytest.mark.torchrun
+def test_training_goes_on_in_a_smaller_world(cluster: Cluster) -> None:
+    nodes = {name: cluster.node(name, "1:2", script=WORKERS / "train.py") for name in "ab"}
+    before = cluster.world(2)
+    nodes.pop(before[1]["node"]).lose()
+    succeed(cluster.world(1), *nodes.values())
+
+
+def test_a_killed_agent_takes_its_workers_along_and_the_others_go_on(cluster: Cluster) -> None:
+    """torchrun never notices, and the worker trains on without anybody."""
+    nodes = {name: cluster.node(name, "1:2") for name in "ab"}
+    before = cluster.world(2)
+    with watched(worker_on(before, "b")) as worker:
+        nodes["b"].agent.kill()
+        assert still_alive(worker, WAIT) == 0
+    assert nodes["b"].finish() == 128 + signal.SIGKILL
+    after = cluster.world(1)
+    assert after[0]["node"] == "a"
+    succeed(after, nodes["a"])
+
+
+def test_a_node_whose_guard_was_killed_says_that_it_leaves(cluster: Cluster) -> None:
+    # It says so, for nobody would have found it lost in this time.
+    nodes = {name: cluster.node(name, "1:2", conf={"lost_after": NEVER}) for name in "ab"}
+    cluster.world(2)
+    nodes["b"].signal(signal.SIGKILL)
+    assert nodes["b"].finish() == -signal.SIGKILL
+    after = cluster.world(1)
+    assert after[0]["node"] == "a"
+    succeed(after, nodes["a"])
+
+
+def test_a_stopped_agent_is_lost_and_comes_back_as_a_newcomer(cluster: Cluster) -> None:
+    nodes = {name: cluster.node(name, "1:2", conf=ALERT) for name in "ab"}
+    before = cluster.world(2)
+    agent = nodes["b"].agent
+    agent.suspend()
+    alone = cluster.world(1)
+    assert alone[0]["node"] == "a"
+    with watched(worker_on(before, "b")) as worker:
+        assert still_alive(worker, 0) == 1, "whoever is stopped can stop nobody"
+        agent.resume()
+        assert still_alive(worker, WAIT) == 0
+    together = cluster.world(2)
+    assert places(together) == {"a": 0, "b": 1}
+    assert {m["restart"] for m in together} == {0}
+    succeed(together, *nodes.values())
+
+
+def test_a_node_that_stops_as_a_whole_is_lost_and_comes_back(cluster: Cluster) -> None:
+    """As a laptop that was closed, or a virtual machine that was moved."""
+    nodes = {name: cluster.node(name, "1:2", conf=ALERT) for name in "ab"}
+    before = cluster.world(2)
+    stopped = nodes["b"].processes
+    for process in stopped:
+        process.suspend()
+    assert cluster.world(1)[0]["node"] == "a"
+    with watched(worker_on(before, "b")) as worker:
+        for process in stopped:
+            process.resume()
+        assert still_alive(worker, WAIT) == 0
+    succeed(cluster.world(2), *nodes.values())
+
+
+def test_a_second_process_with_the_id_of_a_living_node_is_refused_and_told_why(cluster: Cluster) -> None:
+    nodes = [cluster.node(name, "1:2", env={"NODE_ID": f"node-{name}"}) for name in "ab"]
+    world = cluster.world(2)
+    imitator = cluster.node("x", "1:2", env={"NODE_ID": "node-b"})
+    imitator.until_says("refuses this node: node id node-b is in use by another process, on ")
+    imitator.until_says(", that is alive")
+    leave(imitator)
+    assert cluster.mailbox.pending() == []
+    succeed(world, *nodes)
+
+
+def test_a_new_process_with_a_dead_nodes_id_takes_its_place_at_once(cluster: Cluster) -> None:
+    # Nobody waits for the old one, although it may still come back as far as anybody knows.
+    options = {"conf": {"lost_after": NEVER}}
+    nodes = {name: cluster.node(name, "1:2", env={"NODE_ID": f"node-{name}"}, **options) for name in "ab"}
+    before = cluster.world(2)
+    nodes["b"].lose()
+    nodes["b"] = cluster.node("b", "1:2", env={"NODE_ID": "node-b"}, **options)
+    after = cluster.world(2)
+    assert places(after) == places(before)
+    assert {m["restart"] for m in after} == {0}
+    succeed(after, *nodes.values())
+
+
+@pytest.fixture
+def link(cluster: Cluster) -> Iterator[Link]:
+    """A way to the master that can fail."""
+    way = Link(cluster.port)
+    yield way
+    way.close()
+
+
+def behind_the_link(cluster: Cluster, link: Link) -> dict[str, Node]:
+    """Two nodes, of which b reaches the master by the link."""
+    near = cluster.node("a", "1:2", conf=ALERT)
+    near.until_says("waiting: ")
+    return {"a": near, "b": cluster.node("b", "1:2", endpoint=link.port, conf={**ALERT, "is_host": 0})}
+
+
+@pytest.mark.parametrize("silent", ["both ways", "to the master", "from the master"])
+def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster, link: Link, silent: str) -> None:
+    nodes = behind_the_link(cluster, link)
+    before = cluster.world(2)
+    gates = {"to the master": [link.up], "from the master": [link.down]}.get(silent, [link.up, link.down])
+    for gate in gates:
+        gate.clear()
+    alone = cluster.world(1)
+    assert alone[0]["node"] == "a"
+    nodes["b"].until_says("lost the master")
+    with watched(worker_on(before, "b")) as worker:
+        assert still_alive(worker, 0) == 1, "who is cut off trains on, for he cannot know better"
+        for gate in gates:
+            gate.set()
+        assert still_alive(worker, WAIT) == 0
+    succeed(cluster.world(2), *nodes.values())
+
+
+def test_a_connection_that_breaks_and_comes_again_changes_nothing(cluster: Cluster, link: Link) -> None:
+    nodes = behind_the_link(cluster, link)
+    world = cluster.world(2)
+    link.cut()
+    nodes["b"].until_says("is back")
+    assert cluster.mailbox.pending() == []
+    assert all(psutil.pid_exists(member["pid"]) for member in world)
+    succeed(world, *nodes.values())

@@ -1,0 +1,181 @@
+"""Who may take part in a job, who may not, and that the job's secret is nowhere to be read. Real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import Cluster, leave, succeed
+from harness import WAIT
+from master_node import grpc
+
+from dlrover_run.wire.messages import METHOD
+
+TOKEN = "a-secret-of-this-test-7f3a"
+KNOWN = {"DLROVER_RDZV_TOKEN": TOKEN}
+
+PUBLIC = ("environ", "cmdline")
+"""What the other processes of a user, or all of a machine, can read of a process."""
+
+HUNDRED_MEGABYTES = 100 * 1000 * 1000
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        ("another-secret-entirely", "does not know this job's token, so this node does not obey it"),
+        (None, "the master asks for the job's token and this node has none"),
+    ],
+)
+def test_a_node_with_a_wrong_token_or_none_is_refused_and_the_job_goes_on(
+    cluster: Cluster, known: str | None, words: str
+) -> None:
+    nodes = cluster.nodes("ab", "2", env=KNOWN)
+    world = cluster.world(2)
+    stranger = cluster.node("x", "2", "--spares=1", env={"DLROVER_RDZV_TOKEN": known})
+    assert stranger.finish() == 72
+    assert stranger.has_said(words), stranger.said
+    assert cluster.mailbox.pending() == []
+    succeed(world, *nodes)
+    for talker in (stranger, *nodes):
+        assert TOKEN not in talker.said
+        assert "another-secret" not in talker.said
+
+
+def test_a_node_does_not_obey_a_master_that_does_not_know_the_token(cluster: Cluster) -> None:
+    master = cluster.stand_alone_master()
+    node = cluster.node("a", "1:2", env=KNOWN, conf={"is_host": 0, "last_call_timeout": 0.1})
+    assert node.finish() == 72
+    assert node.has_said("does not know this job's token, so this node does not obey it")
+    assert cluster.mailbox.pending() == []
+    master.signal(signal.SIGTERM)
+    assert master.finish() == 0
+
+
+def test_where_proof_is_required_nothing_starts_without(cluster: Cluster) -> None:
+    node = cluster.node("a", "1:2", conf={"auth": "required"})
+    assert node.finish() == 2
+    assert node.has_said("auth=required, and this node has nothing to prove itself with")
+    assert cluster.mailbox.pending() == []
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("way", ["variable", "file of a variable", "setting"])
+def test_the_token_is_in_no_environment_no_command_line_and_no_output(
+    cluster: Cluster, tmp_path: Path, method: str, way: str
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text(TOKEN + "\n")
+    file.chmod(0o600)
+    env = {"variable": KNOWN, "file of a variable": {"DLROVER_RDZV_TOKEN_FILE": str(file)}}.get(way, {})
+    conf = {"token_file": file} if way == "setting" else {}
+    logs, state = tmp_path / "logs", tmp_path / "state"
+    options = ("2", "--max-restarts=1", f"--log-dir={logs}", "-r", "3", f"--start-method={method}")
+    nodes = cluster.nodes("ab", *options, env={**env, "LOGLEVEL": "DEBUG"}, conf={**conf, "state_dir": state})
+    os.kill(cluster.world(2)[0]["pid"], signal.SIGKILL)
+    world = cluster.world(2)
+    processes = [process for node in nodes for process in node.processes] + [cluster.master()]
+    # Guard, agent, relay and worker of each node, and the master.
+    assert len(processes) >= 9
+    seen = {(p.pid, name): Path(f"/proc/{p.pid}/{name}").read_bytes() for p in processes for name in PUBLIC}
+    assert b"TEST_MAILBOX" in seen[world[0]["pid"], "environ"], "environments can be read here"
+    assert not [place for place, content in seen.items() if TOKEN.encode() in content]
+    succeed(world, *nodes)
+    written = [path for place in (logs, state) for path in place.rglob("*") if path.is_file()]
+    assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
+    assert not [node.name for node in nodes if TOKEN in node.said]
+
+
+def say_nonsense(port: int) -> None:
+    for size in (1, 64, 4096, 1 << 20):
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            line.settimeout(WAIT)
+            # The master may end the connection before it has heard all.
+            with contextlib.suppress(OSError):
+                line.sendall(os.urandom(size))
+                line.shutdown(socket.SHUT_WR)
+                while line.recv(65536):
+                    pass
+
+
+def pour_bytes(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.settimeout(WAIT)
+        with contextlib.suppress(OSError):
+            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(HUNDRED_MEGABYTES))
+
+
+def send_a_giant_message(port: int) -> None:
+    async def call() -> None:
+        unlimited = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=unlimited) as channel:
+            stream = channel.stream_stream(METHOD)()
+            # A stream that has ended while it was written to says why when it is asked.
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await asyncio.wait_for(stream.write(b"x" * HUNDRED_MEGABYTES), WAIT)
+            assert await asyncio.wait_for(stream.code(), WAIT) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    asyncio.run(call())
+
+
+@pytest.mark.parametrize("do", [say_nonsense, pour_bytes, send_a_giant_message])
+def test_what_a_stranger_sends_does_not_harm_a_running_job(cluster: Cluster, do: Callable[[int], None]) -> None:
+    nodes = cluster.nodes("ab", "2", "--max-restarts=1")
+    before = cluster.world(2)
+    master = cluster.master()
+    peak = peak_memory(master)
+    do(cluster.port)
+    assert cluster.mailbox.pending() == []
+    # That the master works as before is seen by what it decides.
+    os.kill(before[0]["pid"], signal.SIGKILL)
+    after = cluster.world(2)
+    assert after[0]["restart"] == 1
+    assert cluster.master() == master
+    assert peak_memory(master) - peak < HUNDRED_MEGABYTES // 2
+    assert not any("lost the master" in node.said for node in nodes)
+    succeed(after, *nodes)
+
+
+def peak_memory(process: psutil.Process) -> int:
+    """The most bytes of memory that it ever had."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> dict[str, Path]:
+    """An authority, and a certificate for this machine's loopback address."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl, which makes certificates, is not on this machine")
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "ca_key", "cert", "key")}
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    authority = ["req", "-x509", *curve, "-subj", "/CN=test", "-keyout", files["ca_key"], "-out", files["ca"]]
+    own = ["req", "-x509", *curve, "-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1"]
+    own += ["-CA", files["ca"], "-CAkey", files["ca_key"], "-keyout", files["key"], "-out", files["cert"]]
+    for command in (authority, own):
+        subprocess.run([openssl, *map(str, command)], check=True, capture_output=True)
+    return {f"tls_{name}": files[name] for name in ("ca", "cert", "key")}
+
+
+def test_nodes_that_have_certificates_meet_and_a_node_without_does_not(
+    cluster: Cluster, certificates: dict[str, Path]
+) -> None:
+    nodes = cluster.nodes("ab", "2", conf={**certificates, "auth": "required"})
+    world = cluster.world(2)
+    half = cluster.node("x", "2", conf={"tls_ca": certificates["tls_ca"], "is_host": 0})
+    plain = cluster.node("y", "2", conf={"is_host": 0})
+    for stranger in (half, plain):
+        stranger.until_says(f"waiting: a master at 127.0.0.1:{cluster.port} (")
+        leave(stranger)
+    assert cluster.mailbox.pending() == []
+    succeed(world, *nodes)
