@@ -1,0 +1,270 @@
+"""A master that is killed, stopped, replaced, robbed of its disk or its clock, while a job needs it. Real processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from cluster import SOON, Cluster, Link, Node, Talker, places, succeed, tell
+from harness import WAIT, still_alive, watched
+
+ALERT = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 3}
+"""Settings under which silence is found soon."""
+
+
+@pytest.fixture(params=["journal", "no journal"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """The directory in which masters keep their journals, or none."""
+    return tmp_path / "state" if request.param == "journal" else None
+
+
+def settings(journal: Path | None, **others: object) -> dict[str, object]:
+    return {**others, **({} if journal is None else {"state_dir": journal})}
+
+
+def flags(journal: Path | None) -> list[str]:
+    return [] if journal is None else [f"--state-dir={journal}"]
+
+
+def kill_hosted_master(cluster: Cluster) -> None:
+    """Kill the master that a node has started, and wait until it is gone."""
+    master = cluster.master()
+    with watched(master.pid) as pidfd:
+        master.kill()
+        assert still_alive(pidfd, WAIT) == 0
+
+
+def kill(master: Talker) -> None:
+    master.signal(signal.SIGKILL)
+    assert master.finish() == -signal.SIGKILL
+
+
+def until_back(*nodes: Node) -> None:
+    for node in nodes:
+        node.until_says("the master at 127.0.0.1:")
+        node.until_says("is back")
+
+
+def test_a_master_that_dies_while_nodes_gather(cluster: Cluster, journal: Path | None) -> None:
+    conf = settings(journal)
+    first = cluster.node("a", "2", conf=conf)
+    first.until_says("waiting: 1 node of 2 is here")
+    kill_hosted_master(cluster)
+    first.until_says("this node goes on looking for it")
+    until_back(first)
+    second = cluster.node("b", "2", conf=conf)
+    succeed(cluster.world(2), first, second)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_master_that_dies_while_nodes_train(cluster: Cluster, journal: Path | None, number: signal.Signals) -> None:
+    """The node that hosted it starts another, which goes on in the same round; a newcomer shows that it knows it."""
+    conf = settings(journal, **SOON)
+    nodes = cluster.nodes("ab", "2:3", conf=conf)
+    before = cluster.world(2)
+    cluster.master().send_signal(number)
+    for node in nodes:
+        node.until_says("; the workers train on")
+    until_back(*nodes)
+    with watched(*(member["pid"] for member in before)) as workers:
+        assert still_alive(workers, 0) == 2
+    assert cluster.mailbox.pending() == []
+    nodes.append(cluster.node("c", "2:3", conf=conf))
+    after = cluster.world(3)
+    assert places(after) == {**places(before), "c": 2}
+    assert after[0]["restart"] == 0
+    succeed(after, *nodes)
+
+
+def test_a_master_that_dies_before_it_has_heard_of_a_dead_worker(cluster: Cluster, journal: Path | None) -> None:
+    nodes = cluster.nodes("ab", "2", "--max-restarts=3", conf=settings(journal))
+    before = cluster.world(2)
+    master = cluster.master()
+    master.suspend()
+    os.kill(before[1]["pid"], signal.SIGKILL)
+    with watched(before[1]["pid"]) as worker:
+        assert still_alive(worker, WAIT) == 0
+    kill_hosted_master(cluster)
+    after = cluster.world(2)
+    assert (after[0]["restart"], places(after)) == (1, places(before))
+    succeed(after, *nodes)
+
+
+def test_a_master_that_dies_right_after_a_worker(cluster: Cluster, journal: Path | None) -> None:
+    """In whatever state of the round's change that finds it, the failure counts once."""
+    nodes = cluster.nodes("ab", "2", "--max-restarts=9", conf=settings(journal))
+    world = cluster.world(2)
+    for restart in (1, 2, 3):
+        os.kill(world[restart % 2]["pid"], signal.SIGKILL)
+        cluster.master().kill()
+        world = cluster.world(2)
+        assert world[0]["restart"] == restart
+        until_back(*nodes)
+    succeed(world, *nodes)
+
+
+def test_a_worker_that_dies_while_the_master_is_away_is_reported_when_it_is_back(
+    cluster: Cluster, journal: Path | None
+) -> None:
+    master = cluster.stand_alone_master(*flags(journal))
+    nodes = cluster.nodes("ab", "2", "--max-restarts=1", conf={"is_host": 0})
+    before = cluster.world(2)
+    kill(master)
+    for node in nodes:
+        node.until_says("; the workers train on")
+    os.kill(before[0]["pid"], signal.SIGKILL)
+    assert cluster.mailbox.pending() == []
+    master = cluster.stand_alone_master(*flags(journal))
+    after = cluster.world(2)
+    assert (after[0]["restart"], places(after)) == (1, places(before))
+    succeed(after, *nodes)
+    master.signal(signal.SIGTERM)
+    assert master.finish() == 0
+
+
+def test_a_node_that_dies_while_the_master_is_away_is_found_lost_when_it_is_back(
+    cluster: Cluster, journal: Path | None
+) -> None:
+    master = cluster.stand_alone_master(*flags(journal))
+    nodes = {name: cluster.node(name, "1:2", conf={"is_host": 0}) for name in "ab"}
+    cluster.world(2)
+    kill(master)
+    nodes["b"].lose()
+    master = cluster.stand_alone_master(*flags(journal))
+    after = cluster.world(1)
+    assert (after[0]["node"], after[0]["restart"]) == ("a", 0)
+    succeed(after, nodes["a"])
+    master.signal(signal.SIGTERM)
+    assert master.finish() == 0
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_master_that_comes_back_with_another_clock_goes_on_in_the_same_round(
+    cluster: Cluster, journal: Path | None, hours: int
+) -> None:
+    master = cluster.stand_alone_master(*flags(journal))
+    conf = {**SOON, "is_host": 0}
+    nodes = cluster.nodes("ab", "2:3", conf=conf)
+    before = cluster.world(2)
+    kill(master)
+    (cluster.directory / "sitecustomize.py").write_text(
+        f"import time\nreal = time.time\ntime.time = lambda: real() + {3600 * hours}\n"
+    )
+    master = cluster.stand_alone_master(*flags(journal), env={"PYTHONPATH": str(cluster.directory)})
+    until_back(*nodes)
+    assert cluster.mailbox.pending() == []
+    nodes.append(cluster.node("c", "2:3", conf=conf))
+    after = cluster.world(3)
+    assert places(after) == {**places(before), "c": 2}
+    succeed(after, *nodes)
+    master.signal(signal.SIGTERM)
+    assert master.finish() == 0
+
+
+def test_the_master_of_a_host_that_dies_with_its_node_is_taken_over(cluster: Cluster, journal: Path | None) -> None:
+    """On loopback the endpoint is every node's own address, as a virtual address is that moves to another host."""
+    conf = settings(journal)
+    nodes = {"a": cluster.node("a", "2:3", conf=conf)}
+    nodes["a"].until_says("waiting: ")
+    nodes.update({name: cluster.node(name, "2:3", conf=conf) for name in "bc"})
+    before = places(cluster.world(3))
+    master = cluster.master()
+    nodes.pop("a").lose()
+    master.kill()
+    after = cluster.world(2)
+    assert sorted(places(after)) == ["b", "c"]
+    assert all(member["node_rank"] == before[member["node"]] for member in after if before[member["node"]] < 2)
+    assert after[0]["restart"] == 0
+    succeed(after, *nodes.values())
+
+
+def test_a_stopped_master_changes_nothing_for_the_workers(cluster: Cluster) -> None:
+    nodes = cluster.nodes("ab", "2", conf=ALERT)
+    world = cluster.world(2)
+    master = cluster.master()
+    master.suspend()
+    for node in nodes:
+        node.until_says("; the workers train on")
+    master.resume()
+    until_back(*nodes)
+    assert cluster.mailbox.pending() == []
+    succeed(world, *nodes)
+
+
+def test_a_master_that_was_replaced_while_it_slept_decides_no_more(cluster: Cluster, tmp_path: Path) -> None:
+    link = Link(cluster.port)
+    directory = flags(tmp_path / "state")
+    old = cluster.stand_alone_master(*directory)
+    conf = {**ALERT, **SOON, "is_host": 0}
+    nodes = cluster.nodes("ab", "2:3", endpoint=link.port, conf=conf)
+    before = cluster.world(2)
+    old.signal(signal.SIGSTOP)
+    for node in nodes:
+        node.until_says("; the workers train on")
+    # Its address now leads to another machine, which shares the directory.
+    link.target = cluster.port + 1
+    new = cluster.stand_alone_master(*directory, port=link.target)
+    link.cut()
+    until_back(*nodes)
+    old.signal(signal.SIGCONT)
+    # It takes the nodes for lost, and finds that this is not for it to write down.
+    old.until_says("this one decides no more for the job")
+    assert cluster.mailbox.pending() == []
+    nodes.append(cluster.node("c", "2:3", endpoint=link.port, conf=conf))
+    after = cluster.world(3)
+    assert places(after) == {**places(before), "c": 2}
+    succeed(after, *nodes)
+    for master in (old, new):
+        master.signal(signal.SIGTERM)
+        assert master.finish() == 0
+    link.close()
+
+
+def test_a_damaged_journal_is_told_and_ends_no_running_worker(cluster: Cluster, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    master = cluster.stand_alone_master(f"--state-dir={state}")
+    nodes = cluster.nodes("ab", "2", conf={"is_host": 0})
+    world = cluster.world(2)
+    kill(master)
+    (journal,) = state.iterdir()
+    content = bytearray(journal.read_bytes())
+    content[20] ^= 1
+    journal.write_bytes(content)
+    master = cluster.stand_alone_master(f"--state-dir={state}")
+    for teller in (master, *nodes):
+        teller.until_says(f"the journal {journal} is damaged, line 1: the checksum is wrong. Move it away")
+    journal.rename(tmp_path / "damaged")
+    until_back(*nodes)
+    assert cluster.mailbox.pending() == []
+    succeed(world, *nodes)
+    master.signal(signal.SIGTERM)
+    assert master.finish() == 0
+
+
+def test_nothing_is_decided_while_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
+    master = cluster.stand_alone_master(f"--state-dir={tmp_path / 'state'}")
+    nodes = cluster.nodes("ab", "2", "--max-restarts=1", conf={"is_host": 0})
+    before = cluster.world(2)
+    # No file of the master may have more than a byte, which is as good as a full disk.
+    resource.prlimit(master.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    tell(before[:1], signal.SIGKILL)
+    master.until_says("nothing is decided until it can")
+    with watched(before[1]["pid"]) as other:
+        assert still_alive(other, 0) == 1
+    assert cluster.mailbox.pending() == []
+    resource.prlimit(master.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    master.until_says("the journal is written again")
+    after = cluster.world(2)
+    assert after[0]["restart"] == 1
+    succeed(after, *nodes)
+    master.signal(signal.SIGTERM)
+    assert master.finish() == 0
+
+
+def test_a_node_that_finds_no_master_gives_up_and_says_where_it_looked(cluster: Cluster) -> None:
+    node = cluster.node("a", "2", conf={"is_host": 0, "join_timeout": 1})
+    assert node.finish() == 72
+    assert node.has_said(f"no master was found at 127.0.0.1:{cluster.port} within 1 s")
