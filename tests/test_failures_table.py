@@ -1,0 +1,52 @@
+"""`docs/failures.md` speaks of tests that exist and of times as they are."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+from dlrover_run.command_line import rendezvous_conf
+from dlrover_run.coordination.rules import Rules
+
+TESTS = Path(__file__).parent
+TEXT = (TESTS.parent / "docs" / "failures.md").read_text()
+
+
+def names_in(file: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_fault_names_a_test_that_exists() -> None:
+    faults, _, _ = TEXT.partition("## The times")
+    rows = [line for line in faults.splitlines() if line.startswith("| ") and not line.startswith("| fault ")]
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+        assert named, row
+        for file, name in named:
+            assert name in names_in(TESTS / file), f"{file}::{name}"
+
+
+def test_the_times_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \| ([\d.]+) \|", TEXT, re.MULTILINE)
+    assert len(rows) > 15
+    for name, seconds in rows:
+        module, _, constant = name.rpartition(".")
+        if module:
+            value = getattr(importlib.import_module(f"dlrover_run.{module}"), constant)
+        else:
+            key = next(key for key in rendezvous_conf.TABLE if key.name == name)
+            value = getattr(Rules(), key.rule)
+        assert value == float(seconds), name
+    counts = dict(re.findall(r"`(\w+)` [^`]*?, (\d+) by default", TEXT.splitlines()[-1]))
+    assert counts == {"keep_alive_max_attempt": "3", "early_failure_limit": "5"}
+    assert (Rules().keep_alive_attempts, Rules().early_failure_limit) == (3, 5)
+
+
+def test_every_time_that_a_fault_names_is_in_the_table_of_times() -> None:
+    faults, _, times = TEXT.partition("## The times")
+    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+|[A-Z]+(?:_[A-Z]+)*)`", faults)) - {"state_dir", "SIGKILL"}
+    assert named
+    assert not [name for name in named if not re.search(rf"`(?:[\w.]+\.)?{name}`", times)]
