@@ -230,6 +230,19 @@ def test_a_workers_control_characters_do_not_reach_the_terminal() -> None:
     assert "    red\n" in text
 
 
+EVIL = "\x1b]0;title\x07a\x1b[2J\x9b2Jb\x9d0;title\x9c\u202e\x85\x1bPq\x1b\\c\x07\x7f"
+
+
+def test_no_word_of_another_node_steers_this_ones_terminal() -> None:
+    failure = Failure(3, f"node{EVIL}", f"raised {EVIL}", trace=f"Traceback\n{EVIL}")
+    report = FailureReport("train.py", "node-a", failure, (), 0, 2, exit_code=1, why_over=f"x{EVIL}")
+    text = render_failure(report)
+    assert re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text) == []
+    assert "rank 3 on nodeabc raised abc" in text
+    assert "    abc\n" in text
+    assert "Xabc." in text
+
+
 def test_a_restart_is_one_line() -> None:
     line = render_restart("rank 1 raised ValueError:\n  x.", 1, 3, 12.34)
     assert line == "restart 1 of 3 after 12 s: rank 1 raised ValueError: x"
@@ -358,6 +371,15 @@ class TestWaiting:
             await asyncio.sleep(5 * TICK)
 
         assert self.shown(play, 20) == ["\r\x1b[Kdlrover-run: waitin"]
+
+    def test_nothing_that_somebody_else_said_steers_the_terminal(self) -> None:
+        async def play(voice: Voice) -> None:
+            voice.wait_for(f"for {EVIL}\nd", None)
+            await asyncio.sleep(1.5 * TICK)
+            voice.say(f"lost {EVIL}")
+            voice.wait_no_more()
+
+        assert self.shown(play, None) == ["dlrover-run: waiting: for abc d\n", "dlrover-run: lost abc\n"]
 
     def test_in_a_file_each_text_is_written_once_and_not_too_often(self) -> None:
         async def play(voice: Voice) -> None:

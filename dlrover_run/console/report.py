@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
-from dlrover_run.console.words import duration, rank_words
+from dlrover_run.console.words import duration, harmless, rank_words
 from dlrover_run.coordination.records import Failure
 from dlrover_run.failures import MAX_WORDS, describe_end, error_words, lost_its_peer, trace_lines
 from dlrover_run.failures.outcome import WorkerEnd
@@ -62,12 +62,11 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
     lines = [rule, paint.bold(f"{report.job} FAILED"), thin]
     lines.append("Root Cause (first observed failure):")
     if isinstance(root, Failure):
-        lines += [paint.red(line) for line in _wrapped(str(root), width, "  ")]
-        lines += [f"  host      : {root.host}", f"  rank      : {root.rank}"]
-        lines += _traceback(root.trace.split("\n")) if root.trace else []
-        lines += _wrapped(
-            f"Its output is on {root.host}: on that launcher's console, or in its log files.", width, "  "
-        )
+        host = harmless(root.host)
+        lines += [paint.red(line) for line in _wrapped(harmless(str(root)), width, "  ")]
+        lines += [f"  host      : {host}", f"  rank      : {root.rank}"]
+        lines += _traceback(plain_lines(root.trace)) if root.trace else []
+        lines += _wrapped(f"Its output is on {host}: on that launcher's console, or in its log files.", width, "  ")
     else:
         lines += [paint.red(line) for line in _wrapped(f"rank {root.rank} {describe_end(root)}", width, "  ")]
         lines += _fields(root, report.host, width, zone)
@@ -231,5 +230,5 @@ def _closing(report: FailureReport, width: int) -> list[str]:
     elif report.restarts <= report.max_restarts:
         lines.append(f"{report.restarts} of {report.max_restarts} restarts were used.")
     if report.why_over and report.restarts != report.max_restarts:
-        lines += _wrapped(f"{report.why_over[0].upper()}{report.why_over[1:]}.", width)
+        lines += _wrapped(harmless(f"{report.why_over[0].upper()}{report.why_over[1:]}."), width)
     return [*lines, f"The launcher exits with code {report.exit_code}."]

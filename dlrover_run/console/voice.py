@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 
 from dlrover_run.console.rounds import render_waiting
+from dlrover_run.console.words import harmless
 
 TICK = 1.0
 """Seconds between two sights of a line that changes on a terminal, and before its first: who waits for less long need
@@ -38,8 +39,8 @@ class Voice:
         self._next: asyncio.TimerHandle | None = None
 
     def say(self, line: str) -> None:
-        """Print one line under the launcher's name."""
-        self.print(f"dlrover-run: {line}")
+        """Print one line under the launcher's name; it is made harmless."""
+        self.print(f"dlrover-run: {harmless(line)}")
 
     def print(self, text: str) -> None:
         """Print lines as they are, and let the changing line follow them."""
@@ -52,7 +53,7 @@ class Voice:
     def wait_for(self, text: str, seconds: float | None) -> None:
         """Show that the node waits for `text`, for at most that many seconds from now; None is without a limit."""
         loop = asyncio.get_running_loop()
-        self._text, self._until = text, None if seconds is None else loop.time() + seconds
+        self._text, self._until = " ".join(harmless(text).split()), None if seconds is None else loop.time() + seconds
         if self._next is None:
             self._next = loop.call_later(TICK, self._show)
 

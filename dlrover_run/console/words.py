@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dlrover_run.failures.tracebacks import plain_lines
+
 
 def duration(seconds: float) -> str:
     """A length of time for people: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 3 min`."""
@@ -31,3 +33,8 @@ def rank_words(ranks: Iterable[int]) -> str:
         # A run of two reads better as two numbers.
         parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+def harmless(text: str) -> str:
+    """Words of another node or a master, without what would steer a terminal: whoever said them may be anybody."""
+    return "\n".join(plain_lines(text))

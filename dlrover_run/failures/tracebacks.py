@@ -8,7 +8,13 @@ from __future__ import annotations
 import re
 
 _RANK_PREFIX = re.compile(r"^\[(?:rank|default)\d*\]: ?")
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1f\x7f]")
+# What steers a terminal: whole commands in either spelling (ESC [ or one character of C1), then the characters of
+# themselves, among them those that turn the direction of what follows.
+_CONTROL = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
 _START = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error: "
 # What Python writes between two tracebacks of one failure.
