@@ -22,32 +22,26 @@ class Faults:
         self._random = scenario.timeline.random
         self._disk = disk
         self.over = False
-        often = [self._fail_worker, self._kill_worker]
-        kinds = [
-            self._kill_node,
-            self._lose_machine,
-            self._stop_node,
-            self._ask_to_go,
-            self._cut_off,
-            self._cut_one_way,
-            self._break_stream,
-            self._break_all_streams,
-            self._join,
-            self._return,
-            self._twin,
-            self._kill_master,
-            self._blow_fuse,
-            self._stop_master,
-            self._fill_disk,
-        ]
-        self._taste = [(kind, self._random.choice((0, 0, 1, 1, 4))) for kind in kinds]
-        self._taste += [(kind, self._random.choice((0, 2, 6))) for kind in often]
-        self._pause = self._random.choice((1.0, 4.0, 15.0))
+        workers = [self._fail_worker, self._kill_worker]
+        gentle = [self._kill_node, self._ask_to_go, self._join, self._return]
+        rough = [self._lose_machine, self._stop_node, self._twin]
+        network = [self._cut_off, self._cut_one_way, self._break_stream, self._break_all_streams]
+        masters = [self._kill_master, self._blow_fuse, self._stop_master, self._fill_disk]
+        kinds = {
+            "gentle": gentle,
+            "nodes": gentle + rough,
+            "network": network,
+            "masters": masters,
+            "all": gentle + rough + network + masters,
+        }[scenario.trouble]
+        self._taste = [(kind, self._random.choice((0, 1, 1, 4))) for kind in kinds]
+        self._taste += [(kind, self._random.choice((0, 1, 3))) for kind in workers]
+        self._pause = self._random.choice((1.0, 4.0, 15.0, 15.0))
 
     def begin(self, until: float) -> None:
-        """Faults happen from now on, until then."""
+        """Faults happen until then, from now on or once a round may have formed."""
         self._until = until
-        self._next()
+        self._timeline.after(self._random.choice((0.0, 10.0, 35.0)), self._next)
 
     def _next(self) -> None:
         self._timeline.after(self._random.expovariate(1 / self._pause), self._happen)

@@ -37,11 +37,16 @@ def demand(condition: bool, law: str) -> None:
 
 
 class Laws:
-    """Watches one run. `durable` says that its masters have a journal, so that no round is ever forgotten."""
+    """Watches one run. `durable` says that its masters have a journal, so that no round is ever forgotten.
 
-    def __init__(self, rules: Rules, durable: bool) -> None:
+    `nodes_stay` says that no node goes or is cut off, whatever happens to masters.
+    """
+
+    def __init__(self, rules: Rules, durable: bool, nodes_stay: bool) -> None:
         self._rules = rules
         self._durable = durable
+        self._nodes_stay = nodes_stay
+        self._heard: dict[NodeKey, RoundKey] = {}
         self._charged: set[RoundKey] = set()
         self._charge_times: list[float] = []
         self._taken: dict[RoundKey, tuple[int, int, str, int]] = {}
@@ -51,6 +56,7 @@ class Laws:
         self._held: dict[NodeKey, list[RoundKey | None]] = {}
         self._obeyed: dict[NodeKey, int] = {}
         self._succeeded: set[tuple[RoundKey, NodeKey]] = set()
+        self.blamed: set[RoundKey] = set()
         self.rounds = 0
         self.restarts = 0
         self.over: Plan | None = None
@@ -78,6 +84,7 @@ class Laws:
             self.over = after
         if after.key != plan.key:
             self._check_round(plan, after, present, now)
+        self._check_rest(plan, after, present)
         if after.phase is PlanPhase.FINISHED:
             lacking = [m.host for m in plan.members if (plan.key, m.key) not in self._succeeded]
             demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
@@ -103,6 +110,8 @@ class Laws:
         failed = [p.status for p in present.values() if p.status.in_round(plan.key) and p.status.failure is not None]
         if not failed:
             demand(after.restart_count == plan.restart_count, "a change of membership costs no restart")
+        if after.restart_count > plan.restart_count or (after.phase is PlanPhase.FAILED and after.failure is not None):
+            self.blamed.add(plan.key)
         if after.restart_count == plan.restart_count:
             members = [present.get(member.key) for member in plan.members if not member.done]
             undisturbed = all(p is not None and p.connected and not p.going for p in members)
@@ -114,6 +123,17 @@ class Laws:
         demand(plan.phase is PlanPhase.TRAINING, "only a round that trains can fail")
         if not self._rules.restart_window:
             demand(after.restart_count <= self._rules.max_restarts, "no more restarts than were granted")
+
+    def _check_rest(self, plan: Plan, after: Plan, present: Present) -> None:
+        """Where all nodes stay, a round ends only by its end, by a failure, or for a larger one."""
+        if not self._nodes_stay or plan.phase is not PlanPhase.TRAINING or after.phase in OVER or self.over is not None:
+            return
+        if any(member.incarnation == "unknown" for member in plan.members):
+            # Without a journal: the last master had told only some of them.
+            return
+        failed = any(p.status.failure is not None and p.status.in_round(plan.key) for p in present.values())
+        goes_on = after.phase is PlanPhase.TRAINING and after.key == plan.key
+        demand(failed or goes_on or len(after.members) > len(plan.members), "no round ends because its master was away")
 
     def _check_failure(self, plan: Plan, after: Plan, present: Present, now: float) -> None:
         rules = self._rules
@@ -161,13 +181,17 @@ class Laws:
 
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
         """A plan has become durable; `now` is everybody's time."""
-        if before is None or after.restart_count == before.restart_count:
+        if before is None:
+            # Perhaps of another job of that name.
+            self._charge_times.clear()
+            return
+        if after.restart_count == before.restart_count:
             return
         self.restarts += 1
         demand(before.key not in self._charged, f"the failure of round {before.key.number} is charged once")
         self._charged.add(before.key)
         window = self._rules.restart_window
-        if window:
+        if window and not self.slow_disk:
             self._charge_times = [time for time in self._charge_times if now < time + window] + [now]
             demand(len(self._charge_times) <= self._rules.max_restarts, "no more restarts in the window than granted")
 
@@ -176,6 +200,9 @@ class Laws:
         demand(wanted.epoch >= self._obeyed.get(key, 0), "nobody obeys a coordinator that has a successor")
         self._obeyed[key] = wanted.epoch
         seat = wanted.seat
+        if self._durable or self._nodes_stay:
+            demand(wanted.key >= self._heard.get(key, RoundKey()), "nobody is told of a round before his last one")
+            self._heard[key] = wanted.key
         if wanted.phase not in OVER:
             held = self._held.setdefault(key, [])
             if not held or held[-1] != (seat and seat.key):

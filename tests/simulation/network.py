@@ -10,7 +10,7 @@ from simulation.timeline import Event, Process, Timeline
 
 
 class Weather:
-    """`slowness` is how many seconds every tenth message may take, in all the network."""
+    """`slowness` is how many seconds every fifth message may take, in all the network."""
 
     def __init__(self, slowness: float) -> None:
         self.slowness = slowness
@@ -72,7 +72,7 @@ class Pipe:
 
     def send(self, message: Any) -> None:
         random = self._timeline.random
-        delay = random.uniform(0.0002, 0.005) if random.random() < 0.9 else random.uniform(0, self._weather.slowness)
+        delay = random.uniform(0.0002, 0.005) if random.random() < 0.8 else random.uniform(0, self._weather.slowness)
         due = max(self._timeline.now + delay, self._queue[-1][0] if self._queue else 0.0)
         self._queue.append((due, message))
         self.pump()

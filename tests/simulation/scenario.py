@@ -23,6 +23,10 @@ from simulation.workers import Workers
 HUNG = 30.0
 """Seconds after which workers that wait for a peer in vain give up by themselves."""
 
+TROUBLES = ("gentle", "nodes", "network", "masters", "all", "all")
+"""What a run has trouble with, besides its workers. In a gentle one nobody is silent, so everything is known within a
+second, and so is what each failure came from."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -66,9 +70,12 @@ class Scenario:
         random = self.timeline.random
         self.rules = random_rules(random)
         self.durable = random.random() < 0.6
-        self.laws = Laws(self.rules, self.durable)
-        disk = Disk(self.laws, self.timeline) if self.durable else None
+        self.trouble = random.choice(TROUBLES)
         self.two_places = random.random() < 0.3
+        weather = Weather(0.3 if self.trouble == "gentle" else random.choice((0.01, 0.3, 2.0)))
+        nodes_stay = self.trouble == "masters" and not self.two_places and weather.slowness < 1
+        self.laws = Laws(self.rules, self.durable, nodes_stay)
+        disk = Disk(self.laws, self.timeline) if self.durable else None
         self.masters = Masters(self.timeline, self.laws, disk, self.two_places, random.random() < 0.2)
         self.workers = Workers(self.timeline, work=random.uniform(3, 60), patience=HUNG)
         self.workers.fixed_store = self.rules.store is not None
@@ -79,15 +86,17 @@ class Scenario:
             self.laws,
             slow_stop=random.choice((0.1, 2.0, 15.0)),
             slow_start=random.choice((0.1, 3.0)),
-            weather=Weather(random.choice((0.01, 0.3, 2.0))),
+            weather=weather,
         )
         self.nodes: list[Node] = []
         self._hosts = 0
-        self.calm_at = random.uniform(20, 120)
+        self.calm_at = random.uniform(30, 200)
         self.is_short = random.random() < 0.1
         self.faults = Faults(self, disk)
         self.timeline.note("job", f"{self.rules}")
-        self.timeline.note("job", f"durable: {self.durable}, two places: {self.two_places}, calm at {self.calm_at:.1f}")
+        places = "two places" if self.two_places else "one place"
+        kept = "a journal" if self.durable else "no journal"
+        self.timeline.note("job", f"trouble with {self.trouble}, {kept}, {places}, calm at {self.calm_at:.1f}")
 
     def add_node(self, node_id: str | None = None) -> Node:
         """A process begins to be a node: a new one, or another process under an id that there has been."""
@@ -113,6 +122,8 @@ class Scenario:
         self._calm()
         self._demand_round()
         self._demand_end()
+        blamed = self.laws.blamed - self.workers.failed
+        demand(self.trouble != "gentle" or not blamed, f"a change of membership costs nothing, but {blamed} did")
         over = self.laws.over
         return Outcome(
             self.laws.rounds,

@@ -43,6 +43,8 @@ class Group:
         if self.live and self.failure is None and not self.succeeded:
             code = -signal.SIGKILL if killed else 1
             self.failure = WorkerEnd(self.seat.first_rank, 0, 1, code, 0.0, stderr_tail="" if killed else words)
+            if words is not PEER_WORDS:
+                self._workers.failed.add(self.key)
             self._workers.part(self)
             self.on_end()
 
@@ -76,7 +78,7 @@ class Workers:
     """Where workers meet. A round that is complete works for `work` seconds and then succeeds, node by node.
 
     Of those whose peer is gone most notice soon, by a broken connection. Some hang until somebody ends them, or until
-    their own `patience` is over.
+    their own `patience` is over. `failed` are the rounds in which a worker failed for a reason of its own.
     """
 
     def __init__(self, timeline: Timeline, work: float, patience: float) -> None:
@@ -85,6 +87,7 @@ class Workers:
         self._patience = patience
         self._meetings: dict[tuple[str, int, RoundKey | None], Meeting] = {}
         self.fixed_store = False
+        self.failed: set[RoundKey] = set()
         self.completed: list[RoundKey] = []
 
     def meet(self, group: Group) -> None:
@@ -119,7 +122,7 @@ class Workers:
 
     def _strand(self, group: Group) -> None:
         random = self._timeline.random
-        delay = random.uniform(0.01, 1.5) if random.random() < 0.8 else self._patience
+        delay = random.uniform(0.01, random.choice((0.05, 1.5))) if random.random() < 0.8 else self._patience
         self._timeline.after(delay, lambda: group.fail(PEER_WORDS))
 
     def _finish(self, meeting: Meeting) -> None:
