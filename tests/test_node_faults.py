@@ -11,7 +11,7 @@ import pytest
 from cluster import NEVER, Cluster, Link, Node, World, leave, places, succeed
 from harness import WAIT, WORKERS, still_alive, watched
 
-ALERT = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 3}
+ALERT: dict[str, object] = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 3}
 """Settings under which silence is found soon, and under which a busy machine is still not taken for a silent one."""
 
 
@@ -151,16 +151,16 @@ def link(cluster: Cluster) -> Iterator[Link]:
     way.close()
 
 
-def behind_the_link(cluster: Cluster, link: Link) -> dict[str, Node]:
+def behind_the_link(cluster: Cluster, link: Link, conf: dict[str, object]) -> dict[str, Node]:
     """Two nodes, of which b reaches the master by the link."""
-    near = cluster.node("a", "1:2", conf=ALERT)
+    near = cluster.node("a", "1:2", conf=conf)
     near.until_says("waiting: ")
-    return {"a": near, "b": cluster.node("b", "1:2", endpoint=link.port, conf={**ALERT, "is_host": 0})}
+    return {"a": near, "b": cluster.node("b", "1:2", endpoint=link.port, conf={**conf, "is_host": 0})}
 
 
 @pytest.mark.parametrize("silent", ["both ways", "to the master", "from the master"])
 def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster, link: Link, silent: str) -> None:
-    nodes = behind_the_link(cluster, link)
+    nodes = behind_the_link(cluster, link, ALERT)
     before = cluster.world(2)
     gates = {"to the master": [link.up], "from the master": [link.down]}.get(silent, [link.up, link.down])
     for gate in gates:
@@ -177,7 +177,7 @@ def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster,
 
 
 def test_a_connection_that_breaks_and_comes_again_changes_nothing(cluster: Cluster, link: Link) -> None:
-    nodes = behind_the_link(cluster, link)
+    nodes = behind_the_link(cluster, link, {"lost_after": NEVER})
     world = cluster.world(2)
     link.cut()
     nodes["b"].until_says("is back")

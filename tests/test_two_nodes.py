@@ -98,7 +98,7 @@ def test_newcomers_within_the_delay_come_in_together(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "2:4", conf=conf)
     cluster.world(2)
     nodes.append(cluster.node("c", "2:4", conf=conf))
-    nodes[2].until_says("2 nodes train; this one takes part in the next round")
+    nodes[2].until_says("waiting: 2 nodes train")
     nodes.append(cluster.node("d", "2:4", conf=conf))
     succeed(cluster.world(4), *nodes)
 
@@ -107,7 +107,7 @@ def test_a_round_has_a_multiple_of_the_unit(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "2:4", "--node-unit=2", conf=SOON)
     cluster.world(2)
     nodes.append(cluster.node("c", "2:4", "--node-unit=2", conf=SOON))
-    nodes[2].until_says("2 nodes train; this one waits to step in")
+    nodes[2].until_says("waiting: 2 nodes train")
     nodes.append(cluster.node("d", "2:4", "--node-unit=2", conf=SOON))
     cluster.world(4)
     nodes.pop().lose()
@@ -118,7 +118,7 @@ def test_a_spare_steps_in_with_the_rank_that_is_free(cluster: Cluster) -> None:
     nodes = {name: cluster.node(name, "2", "--spares=1") for name in "ab"}
     before = places(cluster.world(2))
     spare = cluster.node("c", "2", "--spares=1")
-    spare.until_says("2 nodes train; this one waits to step in, 1 spare in all (1 asked for)")
+    spare.until_says("waiting: 2 nodes train; this one waits to step in")
     nodes.pop("a").lose()
     world = cluster.world(2)
     assert places(world) == {"b": before["b"], "c": before["a"]}
@@ -129,7 +129,7 @@ def test_a_spare_leaves_with_the_job(cluster: Cluster) -> None:
     pair = cluster.nodes("ab", "2")
     world = cluster.world(2)
     spare = cluster.node("c", "2")
-    spare.until_says("this one waits to step in")
+    spare.until_says("waiting: 2 nodes train")
     succeed(world, *pair, spare)
 
 
@@ -182,7 +182,7 @@ def test_no_round_begins_for_a_newcomer_after_the_first_success(cluster: Cluster
     tell([first], signal.SIGUSR1)
     # The success of a worker is known before the end of its process can be seen from here.
     nodes.append(cluster.node("c", "2:3", conf=SOON))
-    nodes[2].until_says("2 nodes train; this one")
+    nodes[2].until_says("waiting: 2 nodes train")
     tell([second], signal.SIGUSR1)
     assert [node.finish() for node in nodes] == [0, 0, 0]
     assert cluster.mailbox.pending() == []
