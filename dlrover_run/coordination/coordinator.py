@@ -7,6 +7,7 @@ one monotonic clock's; inside they become job time, which a successor on another
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -208,7 +209,8 @@ class Coordinator:
             workers=member.workers,
             phase=NodePhase.RUNNING,
         )
-        absent = Presence(status, arrived=clock, changed=clock, broken=clock, lost_at=clock + RETURN_GRACE)
+        # It may be away since before anything that the others will have to say.
+        absent = Presence(status, arrived=clock, changed=clock, broken=-math.inf, lost_at=clock + RETURN_GRACE)
         self._present[member.key] = absent
 
     def _adopt(self, time: float) -> bool:

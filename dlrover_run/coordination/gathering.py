@@ -71,9 +71,11 @@ def offers_a_fresh_port(rules: Rules, plan: Plan, leader: NodeStatus) -> bool:
 
     A node holds another port as soon as it hears of another round or of another coordinator, so it is fresh when the
     node knows of the last ones. One that has not heard yet may be offering the very port of the round that it has not
-    heard of, and the workers of two rounds could meet there.
+    heard of, and the workers of two rounds could meet there. One that knows of a later round than we do, from a
+    predecessor whose journal is not there, has no use for our last one.
     """
-    return rules.store is not None or (leader.heard == plan.key and leader.epoch in (0, plan.epoch))
+    knows = leader.heard == plan.key and leader.epoch in (0, plan.epoch)
+    return rules.store is not None or knows or leader.heard > plan.key
 
 
 def regroup(rules: Rules, plan: Plan, present: Present, now: float, reason: str) -> Decision:

@@ -131,6 +131,9 @@ class Board:
         if wanted.epoch < self._epoch and not IGNORE_EPOCHS:
             return
         self._epoch = wanted.epoch
+        self._node.place.laws.hearing(self._node.key, wanted)
+        if wanted.key < self.assignment.key and wanted.phase not in OVER:
+            return
         if wanted != self.assignment:
             self.assignment = wanted
             self._listener()

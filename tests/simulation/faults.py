@@ -141,7 +141,10 @@ class Faults:
 
     def _kill_master(self) -> None:
         if self._scenario.masters.current.alive:
-            self._scenario.masters.current.kill(silent=self._random.random() < 0.2)
+            silent = self._random.random() < 0.2
+            # Nodes that hear of no end find their next master later than others, and too late for its grace.
+            self._scenario.laws.nodes_stay &= not silent
+            self._scenario.masters.current.kill(silent)
 
     def _blow_fuse(self) -> None:
         self._scenario.masters.current.fuse = self._random.randint(0, 12)

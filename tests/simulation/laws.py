@@ -39,13 +39,13 @@ def demand(condition: bool, law: str) -> None:
 class Laws:
     """Watches one run. `durable` says that its masters have a journal, so that no round is ever forgotten.
 
-    `nodes_stay` says that no node goes or is cut off, whatever happens to masters.
+    `nodes_stay` says that no node goes or is cut off, whatever happens to masters, so far.
     """
 
     def __init__(self, rules: Rules, durable: bool, nodes_stay: bool) -> None:
         self._rules = rules
         self._durable = durable
-        self._nodes_stay = nodes_stay
+        self.nodes_stay = nodes_stay
         self._heard: dict[NodeKey, RoundKey] = {}
         self._charged: set[RoundKey] = set()
         self._charge_times: list[float] = []
@@ -126,7 +126,7 @@ class Laws:
 
     def _check_rest(self, plan: Plan, after: Plan, present: Present) -> None:
         """Where all nodes stay, a round ends only by its end, by a failure, or for a larger one."""
-        if not self._nodes_stay or plan.phase is not PlanPhase.TRAINING or after.phase in OVER or self.over is not None:
+        if not self.nodes_stay or plan.phase is not PlanPhase.TRAINING or after.phase in OVER or self.over is not None:
             return
         if any(member.incarnation == "unknown" for member in plan.members):
             # Without a journal: the last master had told only some of them.
@@ -195,14 +195,17 @@ class Laws:
             self._charge_times = [time for time in self._charge_times if now < time + window] + [now]
             demand(len(self._charge_times) <= self._rules.max_restarts, "no more restarts in the window than granted")
 
+    def hearing(self, key: NodeKey, wanted: Assignment) -> None:
+        """A node hears the coordinator that it obeys."""
+        if self._durable or self.nodes_stay:
+            demand(wanted.key >= self._heard.get(key, RoundKey()), "nobody is told of a round before his last one")
+            self._heard[key] = wanted.key
+
     def taking(self, key: NodeKey, wanted: Assignment) -> None:
         """A node does what a coordinator wants."""
         demand(wanted.epoch >= self._obeyed.get(key, 0), "nobody obeys a coordinator that has a successor")
         self._obeyed[key] = wanted.epoch
         seat = wanted.seat
-        if self._durable or self._nodes_stay:
-            demand(wanted.key >= self._heard.get(key, RoundKey()), "nobody is told of a round before his last one")
-            self._heard[key] = wanted.key
         if wanted.phase not in OVER:
             held = self._held.setdefault(key, [])
             if not held or held[-1] != (seat and seat.key):
@@ -228,7 +231,7 @@ class Laws:
         """All workers of a node have really succeeded."""
         self._succeeded.add((seat.key, key))
 
-    def hearing(self, status: NodeStatus, present: Present) -> None:
+    def admitting(self, status: NodeStatus, present: Present) -> None:
         """A coordinator has taken a status: of two processes with one id at most one is connected."""
         twins = [key for key, p in present.items() if key.node_id == status.node_id and p.connected]
         demand(len(twins) <= 1, f"two processes are the node {status.node_id}")

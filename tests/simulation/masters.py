@@ -136,7 +136,7 @@ class Session:
 
     def _check(self, message: Any) -> None:
         if self._joined is not None and isinstance(message, (Join, Report)):
-            self._master.laws.hearing(message.status, self._joined[0]._coordinator._present)
+            self._master.laws.admitting(message.status, self._joined[0]._coordinator._present)
 
     def _part(self) -> None:
         if self._joined is not None:

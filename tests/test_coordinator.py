@@ -1,0 +1,326 @@
+"""Coordinators that come and go: with a journal and without, asleep, late, and next to each other."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from virtual_job import KILLED, VirtualJob, rules
+
+from dlrover_run.coordination.coordinator import OWN_EPOCHS, RETURN_GRACE, Coordinator
+from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, Plan, PlanPhase, RoundKey
+
+
+def trio(**changes: object) -> VirtualJob:
+    """A job that trains with a, b and c, and needs two."""
+    job = VirtualJob(rules(2, 3, **changes))
+    job.come("a", "b", "c")
+    return job
+
+
+class TestWithAJournal:
+    def test_a_successor_goes_on_in_the_same_round(self) -> None:
+        job = trio()
+        job.succeed_by_another(9, with_journal=True)
+        job.come_back("a", "b", "c")
+        job.wait(60)
+        assert (job.plan.phase, job.plan.key, job.ranks) == (PlanPhase.TRAINING, RoundKey(5, 1), ["a", "b", "c"])
+        assert job.plan.epoch == 9
+        assert all(job.statuses[name].phase is NodePhase.RUNNING for name in "abc")
+
+    def test_it_waits_for_a_grace_before_it_calls_anybody_lost(self) -> None:
+        job = trio()
+        job.succeed_by_another(9, with_journal=True)
+        job.come_back("a", "c")
+        job.wait(RETURN_GRACE - 0.1)
+        assert job.plan.key.number == 1
+        job.wait(0.2)
+        assert (job.ranks, job.plan.reason, job.plan.restart_count) == (["a", "c"], "b was lost", 0)
+        assert job.plan.key == RoundKey(9, 2)
+
+    def test_it_hears_what_happened_while_there_was_none(self) -> None:
+        job = trio()
+        job.succeed_by_another(9, with_journal=True)
+        job.fail("b")
+        assert job.plan.key.number == 1
+        job.come_back("a", "b")
+        assert job.plan.key.number == 1
+        job.come_back("c")
+        assert (job.plan.phase, job.plan.key.number, job.plan.restart_count) == (PlanPhase.TRAINING, 2, 1)
+
+    def test_a_failure_next_to_a_loss_while_there_was_none_is_laid_to_the_loss(self) -> None:
+        job = trio()
+        job.succeed_by_another(9, with_journal=True)
+        job.fail("b")
+        job.come_back("a", "b")
+        job.wait(RETURN_GRACE + 0.1)
+        assert (job.ranks, job.plan.restart_count) == (["a", "b"], 0)
+
+    def test_a_failure_that_was_charged_already_is_charged_once(self) -> None:
+        job = trio()
+        job.deaf = {"a", "b", "c"}
+        job.fail("b")
+        assert job.plan.restart_count == 1
+        job.succeed_by_another(9, with_journal=True)
+        job.deaf = set()
+        job.come_back("a", "b", "c")
+        job.wait(30)
+        assert (job.plan.key, job.plan.restart_count) == (RoundKey(5, 2), 1)
+
+    def test_a_round_that_nobody_was_told_of_is_told_by_the_successor(self) -> None:
+        job = trio()
+        job.deaf = {"a", "b", "c"}
+        job.lose("c")
+        job.wait(2)
+        assert job.plan.key.number == 2
+        job.succeed_by_another(9, with_journal=True)
+        job.deaf = set()
+        job.come_back("a", "b")
+        assert {job.seat(name).key for name in "ab"} == {RoundKey(5, 2)}
+        assert {job.statuses[name].heard for name in "ab"} == {RoundKey(5, 2)}
+
+    def test_it_does_not_wait_for_members_that_were_done(self) -> None:
+        job = trio()
+        job.succeed("b")
+        job.lose("b")
+        job.wait(2)
+        job.succeed_by_another(9, with_journal=True)
+        job.come_back("a", "c")
+        job.wait(RETURN_GRACE + 1)
+        assert job.plan.key.number == 1
+        job.succeed("a", "c")
+        assert job.plan.phase is PlanPhase.FINISHED
+
+    def test_a_job_that_was_over_stays_so(self) -> None:
+        job = trio(max_restarts=0)
+        job.fail("b")
+        job.succeed_by_another(9, with_journal=True)
+        assert job.coordinator.wake_at() is None
+        job.come_back("a")
+        assert job.assignment("a").phase is PlanPhase.FAILED
+        assert job.assignment("a").failure == KILLED
+
+    def test_members_of_a_round_that_waits_keep_their_ranks(self) -> None:
+        job = trio()
+        job.lose("a", "c")
+        job.wait(2)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.succeed_by_another(9, with_journal=True)
+        job.come_back("b", "c")
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(RETURN_GRACE + 0.1)
+        assert job.ranks == ["c", "b"]
+
+    def test_job_time_goes_on_where_it_was(self) -> None:
+        job = trio(max_restarts=1, restart_window=60.0)
+        job.wait(100)
+        job.fail("b")
+        clock = job.stored[-1].clock
+        job.succeed_by_another(9, with_journal=True)
+        job.come_back("a", "b", "c")
+        job.wait(50)
+        job.fail("b")
+        assert job.plan.phase is PlanPhase.FAILED
+        assert clock + 49 < job.plan.clock < clock + 51
+
+    def test_it_has_to_be_later_than_its_predecessor(self) -> None:
+        with pytest.raises(ValueError, match="epoch 4 is not later than the plan's, 4"):
+            Coordinator(rules(1, 1), 0.0, 4, Plan(epoch=4, key=RoundKey(4, 1)))
+
+
+class TestWithoutAJournal:
+    def test_a_running_job_is_adopted_as_soon_as_all_its_nodes_were_heard(self) -> None:
+        job = trio()
+        job.fail("b")
+        job.succeed_by_another(9, with_journal=False)
+        job.come_back("c", "a", "b")
+        assert (job.plan.phase, job.plan.key, job.ranks) == (PlanPhase.TRAINING, RoundKey(5, 2), ["a", "b", "c"])
+        assert (job.plan.restart_count, job.plan.epoch) == (1, 9)
+        job.wait(100)
+        assert job.plan.key.number == 2
+
+    def test_while_some_are_missing_everybody_keeps_what_he_has(self) -> None:
+        job = trio()
+        seat = job.seat("a")
+        job.succeed_by_another(9, with_journal=False)
+        job.come_back("a")
+        told = job.assignment("a")
+        assert (told.phase, told.key, told.seat, told.epoch) == (PlanPhase.TRAINING, RoundKey(5, 1), seat, 9)
+        assert job.statuses["a"].phase is NodePhase.RUNNING
+
+    def test_those_who_do_not_come_are_lost_and_their_ranks_free(self) -> None:
+        job = trio()
+        job.succeed_by_another(9, with_journal=False)
+        job.come_back("a", "c")
+        job.wait(RETURN_GRACE - 0.1)
+        assert job.plan.key == RoundKey()
+        job.wait(0.2)
+        assert (job.plan.key, job.ranks) == (RoundKey(9, 2), ["a", "c"])
+        assert (job.plan.reason, job.plan.restart_count) == ("the node with rank 1 was lost", 0)
+
+    def test_an_epoch_that_is_higher_than_its_own_is_overtaken(self) -> None:
+        job = trio()
+        job.succeed_by_another(3, with_journal=False)
+        job.come_back("a")
+        assert job.plan.epoch == 5 + 1 + 3
+        assert not job.coordinator.superseded
+        job.come_back("b", "c")
+        job.fail("b")
+        assert job.plan.key == RoundKey(9, 2)
+
+    def test_two_that_overtake_the_same_epoch_do_not_meet(self) -> None:
+        status = NodeStatus(node_id="a", incarnation="1", host="a", address="a", port=1, workers=1, epoch=10**9)
+        epochs = set()
+        for own in (5 * OWN_EPOCHS + 1, 5 * OWN_EPOCHS + 2):
+            coordinator = Coordinator(rules(1, 2), 0.0, own)
+            coordinator.hear(status, 0.0)
+            assert coordinator.advance(0.0), "an epoch of another's is stored before anybody is told"
+            epochs.add(coordinator.plan.epoch)
+        assert len(epochs) == 2
+        assert min(epochs) > 10**9
+
+    def test_what_happened_meanwhile_is_heard(self) -> None:
+        job = trio()
+        job.succeed_by_another(9, with_journal=False)
+        job.fail("b")
+        job.come_back("a", "b", "c")
+        assert (job.plan.key, job.plan.restart_count, job.plan.failure) == (RoundKey(9, 2), 1, KILLED)
+
+    def test_a_spare_alone_begins_no_job_of_its_own(self) -> None:
+        job = VirtualJob(rules(1, 1))
+        job.come("a", "b")
+        job.succeed_by_another(9, with_journal=False)
+        job.come_back("b")
+        job.wait(3)
+        assert job.plan.key == RoundKey()
+        job.come_back("a")
+        assert (job.plan.key, job.ranks) == (RoundKey(5, 1), ["a"])
+
+    def test_a_job_between_two_rounds_goes_on_with_those_who_come(self) -> None:
+        job = trio()
+        job.lose("b", "c")
+        job.wait(2)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.succeed_by_another(9, with_journal=False)
+        job.come_back("a")
+        job.come("d")
+        job.wait(RETURN_GRACE + 0.1)
+        assert (job.plan.phase, job.plan.key, job.ranks) == (PlanPhase.TRAINING, RoundKey(9, 2), ["a", "d"])
+
+    def test_the_latest_of_two_rounds_counts(self) -> None:
+        job = trio()
+        job.deaf = {"c"}
+        job.fail("b")
+        assert job.statuses["c"].heard == RoundKey(5, 1)
+        job.succeed_by_another(9, with_journal=False)
+        job.deaf = set()
+        job.come_back("c", "a", "b")
+        job.wait(RETURN_GRACE + 0.1)
+        assert (job.plan.key, sorted(job.ranks)) == (RoundKey(9, 3), ["a", "b", "c"])
+        assert job.ranks[:2] == ["a", "b"]
+
+    def test_a_node_that_knows_a_later_round_than_we_do_can_lead(self) -> None:
+        job = VirtualJob(rules(1, 2))
+        job.come("b")
+        job.wait(31)
+        job.deaf = {"b"}
+        job.come("a")
+        assert job.statuses["a"].heard == RoundKey(5, 2)
+        job.succeed_by_another(9, with_journal=False)
+        job.come_back("b")
+        assert job.plan.key == RoundKey(5, 1)
+        job.deaf = {"a"}
+        job.lose("b")
+        job.come_back("a")
+        job.wait(2)
+        assert (job.plan.key, job.ranks) == (RoundKey(9, 2), ["a"])
+
+    def test_no_job_is_adopted_from_nodes_that_were_never_in_a_round(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.come("a")
+        job.succeed_by_another(9, with_journal=False)
+        job.come_back("a")
+        job.come("b")
+        assert (job.plan.key, job.ranks) == (RoundKey(9, 1), ["a", "b"])
+
+
+class TestNextToEachOther:
+    def test_one_that_was_asleep_notices_its_successor(self) -> None:
+        job = trio()
+        later = msgspec.structs.replace(job.statuses["a"], epoch=6)
+        job.coordinator.hear(later, job.now)
+        assert job.coordinator.superseded
+        before = job.plan
+        job.lose("b", "c")
+        job.wait(100)
+        assert job.plan is before
+        assert job.coordinator.wake_at() is None
+
+    def test_a_second_process_is_refused_while_the_first_is_connected(self) -> None:
+        job = trio()
+        twin = NodeKey("b", "2")
+        assert job.coordinator.refusal(twin) == "node id b is in use by another process, on b, that is alive"
+        assert job.coordinator.refusal(job.key("b")) is None
+        job.lose("b")
+        assert job.coordinator.refusal(twin) is None
+
+    def test_the_first_is_refused_once_it_has_been_replaced(self) -> None:
+        job = trio()
+        first = job.key("b")
+        job.lose("b")
+        job.come("b", incarnation="2")
+        assert job.coordinator.refusal(first) is not None
+
+
+class TestLateness:
+    def test_nobody_is_lost_for_the_time_in_which_the_coordinator_slept(self) -> None:
+        job = trio()
+        job.lose("b")
+        job.now += 300
+        job.coordinator.excuse(300, job.now)
+        job.settle()
+        assert job.plan.key.number == 1
+        job.come_back("b")
+        job.wait(100)
+        assert job.plan.key.number == 1
+
+    def test_nor_does_any_other_time_run_out(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.come("a")
+        job.wait(400)
+        job.now += 5000
+        job.coordinator.excuse(5000, job.now)
+        job.settle()
+        job.wait(199)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(2)
+        assert job.plan.phase is PlanPhase.FAILED
+
+    def test_a_successor_that_sleeps_in_its_grace_waits_for_the_rest_of_it(self) -> None:
+        for with_journal in (True, False):
+            job = trio()
+            job.succeed_by_another(9, with_journal=with_journal)
+            job.come_back("a", "b")
+            job.wait(4)
+            job.now += 60
+            job.coordinator.excuse(60, job.now)
+            job.settle()
+            assert job.ranks in ([], ["a", "b", "c"])
+            job.come_back("c")
+            job.wait(30)
+            assert (job.plan.key, job.ranks) == (RoundKey(5, 1), ["a", "b", "c"])
+
+
+def test_a_status_that_says_nothing_new_is_none() -> None:
+    job = trio()
+    assert not job.coordinator.hear(job.statuses["a"], job.now)
+    job.lose("a")
+    assert job.coordinator.hear(job.statuses["a"], job.now), "it is back"
+
+
+def test_who_left_is_forgotten_and_a_lost_spare_too() -> None:
+    job = trio()
+    job.come("d")
+    job.lose("d")
+    job.say("c", NodePhase.LEFT)
+    job.wait(2)
+    assert set(job.coordinator.present) == {job.key("a"), job.key("b")}
