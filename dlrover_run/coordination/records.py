@@ -108,12 +108,12 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one node says of itself; only that node writes it.
 
-    `port` is free and held by the node for the store of the next round, should the store come to live there. `seat` is
-    what `phase` and `failure` speak of: the place that the node has taken, None before its first and while it waits
-    without one. `heard` is the latest round that it has heard of, whether it had a place in it or not, and `epoch` the
-    latest coordinator that it obeys. `met` says that
-    in this round the workers have found each other or a checkpoint was written. `rank_wish` is the node rank that
-    somebody gave it by hand.
+    `port` is free and held by the node for the store of the next round, should the store come to live there; it is
+    another one after each round, and each coordinator, that the node has heard of. `seat` is what `phase` and `failure`
+    speak of: the place that the node has taken, None before its first and while it waits without one. `heard` is the
+    latest round that it has heard of, whether it had a place in it or not, and `epoch` the latest coordinator that it
+    obeys. `met` says that in this round the workers have found each other or a checkpoint was written. `rank_wish` is
+    the node rank that somebody gave it by hand.
     """
 
     node_id: NodeId
