@@ -1,4 +1,4 @@
-"""The picture of a comparison of rendezvous: time over nodes, both on a logarithmic scale."""
+"""The picture of a comparison of rendezvous: time over nodes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def plot(results: Sequence[Result], sizes: Sequence[int], path: Path) -> None:
                 kept = [value for value in row.samples if value]
                 axes.plot([nodes] * len(kept), kept, "." if row.limit is None else "^", color=colour, markersize=5)
         axes.set_xscale("log")
-        if any(value for row in result.rows for value in row.samples):
+        if result.baseline and any(value for row in result.rows for value in row.samples):
             axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
         axes.set_xticks(list(sizes), [str(nodes) for nodes in sizes], fontsize=8)
         axes.minorticks_off()
         axes.set_xlabel("nodes", fontsize=8)
