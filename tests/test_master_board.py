@@ -205,6 +205,30 @@ def test_the_last_status_reaches_the_master_before_the_node_goes() -> None:
     assert heard == [NodePhase.LEFT]
 
 
+@pytest.mark.parametrize("turns", range(8))
+def test_the_last_status_is_told_though_another_is_on_its_way(turns: int) -> None:
+    heard: list[NodePhase] = []
+
+    async def script(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.assign(reason="taken in")
+        with contextlib.suppress(EOFError):
+            while True:
+                heard.append((await stream.status()).phase)
+
+    async def scene() -> None:
+        async with meeting(script) as (node, _):
+            await node.until(lambda: node.board.assignment.reason == "taken in")
+            node.board.publish(status(phase=NodePhase.FAILED))
+            for _ in range(turns):
+                # One turn of the loop.
+                await asyncio.sleep(0)
+            node.board.publish(status(phase=NodePhase.LEFT))
+
+    alone(scene)
+    assert heard[-1] is NodePhase.LEFT
+
+
 def test_what_an_older_coordinator_says_is_not_obeyed() -> None:
     async def script(stream: Stream) -> None:
         await stream.welcome()

@@ -161,7 +161,7 @@ class MasterBoard:
                     raise SessionEnded(f"it has read nothing for {self._rules.silence_limit:g} s") from None
                 sent = status
                 next_report = now + interval
-            if self._closing:
+            if self._closing and self._own_status() == sent:
                 await session.finish()
                 return
 
