@@ -84,8 +84,8 @@ def test_a_master_that_dies_before_it_has_heard_of_a_dead_worker(cluster: Cluste
     before = cluster.world(2)
     master = cluster.master()
     master.suspend()
-    os.kill(before[1]["pid"], signal.SIGKILL)
     with watched(before[1]["pid"]) as worker:
+        os.kill(before[1]["pid"], signal.SIGKILL)
         assert still_alive(worker, WAIT) == 0
     kill_hosted_master(cluster)
     after = cluster.world(2)
