@@ -25,6 +25,9 @@ this a node comes again later."""
 
 _MOST_DETAILS = 300
 
+_OF_OTHER_PROGRAMS = ("Failed parsing HTTP/2", "http2 header with status", "Method not found")
+"""Words of gRPC's about an answer that no server of gRPC gives, or none that is a master."""
+
 
 class SessionEnded(Exception):
     """The stream has ended, or never began; the message is a clause that says why."""
@@ -166,4 +169,10 @@ def _clause(error: Any) -> str:
         return "its certificate is for another name than the endpoint's"
     if "WRONG_VERSION_NUMBER" in details:
         return "it does not use TLS, and this node does"
+    if "before receiving SETTINGS" in details:
+        return "whoever listens there says nothing: another program, or a master that is stopped"
+    if any(words in details for words in _OF_OTHER_PROGRAMS):
+        return "another program listens there, which is no master: give --rdzv-endpoint another port"
+    if "Socket closed" in details:
+        return "it closed the connection, as a master with TLS does to a node without"
     return details[:_MOST_DETAILS]

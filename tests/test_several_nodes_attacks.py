@@ -1,0 +1,48 @@
+"""What people and machines do to jobs of several nodes that no rule foresaw: each test has once broken something."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from dlrover_run.backends.own_address import Address
+from dlrover_run.backends.session import Session, SessionEnded
+from dlrover_run.coordination.records import NodeStatus
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.spec import MasterSpec
+
+STATUS = NodeStatus(node_id="n0", incarnation="a", host="here", address="", port=0, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            "another program listens there, which is no master: give",
+        ),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "another program listens there, which is no master: give"),
+        (b"", "it closed the connection, as a master with TLS does to a node without"),
+    ],
+)
+def test_another_program_at_the_endpoint_is_known_for_what_it_is(answer: bytes, words: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await reader.read(1)
+        writer.close()
+
+    async def meet() -> str:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        session = Session(MasterSpec("127.0.0.1", port), [Address(socket.AF_INET, "127.0.0.1", port)])
+        try:
+            with pytest.raises(SessionEnded) as ended:
+                await session.join("job", STATUS, Rules())
+        finally:
+            await session.close()
+            server.close()
+        return str(ended.value)
+
+    assert words in asyncio.run(meet())
