@@ -138,6 +138,17 @@ class TestWithoutAJournal:
         job.wait(100)
         assert job.plan.key.number == 2
 
+    def test_restarts_are_not_forgotten_between_two_rounds(self) -> None:
+        job = trio()
+        job.fail("b")
+        job.lose("a", "b")
+        job.wait(1.1)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.succeed_by_another(9, with_journal=False)
+        job.come_back("c")
+        job.wait(RETURN_GRACE + 0.1)
+        assert job.plan.restart_count == 1
+
     def test_while_some_are_missing_everybody_keeps_what_he_has(self) -> None:
         job = trio()
         seat = job.seat("a")

@@ -320,26 +320,41 @@ class TestLeaving:
         job.come("d")
         assert training(job, 2, "a", "d")
 
-    def test_when_all_leave_the_job_waits_for_others(self) -> None:
+    def test_when_the_last_node_has_left_the_job_is_over(self) -> None:
         job = trio()
         for name in "abc":
             job.say(name, NodePhase.LEAVING)
         assert job.plan.phase is PlanPhase.TRAINING
         for name in "abc":
             job.say(name, NodePhase.LEFT)
-        assert job.plan.phase is PlanPhase.GATHERING
-        job.come("d", "e")
-        assert training(job, 2, "d", "e")
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason == "a left, as it was asked to, and no node is here any more"
 
-    def test_when_all_have_left_and_nobody_comes_the_job_fails(self) -> None:
+    def test_the_last_one_to_leave_ends_a_job_that_had_lost_the_others(self) -> None:
         job = trio()
-        for name in "abc":
-            job.say(name, NodePhase.LEFT)
+        job.lose("a", "b")
+        job.say("c", NodePhase.LEFT)
+        assert job.plan.phase is PlanPhase.TRAINING
+        job.wait(1.1)
+        assert job.plan.phase is PlanPhase.FAILED
+
+    def test_a_node_that_may_come_back_keeps_the_job_from_its_end(self) -> None:
+        job = trio()
+        job.lose("a")
+        job.say("b", NodePhase.LEFT)
+        job.say("c", NodePhase.LEFT)
+        job.come_back("a")
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.come("d")
+        assert training(job, 2, "a", "d")
+
+    def test_a_job_whose_nodes_were_all_lost_waits_for_others(self) -> None:
+        job = trio()
+        job.lose("a", "b", "c")
+        job.wait(2)
+        assert job.plan.phase is PlanPhase.GATHERING
         job.wait(601)
         assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reason == (
-            "b left, as it was asked to; after 600 s none of at least 2 nodes is here; missing: c and b"
-        )
 
     def test_a_node_that_cannot_start_its_workers_costs_a_restart_and_goes(self) -> None:
         job = trio()

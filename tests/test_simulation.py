@@ -27,7 +27,7 @@ from dlrover_run.coordination.seating import seat_nodes
 
 SEEDS = 500
 LONG_CHUNK = 1000
-ENOUGH = 400
+ENOUGH = 2000
 """Seeds within which every broken variant has to be found."""
 
 

@@ -113,7 +113,12 @@ class VirtualJob:
             return False
         moved = wanted.seat is None or status.seat is None or wanted.seat.key != status.seat.key
         status = msgspec.structs.replace(
-            status, heard=wanted.key, epoch=wanted.epoch, seat=wanted.seat, port=next(self._ports)
+            status,
+            heard=wanted.key,
+            epoch=wanted.epoch,
+            seat=wanted.seat,
+            port=next(self._ports),
+            restart_count=wanted.restart_count,
         )
         if moved and status.phase not in (NodePhase.LEAVING, NodePhase.LEFT):
             phase = NodePhase.WAITING if wanted.seat is None else NodePhase.RUNNING

@@ -23,6 +23,7 @@ class Standing:
         self._port: HeldPort | None = None
         self._heard = RoundKey()
         self._epoch = 0
+        self._restart_count = 0
         self.seat: Seat | None = None
 
     @property
@@ -40,6 +41,7 @@ class Standing:
         is_news = (wanted.key, wanted.epoch) != (self._heard, self._epoch)
         self._heard = wanted.key
         self._epoch = wanted.epoch
+        self._restart_count = wanted.restart_count
         if wanted.phase in OVER:
             # What is still to be said of a job that is over is said of its last round.
             return
@@ -86,6 +88,7 @@ class Standing:
             seat=self.seat,
             heard=self._heard,
             epoch=self._epoch,
+            restart_count=self._restart_count,
             met=met,
             failure=failure,
         )

@@ -37,7 +37,12 @@ def adopt(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool) -> Plan | N
         return None
     if latest == RoundKey():
         return None
-    adopted = msgspec.structs.replace(fresh, key=latest, reason="the job was running when its coordinator began")
+    adopted = msgspec.structs.replace(
+        fresh,
+        key=latest,
+        restart_count=max(status.restart_count for status in statuses),
+        reason="the job was running when its coordinator began",
+    )
     if not seated:
         return adopted
     # Where the latest round has no node, it ended or was never told; the ranks of the one before are kept.
@@ -49,7 +54,6 @@ def adopt(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool) -> Plan | N
         members=tuple(_member(found, rank) for rank in range(seat.nodes)),
         store_address=seat.store_address,
         store_port=seat.store_port,
-        restart_count=seat.restart_count,
     )
 
 

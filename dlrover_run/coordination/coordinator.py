@@ -243,7 +243,7 @@ def _as_before(plan: Plan, status: NodeStatus, waiting: Waiting | None) -> Assig
         epoch=plan.epoch,
         phase=PlanPhase.GATHERING if seat is None else PlanPhase.TRAINING,
         key=latest_round(status),
-        restart_count=0 if seat is None else seat.restart_count,
+        restart_count=status.restart_count,
         reason=plan.reason,
         seat=seat,
         waiting=waiting if seat is None else None,

@@ -19,6 +19,10 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     """What follows while the job has no round that trains."""
     living = [p for p in present.values() if p.can_train]
     is_first = plan.key.number == 0
+    if _all_have_left(present, now):
+        # Whoever starts these nodes anew means another job, with a budget of its own.
+        reason = "every node has left" if is_first else f"{plan.reason}, and no node is here any more"
+        return over(plan, now, PlanPhase.FAILED, reason)
     if is_first and not living:
         # Nobody waits.
         return Decision(plan)
@@ -45,6 +49,11 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
         if size < rules.full_size:
             reason += f", and nobody else came for {rules.last_call_timeout:g} s"
     return Decision(form(rules, plan, seated, now, reason))
+
+
+def _all_have_left(present: Present, now: float) -> bool:
+    """Whether the last ones who were here have gone of their own will, so that nobody is expected back."""
+    return any(p.left for p in present.values()) and all(p.left or p.lost(now) for p in present.values())
 
 
 def form(rules: Rules, plan: Plan, seated: list[Presence], now: float, reason: str) -> Plan:

@@ -112,8 +112,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     another one after each round, and each coordinator, that the node has heard of. `seat` is what `phase` and `failure`
     speak of: the place that the node has taken, None before its first and while it waits without one. `heard` is the
     latest round that it has heard of, whether it had a place in it or not, and `epoch` the latest coordinator that it
-    obeys. `met` says that in this round the workers have found each other or a checkpoint was written. `rank_wish` is
-    the node rank that somebody gave it by hand.
+    obeys, which told it of `restart_count` restarts. `met` says that in this round the workers have found each other or
+    a checkpoint was written. `rank_wish` is the node rank that somebody gave it by hand.
     """
 
     node_id: NodeId
@@ -128,6 +128,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seat: Seat | None = None
     heard: RoundKey = RoundKey()
     epoch: int = 0
+    restart_count: Count = 0
     met: bool = False
     failure: Failure | None = None
 

@@ -262,7 +262,8 @@ class Job:
     def _announce(self) -> None:
         plan = self._stored
         if plan.phase is PlanPhase.TRAINING:
-            self._say(f"round {plan.key.number} with {len(plan.members)} nodes: {plan.reason}")
+            size = "1 node" if len(plan.members) == 1 else f"{len(plan.members)} nodes"
+            self._say(f"round {plan.key.number} with {size}: {plan.reason}")
         elif plan.phase is PlanPhase.GATHERING:
             self._say(f"waits for nodes: {plan.reason}")
         else:

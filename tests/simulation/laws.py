@@ -137,6 +137,9 @@ class Laws:
 
     def _check_failure(self, plan: Plan, after: Plan, present: Present, now: float) -> None:
         rules = self._rules
+        if any(p.left for p in present.values()) and all(p.left or p.lost(now) for p in present.values()):
+            # The last ones who were here have gone of their own will.
+            return
         if plan.phase is PlanPhase.TRAINING:
             used = len(after.charged) if rules.restart_window else after.restart_count
             barren = 0 < rules.early_failure_limit <= after.barren
