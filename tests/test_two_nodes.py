@@ -214,14 +214,19 @@ def cluster_post(member: dict[str, object]) -> dict[str, object]:
     return {key: member[key] for key in ("rank", "restart", "pid")}
 
 
-def test_all_nodes_may_be_asked_to_go(cluster: Cluster) -> None:
-    nodes = cluster.nodes("abc", "3")
-    cluster.world(3)
+def test_all_nodes_may_be_asked_to_go_and_the_same_commands_are_another_job_then(cluster: Cluster) -> None:
+    nodes = cluster.nodes("abc", "3", "--max-restarts=1")
+    tell(cluster.world(3)[:1], signal.SIGKILL)
+    assert {member["restart"] for member in cluster.world(3)} == {1}
     for node in nodes:
         node.signal(signal.SIGTERM)
     assert [node.finish() for node in nodes] == [128 + signal.SIGTERM] * 3
     assert cluster.mailbox.pending() == []
-    cluster.dismiss_master()
+    again = cluster.nodes("abc", "3", "--max-restarts=2")
+    world = cluster.world(3)
+    assert {member["restart"] for member in world} == {0}
+    succeed(world, *again)
+    assert not any("--max-restarts" in node.said for node in again)
 
 
 def test_when_the_job_fails_each_node_prints_the_same_root_cause(cluster: Cluster) -> None:
