@@ -35,7 +35,7 @@ from dlrover_run.wire.messages import (
     encode,
     rule_values,
 )
-from dlrover_run.wire.transport import CHANNEL_OPTIONS
+from dlrover_run.wire.transport import CHANNEL_OPTIONS, SERVER_OPTIONS, STRANGER_TIMEOUT_MS
 
 
 def live(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -536,6 +536,16 @@ async def test_raw_bytes_on_the_port_concern_nobody() -> None:
                     pass
             writer.close()
         await goes_on(bed, *a, *b)
+
+
+@live
+async def test_a_connection_without_a_stream_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    soon = [(name, 200 if limit == STRANGER_TIMEOUT_MS else limit) for name, limit in SERVER_OPTIONS]
+    monkeypatch.setattr("dlrover_run.master.server.SERVER_OPTIONS", soon)
+    async with serving() as bed:
+        await bed.channel.channel_ready()
+        await bed.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        await goes_on(bed, *await bed.joined("a", "b"))
 
 
 @live

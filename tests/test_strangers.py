@@ -127,7 +127,27 @@ def send_a_giant_message(port: int) -> None:
     asyncio.run(call())
 
 
-@pytest.mark.parametrize("do", [say_nonsense, pour_bytes, send_a_giant_message])
+def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+    """A frame of HTTP/2."""
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+
+def reset_streams(port: int) -> None:
+    """Open a great many streams, and reset each before it can be answered."""
+    words = {b":path": METHOD.encode(), b":authority": b"x", b"content-type": b"application/grpc", b"te": b"trailers"}
+    header = b"\x83\x86" + b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(text)]) + text for name, text in words.items()
+    )
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.settimeout(WAIT)
+        with contextlib.suppress(OSError):
+            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+            for first in range(1, 2 * 100_000, 2 * 100):
+                numbers = range(first, first + 2 * 100, 2)
+                line.sendall(b"".join(frame(1, 4, n, header) + frame(3, 0, n, b"\0\0\0\x08") for n in numbers))
+
+
+@pytest.mark.parametrize("do", [say_nonsense, pour_bytes, send_a_giant_message, reset_streams])
 def test_what_a_stranger_sends_does_not_harm_a_running_job(cluster: Cluster, do: Callable[[int], None]) -> None:
     nodes = cluster.nodes("ab", "2", "--max-restarts=1")
     before = cluster.world(2)

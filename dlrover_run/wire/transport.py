@@ -18,6 +18,20 @@ PING_INTERVAL_MS = 5000
 PING_TIMEOUT_MS = 5000
 """Milliseconds after which an unanswered ping ends the connection; without it gRPC waits a minute."""
 
+MAX_STREAMS = 1000
+"""Streams that one connection may have at a time. A node needs one; without a bound a stranger opens and resets them
+faster than a master can take notice, at a kilobyte for each."""
+
+MAX_WAITING = 4096
+"""Streams that may wait to be looked at by a master; beyond this new ones are refused, and nodes come again.
+
+Two thousand nodes that join at once all find room. gRPC's own bound of a thousand refused 85 of them.
+"""
+
+STRANGER_TIMEOUT_MS = 10_000
+"""Milliseconds after which a master ends a connection that has not greeted it, or that has no stream; a node opens one
+at once."""
+
 Options = list[tuple[str, Any]]
 
 _BOTH: Options = [
@@ -37,9 +51,13 @@ SERVER_OPTIONS: Options = [
     *_BOTH,
     # Two servers could else share the port, and each would have half of the nodes.
     ("grpc.so_reuseport", 0),
-    # By default a server drops joins at random once a thousand are waiting.
-    ("grpc.server.max_pending_requests", 20000),
-    ("grpc.server.max_pending_requests_hard_limit", 40000),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # Between the two numbers it refuses at random.
+    ("grpc.server.max_pending_requests", MAX_WAITING * 3 // 4),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_WAITING),
+    # Each holds a descriptor, and by default for two minutes or for ever.
+    ("grpc.server_handshake_timeout_ms", STRANGER_TIMEOUT_MS),
+    ("grpc.max_connection_idle_ms", STRANGER_TIMEOUT_MS),
     # By default a server ends a connection that pings more often than it likes.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
