@@ -33,6 +33,7 @@ from dlrover_run.wire.messages import (
     encode,
     from_node,
     rule_values,
+    rules_from,
 )
 from dlrover_run.wire.transport import CHANNEL_OPTIONS
 
@@ -104,6 +105,32 @@ def test_bytes_are_a_message_or_a_bad_message(frame: bytes) -> None:
     except BadMessage:
         return
     assert from_node(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello(PROTOCOL, "job", "a\n", "one", "0" * 64),
+        Hello(PROTOCOL, "job", "a", "one\n", "0" * 64),
+        Hello(PROTOCOL, "job", "a", "one", "0" * 64 + "\n"),
+        Proof("\n"),
+        Proof("0" * 64 + "\n"),
+        Report(status("a", host="a\x1b[2J")),
+        Report(status("a", address="10.0.0.1\0")),
+        Report(status("a", role="one\ntwo")),
+        Report(status("a", failure=Failure(-1, "a", "failed"))),
+        Report(status("a", failure=Failure(10**30, "a", "failed"))),
+    ],
+)
+def test_names_and_numbers_are_held_to_their_form_to_the_last_character(message: FromNode) -> None:
+    with pytest.raises(BadMessage):
+        from_node(encode(message))
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1\0", "10.0.0.1\n", "x" * 256])
+def test_the_place_of_a_store_is_one_that_an_environment_can_hold(address: str) -> None:
+    with pytest.raises(BadMessage, match="not a place for a store"):
+        rules_from({"store": (address, 1)})
 
 
 @given(st.lists(st.tuples(STATUSES, st.sampled_from(["join", "hear", "part", "wait"])), max_size=25))

@@ -18,9 +18,12 @@ MAX_WHAT = 2000
 MAX_TRACE = 8000
 """Characters of a worker's traceback that travel to the other nodes."""
 
-Name = Annotated[str, Meta(max_length=255)]
-NodeId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+# Without control characters: a name comes into the environment of other nodes' workers, which cannot hold a NUL.
+Name = Annotated[str, Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+NodeId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:-]{1,128}\Z")]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+# A sum of counts, or one that only grows: what one node says of itself must not make it too large to be told.
+Total = Annotated[int, Meta(ge=0, le=2**53)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
@@ -65,7 +68,7 @@ class RoundKey(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=Tr
     """
 
     epoch: int = 0
-    number: Count = 0
+    number: Total = 0
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +77,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `lost_peer` says that by its own words it only lost the connection to another worker, so the cause may be elsewhere.
     """
 
-    rank: int
+    rank: Total
     host: Name
     what: Annotated[str, Meta(max_length=MAX_WHAT)]
     lost_peer: bool = False
@@ -92,10 +95,10 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     node_rank: Count
     nodes: Count
     workers: Count
-    first_rank: Count
-    world_size: Count
-    role_first_rank: Count
-    role_world_size: Count
+    first_rank: Total
+    world_size: Total
+    role_first_rank: Total
+    role_world_size: Total
     store_address: Name
     store_port: Port
 

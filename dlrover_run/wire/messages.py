@@ -35,8 +35,8 @@ MAX_ADDRESS = 255
 MAX_PORT = 65535
 
 JobId = Annotated[str, Meta(min_length=1, max_length=255)]
-Nonce = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Mac = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
+Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Mac = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
 Sentence = Annotated[str, Meta(max_length=2000)]
 RuleValues = dict[str, int | float | tuple[str, int] | None]
 
@@ -163,6 +163,6 @@ def _out_of_bounds(rules: Rules) -> str | None:
             return f"{name} is too large for the rule of a job"
     if rules.store is not None:
         address, port = rules.store
-        if len(address) > MAX_ADDRESS or not 0 <= port <= MAX_PORT:
+        if len(address) > MAX_ADDRESS or not address.isprintable() or not 0 <= port <= MAX_PORT:
             return f"not a place for a store: {address[:80]!r}, port {str(port)[:20]}"
     return None
