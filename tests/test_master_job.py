@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from master_node import FAST, status
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
-from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus, PlanPhase
+from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.master.handshake import Refusal
-from dlrover_run.master.job import MAX_EPOCH, RESULT_KEPT, STORE_RETRY, Job
+from dlrover_run.master.job import MAX_EPOCH, MAX_ROUND, MAX_WORKERS, RESULT_KEPT, STORE_RETRY, Job
 from dlrover_run.master.journal import Journal
 from dlrover_run.master.notice import differences
 from dlrover_run.master.silence import BEAT, TOLERANCE, Punctuality, Silence
-from dlrover_run.wire.messages import Refused
+from dlrover_run.wire.messages import Assigned, Refused, Report, encode, from_master, from_node
 
 
 class Line:
@@ -367,7 +367,14 @@ def test_a_job_whose_nodes_are_all_gone_fails_when_its_time_is_up() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"epoch": MAX_EPOCH + 1}, "an epoch that no master has"), ({"epoch": -1}, "an epoch that no master has")],
+    [
+        ({"epoch": MAX_EPOCH + 1}, "an epoch that no master has"),
+        ({"epoch": -1}, "an epoch that no master has"),
+        ({"heard": RoundKey(MAX_EPOCH + 1, 1)}, "an epoch that no master has"),
+        ({"heard": RoundKey(1, MAX_ROUND + 1)}, "a round that no job has"),
+        ({"workers": 0}, "a node has 1 to"),
+        ({"workers": MAX_WORKERS + 1}, "a node has 1 to"),
+    ],
 )
 def test_numbers_that_no_node_says_are_refused(fields: dict[str, object], words: str) -> None:
     bed = Bed()
@@ -376,6 +383,31 @@ def test_numbers_that_no_node_says_are_refused(fields: dict[str, object], words:
     bed.join("a")
     with pytest.raises(Refusal, match=words):
         bed.say("a", **fields)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"workers": MAX_WORKERS},
+        {"epoch": MAX_EPOCH},
+        {"heard": RoundKey(MAX_EPOCH, 1)},
+        {"heard": RoundKey(1, MAX_ROUND), "epoch": MAX_EPOCH},
+    ],
+)
+def test_the_largest_lie_of_a_node_leaves_others_with_words_that_they_can_read_and_say(lie: dict[str, object]) -> None:
+    bed = Bed(Rules(least=2, most=2, max_restarts=9))
+    bed.join("liar", **lie)
+    bed.join("b", workers=MAX_WORKERS)
+    bed.until(RETURN_GRACE + 1)
+    for _ in range(3):
+        wanted = bed.lines["b"].told[-1]
+        assert from_master(encode(Assigned(wanted))) == Assigned(wanted)
+        for name in ("liar", "b"):
+            bed.say(name, heard=wanted.key, epoch=wanted.epoch)
+        bed.take_seats()
+        assert bed.lines["b"].told[-1].seat is not None
+        assert from_node(encode(Report(bed.statuses["b"]))) == Report(bed.statuses["b"])
+        bed.say("b", phase=NodePhase.FAILED, failure=Failure(0, "b", "failed"))
 
 
 def test_a_seat_in_a_round_of_a_million_nodes_is_refused() -> None:

@@ -35,7 +35,13 @@ MAX_NODES = 20_000
 """Nodes that one job may have at a time, spares and those that are about to be lost included."""
 
 MAX_EPOCH = 2**62
-"""A later epoch than any clock gives; one beyond it could not be followed by another."""
+"""A later epoch than any clock gives. A node may speak of a later one only where it is ours."""
+
+MAX_ROUND = 2**32
+"""More rounds than any job has. A node may speak of a later one only where the plan does."""
+
+MAX_WORKERS = 100_000
+"""More workers than any node has."""
 
 RESULT_KEPT = 60.0
 """Seconds for which the result of a job is kept for nodes whose connection was broken when it ended.
@@ -108,7 +114,7 @@ class Job:
 
     def admit(self, line: Line, status: NodeStatus, rules: Rules, now: float) -> Welcome:
         """Take a node in. Raises Refusal."""
-        _check(status)
+        self._check(status)
         key = status.key
         present = self._coordinator.present
         if self.over and key not in self._unaware and not status.epoch:
@@ -127,7 +133,7 @@ class Job:
 
     def hear(self, line: Line, status: NodeStatus, now: float) -> bool:
         """Take a node's latest status; whether there is something to settle. Raises Refusal."""
-        _check(status)
+        self._check(status)
         node = self._nodes.get(status.key)
         if node is None or node.line is not line:
             raise Refusal("a node may only speak of itself, and this status is another one's")
@@ -288,6 +294,22 @@ class Job:
         over = self._stored.phase in OVER
         return assignment(self._stored, seat, Waiting(self._held_back) if seat is None and not over else None)
 
+    def _check(self, status: NodeStatus) -> None:
+        """Raise Refusal for numbers that no node of ours says, and that would cost a master dearly."""
+        plan = self._coordinator.plan
+        keys = [status.heard]
+        if status.seat is not None:
+            keys.append(status.seat.key)
+            if not status.seat.node_rank < status.seat.nodes <= MAX_NODES:
+                raise Refusal("a status speaks of a seat that no round has")
+        last_epoch, last_round = max(MAX_EPOCH, plan.epoch), max(MAX_ROUND, plan.key.number)
+        if not all(0 <= epoch <= last_epoch for epoch in (status.epoch, *(key.epoch for key in keys))):
+            raise Refusal("a status speaks of an epoch that no master has")
+        if any(key.number > last_round for key in keys):
+            raise Refusal("a status speaks of a round that no job has")
+        if not 1 <= status.workers <= MAX_WORKERS:
+            raise Refusal(f"a node has 1 to {MAX_WORKERS} workers, and this one says {status.workers}")
+
     def _say(self, text: str) -> None:
         self._say_line(f"job {self.name!r}: {text}")
 
@@ -295,14 +317,3 @@ class Job:
         self.stepped_down = reason
         self._say(reason)
         self.close(Refused(reason, retry=True))
-
-
-def _check(status: NodeStatus) -> None:
-    """Raise Refusal for numbers that no node of ours says, and that would cost a master dearly."""
-    epochs = [status.epoch, status.heard.epoch]
-    if status.seat is not None:
-        epochs.append(status.seat.key.epoch)
-        if not status.seat.node_rank < status.seat.nodes <= MAX_NODES:
-            raise Refusal("a status speaks of a seat that no round has")
-    if not all(0 <= epoch <= MAX_EPOCH for epoch in epochs):
-        raise Refusal("a status speaks of an epoch that no master has")
