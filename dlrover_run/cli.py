@@ -72,7 +72,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         node_rank=place.node_rank,
         node_id=place.node_id,
         local_addr=flags.host(*local_addr) if local_addr.text else None,
-        role=settings.text("role").text,
+        role=_role(settings.text("role"), place),
         start_method="forkserver" if forking else "spawn",
         preload=tuple(dict.fromkeys(preload)),
         signals=flags.signals(*settings.text("signals_to_handle")),
@@ -116,6 +116,13 @@ def _meeting(settings: Settings, environ: Mapping[str, str]) -> Meeting:
         environ=environ,
     )
     return meeting.settle(wish, str(uuid.uuid4()))
+
+
+def _role(given: Given, place: Meeting) -> str:
+    if place.backend == "master" and (len(given.text) > meeting.LONGEST_NAME or not given.text.isprintable()):
+        remedy = f"give at most {meeting.LONGEST_NAME} printable characters"
+        raise flags.wrong(*given, "is no name that a master takes", remedy)
+    return given.text
 
 
 def _rules(settings: Settings, place: Meeting, conf: RendezvousConf) -> Rules:

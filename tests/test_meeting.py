@@ -111,6 +111,11 @@ def test_spares_units_and_restarts_are_rules_of_the_job() -> None:
         (f"--nnodes=4:5 --node-unit=3 {AT_NODE0}", "--nnodes 4:5 with --node-unit 3 cannot be had: no multiple of 3 l"),
         (f"--nnodes=2 --rdzv-id= {AT_NODE0}", "--rdzv-id '' is no name that a master takes: give 1 to 255 printable"),
         (f"--nnodes=2 --rdzv-id={256 * 'a'} {AT_NODE0}", "is no name that a master takes: give 1 to 255 printable"),
+        (
+            f"--nnodes=2 --role=a\x1b[2J {AT_NODE0}",
+            "--role 'a\\x1b[2J' is no name that a master takes: give at most 255 p",
+        ),
+        (f"--nnodes=2 --role=\udcff {AT_NODE0}", "--role '\\udcff' is no name that a master takes: give at most 255 p"),
         (f"--nnodes=2 --rdzv-id=a\x1b[2J {AT_NODE0}", "is no name that a master takes: give 1 to 255 printable"),
         (f"--nnodes=2 --node-rank=1000001 {AT_NODE0}", "--node-rank '1000001' is out of range: give an integer from 0"),
     ],

@@ -32,8 +32,10 @@ MEETING_AT_A_MASTER = ("c10d", "master")
 NOT_BUILT = ("etcd", "etcd-v2")
 MASTER_REMEDY = "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes"
 
+LONGEST_NAME = 255
+"""Characters of a name that a master takes."""
+
 _NODE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_LONGEST_RUN_ID = 255
 _HIGHEST_RANK = 1_000_000
 
 
@@ -134,8 +136,8 @@ def _at_a_master(wish: Wish, backend: Given, least: int, most: int) -> Meeting:
 
 def _shared_run_id(given: Given) -> str:
     """The name under which the nodes find each other, so a fresh one on each node would not do."""
-    if not 0 < len(given.text) <= _LONGEST_RUN_ID or not given.text.isprintable():
-        remedy = f"give 1 to {_LONGEST_RUN_ID} printable characters, the same on every node"
+    if not 0 < len(given.text) <= LONGEST_NAME or not given.text.isprintable():
+        remedy = f"give 1 to {LONGEST_NAME} printable characters, the same on every node"
         raise flags.wrong(*given, "is no name that a master takes", remedy)
     return given.text
 
