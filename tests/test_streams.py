@@ -13,6 +13,7 @@ from dlrover_run.output.streams import (
     Stream,
     Tee,
     create_run_dir,
+    free_attempt,
     in_order,
     line_prefix,
     make_dirs,
@@ -144,6 +145,8 @@ def test_no_attempt_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="exists already"):
         make_dirs(plan)
     assert (tmp_path / "attempt_0" / "1" / "stdout.log").read_text() == "precious"
+    assert [free_attempt(str(tmp_path), number) for number in (0, 1, 7)] == [1, 1, 7]
+    assert free_attempt(None, 3) == 3
 
 
 def test_outputs_are_opened_to_append_and_not_inherited_by_chance(tmp_path: Path) -> None:

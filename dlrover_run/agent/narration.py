@@ -45,7 +45,8 @@ class Narration:
         """A round is over, and `seat` is this node's place in the next one."""
         from dlrover_run.console.rounds import render_regrouping, render_restart
 
-        if seat.restart_count == ended.seat.restart_count:
+        # A master that has forgotten what was before counts anew.
+        if seat.restart_count <= ended.seat.restart_count:
             self._voice.say(render_regrouping(wanted.reason, seat, ended.lasted))
             return
         reason, failure = wanted.reason, wanted.failure

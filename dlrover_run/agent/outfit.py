@@ -55,7 +55,8 @@ def prepare(
     a device, a CPU set or a log directory is missing, OSError when a file cannot be opened.
     """
     if placed is None:
-        plan = streams.plan_streams(spec.logs, run_dir, seat.round - 1, seat.workers)
+        attempt = streams.free_attempt(run_dir, seat.round - 1)
+        plan = streams.plan_streams(spec.logs, run_dir, attempt, seat.workers)
         streams.make_dirs(plan)
     else:
         plan = _placed_plan(placed, spec)

@@ -78,6 +78,20 @@ class StreamPlan:
     tees: tuple[Tee, ...]
 
 
+def free_attempt(run_dir: str | None, number: int) -> int:
+    """The number of an attempt whose directory no earlier one has: `number`, or the next one that is free.
+
+    A master that knows nothing of the rounds which this node has been through counts from 1 again.
+    """
+    while run_dir is not None and os.path.lexists(_attempt_directory(run_dir, number)):
+        number += 1
+    return number
+
+
+def _attempt_directory(run_dir: str, number: int) -> str:
+    return os.path.join(run_dir, f"attempt_{number}")
+
+
 def plan_streams(logs: LogSpec, run_dir: str | None, attempt: int, local_ranks: int) -> StreamPlan:
     """Decide the destination of every stream of `local_ranks` workers in one attempt.
 
@@ -89,7 +103,7 @@ def plan_streams(logs: LogSpec, run_dir: str | None, attempt: int, local_ranks: 
             RankStreams(rank, Stream("inherit"), Stream("relay", shown=True), None) for rank in range(local_ranks)
         )
         return StreamPlan(None, unnamed, ())
-    directory = os.path.join(run_dir, f"attempt_{attempt}")
+    directory = _attempt_directory(run_dir, attempt)
     ranks: list[RankStreams] = []
     tees: list[Tee] = []
     for rank in range(local_ranks):
