@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import MappingProxyType
 
 import msgspec
 
 from dlrover_run.coordination.adoption import adopt, belongs_to_a_round, latest_round
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.presence import Presence, succeeded_round
+from dlrover_run.coordination.presence import Presence, Present, succeeded_round
 from dlrover_run.coordination.progress import progress
 from dlrover_run.coordination.records import (
     OVER,
@@ -65,6 +66,8 @@ class Coordinator:
         self.plan = msgspec.structs.replace(before, epoch=epoch)
         self._origin = now - before.clock
         self._present: dict[NodeKey, Presence] = {}
+        # The keys of `_present` by their node id, so that joining a large job costs no more than joining a small one.
+        self._processes: dict[str, list[NodeKey]] = {}
         self._seats = seats(self.plan)
         self._has_new_epoch = False
         self._wake_at: float | None = None
@@ -76,17 +79,18 @@ class Coordinator:
                 self._expect(member)
 
     @property
-    def present(self) -> dict[NodeKey, Presence]:
-        """Everybody who is known, as of the last `advance`."""
-        return dict(self._present)
+    def present(self) -> Present:
+        """Everybody who is known."""
+        return MappingProxyType(self._present)
 
     def refusal(self, key: NodeKey) -> str | None:
         """Why this process cannot be a node of the job now, or None when it can.
 
         Of two processes with one node id the first one stays while its connection holds.
         """
-        for other, p in self._present.items():
-            if other.node_id == key.node_id and other.incarnation != key.incarnation and p.connected:
+        for other in self._processes.get(key.node_id, ()):
+            p = self._present[other]
+            if other != key and p.connected:
                 return f"node id {key.node_id} is in use by another process, on {p.status.host}, that is alive"
         return None
 
@@ -105,12 +109,12 @@ class Coordinator:
                 # Of a round that we know nothing of: our predecessor's, whose journal is not there.
                 self._adopting_until = time + RETURN_GRACE
         if known is None:
-            for key in [key for key in self._present if key.node_id == status.node_id]:
+            for key in self._processes.get(status.node_id, ()):
                 # Replaced by a new process under the same id, so nobody need wait for this one.
                 p = self._present[key]
                 self._present[key] = replace(p, broken=time if p.broken is None else p.broken, lost_at=time)
             succeeded = succeeded_round(status, None)
-            self._present[status.key] = Presence(status, arrived=time, changed=time, succeeded=succeeded)
+            self._remember(Presence(status, arrived=time, changed=time, succeeded=succeeded))
         else:
             same = (known.status.phase, known.status.seat) == (status.phase, status.seat)
             succeeded = succeeded_round(status, known.succeeded)
@@ -210,8 +214,8 @@ class Coordinator:
             phase=NodePhase.RUNNING,
         )
         # It may be away since before anything that the others will have to say.
-        absent = Presence(status, arrived=clock, changed=clock, broken=-math.inf, lost_at=clock + RETURN_GRACE)
-        self._present[member.key] = absent
+        lost_at = clock + RETURN_GRACE
+        self._remember(Presence(status, arrived=clock, changed=clock, broken=-math.inf, lost_at=lost_at))
 
     def _adopt(self, time: float) -> bool:
         """Make the plan of a running job from what its nodes say; whether it is settled."""
@@ -225,6 +229,11 @@ class Coordinator:
             self.plan = msgspec.structs.replace(plan, since=time, clock=time)
         return True
 
+    def _remember(self, newcomer: Presence) -> None:
+        key = newcomer.status.key
+        self._present[key] = newcomer
+        self._processes.setdefault(key.node_id, []).append(key)
+
     def _forget(self, time: float) -> None:
         """Drop whoever is gone, except a member whose round goes on: when it went says what others failed of."""
         gone = [key for key, p in self._present.items() if p.lost(time) or p.left]
@@ -234,6 +243,9 @@ class Coordinator:
         for key in gone:
             if key not in needed:
                 del self._present[key]
+                self._processes[key.node_id].remove(key)
+                if not self._processes[key.node_id]:
+                    del self._processes[key.node_id]
 
 
 def _as_before(plan: Plan, status: NodeStatus, waiting: Waiting | None) -> Assignment:
