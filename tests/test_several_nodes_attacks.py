@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+from pathlib import Path
 
 import pytest
+from cluster import SOON, Cluster, Link, quiet_port, succeed, tell
 
 from dlrover_run.backends.own_address import Address
 from dlrover_run.backends.session import Session, SessionEnded
@@ -46,3 +49,30 @@ def test_another_program_at_the_endpoint_is_known_for_what_it_is(answer: bytes, 
         return str(ended.value)
 
     assert words in asyncio.run(meet())
+
+
+def test_a_node_goes_on_under_a_master_that_knows_nothing_of_its_rounds(cluster: Cluster, tmp_path: Path) -> None:
+    """As when a link heals and a new master, without a journal, has begun the job anew on the other side."""
+    logs = tmp_path / "logs"
+    first = cluster.stand_alone_master()
+    link = Link(cluster.port)
+    a = cluster.node(
+        "a", "1:2", "--max-restarts=1", f"--log-dir={logs}", "--redirects=1", conf=SOON, endpoint=link.port
+    )
+    tell(cluster.world(1), signal.SIGUSR2)
+    a.until_says("restart 1 of 1")
+    cluster.world(1)
+    elsewhere = quiet_port()
+    second = cluster.stand_alone_master(port=elsewhere)
+    c = cluster.node("c", "1:2", conf=SOON, endpoint=elsewhere)
+    cluster.world(1)
+    link.target = elsewhere
+    link.cut()
+    succeed(cluster.world(2), a, c)
+    # Its third round is the second of that master, and nothing of an earlier one was written over.
+    assert {path.name for path in logs.glob("*/attempt_*")} == {f"attempt_{number}" for number in range(3)}
+    assert a.has_said("round 2 with 2 nodes after")
+    link.close()
+    for master in (first, second):
+        master.signal(signal.SIGTERM)
+        assert master.finish() == 0
