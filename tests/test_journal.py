@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -284,4 +285,14 @@ def test_a_link_in_the_place_of_a_journal_is_not_followed(tmp_path: Path) -> Non
     one = Journal(tmp_path, "job")
     one.path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
+        one.take_over(RULES, 1)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_in_the_place_of_a_journal_is_told_at_once(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    one = Journal(tmp_path, "job")
+    make(one.path)
+    with pytest.raises(OSError, match="no regular file"):
         one.take_over(RULES, 1)

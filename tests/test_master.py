@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import socket
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -500,6 +502,24 @@ async def test_a_damaged_journal_is_told_to_the_nodes_and_concerns_no_other_job(
             await bed.node("a").join()
         assert str(path) in bed.said[0]
         await goes_on(bed, *await bed.joined("x", "y", job="other"))
+
+
+@live
+async def test_a_journal_that_cannot_be_begun_is_told_once_and_costs_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(fd: int) -> None:
+        # The file is in its place by then, and held open.
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    async with serving(state_dir=tmp_path) as bed:
+        for _ in range(3):
+            with pytest.raises(AssertionError, match=r"the master cannot use .*: Input/output error.*retry=True"):
+                await bed.node("a").join()
+        assert [line for line in bed.said if line.startswith("job")] == [bed.said[0]]
+        assert not [file for file in psutil.Process().open_files() if file.path.startswith(str(tmp_path))]
 
 
 @live

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records import (
+    MAX_WHAT,
     OVER,
     Assignment,
     NodeKey,
@@ -250,7 +251,7 @@ class Job:
                 self._journal.append(plan)
             except OSError as error:
                 if self._retry_at is None:
-                    self._held_back = f"the master cannot write {self._journal.path}: {error.strerror}"
+                    self._held_back = f"the master cannot write {self._journal.path}: {error.strerror}"[:MAX_WHAT]
                     self._say(f"{self._held_back}; nothing is decided until it can, it tries again every second")
                     self._stored_seats = seats(self._stored)
                 self._retry_at = now + STORE_RETRY

@@ -47,6 +47,7 @@ class Jobs:
         self._unsettled: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._given_up: set[str] = set()
+        self._complaint = ""
         self._punctuality = Punctuality(self._loop.time())
         self._beat: asyncio.TimerHandle | None = None
         self.last_one_over = False
@@ -127,16 +128,24 @@ class Jobs:
         try:
             story = journal.take_over(rules, next(self._epochs))
         except Damaged as damage:
-            self._say(f"job {name!r}: {damage}")
+            journal.close()
+            self._complain(f"job {name!r}: {damage}")
             raise Refusal(str(damage)) from None
         except OSError as error:
+            journal.close()
             reason = f"the master cannot use {journal.path}: {error.strerror}"
-            self._say(f"job {name!r}: {reason}")
+            self._complain(f"job {name!r}: {reason}")
             raise Refusal(reason, retry=True) from None
         self._given_up.discard(name)
         if story.plan is not None:
             self._say(f"job {name!r}: goes on from {journal.path}, round {story.plan.key.number}")
         return Coordinator(story.header.rules, now, story.header.epoch, story.plan)
+
+    def _complain(self, line: str) -> None:
+        """Say that a job cannot begin; not again for each of its nodes and each of their attempts."""
+        if line != self._complaint:
+            self._complaint = line
+            self._say(line)
 
     def _now(self) -> float:
         """The time; this master's own lateness up to now is laid to nobody's charge."""

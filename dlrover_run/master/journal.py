@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import zlib
 from pathlib import Path
 
@@ -141,7 +142,8 @@ class Journal:
         """
         self._sweep()
         try:
-            old = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+            # Not blocking, because somebody could have put a pipe there.
+            old = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             story = Story(Header(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
             self._rewrite(story)
@@ -241,13 +243,15 @@ class Journal:
 
 
 def _read_all(fd: int) -> bytes:
-    size = os.fstat(fd).st_size
-    if size > MAX_BYTES:
-        raise OSError(errno.EFBIG, f"a journal of {size} bytes is longer than {MAX_BYTES}")
-    data = b""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    if status.st_size > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"a journal of {status.st_size} bytes is longer than {MAX_BYTES}")
+    data = bytearray()
     while chunk := os.pread(fd, 1024 * 1024, len(data)):
         data += chunk
-    return data
+    return bytes(data)
 
 
 def _write_all(fd: int, data: bytes) -> None:
