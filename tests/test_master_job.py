@@ -215,6 +215,17 @@ def test_waiting_nodes_hear_of_newcomers_once_a_second_at_most() -> None:
     assert told[-1].waiting.text.startswith("40 nodes of 50 are here")
 
 
+def test_of_a_great_many_ranks_that_are_missing_the_first_are_named() -> None:
+    bed = Bed(Rules(least=100_000, most=100_000))
+    bed.join("a", rank_wish=0)
+    bed.join("b", rank_wish=2)
+    bed.join("c", rank_wish=200_000)
+    bed.until(2.0)
+    waiting = bed.lines["a"].told[-1].waiting
+    assert waiting is not None
+    assert waiting.text.endswith("missing: node rank 1, node rank 3 and 99996 others")
+
+
 def test_the_time_that_is_left_runs_on_from_answer_to_answer() -> None:
     bed = Bed(Rules(least=2, most=2, join_timeout=100.0, keep_alive_interval=30.0))
     bed.join("a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from dlrover_run.coordination.decision import Decision, changed, over
@@ -128,18 +129,20 @@ def _short_of_nodes(rules: Rules, plan: Plan, living: list[Presence], waited: fl
     here = f"only {len(hosts)} of at least {rules.fewest} nodes {are} here ({names(hosts)})"
     if not hosts:
         here = f"none of at least {rules.fewest} nodes is here"
-    missing = names(missing_nodes(rules, plan, living))
+    missing = missing_words(rules, plan, living)
     who = f"; missing: {missing}" if missing else ""
     before = f"{plan.reason}; " if plan.key.number else ""
     return f"{before}after {waited:g} s {here}{who}"
 
 
-def missing_nodes(rules: Rules, plan: Plan, living: list[Presence]) -> list[str]:
-    """Who was here or is expected, in the words for people: members of the last round, or ranks that somebody gave."""
+def missing_words(rules: Rules, plan: Plan, living: list[Presence]) -> str:
+    """Who was here or is expected, in words for people: members of the last round, or ranks that somebody gave."""
     here = {p.status.key for p in living}
     if plan.members:
-        return [member.host for member in plan.members if member.key not in here]
-    wishes = {p.status.rank_wish for p in living}
-    if not living or None in wishes:
-        return []
-    return [f"node rank {rank}" for rank in range(rules.fewest) if rank not in wishes]
+        return names([member.host for member in plan.members if member.key not in here])
+    wishes = {wish for p in living if (wish := p.status.rank_wish) is not None and wish < rules.fewest}
+    if not living or any(p.status.rank_wish is None for p in living):
+        return ""
+    # A job may ask for a hundred thousand nodes, and these words are made again and again.
+    first = itertools.islice((rank for rank in range(rules.fewest) if rank not in wishes), 3)
+    return names([f"node rank {rank}" for rank in first], rules.fewest - len(wishes))

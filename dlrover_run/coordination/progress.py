@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlrover_run.coordination.gathering import missing_nodes
+from dlrover_run.coordination.gathering import missing_words
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.rules import Rules
@@ -18,7 +18,7 @@ def progress(rules: Rules, plan: Plan, present: Present, wake_at: float | None, 
     wanted = f"{rules.fewest}" if rules.fewest == rules.full_size else f"{rules.fewest} to {rules.full_size}"
     here = f"{counted(len(living), 'node')} of {wanted} {'is' if len(living) == 1 else 'are'} here"
     hosts = names([p.status.host for p in living])
-    missing = names(missing_nodes(rules, plan, living))
+    missing = missing_words(rules, plan, living)
     return Waiting(f"{here}{hosts and f': {hosts}'}{missing and f'; missing: {missing}'}", left)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def names(hosts: Sequence[str]) -> str:
-    """At most three hosts by name: `a`, `a and b`, `a, b and 5 others`."""
-    shown = list(hosts) if len(hosts) <= 3 else [*hosts[:2], f"{len(hosts) - 2} others"]
+def names(hosts: Sequence[str], number: int | None = None) -> str:
+    """At most three hosts by name: `a`, `a and b`, `a, b and 5 others`. `number` says how many there are where only the
+    first of them are given."""
+    number = len(hosts) if number is None else number
+    shown = list(hosts) if number <= 3 else [*hosts[:2], f"{number - 2} others"]
     return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else "".join(shown)
 
 
