@@ -215,9 +215,14 @@ def test_nodes_meet_over_tls_and_one_without_a_certificate_stays_out(
     two = job("--nnodes=2")
     nodes = [two.node(f"--rdzv-conf={tls}")]
     read_until(nodes[0], "waiting")
-    stranger = finish(two.node(f"--rdzv-conf=is_host=false,tls_ca={files}/ca.pem,join_timeout=1"))
-    assert stranger.code != 0
-    assert f"no master was found at {two.endpoint}" in stranger.err
+    for own, words in (
+        ("", "it closed the connection, as a master does that does not trust tls_cert, or asks for one"),
+        (f",tls_cert={files}/node.pem,tls_key={files}/ca.key", "tls_cert and tls_key do not belong together"),
+    ):
+        stranger = finish(two.node(f"--rdzv-conf=is_host=false,tls_ca={files}/ca.pem{own},join_timeout=1"))
+        assert stranger.code != 0
+        assert f"no master was found at {two.endpoint}" in stranger.err
+        assert words in stranger.err
     nodes.append(two.node(f"--rdzv-conf={tls}"))
     let_succeed(two.mailbox.gather(2))
     assert [finish(node).code for node in nodes] == [0, 0]

@@ -55,6 +55,7 @@ class Session:
         grpc = transport.load_grpc()
         self._failed: type[Exception] = grpc.aio.AioRpcError
         self._token = spec.token
+        self._encrypted = spec.tls is not None
         kind = "ipv6" if addresses[0].family is socket.AF_INET6 else "ipv4"
         # A percent sign parts a link-local address from its interface, and gRPC takes this for a URI.
         target = f"{kind}:{','.join(map(str, addresses))}".replace("%", "%25")
@@ -105,7 +106,7 @@ class Session:
         except BadMessage as error:
             raise SessionEnded(f"what it said is {error}") from None
         except self._failed as error:
-            raise SessionEnded(_clause(error)) from None
+            raise SessionEnded(_clause(error, self._encrypted)) from None
         if isinstance(message, Refused):
             raise MasterRefuses(message.reason, message.retry)
         return message
@@ -157,8 +158,8 @@ def _content(path: str) -> bytes:
         return file.read()
 
 
-def _clause(error: Any) -> str:
-    """Why an RPC failed, from gRPC's own words, which begin with what everybody knows."""
+def _clause(error: Any, encrypted: bool) -> str:
+    """Why an RPC failed, from gRPC's own words, which begin with what everybody knows; `encrypted` by this node."""
     details = " ".join((error.details() or error.code().name).split())
     details = details.rpartition("last error: ")[2]
     if "Connection refused" in details:
@@ -173,6 +174,10 @@ def _clause(error: Any) -> str:
         return "whoever listens there says nothing: another program, or a master that is stopped"
     if any(words in details for words in _OF_OTHER_PROGRAMS):
         return "another program listens there, which is no master: give --rdzv-endpoint another port"
+    if "security handshaker" in details:
+        return "tls_cert and tls_key do not belong together, or tls_ca is damaged"
+    if encrypted and ("Socket closed" in details or "Connection reset" in details):
+        return "it closed the connection, as a master does that does not trust tls_cert, or asks for one"
     if "Socket closed" in details:
         return "it closed the connection, as a master with TLS does to a node without"
     return details[:_MOST_DETAILS]
