@@ -74,5 +74,5 @@ def test_a_job_that_cannot_start_stops_early_and_says_so(cluster: Cluster) -> No
     nodes = cluster.nodes("ab", "2", "--max-restarts=100", script=script, conf={"early_failure_limit": 3})
     assert [node.finish() for node in nodes] == [1, 1]
     for node in nodes:
-        assert node.has_said("3 rounds in succession failed so before any worker had got through init_process_group")
+        assert node.has_said("3 rounds in succession failed before any worker had got through init_process_group")
     assert max(message["restart"] for message in cluster.mailbox.pending()) == 2

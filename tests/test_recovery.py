@@ -75,7 +75,7 @@ def test_a_script_that_never_gets_to_work_stops_early_and_says_so(mailbox: Mailb
     assert ended.code == 9
     assert ended.err.count("dlrover-run: restart ") == 4
     told = " ".join(ended.err.split())
-    assert "4 of 10 restarts were used. 5 rounds in succession failed so before any worker had got through" in told
+    assert "4 of 10 restarts were used. 5 rounds in succession failed before any worker had got through" in told
     assert "--rdzv-conf early_failure_limit=0 goes on" in told
 
 

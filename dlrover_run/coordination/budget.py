@@ -10,18 +10,17 @@ from dlrover_run.coordination.rules import Rules
 def charge(rules: Rules, plan: Plan, failure: Failure, worked: bool, now: float) -> Plan:
     """The plan after a round that `failure` ended: with one more restart, or failed when there is none left.
 
-    `worked` says that some worker of the round got to work. A script that cannot start fails again and again in the
-    same words before any worker does, and there is no use in trying on.
+    `worked` says that some worker of the round got to work. A script that cannot start fails again and again before any
+    worker does, and there is no use in trying on. Its words may be others each time: every round has another port.
     """
-    alike = plan.failure is not None and plan.failure.what == failure.what
-    barren = 0 if worked else plan.barren + 1 if alike else 1
+    barren = 0 if worked else plan.barren + 1
     charged = forgive(rules, plan.charged, now)
     used = len(charged) if rules.restart_window else plan.restart_count
     if used >= rules.max_restarts:
         reason = f"{failure}{_spent(rules)}"
     elif rules.early_failure_limit and barren >= rules.early_failure_limit:
         reason = (
-            f"{failure}; {barren} rounds in succession failed so before any worker had got through init_process_group "
+            f"{failure}; {barren} rounds in succession failed before any worker had got through init_process_group "
             "or written a checkpoint, so the job stops early (--rdzv-conf early_failure_limit=0 goes on)"
         )
     else:

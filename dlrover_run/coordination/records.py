@@ -169,7 +169,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     which the last plan of its predecessor was written. `epoch` is the coordinator that wrote the plan, `key` the latest
     round, `members` the nodes of it in the order of their ranks; while GATHERING those of the last round, whose ranks
     are kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
-    times `charged`. `barren` rounds in succession failed alike before any worker got to work. `failure` is what ended
+    times `charged`. `barren` rounds in succession failed before any worker got to work. `failure` is what ended
     the last round, if a worker did. `reason` is one plain sentence that says why the plan is as it is.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-MOST_NODES = 100_000
+MOST_NODES = 20_000
 """More than any job has: a bound for what a stranger may ask for."""
 
 LAST_CALL_TIMEOUT = 30.0
@@ -31,7 +31,7 @@ KEEP_ALIVE_ATTEMPTS = 3
 """Signs of life that may be missing before a silent connection counts as ended: 9 s with the default interval."""
 
 EARLY_FAILURE_LIMIT = 5
-"""Rounds that may fail one after the other in the same words, none of which got to work, before the job stops early."""
+"""Rounds that may fail one after the other, none of which got to work, before the job stops early."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Rules:
     def problem(self) -> str | None:
         """A sentence when no job could have these rules, else None."""
         if not 1 <= self.least <= self.most <= MOST_NODES:
-            return f"a job has 1 to {MOST_NODES} nodes, and at most as many as least: not {self.least} to {self.most}"
+            return f"a job has 1 to {MOST_NODES} nodes, and MIN may not be above MAX: not {self.least} to {self.most}"
         if self.unit < 1 or not self.size(self.most):
             return f"no multiple of {self.unit} lies between {self.least} and {self.most} nodes"
         numbers = (getattr(self, field.name) for field in fields(self))
