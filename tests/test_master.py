@@ -378,7 +378,7 @@ async def test_the_number_of_strangers_is_bounded(monkeypatch: pytest.MonkeyPatc
 @live
 async def test_the_number_of_jobs_and_of_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MAX_JOBS", 1)
-    monkeypatch.setattr(job_module, "MAX_NODES", 2)
+    monkeypatch.setattr(job_module, "MOST_NODES", 2)
     async with serving() as bed:
         a, b = await bed.joined("a", "b")
         with pytest.raises(AssertionError, match=r"1 jobs and takes no more.*retry=True"):

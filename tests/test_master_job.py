@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from master_node import FAST, status
 
+from dlrover_run.backends.patience import ID_IN_USE_PATIENCE
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import Rules
@@ -326,6 +327,25 @@ def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None
     assert not bed.job.forgettable(bed.now)
     bed.until(bed.now + RESULT_KEPT + 1)
     assert bed.job.forgettable(bed.now)
+
+
+def test_a_newcomer_outwaits_the_result_of_the_job_before() -> None:
+    assert RESULT_KEPT < ID_IN_USE_PATIENCE
+
+
+def test_a_plan_that_only_keeps_account_is_not_announced() -> None:
+    bed = Bed()
+    bed.join("a", "b")
+    bed.take_seats()
+    assert bed.said == ["job 'job': round 1 with 2 nodes: 2 nodes are here"]
+    bed.say("a", phase=NodePhase.SUCCEEDED)
+    bed.cut("a")
+    bed.until(1.0)
+    # That `a` was done is in the plan now, for it may be forgotten.
+    assert len(bed.said) == 1
+    bed.say("b", phase=NodePhase.SUCCEEDED)
+    assert len(bed.said) == 2
+    assert bed.phase("b") is PlanPhase.FINISHED
 
 
 def test_a_job_that_all_have_left_is_forgotten_at_once() -> None:

@@ -6,6 +6,7 @@ import math
 
 from dlrover_run.console.words import duration
 from dlrover_run.coordination.records import Seat
+from dlrover_run.coordination.words import counted
 
 
 def render_restart(reason: str, attempt: int, of: int, after_seconds: float, window: float = 0.0) -> str:
@@ -17,7 +18,7 @@ def render_restart(reason: str, attempt: int, of: int, after_seconds: float, win
 
 def render_regrouping(reason: str, seat: Seat, after_seconds: float) -> str:
     """One line for a round that costs no restart, because only the nodes have changed."""
-    nodes = "1 node" if seat.nodes == 1 else f"{seat.nodes} nodes"
+    nodes = counted(seat.nodes, "node")
     return f"round {seat.round} with {nodes} after {duration(after_seconds)}: {_clause(reason)}"
 
 

@@ -24,16 +24,14 @@ from dlrover_run.coordination.records import (
     assignment,
     seats,
 )
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import MOST_NODES, Rules
+from dlrover_run.coordination.words import counted
 from dlrover_run.master.handshake import Refusal
 from dlrover_run.master.journal import Journal, Replaced
 from dlrover_run.master.notice import differences
 from dlrover_run.master.progress import Progress
 from dlrover_run.master.silence import Silence
 from dlrover_run.wire.messages import Refused, Welcome, rule_values
-
-MAX_NODES = 20_000
-"""Nodes that one job may have at a time, spares and those that are about to be lost included."""
 
 MAX_EPOCH = 2**62
 """A later epoch than any clock gives. A node may speak of a later one only where it is ours."""
@@ -44,10 +42,12 @@ MAX_ROUND = 2**32
 MAX_WORKERS = 100_000
 """More workers than any node has."""
 
-RESULT_KEPT = 60.0
+RESULT_KEPT = 20.0
 """Seconds for which the result of a job is kept for nodes whose connection was broken when it ended.
 
-One that comes later finds no job and begins a new one, which fails after `join_timeout` unless others come too.
+One that comes later finds no job and begins a new one, which fails after `join_timeout` unless others come too. It is
+shorter than `ID_IN_USE_PATIENCE`, after which a newcomer that is refused gives up: until then a node of the next job of
+that name is refused because of the result of this one.
 """
 
 STORE_RETRY = 1.0
@@ -123,8 +123,8 @@ class Job:
         refusal = self._coordinator.refusal(key)
         if refusal is not None:
             raise Refusal(refusal, retry=True)
-        if len(present) >= MAX_NODES and key not in present:
-            raise Refusal(f"the job has {MAX_NODES} nodes, and a master takes no more", retry=True)
+        if len(present) >= MOST_NODES and key not in present:
+            raise Refusal(f"the job has {MOST_NODES} nodes, and a master takes no more", retry=True)
         before = self._nodes.get(key)
         self._nodes[key] = _Node(line, status.host)
         if before is not None:
@@ -259,9 +259,11 @@ class Job:
         if self._retry_at is not None:
             self._retry_at = None
             self._say("the journal is written again")
-        self._stored = plan
+        before, self._stored = self._stored, plan
         self._left &= {member.key for member in plan.members}
-        self._announce()
+        if (plan.key, plan.phase) != (before.key, before.phase):
+            # Else the plan only keeps account of what has passed, which is no news for a person.
+            self._announce()
         if plan.phase in OVER:
             self._conclude(now)
         return True
@@ -269,8 +271,7 @@ class Job:
     def _announce(self) -> None:
         plan = self._stored
         if plan.phase is PlanPhase.TRAINING:
-            size = "1 node" if len(plan.members) == 1 else f"{len(plan.members)} nodes"
-            self._say(f"round {plan.key.number} with {size}: {plan.reason}")
+            self._say(f"round {plan.key.number} with {counted(len(plan.members), 'node')}: {plan.reason}")
         elif plan.phase is PlanPhase.GATHERING:
             self._say(f"waits for nodes: {plan.reason}")
         else:
@@ -301,7 +302,7 @@ class Job:
         keys = [status.heard]
         if status.seat is not None:
             keys.append(status.seat.key)
-            if not status.seat.node_rank < status.seat.nodes <= MAX_NODES:
+            if not status.seat.node_rank < status.seat.nodes <= MOST_NODES:
                 raise Refusal("a status speaks of a seat that no round has")
         last_epoch, last_round = max(MAX_EPOCH, plan.epoch), max(MAX_ROUND, plan.key.number)
         if not all(0 <= epoch <= last_epoch for epoch in (status.epoch, *(key.epoch for key in keys))):
