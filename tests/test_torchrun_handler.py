@@ -190,10 +190,16 @@ if os.environ["RANK"] == "1":
 
 
 def test_too_few_nodes_in_time_are_a_sentence(nodes: Nodes) -> None:
-    ended = finish(nodes.start("--nnodes=2", "--rdzv-conf=join_timeout=1"))
+    # Not join_timeout, within which a busy machine may not even have a master.
+    flags = ["--nnodes=2", "--max-restarts=1", "--rdzv-conf=pend_timeout=0.5"]
+    torchruns = [nodes.start(*flags) for _ in range(2)]
+    both = nodes.round_of(2)
+    survivor = next(torchrun for torchrun in torchruns if psutil.Process(both[0]["pid"]).ppid() == torchrun.pid)
+    nodes.kill(next(torchrun for torchrun in torchruns if torchrun is not survivor))
+    ended = finish(survivor)
     assert ended.code == 1
     assert "RendezvousTimeoutError" in ended.err
-    assert "only 1 of at least 2 nodes is here" in ended.err
+    assert "after 0.5 s only 1 of at least 2 nodes is here" in ended.err
 
 
 def test_a_mistake_in_the_settings_is_told_before_anything_starts(nodes: Nodes) -> None:
