@@ -20,7 +20,7 @@ import psutil
 import pytest
 from harness import TORCHRUN, WAIT, Mailbox, environment, finish, launch
 
-from dlrover_run.coordination.records import RoundKey, Seat
+from dlrover_run.coordination.records import Failure, NodePhase, RoundKey, Seat
 from dlrover_run.descent.lineage import MASTER_NAME
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.torchrun.entry_point import handler_creator
@@ -28,9 +28,14 @@ from dlrover_run.torchrun.membership import Membership, View
 
 if importlib.util.find_spec("torch"):
     # Only then are the tests below run.
-    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousParameters,
+    )
 
-    from dlrover_run.torchrun.store import RoundStore
+    from dlrover_run.torchrun import handler as handler_module
+    from dlrover_run.torchrun.store import RoundStore, StoreFailure
 
 pytestmark = pytest.mark.torchrun
 
@@ -278,6 +283,35 @@ def test_none_goes_on_when_one_has_heard_of_another_round() -> None:
         assert not patient.result(WAIT)
         # All three have come by now, and still two of them do not come any more.
         assert not stores[2].meet(time.monotonic() + WAIT)
+
+
+def test_a_node_that_loses_the_store_asks_for_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have got past the store by then, and would wait for this node in the barrier of their workers."""
+
+    def fail(*_: object) -> None:
+        raise StoreFailure("the connection to the store was slow")
+
+    member = places(2)[1]
+    seat = member.view.seat
+    assert seat is not None
+    told: list[tuple[NodePhase, RoundKey, Failure | None]] = []
+
+    def tell(phase: NodePhase, key: RoundKey, failure: Failure | None = None) -> None:
+        told.append((phase, key, failure))
+        member.view = View(seat=seat, problem="the master is no part of this test")
+
+    monkeypatch.setattr(handler_module, "Membership", lambda *_: member)
+    monkeypatch.setattr(handler_module, "RoundStore", fail)
+    monkeypatch.setattr(member, "join", lambda: None)
+    monkeypatch.setattr(member, "tell", tell)
+    handler = handler_module.DlroverRendezvous(RendezvousParameters("dlrover", "", "job", min_nodes=1, max_nodes=1))
+    is_told = pytest.raises(RendezvousConnectionError, match="no part of this test")
+    with socket.create_server((seat.store_address, seat.store_port)), is_told:
+        handler.next_rendezvous()
+    ((phase, key, failure),) = told
+    assert (phase, key) == (NodePhase.FAILED, seat.key)
+    assert failure is not None
+    assert failure.lost_peer
 
 
 def test_a_handler_gives_each_round_another_store_and_leaves_for_good() -> None:

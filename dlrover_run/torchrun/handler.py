@@ -30,6 +30,7 @@ from dlrover_run.torchrun.settings import job_spec
 from dlrover_run.torchrun.store import RoundStore, StoreFailure, await_host, is_unwanted
 
 ASKED_AGAIN = "asked for a new round: torchrun restarts its workers"
+LOST_STORE = "lost the store at which the nodes of the round meet"
 GAVE_UP = "was given up: torchrun does not restart its workers any more"
 
 # By its name it gets torchrun's format and LOGLEVEL.
@@ -166,7 +167,8 @@ class DlroverRendezvous(RendezvousHandler):
                 store = RoundStore(seat, self._membership) if await_host(seat, self._membership, deadline) else None
             return store if store is not None and store.meet(deadline) else None
         except StoreFailure:
-            # Its host has gone, and so there will be another round.
+            # If not its host has gone but only a connection to it, nobody else would ask for another round.
+            self._membership.tell(NodePhase.FAILED, seat.key, _failure(seat, LOST_STORE, lost_peer=True))
             return None
 
     def _host(self, seat: Seat) -> RoundStore | None:
@@ -186,5 +188,5 @@ class DlroverRendezvous(RendezvousHandler):
             ) from error
 
 
-def _failure(seat: Seat, what: str) -> Failure:
-    return Failure(seat.first_rank, socket.gethostname()[:255], what)
+def _failure(seat: Seat, what: str, lost_peer: bool = False) -> Failure:
+    return Failure(seat.first_rank, socket.gethostname()[:255], what, lost_peer)
