@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def patched(*places: tuple[Any, str], by: Any) -> Callable[[], AbstractContextMa
     def hold() -> Iterator[None]:
         with ExitStack() as stack:
             for owner, name in places:
-                stack.enter_context(patch.object(owner, name, by, create=True))
+                # A built-in is in no module until it is put there; whatever else is not there was renamed.
+                stack.enter_context(patch.object(owner, name, by, create=hasattr(builtins, name)))
             yield
 
     return hold
