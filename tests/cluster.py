@@ -202,7 +202,7 @@ class Cluster:
                 left = [_describe(process) for process in self._below()]
         finally:
             self._end_all()
-            ctypes.CDLL(None).prctl(36, 0)
+            ctypes.CDLL(None).prctl(lineage._PR_SET_CHILD_SUBREAPER, 0)
         told = "".join(f"\n--- {talker.name}\n{talker.said}" for talker in self._talkers)
         assert not unfinished, f"the test left {[t.name for t in unfinished]} running{told}"
         assert not left, f"left behind: {left}{told}"

@@ -8,7 +8,17 @@ from dataclasses import replace
 import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import Assignment, Failure, NodeKey, NodePhase, NodeStatus, Plan, Seat, Waiting
+from dlrover_run.coordination.records import (
+    OVER,
+    Assignment,
+    Failure,
+    NodeKey,
+    NodePhase,
+    NodeStatus,
+    Plan,
+    Seat,
+    Waiting,
+)
 from dlrover_run.coordination.rules import Rules
 
 KILLED = Failure(rank=1, host="b", what="was killed by SIGKILL")
@@ -161,7 +171,7 @@ class VirtualJob:
     @property
     def is_over(self) -> bool:
         """Whether the job has ended."""
-        return self.plan.phase.value in ("finished", "failed")
+        return self.plan.phase in OVER
 
 
 def replace_seconds(waiting: Waiting) -> Waiting:

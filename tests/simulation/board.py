@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dlrover_run.backends.master_board import CLOSE_TIMEOUT
 from dlrover_run.backends.patience import Search, Silence
+from dlrover_run.backends.session import HANDSHAKE_TIMEOUT
 from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.wire.messages import Assigned, Join, Refused, Report, Welcome, rule_values
 from simulation.masters import Masters
 from simulation.network import END, TO_MASTER, TO_NODE, Stream
 from simulation.timeline import Process
-
-HANDSHAKE_TIMEOUT = 20.0
-CLOSE_TIMEOUT = 2.0
 
 IGNORE_EPOCHS = False
 """What a broken variant sets: whoever speaks last is obeyed."""

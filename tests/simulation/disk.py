@@ -6,12 +6,13 @@ import errno
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from dlrover_run.coordination.records import Plan
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.master.journal import FORMAT, Header, Replaced, Story
+from dlrover_run.master.journal import FORMAT, Header, Journal, Replaced, Story, compose
 from simulation.laws import Laws
 from simulation.timeline import Timeline
 
@@ -52,9 +53,8 @@ class DiskJournal:
         if before is None:
             story = Story(Header(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
         else:
-            earlier = (before.header.epoch, before.plan.epoch if before.plan else 0)
-            later = max(epoch, *(number + 1 for number in earlier))
-            story = Story(msgspec.structs.replace(before.header, epoch=later), before.plan)
+            # The product's own, which needs no file.
+            story = Journal._succeed(cast(Journal, self), compose(before), epoch)
         self._ticket = next(self._disk.tickets)
         self._disk.owners[self._job] = self._ticket
         self._disk.stories[self._job] = story
