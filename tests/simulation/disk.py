@@ -77,6 +77,7 @@ class DiskJournal:
     def remove(self) -> None:
         if self._disk.owners.get(self._job) == self._ticket:
             del self._disk.stories[self._job], self._disk.owners[self._job]
+            self._disk.laws.forgetting()
 
     def close(self) -> None:
         pass

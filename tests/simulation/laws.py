@@ -37,7 +37,8 @@ def demand(condition: bool, law: str) -> None:
 
 
 class Laws:
-    """Watches one run. `durable` says that its masters have a journal, so that no round is ever forgotten.
+    """Watches one run. `durable` says that its masters have a journal, so that no round is forgotten before the
+    job is over.
 
     `nodes_stay` says that no node goes or is cut off, whatever happens to masters, so far.
     """
@@ -197,6 +198,11 @@ class Laws:
         if window and not self.slow_disk:
             self._charge_times = [time for time in self._charge_times if now < time + window] + [now]
             demand(len(self._charge_times) <= self._rules.max_restarts, "no more restarts in the window than granted")
+
+    def forgetting(self) -> None:
+        """The journal is removed. Who comes after the end begins another job, with what he still knows of the last."""
+        if self.over is not None:
+            self._durable = False
 
     def hearing(self, key: NodeKey, wanted: Assignment) -> None:
         """A node hears the coordinator that it obeys."""
