@@ -1,4 +1,4 @@
-"""Streams between nodes and masters, over a network that delays, holds back, cuts and loses."""
+"""Streams between nodes and masters, over a network that delays, holds back, repeats, cuts and loses."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from dlrover_run.wire.messages import Assigned, Report
 from simulation.timeline import Event, Process, Timeline
+
+REPEATED = (Assigned, Report)
+"""What may arrive more than once: each is all that its sender has to say, so the same once more must change nothing.
+
+What opens and ends a stream is said once, by the streams of the product as by these.
+"""
 
 
 class Weather:
-    """`slowness` is how many seconds every fifth message may take, in all the network."""
+    """`slowness` is how many seconds every fifth message may take, in all the network. `echo` is how probably a message
+    arrives once more, and after that once more again.
 
-    def __init__(self, slowness: float) -> None:
+    A stream keeps its order, so a repetition may be late but comes before whatever was said next.
+    """
+
+    def __init__(self, slowness: float, echo: float) -> None:
         self.slowness = slowness
+        self.echo = echo
 
 
 class Link:
@@ -71,11 +83,16 @@ class Pipe:
         self.receive: Callable[[Any], None] = lambda message: None
 
     def send(self, message: Any) -> None:
+        self._put(message)
+        while isinstance(message, REPEATED) and self._timeline.random.random() < self._weather.echo:
+            self._put(message)
+        self.pump()
+
+    def _put(self, message: Any) -> None:
         random = self._timeline.random
         delay = random.uniform(0.0002, 0.005) if random.random() < 0.8 else random.uniform(0, self._weather.slowness)
         due = max(self._timeline.now + delay, self._queue[-1][0] if self._queue else 0.0)
         self._queue.append((due, message))
-        self.pump()
 
     def lose(self) -> None:
         """Forget what is on its way, or the last part of it."""

@@ -72,7 +72,8 @@ class Scenario:
         self.durable = random.random() < 0.6
         self.trouble = random.choice(TROUBLES)
         self.two_places = random.random() < 0.3
-        weather = Weather(0.3 if self.trouble == "gentle" else random.choice((0.01, 0.3, 2.0)))
+        slowness = 0.3 if self.trouble == "gentle" else random.choice((0.01, 0.3, 2.0))
+        weather = Weather(slowness, echo=random.choice((0.0, 0.1, 0.6)))
         nodes_stay = self.trouble == "masters" and not self.two_places and weather.slowness < 1
         self.laws = Laws(self.rules, self.durable, nodes_stay)
         disk = Disk(self.laws, self.timeline) if self.durable else None
