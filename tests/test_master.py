@@ -416,22 +416,11 @@ async def test_a_master_that_was_asleep_for_longer_than_its_patience_goes_on_in_
 
 
 @live
-async def test_a_node_that_falls_silent_is_lost_though_its_stream_holds() -> None:
-    rules = Rules(least=1, most=2, lost_after=0.0, keep_alive_interval=0.05, keep_alive_attempts=4)
+async def test_a_node_that_falls_silent_is_told_so_though_its_stream_holds() -> None:
+    """What follows for the others is shown in virtual time."""
     async with serving() as bed:
-        a, b = await bed.joined("a", "b", rules=rules)
-        await a.seated(1)
-        await b.seated(1)
-
-        async def live_on() -> None:
-            while True:
-                await a.report()
-                await asyncio.sleep(rules.keep_alive_interval)
-
-        beats = asyncio.ensure_future(live_on())
-        assert (await b.refused()).reason == "nothing was heard of this node for 0.2 s"
-        assert (await a.until(lambda wanted: wanted.key.number == 2)).reason == "host-b was lost"
-        beats.cancel()
+        (a,) = await bed.joined("a", rules=Rules(keep_alive_interval=0.05, keep_alive_attempts=4))
+        assert (await a.refused()).reason == "nothing was heard of this node for 0.2 s"
 
 
 @live
