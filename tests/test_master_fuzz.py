@@ -127,10 +127,11 @@ def test_names_and_numbers_are_held_to_their_form_to_the_last_character(message:
         from_node(encode(message))
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1\0", "10.0.0.1\n", "x" * 256])
-def test_the_place_of_a_store_is_one_that_an_environment_can_hold(address: str) -> None:
-    with pytest.raises(BadMessage, match="not a place for a store"):
-        rules_from({"store": (address, 1)})
+def test_a_store_that_flags_name_is_no_rule_that_travels() -> None:
+    rules = Rules(most=2, store=("10.0.0.1", 4000))
+    assert rules_from(rule_values(rules)) == Rules(most=2)
+    with pytest.raises(BadMessage, match="unknown rules: store"):
+        rules_from({"store": 1})
 
 
 @given(st.lists(st.tuples(STATUSES, st.sampled_from(["join", "hear", "part", "wait"])), max_size=25))

@@ -12,7 +12,6 @@ _FLAGS = {
     "unit": "--node-unit",
     "spares": "--spares",
     "max_restarts": "--max-restarts",
-    "store": "--master-addr and --master-port",
 }
 
 

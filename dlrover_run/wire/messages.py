@@ -11,6 +11,7 @@ that is cancelled instead takes along what was not heard yet.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -31,14 +32,11 @@ MAX_MESSAGE = 256 * 1024
 MAX_NUMBER = 1_000_000_000
 """The highest count that a rule may give, which is more than any job needs."""
 
-MAX_ADDRESS = 255
-MAX_PORT = 65535
-
 JobId = Annotated[str, Meta(min_length=1, max_length=255)]
 Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Mac = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
 Sentence = Annotated[str, Meta(max_length=2000)]
-RuleValues = dict[str, int | float | tuple[str, int] | None]
+RuleValues = dict[str, int | float]
 
 
 class BadMessage(ValueError):
@@ -136,33 +134,26 @@ def _decode(decoder: msgspec.json.Decoder[Message], data: bytes) -> Message:
 
 
 def rule_values(rules: Rules) -> RuleValues:
-    """Rules as they travel."""
-    values: RuleValues = msgspec.to_builtins(rules)
-    return values
+    """Rules as they travel. A store that flags name does not: such a job has no master."""
+    return {field.name: getattr(rules, field.name) for field in fields(Rules) if field.name != "store"}
 
 
 def rules_from(values: RuleValues) -> Rules:
     """Rules that have travelled. Raises BadMessage for an unknown name, a wrong type or an impossible number."""
-    unknown = values.keys() - Rules.__dataclass_fields__.keys()
+    unknown = values.keys() - rule_values(Rules()).keys()
     if unknown:
         raise BadMessage(f"unknown rules: {', '.join(sorted(unknown))[:200]}")
     try:
         rules = msgspec.convert(values, Rules)
     except msgspec.ValidationError as error:
         raise BadMessage(f"not the rules of a job: {error}") from None
-    problem = rules.problem() or _out_of_bounds(rules)
+    problem = rules.problem() or _too_large(rule_values(rules))
     if problem is not None:
         raise BadMessage(problem)
     return rules
 
 
-def _out_of_bounds(rules: Rules) -> str | None:
-    """A sentence about what could not travel back to the nodes."""
-    for name, value in rule_values(rules).items():
-        if isinstance(value, int) and value > MAX_NUMBER:
-            return f"{name} is too large for the rule of a job"
-    if rules.store is not None:
-        address, port = rules.store
-        if len(address) > MAX_ADDRESS or not address.isprintable() or not 0 <= port <= MAX_PORT:
-            return f"not a place for a store: {address[:80]!r}, port {str(port)[:20]}"
-    return None
+def _too_large(values: RuleValues) -> str | None:
+    """A sentence about a number that could not travel back to the nodes."""
+    names = (name for name, value in values.items() if isinstance(value, int) and value > MAX_NUMBER)
+    return next((f"{name} is too large for the rule of a job" for name in names), None)
