@@ -264,8 +264,7 @@ JOIN = Join(status("a"), rule_values(FAST))
         ([HELLO, Proof(""), Join(status("a"), {"leest": 3})], "unknown rules: leest"),
         ([HELLO, Proof(""), Join(status("a"), {"least": 3})], "not 3 to 1"),
         ([HELLO, Proof(""), Join(status("a"), {"max_restarts": 2**70})], "max_restarts is too large"),
-        ([HELLO, Proof(""), Join(status("a"), {"store": ("h" * 300, 1)})], "not a place for a store"),
-        ([HELLO, Proof(""), Join(status("a"), {"store": ("h", 70000)})], "not a place for a store"),
+        ([HELLO, Proof(""), Join(status("a"), {"store": 1})], "unknown rules: store"),
         ([HELLO, Proof(""), JOIN, JOIN], "the node said join where report was due"),
         ([HELLO, Proof(""), JOIN, Report(status("b"))], "a node may only speak of itself"),
         ([msgspec.structs.replace(HELLO, protocol=9)], "this master speaks protocol 1 and the node 9"),
@@ -386,6 +385,26 @@ async def test_the_number_of_jobs_and_of_nodes_is_bounded(monkeypatch: pytest.Mo
         with pytest.raises(AssertionError, match=r"the job has 2 nodes.*retry=True"):
             await bed.node("c").join()
         await goes_on(bed, a, b)
+
+
+@pytest.mark.parametrize("method", ["settle", "hear"])
+@live
+async def test_a_defect_of_the_master_is_told_to_the_nodes_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("x" * 5000)
+
+    async with serving() as bed:
+        a = bed.node("a")
+        await a.join()
+        monkeypatch.setattr(job_module.Job, method, fail)
+        await a.report(phase=NodePhase.LEAVING)
+        refused = await a.refused()
+        assert refused.reason.startswith("internal error of the master: ZeroDivisionError('xxx")
+        assert refused.reason.endswith("xxx; please report it")
+        assert refused.retry
+        assert any(refused.reason in line for line in bed.said)
 
 
 @live

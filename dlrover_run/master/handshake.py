@@ -14,6 +14,9 @@ A node needs two round trips. This bounds how long a stranger can hold a place.
 MAX_SAID = 16 * 1024
 """Bytes of a message of one who has not proved himself: several times the longest that there can be."""
 
+LONGEST_DEFECT = 500
+"""Characters of what is told of a defect of the master's own, so that the rest of the sentence is told as well."""
+
 TOKEN_REMEDY = (
     "give every node and the master the same token in DLROVER_RDZV_TOKEN, in the file that DLROVER_RDZV_TOKEN_FILE "
     "names, or by --rdzv-conf token_file=PATH"
@@ -26,6 +29,11 @@ class Refusal(Exception):
     def __init__(self, reason: str, retry: bool = False) -> None:
         super().__init__(reason)
         self.last_word = Refused(reason[:2000], retry)
+
+
+def internal_error(defect: Exception) -> str:
+    """A sentence about a defect of the master's own. Nodes are told it too: a hosted master has no other reader."""
+    return f"internal error of the master: {repr(defect)[:LONGEST_DEFECT]}; please report it"
 
 
 class Handshake:

@@ -11,7 +11,7 @@ from pathlib import Path
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records import NodeKey, NodeStatus
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.master.handshake import Refusal
+from dlrover_run.master.handshake import Refusal, internal_error
 from dlrover_run.master.job import Job, Line
 from dlrover_run.master.journal import Damaged, Journal
 from dlrover_run.master.silence import Punctuality
@@ -177,9 +177,10 @@ class Jobs:
                 job.settle(now)
             except Exception as defect:
                 # One job's defect is not another's; its nodes go on training and come again.
-                self._say(f"job {name!r}: internal error: {defect!r}; please report it")
+                sentence = internal_error(defect)
+                self._say(f"job {name!r}: {sentence}")
                 self._drop(job)
-                job.close(Refused("the master failed to decide; its log says more", retry=True))
+                job.close(Refused(sentence, retry=True))
                 continue
             if job.stepped_down is not None:
                 self._drop(job)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrover_run.coordination.records import Assignment, NodeKey
 from dlrover_run.master import handshake
-from dlrover_run.master.handshake import Handshake, Refusal
+from dlrover_run.master.handshake import Handshake, Refusal, internal_error
 from dlrover_run.master.job import Job
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.wire import proof
@@ -87,8 +87,9 @@ class Session:
         except (EOFError, self._broken):
             self.end(None)
         except Exception as defect:
-            on_refused(f"internal error: {defect!r}; please report it")
-            self.end(Refused("the master failed; its log says more", retry=True))
+            sentence = internal_error(defect)
+            on_refused(sentence)
+            self.end(Refused(sentence, retry=True))
 
     async def _open(self) -> Job:
         hello = self._handshake.greet(await self._next(handshake.MAX_SAID))
