@@ -21,6 +21,7 @@ from dlrover_run.backends.patience import Search, Silence
 from dlrover_run.backends.session import MasterRefuses, MasterUnproven, Session, SessionEnded
 from dlrover_run.coordination.records import MAX_WHAT, OVER, Assignment, NodePhase, NodeStatus, Waiting
 from dlrover_run.spec import JobSpec
+from dlrover_run.wire.address import join_address
 from dlrover_run.wire.messages import Assigned, BadMessage, Report, Welcome, rules_from
 
 CLOSE_TIMEOUT = 2.0
@@ -37,7 +38,7 @@ class MasterBoard:
         assert spec.master is not None, "the backend `master` comes with the place of one"
         self._spec = spec
         self._master = spec.master
-        self._place = f"{spec.master.host}:{spec.master.port}"
+        self._place = join_address(spec.master.host, spec.master.port)
         self._listener = listener
         self._say = say
         self._loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ import threading
 from typing import NamedTuple
 
 from dlrover_run.descent import guard
+from dlrover_run.wire.address import join_address
 
 LOOKUP_TIMEOUT = 10.0
 """Seconds to look a name up; then the attempt that needed it has failed, and the next one asks again."""
@@ -28,7 +29,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if self.family is socket.AF_INET6 else f"{self.host}:{self.port}"
+        return join_address(self.host, self.port)
 
     @property
     def loopback(self) -> bool:

@@ -20,8 +20,9 @@ from dlrover_run.command_line import credentials
 from dlrover_run.command_line.conceal import conceal
 from dlrover_run.descent import lineage
 from dlrover_run.master.idleness import Idleness
-from dlrover_run.master.options import Options, join_address, read_options, ready_fd_of
+from dlrover_run.master.options import Options, read_options, ready_fd_of
 from dlrover_run.spec import SpecError, TlsSpec
+from dlrover_run.wire.address import join_address
 
 _LOG_FD = 2
 

@@ -15,6 +15,7 @@ from dlrover_run.command_line.flags import Given
 from dlrover_run.command_line.rendezvous_conf import RendezvousConf
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import SpecError, TlsSpec
+from dlrover_run.wire.address import join_address
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,6 @@ class Options:
     def address(self) -> str:
         """HOST:PORT as gRPC takes it."""
         return join_address(self.host, self.port)
-
-
-def join_address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets round an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Parser(argparse.ArgumentParser):
