@@ -26,6 +26,9 @@ PROGRAM = "dlrover-run"
 COMPLETION_VARIABLE = "_DLROVER_RUN_COMPLETE"
 """Set by the shell's completion script when it asks what could stand next."""
 
+MOST_RESTARTS = 1_000_000
+"""More restarts than any job has, and few enough for a master to take."""
+
 CountWorkers = Callable[[str, Mapping[str, str]], int]
 
 
@@ -131,7 +134,7 @@ def _rules(settings: Settings, place: Meeting, conf: RendezvousConf) -> Rules:
         least=place.least,
         most=place.most,
         unit=settings.number("node_unit", 1, MOST_NODES),
-        max_restarts=settings.number("max_restarts", 0),
+        max_restarts=settings.number("max_restarts", 0, MOST_RESTARTS),
         store=place.store,
     )
     if place.backend == "master":

@@ -59,10 +59,10 @@ def test_a_job_without_a_name_gets_another_one_each_time() -> None:
         ("--nnodes 1:2:3 train.py", "--nnodes '1:2:3' has more than two parts"),
         ("--nnodes two train.py", "--nnodes 'two' is not a number of nodes"),
         ("--nnodes 1:3 train.py", "--nnodes '1:3' is an elastic range, and static has none: give --rdzv-backend=c10d"),
-        ("--nnodes 100001 train.py", "--nnodes 100001 with --node-unit 1 cannot be had: a job has 1 to 100000 nodes"),
+        ("--nnodes 20001 train.py", "--nnodes 20001 with --node-unit 1 cannot be had: a job has 1 to 20000 nodes"),
         ("--node-unit 2 train.py", "--nnodes 1 with --node-unit 2 cannot be had: no multiple of 2 lies between 1 and"),
-        ("--node-unit 0 train.py", "--node-unit '0' is out of range: give an integer from 1 to 100000."),
-        ("--spares -1 train.py", "--spares '-1' is out of range: give an integer from 0 to 100000."),
+        ("--node-unit 0 train.py", "--node-unit '0' is out of range: give an integer from 1 to 20000."),
+        ("--spares -1 train.py", "--spares '-1' is out of range: give an integer from 0 to 20000."),
         ("--nproc-per-node 0 train.py", "--nproc-per-node '0' is out of range: give an integer of 1 or more."),
         ("--nproc-per-node tpu train.py", "'tpu' is not known: give a number of workers, auto, gpu, cpu or xpu."),
         ("--standalone --nnodes 2 train.py", "--standalone is for one node, and --nnodes asks for 2: leave one out."),
@@ -90,9 +90,10 @@ def test_a_job_without_a_name_gets_another_one_each_time() -> None:
         ("--rdzv-conf timeout train.py", "has 'timeout' in it, which is no key=value: give key=value,key=value."),
         ("--rdzv-conf timeout=0 train.py", "--rdzv-conf timeout '0' is out of range: give an integer of 1 or more."),
         ("--rdzv-conf is_host=perhaps train.py", "--rdzv-conf is_host 'perhaps' is not known"),
-        ("--max-restarts -1 train.py", "--max-restarts '-1' is out of range: give an integer of 0 or more."),
-        ("--max-restarts 2147483648 train.py", "'2147483648' is out of range: give at most 2147483647."),
-        ("--max-restarts 1.5 train.py", "--max-restarts '1.5' is not an integer: give an integer of 0 or more."),
+        ("--max-restarts -1 train.py", "--max-restarts '-1' is out of range: give an integer from 0 to 1000000."),
+        ("--max-restarts 2147483648 train.py", "'2147483648' is out of range: give at most 1000000."),
+        ("--max-restarts 1000001 train.py", "'1000001' is out of range: give an integer from 0 to 1000000."),
+        ("--max-restarts 1.5 train.py", "--max-restarts '1.5' is not an integer: give an integer from 0 to 1000000."),
         ("--monitor-interval 0 train.py", "--monitor-interval '0' is out of range: give a number of seconds above 0."),
         ("--monitor-interval nan train.py", "--monitor-interval 'nan' is out of range"),
         ("--shutdown-timeout -1 train.py", "--shutdown-timeout '-1' is out of range: give a number of seconds, 0 or"),
@@ -375,7 +376,7 @@ def test_main_prints_a_mistake_as_one_line_and_answers_2(
 ) -> None:
     assert main(["--max-restarts=x", "train.py"]) == 2
     assert capsys.readouterr().err == (
-        "dlrover-run: --max-restarts 'x' is not an integer: give an integer of 0 or more.\n"
+        "dlrover-run: --max-restarts 'x' is not an integer: give an integer from 0 to 1000000.\n"
     )
     assert main(["--zzz"]) == 2
     assert capsys.readouterr().err == "dlrover-run: --zzz is not a flag of dlrover-run.\nTry 'dlrover-run --help'.\n"
