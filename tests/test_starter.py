@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -138,6 +139,33 @@ def test_a_node_that_waits_for_its_place_has_a_template_ready_when_it_comes(monk
         await workers.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("by_round", [True, False])
+def test_a_defect_while_a_template_is_warmed_gives_forking_up_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, by_round: bool
+) -> None:
+    told: list[str] = []
+    unseen: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+        stubbed(monkeypatch)
+        workers = Starter(SPEC, told.append)
+        workers.warm({})
+        await asyncio.sleep(0)
+        if by_round:
+            await workers.prepare([{}])
+            assert await workers.start(START) == 1
+        await workers.close()
+        del workers
+        gc.collect()
+
+    asyncio.run(run())
+    assert not unseen
+    assert len(told) == 1
+    assert told[0].startswith("--start-method=forkserver: internal error: ")
+    assert told[0].endswith("; please report it; workers are spawned instead")
 
 
 def test_nothing_is_warmed_where_workers_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:

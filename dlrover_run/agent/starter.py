@@ -58,6 +58,7 @@ class Starter:
             if task is not None:
                 # It may end in giving forking up; and a wait that is cancelled leaves it running.
                 await asyncio.wait([task])
+                await self._note_defect(task)
         self._warming = None
         await self._make_ready(environments)
 
@@ -110,6 +111,7 @@ class Starter:
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
+                await self._note_defect(task)
         if self._template is not None:
             await self._template.close()
 
@@ -142,6 +144,11 @@ class Starter:
         except TemplateError as error:
             # It died while nobody needed it; the next round starts another.
             self._say(f"--start-method=forkserver: {error}; running workers are not affected")
+
+    async def _note_defect(self, task: asyncio.Task[None]) -> None:
+        """Give forking up after what nobody foresaw, in a task that nobody waited for while it ran."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            await self._abandon(TemplateError(f"internal error: {error!r}; please report it"))
 
     async def _abandon(self, error: TemplateError) -> None:
         self._give_up(str(error))
