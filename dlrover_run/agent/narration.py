@@ -50,7 +50,7 @@ class Narration:
             self._voice.say(render_regrouping(wanted.reason, seat, ended.lasted))
             return
         reason, failure = wanted.reason, wanted.failure
-        if failure is None or 0 <= failure.rank - ended.seat.first_rank < ended.seat.workers:
+        if failure is None or ended.seat.has(failure.rank):
             # All the evidence is here now, and on one node nobody needs to be told which it was.
             root = failures.root_cause(ended.ends)
             reason = f"rank {root.rank} {failures.describe_end(root)}" if root else reason

@@ -74,7 +74,7 @@ def judge(ending: Ending, compat: bool) -> Verdict:
     )
 
 
-def start_problem(error: Exception) -> str:
+def _start_problem(error: Exception) -> str:
     """What kept this node from starting or stopping its workers, as a sentence."""
     return f"the workers could not be started: {explain(error)}" if isinstance(error, OSError) else str(error)
 
@@ -83,7 +83,7 @@ def _is_own(failure: Failure | None, ending: Ending) -> bool:
     seat = ending.seat
     if failure is None or seat is None or seat.key != ending.wanted.key:
         return False
-    return 0 <= failure.rank - seat.first_rank < seat.workers
+    return seat.has(failure.rank)
 
 
 def _own_root(ending: Ending) -> WorkerEnd | None:
@@ -125,7 +125,7 @@ def _exit_code(ending: Ending, root: WorkerEnd | None, compat: bool) -> int:
 
 def _error(ending: Ending) -> str | None:
     if ending.gave_up is not None:
-        return start_problem(ending.gave_up)
+        return _start_problem(ending.gave_up)
     wanted = ending.wanted
     if wanted.phase is PlanPhase.FAILED and wanted.failure is None:
         return f"the job failed: {wanted.reason}"

@@ -107,6 +107,10 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The round's number, from 1."""
         return self.key.number
 
+    def has(self, rank: int) -> bool:
+        """Whether the worker with that global rank is one of this node's."""
+        return 0 <= rank - self.first_rank < self.workers
+
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one node says of itself; only that node writes it.
