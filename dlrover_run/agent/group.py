@@ -49,11 +49,6 @@ class WorkerGroup:
         return len(finished) == len(self._starts)
 
     @property
-    def first_failed(self) -> WorkerProcess | None:
-        """The first worker that ended badly of itself, in the order of their deaths."""
-        return next((worker for worker in self.ended if worker.code != 0 and worker.stopped_with is None), None)
-
-    @property
     def pids(self) -> set[int]:
         """The pids of the workers that still run."""
         return {worker.pid for worker in self._workers if worker.live}

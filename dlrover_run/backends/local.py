@@ -56,14 +56,15 @@ class LocalBoard:
         if self._node_rank is None:
             return [status]
         own_rank = self._node_rank
-        assert self._coordinator is not None
+        coordinator = self._coordinator
+        assert coordinator is not None
 
         def peer(rank: int) -> NodeStatus:
             phase = NodePhase.RUNNING if status.phase is NodePhase.FAILED else status.phase
             made_up = msgspec.structs.replace(
                 status, node_id=f"static-{rank}", incarnation="x", rank_wish=rank, phase=phase, failure=None
             )
-            seat = status.seat and self._coordinator and self._coordinator.seat(made_up.key)
+            seat = status.seat and coordinator.seat(made_up.key)
             return msgspec.structs.replace(made_up, seat=seat)
 
         own = msgspec.structs.replace(status, rank_wish=own_rank)

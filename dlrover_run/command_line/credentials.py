@@ -22,6 +22,7 @@ LONGEST_TOKEN = 4096
 
 _MOST_BYTES = 4 * LONGEST_TOKEN
 _LONGEST_PEM = 1024 * 1024
+"""Bytes in which a file has to show that it is PEM: more than any bundle of certificates that people use has."""
 
 
 def find_token(conf: RendezvousConf, environ: Mapping[str, str]) -> str:

@@ -33,6 +33,7 @@ MAX_BYTES = 8 * COMPACT_BYTES
 """The longest journal that is read."""
 
 _CHECKSUM = 8
+"""Characters with which a line begins: the CRC-32 of the rest, in hexadecimal digits."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
