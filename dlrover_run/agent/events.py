@@ -4,10 +4,10 @@ are."""
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable
 
+from dlrover_run.agent.host import host_name
 from dlrover_run.coordination.records import PlanPhase, Seat
 from dlrover_run.spec import JobSpec
 
@@ -45,7 +45,7 @@ class EventLog:
                 "group_rank": self._group_rank,
                 "worker_id": None,
                 "role": self._spec.role,
-                "hostname": socket.gethostname(),
+                "hostname": host_name(),
                 "state": state,
                 "total_run_time": int(time.monotonic() - self._started),
                 "rdzv_backend": self._spec.backend,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dlrover_run.agent.host import host_name
 from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.opening import open_board
@@ -59,7 +59,7 @@ def _tell(spec: JobSpec, verdict: Verdict, voice: Voice) -> None:
 
     report = FailureReport(
         job=spec.entrypoint.target,
-        host=socket.gethostname(),
+        host=host_name(),
         root=root,
         ends=verdict.ends,
         restarts=verdict.restarts,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import uuid
 
+from dlrover_run.agent.host import host_name
 from dlrover_run.agent.ports import HeldPort
 from dlrover_run.coordination.records import OVER, Assignment, Failure, NodePhase, NodeStatus, RoundKey, Seat
 from dlrover_run.spec import JobSpec, SpecError
@@ -16,7 +16,7 @@ class Standing:
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._host = socket.gethostname()[:255]
+        self._host = host_name()
         self._incarnation = uuid.uuid4().hex
         self._node_id = spec.node_id or f"{os.getpid()}-{self._incarnation[:12]}"
         self._next_port = HeldPort()

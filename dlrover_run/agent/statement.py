@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 from dlrover_run import failures
 from dlrover_run.agent.group import StuckWorkers
+from dlrover_run.agent.host import host_name
 from dlrover_run.agent.round import Round
 from dlrover_run.agent.standing import Standing
 from dlrover_run.coordination.records import MAX_TRACE, MAX_WHAT, Failure, NodePhase, NodeStatus
@@ -35,7 +34,7 @@ def failure_of(end: WorkerEnd) -> Failure:
     """The failure of a worker of this host, in the bounds of what travels."""
     return Failure(
         rank=end.rank,
-        host=socket.gethostname()[:255],
+        host=host_name(),
         what=failures.describe_end(end)[:MAX_WHAT],
         lost_peer=failures.lost_its_peer(end),
         trace=_clipped(failures.trace_lines(end)),
@@ -48,7 +47,7 @@ def last_words(standing: Standing, gave_up: Exception | None) -> NodeStatus:
     if gave_up is None or seat is None:
         return standing.status(NodePhase.LEFT)
     what = f"could not be {'stopped' if isinstance(gave_up, StuckWorkers) else 'started'}: {gave_up}"
-    failure = Failure(seat.first_rank, socket.gethostname()[:255], what[:MAX_WHAT])
+    failure = Failure(seat.first_rank, host_name(), what[:MAX_WHAT])
     return standing.status(NodePhase.LEFT, failure)
 
 
