@@ -55,7 +55,6 @@ def say(text: str) -> None:
 
 
 async def _serve(options: Options) -> int:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # What goes wrong in a stream is said in our own words, once.
     logging.getLogger("grpc").setLevel(logging.CRITICAL + 1)
     from dlrover_run.master.server import MasterServer
