@@ -17,6 +17,7 @@ from dlrover_run.coordination.rules import Rules
 from dlrover_run.descent import guard
 from dlrover_run.spec import MasterSpec, TlsSpec
 from dlrover_run.wire import messages, proof, transport
+from dlrover_run.wire.address import join_address
 from dlrover_run.wire.messages import BadMessage, Challenge, FromMaster, FromNode, Hello, Join, Proof, Refused, Welcome
 
 HANDSHAKE_TIMEOUT = 20.0
@@ -24,6 +25,7 @@ HANDSHAKE_TIMEOUT = 20.0
 this a node comes again later."""
 
 _MOST_DETAILS = 300
+"""Characters of gRPC's own words that are worth a place in a sentence."""
 
 _OF_OTHER_PROGRAMS = ("Failed parsing HTTP/2", "http2 header with status", "Method not found")
 """Words of gRPC's about an answer that no server of gRPC gives, or none that is a master."""
@@ -60,7 +62,7 @@ class Session:
         # A percent sign parts a link-local address from its interface, and gRPC takes this for a URI.
         target = f"{kind}:{','.join(map(str, addresses))}".replace("%", "%25")
         # TLS compares the certificate with the endpoint as it was named, not with what that stands for.
-        options = [*transport.CHANNEL_OPTIONS, ("grpc.default_authority", _authority(spec))]
+        options = [*transport.CHANNEL_OPTIONS, ("grpc.default_authority", join_address(spec.host, spec.port))]
         # gRPC's threads begin here, and no signal may go to one of them.
         with guard.signals_for_this_thread():
             if spec.tls is None:
@@ -135,10 +137,6 @@ class Session:
     async def close(self) -> None:
         """Let go of the connection."""
         await self._channel.close()
-
-
-def _authority(spec: MasterSpec) -> str:
-    return f"[{spec.host}]:{spec.port}" if ":" in spec.host else f"{spec.host}:{spec.port}"
 
 
 def _read(tls: TlsSpec) -> tuple[bytes | None, bytes | None, bytes | None]:

@@ -7,7 +7,6 @@ it never says which. A round that nobody else has asked for yet is one that a fa
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from functools import partial
 
@@ -23,6 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.logging import get_logger
 
+from dlrover_run.agent.host import host_name
 from dlrover_run.coordination.records import OVER, Failure, NodePhase, PlanPhase, Seat
 from dlrover_run.spec import SpecError
 from dlrover_run.torchrun.membership import Membership, View
@@ -189,4 +189,4 @@ class DlroverRendezvous(RendezvousHandler):
 
 
 def _failure(seat: Seat, what: str, lost_peer: bool = False) -> Failure:
-    return Failure(seat.first_rank, socket.gethostname()[:255], what, lost_peer)
+    return Failure(seat.first_rank, host_name(), what, lost_peer)
