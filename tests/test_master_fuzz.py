@@ -41,27 +41,32 @@ EPOCHS = st.integers(-1, 9) | st.integers(2**60, 2**80)
 COUNTS = st.integers(0, 3) | st.integers(0, 1_000_000)
 KEYS = st.builds(RoundKey, epoch=EPOCHS, number=st.integers(0, 4))
 TEXTS = st.text(max_size=20)
+# Mostly such as may travel: what may not is refused before a job hears of it.
+NAMES = st.text(st.characters(min_codepoint=0x20, exclude_characters="\x7f", exclude_categories=["Cs"]), max_size=20)
+RANKS = st.integers(0, 4)
 SEATS = st.builds(
     Seat,
     key=KEYS,
     node_rank=COUNTS,
     nodes=COUNTS,
-    store_address=TEXTS,
+    store_address=NAMES,
     store_port=st.integers(0, 65535),
     **dict.fromkeys(
         ("restart_count", "workers", "first_rank", "world_size", "role_first_rank", "role_world_size"), COUNTS
     ),
 )
-FAILURES = st.builds(Failure, rank=st.integers(), host=TEXTS, what=TEXTS, lost_peer=st.booleans(), trace=TEXTS)
+FAILURES = st.builds(
+    Failure, rank=RANKS | st.integers(), host=NAMES | TEXTS, what=TEXTS, lost_peer=st.booleans(), trace=TEXTS
+)
 STATUSES = st.builds(
     NodeStatus,
     node_id=st.sampled_from("ab"),
     incarnation=st.sampled_from(["one", "two"]),
-    host=TEXTS,
-    address=TEXTS,
+    host=NAMES | TEXTS,
+    address=NAMES,
     port=st.integers(0, 65535),
     workers=COUNTS,
-    role=TEXTS,
+    role=NAMES,
     rank_wish=st.none() | COUNTS,
     phase=st.sampled_from(NodePhase),
     seat=st.none() | SEATS,
@@ -141,6 +146,10 @@ def test_whatever_nodes_say_of_themselves_a_job_decides_or_refuses(events: list[
     job = Job("job", Coordinator(Rules(least=1, most=3, lost_after=1.0, max_restarts=2), now, 5), None, now, str)
     lines = {key: Line() for key in [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")]}
     for said, event in events:
+        try:
+            from_node(encode(Report(said)))
+        except BadMessage:
+            continue
         line = lines[said.key]
         with contextlib.suppress(Refusal):
             if event == "join":

@@ -83,10 +83,9 @@ def test_a_script_that_never_gets_to_work_stops_early_and_says_so(mailbox: Mailb
     ("work", "flags"),
     [
         ("from dlrover_run.training import CheckpointDirectory; CheckpointDirectory('checkpoints').save(1, {})", []),
-        ("import time; raise ValueError(time.time_ns())", []),
         ("pass", ["--rdzv-conf=early_failure_limit=0"]),
     ],
-    ids=["checkpoint", "another failure each time", "no limit"],
+    ids=["checkpoint", "no limit"],
 )
 def test_who_got_to_work_or_wants_it_uses_all_restarts(mailbox: Mailbox, work: str, flags: list[str]) -> None:
     script = mailbox.directory / "fail.py"
