@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from dlrover_run.backends.own_address import Address
@@ -144,16 +145,11 @@ def _read(tls: TlsSpec) -> tuple[bytes | None, bytes | None, bytes | None]:
     contents: list[bytes | None] = []
     for path in (tls.ca, tls.key, tls.cert):
         try:
-            contents.append(None if path is None else _content(path))
+            contents.append(None if path is None else Path(path).read_bytes())
         except OSError as error:
             raise SessionEnded(f"a file of TLS cannot be read ({error.strerror}): {path}") from None
     ca, key, cert = contents
     return ca, key, cert
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _clause(error: Any, encrypted: bool) -> str:

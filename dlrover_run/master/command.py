@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from dlrover_run import exit_codes
@@ -37,7 +38,7 @@ def main(args: Sequence[str]) -> int:
         conceal(credentials.VARIABLES)
         if options.idle_timeout is not None:
             # It belongs to a job, and shall not be ended by its script's name.
-            lineage.name_process("dlrover-master")
+            lineage.name_process(lineage.MASTER_NAME)
         return asyncio.run(_serve(options))
     except SpecError as mistake:
         return _fail(ready_fd, str(mistake), exit_codes.BAD_COMMAND_LINE)
@@ -110,14 +111,9 @@ def _server_credentials(grpc: Any, files: TlsSpec) -> Any:
             context.load_verify_locations(files.ca)
     except (OSError, ssl.SSLError) as error:
         raise SpecError(f"--tls-cert, --tls-key or --tls-ca cannot be used: {error}.") from None
-    ca = None if files.ca is None else _content(files.ca)
-    pair = (_content(files.key), _content(files.cert))
+    ca = None if files.ca is None else Path(files.ca).read_bytes()
+    pair = (Path(files.key).read_bytes(), Path(files.cert).read_bytes())
     return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _addresses(options: Options) -> list[tuple[Any, ...]]:
