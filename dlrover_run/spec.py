@@ -93,7 +93,7 @@ torchrun)."""
 
 @dataclass(frozen=True)
 class TlsSpec:
-    """Files (PEM) with which a connection to the master is encrypted.
+    """Files (PEM) with which a connection to the master, or to etcd, is encrypted.
 
     `ca` signs the other side's certificate; `cert` and `key` are this side's own. A master that has a `ca` lets nobody
     in without a certificate that it signed.
@@ -125,22 +125,38 @@ class MasterSpec:
 
 
 @dataclass(frozen=True)
+class EtcdSpec:
+    """Where the members of an etcd cluster are, (host, port) each, and how this node proves that it may use it.
+
+    All keys of ours are below `prefix`. `tls` None speaks plain HTTP/2; without a `ca` the system's authorities count.
+    """
+
+    endpoints: tuple[tuple[str, int], ...]
+    prefix: str = "/dlrover-run"
+    user: str = ""
+    password: str = field(default="", repr=False)
+    tls: TlsSpec | None = None
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """One job as one node sees it.
 
     `backend` says where the records of coordination live: `memory` for one node, `static` when ranks are given by
-    flags, `master` when `master` says where the nodes meet. `rules` are this node's idea of the job; those of the first
-    node that joins hold. `node_rank` is a rank that somebody gave this node by hand: with `static` it is its rank, else
-    a wish. `node_id` is a name that a cluster manager gave it, empty for one of its own making. `local_addr` is the
-    address that this node advertises, None for one that is found out.
+    flags, `master` when `master` says where the nodes meet, `etcd` when they meet in the cluster that `etcd` names.
+    `rules` are this node's idea of the job; those of the first node that joins hold. `node_rank` is a rank that
+    somebody gave this node by hand: with `static` it is its rank, else a wish. `node_id` is a name that a cluster
+    manager gave it, empty for one of its own making. `local_addr` is the address that this node advertises, None for
+    one that is found out.
     """
 
     entrypoint: Entrypoint
     run_id: str
     workers_per_node: int = 1
     rules: Rules = field(default_factory=Rules)
-    backend: Literal["memory", "static", "master"] = "memory"
+    backend: Literal["memory", "static", "master", "etcd"] = "memory"
     master: MasterSpec | None = None
+    etcd: EtcdSpec | None = None
     node_rank: int | None = None
     node_id: str = ""
     local_addr: str | None = None

@@ -91,6 +91,7 @@ class ScriptedBoard:
     def __init__(self, steps: Sequence[tuple[Callable[[NodeStatus], bool], Answer]], listener: Callable[[], None]):
         self.assignment = Assignment()
         self.problem: str | None = None
+        self.mistaken = False
         self.pids: set[int] = set()
         self.statuses: list[NodeStatus] = []
         self._steps = list(steps)

@@ -15,13 +15,15 @@ from master_node import FAST, status
 
 from dlrover_run.backends.patience import ID_IN_USE_PATIENCE
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
+from dlrover_run.coordination.notice import differences
+from dlrover_run.coordination.plausible import MAX_EPOCH, MAX_ROUND, MAX_WORKERS
+from dlrover_run.coordination.punctuality import BEAT, TOLERANCE, Punctuality
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import RESULT_KEPT, Rules
 from dlrover_run.master.handshake import Refusal
-from dlrover_run.master.job import MAX_EPOCH, MAX_ROUND, MAX_WORKERS, RESULT_KEPT, STORE_RETRY, Job
+from dlrover_run.master.job import STORE_RETRY, Job
 from dlrover_run.master.journal import Journal
-from dlrover_run.master.notice import differences
-from dlrover_run.master.silence import BEAT, TOLERANCE, Punctuality, Silence
+from dlrover_run.master.silence import Silence
 from dlrover_run.wire.messages import Assigned, Refused, Report, encode, from_master, from_node
 
 
@@ -399,9 +401,9 @@ def test_a_job_whose_nodes_are_all_gone_fails_when_its_time_is_up() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"epoch": MAX_EPOCH + 1}, "an epoch that no master has"),
-        ({"epoch": -1}, "an epoch that no master has"),
-        ({"heard": RoundKey(MAX_EPOCH + 1, 1)}, "an epoch that no master has"),
+        ({"epoch": MAX_EPOCH + 1}, "an epoch that no coordinator has"),
+        ({"epoch": -1}, "an epoch that no coordinator has"),
+        ({"heard": RoundKey(MAX_EPOCH + 1, 1)}, "an epoch that no coordinator has"),
         ({"heard": RoundKey(1, MAX_ROUND + 1)}, "a round that no job has"),
         ({"workers": 0}, "a node has 1 to"),
         ({"workers": MAX_WORKERS + 1}, "a node has 1 to"),

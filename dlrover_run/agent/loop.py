@@ -231,7 +231,17 @@ class Agent:
             sweep.cancel()
             ends, results = self._round.ends, self._round.results()
             self._round.close()
-        ending = Ending(wanted, self._standing.seat, ends, succeeded, results, self._departure.signal, problem, gave_up)
+        ending = Ending(
+            wanted,
+            self._standing.seat,
+            ends,
+            succeeded,
+            results,
+            self._departure.signal,
+            problem,
+            gave_up,
+            self._board.mistaken,
+        )
         verdict = judge(ending, self._spec.compat_exit_codes)
         if verdict.root is not None:
             self._pass_on(verdict.root)

@@ -39,7 +39,8 @@ class Ending:
 
     `wanted` is the coordinator's last word and `seat` this node's last place. `ends` are its workers of that round;
     `succeeded` says that all of them did. `stopped_by` is a signal that told this node to go, `problem` why it could
-    take no part in the job, `gave_up` what kept it from starting or stopping workers.
+    take no part in the job, which is `mistaken` if the person's settings are why; `gave_up` is what kept it from
+    starting or stopping workers.
     """
 
     wanted: Assignment
@@ -50,6 +51,7 @@ class Ending:
     stopped_by: signal.Signals | None
     problem: str | None
     gave_up: Exception | None
+    mistaken: bool = False
 
 
 def judge(ending: Ending, compat: bool) -> Verdict:
@@ -117,6 +119,8 @@ def _exit_code(ending: Ending, root: WorkerEnd | None, compat: bool) -> int:
     elif ending.problem is not None:
         if ending.succeeded:
             return exit_codes.SUCCESS
+        if ending.mistaken:
+            return exit_codes.BAD_COMMAND_LINE
         code = exit_codes.CANNOT_JOIN
     else:
         code = exit_codes.INTERNAL_ERROR

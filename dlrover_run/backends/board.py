@@ -15,8 +15,9 @@ class Board(Protocol):
     """Where the records of coordination live, as one node sees it.
 
     `assignment` is the latest one. `problem` is a sentence when this node can take no part in the job, or no further
-    one: it was refused, or nobody coordinates any more. `pids` are the processes that the board has started and that
-    outlive this agent on purpose.
+    one: it was refused, or nobody coordinates any more. `mistaken` says that this is because of what the person gave,
+    so that the same command will fail again. `pids` are the processes that the board has started and that outlive this
+    agent on purpose.
     """
 
     @property
@@ -24,6 +25,9 @@ class Board(Protocol):
 
     @property
     def problem(self) -> str | None: ...
+
+    @property
+    def mistaken(self) -> bool: ...
 
     @property
     def pids(self) -> set[int]: ...

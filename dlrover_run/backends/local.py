@@ -22,6 +22,7 @@ class LocalBoard:
     """
 
     problem: str | None = None
+    mistaken = False
 
     def __init__(self, rules: Rules, node_rank: int | None, listener: Listener) -> None:
         self._rules = rules

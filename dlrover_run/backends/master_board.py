@@ -56,6 +56,7 @@ class MasterBoard:
         self._told: set[str] = set()
         self.assignment = Assignment()
         self.problem: str | None = None
+        self.mistaken = False
         self._task = asyncio.ensure_future(self._take_part())
         self._task.add_done_callback(self._note_defect)
 

@@ -52,17 +52,26 @@ Two coordinators that hear of the same epoch must not choose the same one, so ho
 
 
 class Coordinator:
-    """Decides for one job. `plan` is its predecessor's last, for a coordinator that takes over.
+    """Decides for one job. `plan` is its predecessor's last, for a coordinator that takes over; `return_grace` is how
+    many seconds the members of that plan have to be heard from.
 
     `superseded` becomes true when a node obeys a later coordinator: this one has been asleep, and decides no more.
     """
 
-    def __init__(self, rules: Rules, now: float, epoch: int = 0, plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        now: float,
+        epoch: int = 0,
+        plan: Plan | None = None,
+        return_grace: float = RETURN_GRACE,
+    ) -> None:
         before = plan or Plan()
         if plan is not None and epoch <= plan.epoch:
             raise ValueError(f"epoch {epoch} is not later than the plan's, {plan.epoch}")
         self.rules = rules
         self.superseded = False
+        self._return_grace = return_grace
         self.plan = msgspec.structs.replace(before, epoch=epoch)
         self._origin = now - before.clock
         self._present: dict[NodeKey, Presence] = {}
@@ -82,6 +91,11 @@ class Coordinator:
     def present(self) -> Present:
         """Everybody who is known."""
         return MappingProxyType(self._present)
+
+    @property
+    def adopting(self) -> bool:
+        """Whether the plan of a running job is being rebuilt, so that everybody keeps what he has."""
+        return self._adopting_until is not None
 
     def refusal(self, key: NodeKey) -> str | None:
         """Why this process cannot be a node of the job now, or None when it can.
@@ -107,7 +121,7 @@ class Coordinator:
                 self.plan = msgspec.structs.replace(self.plan, since=time)
             if self._adopting_until is None and belongs_to_a_round(status):
                 # Of a round that we know nothing of: our predecessor's, whose journal is not there.
-                self._adopting_until = time + RETURN_GRACE
+                self._adopting_until = time + self._return_grace
         if known is None:
             for key in self._processes.get(status.node_id, ()):
                 # Replaced by a new process under the same id, so nobody need wait for this one.
@@ -136,7 +150,7 @@ class Coordinator:
         self._origin += late
         if late >= self.rules.lost_after:
             # Nodes may have given it up, and are between two attempts to reach it.
-            self._returning_until = self._job_time(now) + RETURN_GRACE
+            self._returning_until = self._job_time(now) + self._return_grace
 
     def advance(self, now: float) -> bool:
         """Decide; whether the plan has become another one, which must be stored before anybody is told."""
@@ -214,7 +228,7 @@ class Coordinator:
             phase=NodePhase.RUNNING,
         )
         # It may be away since before anything that the others will have to say.
-        lost_at = clock + RETURN_GRACE
+        lost_at = clock + self._return_grace
         self._remember(Presence(status, arrived=clock, changed=clock, broken=-math.inf, lost_at=lost_at))
 
     def _adopt(self, time: float) -> bool:

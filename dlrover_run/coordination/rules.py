@@ -33,6 +33,14 @@ KEEP_ALIVE_ATTEMPTS = 3
 EARLY_FAILURE_LIMIT = 5
 """Rounds that may fail one after the other, none of which got to work, before the job stops early."""
 
+RESULT_KEPT = 20.0
+"""Seconds for which the result of a job is kept for nodes whose connection was broken when it ended.
+
+One that comes later finds no job and begins a new one, which fails after `join_timeout` unless others come too. It is
+shorter than `ID_IN_USE_PATIENCE`, after which a newcomer that is refused gives up: until then a node of the next job of
+that name is refused because of the result of this one.
+"""
+
 
 @dataclass(frozen=True)
 class Rules:

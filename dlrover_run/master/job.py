@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.notice import differences
+from dlrover_run.coordination.pacing import Progress
+from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.records import (
     MAX_WHAT,
     OVER,
@@ -18,37 +21,19 @@ from dlrover_run.coordination.records import (
     NodeKey,
     NodePhase,
     NodeStatus,
+    Plan,
     PlanPhase,
     Seat,
     Waiting,
     assignment,
     seats,
 )
-from dlrover_run.coordination.rules import MOST_NODES, Rules
+from dlrover_run.coordination.rules import MOST_NODES, RESULT_KEPT, Rules
 from dlrover_run.coordination.words import counted
 from dlrover_run.master.handshake import Refusal
 from dlrover_run.master.journal import Journal, Replaced
-from dlrover_run.master.notice import differences
-from dlrover_run.master.progress import Progress
 from dlrover_run.master.silence import Silence
 from dlrover_run.wire.messages import Refused, Welcome, rule_values
-
-MAX_EPOCH = 2**62
-"""A later epoch than any clock gives. A node may speak of a later one only where it is ours."""
-
-MAX_ROUND = 2**32
-"""More rounds than any job has. A node may speak of a later one only where the plan does."""
-
-MAX_WORKERS = 100_000
-"""More workers than any node has."""
-
-RESULT_KEPT = 20.0
-"""Seconds for which the result of a job is kept for nodes whose connection was broken when it ended.
-
-One that comes later finds no job and begins a new one, which fails after `join_timeout` unless others come too. It is
-shorter than `ID_IN_USE_PATIENCE`, after which a newcomer that is refused gives up: until then a node of the next job of
-that name is refused because of the result of this one.
-"""
 
 STORE_RETRY = 1.0
 """Seconds between two attempts to write a journal that could not be written. Until one succeeds nobody is told."""
@@ -115,7 +100,7 @@ class Job:
 
     def admit(self, line: Line, status: NodeStatus, rules: Rules, now: float) -> Welcome:
         """Take a node in. Raises Refusal."""
-        self._check(status)
+        _check(status, self._coordinator.plan)
         key = status.key
         present = self._coordinator.present
         if self.over and key not in self._unaware and not status.epoch:
@@ -134,7 +119,7 @@ class Job:
 
     def hear(self, line: Line, status: NodeStatus, now: float) -> bool:
         """Take a node's latest status; whether there is something to settle. Raises Refusal."""
-        self._check(status)
+        _check(status, self._coordinator.plan)
         node = self._nodes.get(status.key)
         if node is None or node.line is not line:
             raise Refusal("a node may only speak of itself, and this status is another one's")
@@ -296,22 +281,6 @@ class Job:
         over = self._stored.phase in OVER
         return assignment(self._stored, seat, Waiting(self._held_back) if seat is None and not over else None)
 
-    def _check(self, status: NodeStatus) -> None:
-        """Raise Refusal for numbers that no node of ours says, and that would cost a master dearly."""
-        plan = self._coordinator.plan
-        keys = [status.heard]
-        if status.seat is not None:
-            keys.append(status.seat.key)
-            if not status.seat.node_rank < status.seat.nodes <= MOST_NODES:
-                raise Refusal("a status speaks of a seat that no round has")
-        last_epoch, last_round = max(MAX_EPOCH, plan.epoch), max(MAX_ROUND, plan.key.number)
-        if not all(0 <= epoch <= last_epoch for epoch in (status.epoch, *(key.epoch for key in keys))):
-            raise Refusal("a status speaks of an epoch that no master has")
-        if any(key.number > last_round for key in keys):
-            raise Refusal("a status speaks of a round that no job has")
-        if not 1 <= status.workers <= MAX_WORKERS:
-            raise Refusal(f"a node has 1 to {MAX_WORKERS} workers, and this one says {status.workers}")
-
     def _say(self, text: str) -> None:
         self._say_line(f"job {self.name!r}: {text}")
 
@@ -319,3 +288,9 @@ class Job:
         self.stepped_down = reason
         self._say(reason)
         self.close(Refused(reason, retry=True))
+
+
+def _check(status: NodeStatus, plan: Plan) -> None:
+    """Raise Refusal for what no node of ours says."""
+    if problem := implausible(status, plan):
+        raise Refusal(problem)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.punctuality import Punctuality
 from dlrover_run.coordination.records import NodeKey, NodeStatus
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.master.handshake import Refusal, internal_error
 from dlrover_run.master.job import Job, Line
 from dlrover_run.master.journal import Damaged, Journal
-from dlrover_run.master.silence import Punctuality
 from dlrover_run.wire.messages import BadMessage, Join, Refused, Welcome, rules_from
 
 MAX_JOBS = 1000

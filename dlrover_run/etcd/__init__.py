@@ -1,0 +1,1 @@
+"""A client of etcd v3 that keeps working while members die: it knows nothing of jobs."""

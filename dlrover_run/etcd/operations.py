@@ -1,0 +1,149 @@
+"""The five operations that a job needs of etcd, and what travels in them; whoever offers them can take etcd's place.
+
+Keys are text, values are bytes. A *revision* is etcd's count of changes, the same on all its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class Away(Exception):
+    """No member answers now; the message is a clause that says why. The same may work a moment later."""
+
+
+class Mistake(Exception):
+    """What the person has given cannot work: a wrong password, certificate or permission. The message is a sentence
+    fit to print as it is."""
+
+
+class LeaseGone(Exception):
+    """The lease has run out, and with it all keys that were under it."""
+
+
+class Compacted(Exception):
+    """The revision from which a watch should begin is not kept any more; what holds now has to be read again."""
+
+
+class KeyValue(NamedTuple):
+    """A key as it is at one revision. `created` and `changed` are the revisions of its first and its last put; `lease`
+    is 0 for none."""
+
+    key: str
+    value: bytes
+    created: int
+    changed: int
+    lease: int
+
+
+class Range(NamedTuple):
+    """One key, or with `prefix` all keys that begin so."""
+
+    key: str
+    prefix: bool = False
+
+    def has(self, key: str) -> bool:
+        """Whether a key is one of these."""
+        return key.startswith(self.key) if self.prefix else key == self.key
+
+
+class Absent(NamedTuple):
+    """The condition that no key of the range exists."""
+
+    range: Range
+
+
+class Created(NamedTuple):
+    """The condition that a key exists and was created at that revision. It fences a writer: a key that was deleted and
+    made again has another revision."""
+
+    key: str
+    revision: int
+
+
+class Changed(NamedTuple):
+    """The condition that a key exists and was last put at that revision."""
+
+    key: str
+    revision: int
+
+
+class Get(NamedTuple):
+    """Read a range."""
+
+    range: Range
+
+
+class Put(NamedTuple):
+    """Write a key, under a lease unless that is 0."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+class Delete(NamedTuple):
+    """Delete a range."""
+
+    range: Range
+
+
+@dataclass(frozen=True)
+class Txn:
+    """A transaction: `then` is done in order when all conditions hold, else `otherwise`; both see their own writes."""
+
+    conditions: tuple[Absent | Created | Changed, ...] = ()
+    then: tuple[Get | Put | Delete | Txn, ...] = ()
+    otherwise: tuple[Get | Put | Delete | Txn, ...] = ()
+
+
+class Outcome(NamedTuple):
+    """What a transaction came to. `found` is all that its `Get`s read, those of nested transactions included."""
+
+    succeeded: bool
+    revision: int
+    found: Mapping[str, KeyValue]
+
+
+class Change(NamedTuple):
+    """A key was put, or with `now` None deleted (also by the end of its lease)."""
+
+    key: str
+    now: KeyValue | None
+
+
+class Store(Protocol):
+    """What a job needs of etcd. All raise Away and Mistake; none waits for ever."""
+
+    async def grant(self, seconds: int) -> int:
+        """A new lease that runs out unless it is renewed within that many seconds."""
+        ...
+
+    async def renew(self, lease: int) -> bool:
+        """Let a lease run its whole time again; False when it has run out."""
+        ...
+
+    async def revoke(self, lease: int) -> None:
+        """End a lease, and with it all keys that are under it. One that has run out is no error."""
+        ...
+
+    async def commit(self, txn: Txn) -> Outcome:
+        """Carry out a transaction: all of it or nothing. Raises LeaseGone when a `Put` names a lease that has run out.
+
+        It may be carried out twice when a member dies before it has answered, so it must be such that this does no
+        harm.
+        """
+        ...
+
+    def watch(self, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
+        """The changes of these ranges from that revision on, in the order of their revisions in each range, for ever.
+
+        It goes on by itself on another member where it stopped. Raises Compacted.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        ...
