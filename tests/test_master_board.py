@@ -17,7 +17,7 @@ import pytest
 from harness import WAIT
 from scripted_master import Script, ScriptedMaster, Stream
 
-from dlrover_run.backends import master_board
+from dlrover_run.backends import remote_board
 from dlrover_run.backends.master_board import MasterBoard
 from dlrover_run.coordination.records import NodePhase, NodeStatus, PlanPhase, RoundKey, Waiting
 from dlrover_run.coordination.rules import Rules
@@ -473,11 +473,11 @@ def test_a_node_that_finds_no_master_says_what_it_waits_for_and_gives_up_in_the_
         await node.until(lambda: node.board.assignment.waiting)
         waiting = node.board.assignment.waiting
         assert isinstance(waiting, Waiting)
-        assert waiting.text.startswith(f"a master at 127.0.0.1:{free_port} (the connection was refused")
+        assert waiting.text.startswith(f"the master at 127.0.0.1:{free_port} (the connection was refused")
         await node.until(lambda: node.board.problem)
         assert node.board.problem is not None
         assert node.board.problem.startswith(
-            f"no master was found at 127.0.0.1:{free_port} within 0.5 s (--rdzv-conf join_timeout): the connection was"
+            f"the master at 127.0.0.1:{free_port} was not found within 0.5 s (--rdzv-conf join_timeout): the connection was"
         )
         await node.board.close()
 
@@ -552,7 +552,7 @@ def test_a_master_that_floods_is_cut_off() -> None:
 def test_a_closed_board_leaves_in_a_bounded_time_though_the_master_hears_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(master_board, "CLOSE_TIMEOUT", 0.01)
+    monkeypatch.setattr(remote_board, "CLOSE_TIMEOUT", 0.01)
 
     async def scene() -> None:
         stop = asyncio.Event()

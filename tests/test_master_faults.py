@@ -267,4 +267,4 @@ def test_nothing_is_decided_while_the_disk_is_full(cluster: Cluster, tmp_path: P
 def test_a_node_that_finds_no_master_gives_up_and_says_where_it_looked(cluster: Cluster) -> None:
     node = cluster.node("a", "2", conf={"is_host": 0, "join_timeout": 1})
     assert node.finish() == 72
-    assert node.has_said(f"no master was found at 127.0.0.1:{cluster.port} within 1 s")
+    assert node.has_said(f"the master at 127.0.0.1:{cluster.port} was not found within 1 s")

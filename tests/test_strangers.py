@@ -195,7 +195,7 @@ def test_nodes_that_have_certificates_meet_and_a_node_without_does_not(
     half = cluster.node("x", "2", conf={"tls_ca": certificates["tls_ca"], "is_host": 0})
     plain = cluster.node("y", "2", conf={"is_host": 0})
     for stranger in (half, plain):
-        stranger.until_says(f"waiting: a master at 127.0.0.1:{cluster.port} (")
+        stranger.until_says(f"waiting: the master at 127.0.0.1:{cluster.port} (")
         leave(stranger)
     assert cluster.mailbox.pending() == []
     succeed(world, *nodes)

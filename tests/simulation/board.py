@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlrover_run.backends.master_board import CLOSE_TIMEOUT
+from dlrover_run.backends.remote_board import CLOSE_TIMEOUT
 from dlrover_run.backends.patience import Search, Silence
 from dlrover_run.backends.session import HANDSHAKE_TIMEOUT
 from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus
