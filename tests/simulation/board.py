@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlrover_run.backends.remote_board import CLOSE_TIMEOUT
+from dlrover_run.backends.orders import Orders
 from dlrover_run.backends.patience import Search, Silence
+from dlrover_run.backends.remote_board import CLOSE_TIMEOUT
 from dlrover_run.backends.session import HANDSHAKE_TIMEOUT
 from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus
 from dlrover_run.coordination.rules import Rules
@@ -14,10 +15,6 @@ from dlrover_run.wire.messages import Assigned, Join, Refused, Report, Welcome, 
 from simulation.masters import Masters
 from simulation.network import END, TO_MASTER, TO_NODE, Stream
 from simulation.timeline import Process
-
-IGNORE_EPOCHS = False
-"""What a broken variant sets: whoever speaks last is obeyed."""
-
 
 class Board:
     """Keeps one stream up, publishes the latest status, and holds the latest assignment."""
@@ -34,12 +31,15 @@ class Board:
         self._stream: Stream | None = None
         self._joined = False
         self._connected = False
-        self._epoch = 0
+        self._orders = Orders()
         self._closing = False
         self._on_closed: Callable[[], None] = lambda: None
         self._attempt = 0
-        self.assignment = Assignment()
         self.problem: str | None = None
+
+    @property
+    def assignment(self) -> Assignment:
+        return self._orders.assignment
 
     def publish(self, status: NodeStatus) -> None:
         if status == self._status:
@@ -127,14 +127,9 @@ class Board:
             self._note_end()
 
     def _take(self, wanted: Assignment) -> None:
-        if wanted.epoch < self._epoch and not IGNORE_EPOCHS:
-            return
-        self._epoch = wanted.epoch
-        self._node.place.laws.hearing(self._node.key, wanted)
-        if wanted.key < self.assignment.key and wanted.phase not in OVER:
-            return
-        if wanted != self.assignment:
-            self.assignment = wanted
+        if wanted.epoch >= self._orders.epoch:
+            self._node.place.laws.hearing(self._node.key, wanted)
+        if self._orders.take(wanted):
             self._listener()
 
     def _keep_alive(self, attempt: int, due: float) -> None:
