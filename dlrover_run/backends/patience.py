@@ -31,11 +31,13 @@ class Search:
     """One node's search for its master: when to try again, and whether there is any use in that.
 
     It goes on for ever while workers run. A node without any gives up when the master has stayed away for
-    `join_timeout` seconds. `chance` returns a random number from 0 to 1.
+    `join_timeout` seconds, or has refused it for `refusal_patience` seconds. `chance` returns a random number from 0 to
+    1.
     """
 
     def __init__(self, join_timeout: float, now: float, chance: Callable[[], float]) -> None:
         self.join_timeout = join_timeout
+        self.refusal_patience = ID_IN_USE_PATIENCE
         self._chance = chance
         self._failures = 0
         self._connected_at = now
@@ -75,7 +77,11 @@ class Search:
             self._away_since = now
         if self._refused_since is None:
             self._refused_since = now
-        return now - self._refused_since >= ID_IN_USE_PATIENCE
+        return now - self._refused_since >= self.refusal_patience
+
+    def invited(self) -> None:
+        """What the refusal was about has gone, so the next attempt need not wait."""
+        self._failures = 0
 
     def pause(self) -> float:
         """Seconds until the next attempt, other ones each time, so that a thousand nodes do not call at once.

@@ -17,6 +17,7 @@ from dlrover_run.backends.board import Listener
 from dlrover_run.backends.orders import Orders
 from dlrover_run.backends.patience import Search
 from dlrover_run.coordination.records import MAX_WHAT, OVER, Assignment, NodePhase, NodeStatus, Waiting
+from dlrover_run.nursery import wait_until
 from dlrover_run.spec import JobSpec
 
 CLOSE_TIMEOUT = 2.0
@@ -174,11 +175,7 @@ class RemoteBoard(abc.ABC):
     async def _wait_for_change(self, due: float | None = None) -> None:
         """Return when there is another status, or `close` was called, or at that time."""
         self._changed.clear()
-        waiting = None if due is None else due - self._loop.time()
-        try:
-            await asyncio.wait_for(self._changed.wait(), waiting)
-        except asyncio.TimeoutError:
-            return
+        await wait_until(self._changed, None if due is None else due - self._loop.time())
 
     def _note_defect(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

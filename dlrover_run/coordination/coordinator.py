@@ -71,7 +71,6 @@ class Coordinator:
             raise ValueError(f"epoch {epoch} is not later than the plan's, {plan.epoch}")
         self.rules = rules
         self.superseded = False
-        self._return_grace = return_grace
         self.plan = msgspec.structs.replace(before, epoch=epoch)
         self._origin = now - before.clock
         self._present: dict[NodeKey, Presence] = {}
@@ -85,7 +84,7 @@ class Coordinator:
         self._returning_until = before.clock
         for member in before.members:
             if before.phase not in OVER and not member.done:
-                self._expect(member)
+                self._expect(member, return_grace)
 
     @property
     def present(self) -> Present:
@@ -121,7 +120,7 @@ class Coordinator:
                 self.plan = msgspec.structs.replace(self.plan, since=time)
             if self._adopting_until is None and belongs_to_a_round(status):
                 # Of a round that we know nothing of: our predecessor's, whose journal is not there.
-                self._adopting_until = time + self._return_grace
+                self._adopting_until = time + RETURN_GRACE
         if known is None:
             for key in self._processes.get(status.node_id, ()):
                 # Replaced by a new process under the same id, so nobody need wait for this one.
@@ -150,7 +149,7 @@ class Coordinator:
         self._origin += late
         if late >= self.rules.lost_after:
             # Nodes may have given it up, and are between two attempts to reach it.
-            self._returning_until = self._job_time(now) + self._return_grace
+            self._returning_until = self._job_time(now) + RETURN_GRACE
 
     def advance(self, now: float) -> bool:
         """Decide; whether the plan has become another one, which must be stored before anybody is told."""
@@ -216,7 +215,7 @@ class Coordinator:
     def _job_time(self, now: float) -> float:
         return now - self._origin
 
-    def _expect(self, member: Member) -> None:
+    def _expect(self, member: Member, within: float) -> None:
         clock = self.plan.clock
         status = NodeStatus(
             node_id=member.node_id,
@@ -228,7 +227,7 @@ class Coordinator:
             phase=NodePhase.RUNNING,
         )
         # It may be away since before anything that the others will have to say.
-        lost_at = clock + self._return_grace
+        lost_at = clock + within
         self._remember(Presence(status, arrived=clock, changed=clock, broken=-math.inf, lost_at=lost_at))
 
     def _adopt(self, time: float) -> bool:

@@ -1,0 +1,295 @@
+"""Records that live in etcd: this node's status, the words for it, and its part in the election of who decides.
+
+A node joins with three requests: a lease, a transaction that puts its status under it, and a watch on the leader's key
+and on the words of its own bucket. Its status lives as long as the lease, so nobody has to judge whether it is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+
+from dlrover_run.backends.board import Listener
+from dlrover_run.backends.etcd_leadership import Leadership
+from dlrover_run.backends.etcd_records import Keys, Word, bucket_of, pack, rules_of, unpack
+from dlrover_run.backends.own_address import Unknown, look_up, route_source
+from dlrover_run.backends.patience import ID_IN_USE_PATIENCE
+from dlrover_run.backends.remote_board import RemoteBoard
+from dlrover_run.coordination.coordinator import RETURN_GRACE
+from dlrover_run.coordination.notice import differences
+from dlrover_run.coordination.records import OVER, NodePhase, NodeStatus
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.etcd.operations import (
+    Absent,
+    Away,
+    Compacted,
+    Delete,
+    Get,
+    KeyValue,
+    LeaseGone,
+    Mistake,
+    Outcome,
+    Put,
+    Range,
+    Store,
+    Txn,
+)
+from dlrover_run.nursery import Nursery
+from dlrover_run.spec import JobSpec
+from dlrover_run.wire.address import join_address
+from dlrover_run.wire.messages import BadMessage
+
+LEAST_LEASE = 2
+"""Seconds of the shortest lease that etcd gives with its usual election time-out. A shorter one would be prolonged."""
+
+ELECTIONS_PER_SECOND = 500
+"""Nodes that stand for election in a second, when the elected agent is gone: all of them see that in one moment."""
+
+
+def lease_time(rules: Rules) -> int:
+    """Seconds for which a node's lease runs: a node of which nothing was heard for so long is gone, as with a master."""
+    return max(LEAST_LEASE, math.ceil(rules.silence_limit))
+
+
+class Refused(Exception):
+    """The node cannot take part while a key stands in etcd. The message is a sentence."""
+
+    def __init__(self, reason: str, key: str, revision: int) -> None:
+        super().__init__(reason)
+        self.key = key
+        self.revision = revision
+
+
+class EtcdBoard(RemoteBoard):
+    """Takes part in a job whose records are in `store`. `chance` returns a random number from 0 to 1."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        listener: Listener,
+        say: Callable[[str], None],
+        store: Store,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        assert spec.etcd is not None, "the backend `etcd` comes with the place of one"
+        self._endpoints = spec.etcd.endpoints
+        self._keys = Keys(spec.etcd.prefix, spec.run_id)
+        self._store = store
+        self._chance = chance
+        self._ttl = lease_time(spec.rules)
+        self._lease = 0
+        self._leadership: Leadership | None = None
+        self._leading: asyncio.Task[None] | None = None
+        self._electing: asyncio.Task[None] | None = None
+        place = f"etcd at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
+        super().__init__(spec, place, listener, say, chance)
+        # A dead process with this node's id is in the way until its lease has run out.
+        self._search.refusal_patience = max(ID_IN_USE_PATIENCE, 2.0 * self._ttl)
+
+    async def close(self) -> None:
+        """Let the last status be stored, if etcd can be reached now, and let go of the connection."""
+        try:
+            await super().close()
+        finally:
+            await self._store.close()
+
+    async def _attempt(self) -> None:
+        try:
+            await self._stay(await self._enter())
+        except Away as away:
+            self._note_end(str(away))
+        except LeaseGone:
+            self._lease = 0
+            self._note_end("the lease of this node has run out, as it was not renewed in time")
+        except Mistake as mistake:
+            if self._met:
+                # It was right before, so somebody has changed something at etcd, and may change it back.
+                self._note_end(str(mistake))
+                self._tell_once(str(mistake))
+            else:
+                self._give_up(str(mistake), mistaken=True)
+        except Refused as refused:
+            if self._trains:
+                self._note_end(str(refused))
+                self._tell_once(f"{refused}; the workers train on")
+            else:
+                self._note_refusal(str(refused), retry=True)
+                await self._until_gone(refused)
+
+    async def _enter(self) -> Outcome:
+        """Have this node's status in etcd, and read who leads and what is wanted. Raises Refused."""
+        await self._find_own_address()
+        if not self._lease or not await self._store.renew(self._lease):
+            self._lease = 0
+            self._lease = await self._store.grant(self._ttl)
+        own = self._keys.node(self._own_status().node_id)
+        outcome = await self._store.commit(self._entry())
+        over = outcome.found.get(self._keys.over)
+        if over is not None and not self._own_status().epoch:
+            reason = f"the job {self._spec.run_id!r} has just ended; its name is free again in a moment"
+            raise Refused(reason, over.key, outcome.revision)
+        there = outcome.found.get(own)
+        if there is not None and there.lease != self._lease:
+            raise Refused(_in_use(there), own, outcome.revision)
+        return outcome
+
+    def _entry(self) -> Txn:
+        status = self._own_status()
+        own = self._keys.node(status.node_id)
+        leader, over = Range(self._keys.leader), Range(self._keys.over)
+        reads = (Get(leader), Get(self._words))
+        stand = Txn((Absent(leader),), (Put(leader.key, status.node_id.encode(), self._lease),))
+        join = (Put(own, pack(status), self._lease), stand, *reads)
+        return Txn((Absent(Range(own)), Absent(over)), join, (Get(Range(own)), Get(over), *reads))
+
+    async def _find_own_address(self) -> None:
+        if self._spec.local_addr is not None:
+            return
+        for host, port in self._endpoints:
+            try:
+                addresses = await look_up(host, port)
+            except Unknown:
+                continue
+            self._own_address = route_source(addresses[0]) or self._own_address
+            return
+
+    async def _stay(self, entry: Outcome) -> None:
+        """Take part until the lease or etcd is lost, or until `close` has been carried out."""
+        nursery = Nursery()
+        # What was put on entering may be an older one, of before etcd was away.
+        sent = self._own_status() if entry.succeeded else None
+        self._note_connected()
+        try:
+            nursery.start(self._renew())
+            nursery.start(self._follow(nursery, entry))
+            await nursery.until_done(nursery.start(self._report(sent)))
+            if self._leading is not None and self._own_status().phase is NodePhase.LEFT:
+                # Whoever is elected next would first have to find out that this node is gone.
+                await nursery.until_done(self._leading)
+        finally:
+            await nursery.close()
+            self._leading = self._electing = None
+        await self._depart()
+
+    async def _renew(self) -> None:
+        # A renewal that fails at one member must leave the time for another one.
+        interval = min(self._spec.rules.keep_alive_interval, self._ttl / 3)
+        while True:
+            await asyncio.sleep(interval)
+            if not await self._store.renew(self._lease):
+                raise LeaseGone
+
+    async def _report(self, sent: NodeStatus | None) -> None:
+        """Put each change of the status, until there will be no further one."""
+        while True:
+            status = self._own_status()
+            if self._closing and (status == sent or self.assignment.phase in OVER):
+                return
+            if status != sent:
+                await self._store.commit(Txn(then=(Put(self._keys.node(status.node_id), pack(status), self._lease),)))
+                sent = status
+            else:
+                await self._wait_for_change()
+
+    async def _follow(self, nursery: Nursery, entry: Outcome) -> None:
+        """Hear who leads and what is wanted, and stand for election when nobody leads."""
+        ranges = (Range(self._keys.leader), self._words)
+        while True:
+            self._mind(nursery, entry.found.get(self._keys.leader), RETURN_GRACE)
+            if (word := entry.found.get(self._words.key)) is not None:
+                self._read(word)
+            try:
+                async for changes in self._store.watch(ranges, entry.revision + 1):
+                    for change in changes:
+                        if change.key == self._keys.leader:
+                            self._mind(nursery, change.now, self._spec.rules.lost_after)
+                        elif change.now is not None:
+                            self._read(change.now)
+            except Compacted:
+                entry = await self._store.commit(Txn(then=tuple(map(Get, ranges))))
+
+    def _mind(self, nursery: Nursery, leader: KeyValue | None, return_grace: float) -> None:
+        """Somebody leads, or nobody does. `return_grace` is for the members of a plan that this agent takes over: who
+        has watched all the time knows that the others could have renewed their leases too."""
+        if self._electing is not None:
+            self._electing.cancel()
+            self._electing = None
+        is_ours = leader is not None and leader.lease == self._lease
+        fence = leader.created if leader is not None else None
+        if self._leading is not None and not (is_ours and self._leadership and self._leadership.fence == fence):
+            self._leading.cancel()
+            self._leading = None
+        if leader is None:
+            if self.assignment.phase not in OVER and not self._closing:
+                self._electing = nursery.start(self._stand_for_election())
+        elif is_ours and self._leading is None:
+            if self._leadership is None or self._leadership.fence != leader.created:
+                self._leadership = Leadership(
+                    self._store,
+                    self._keys,
+                    self._spec.rules,
+                    self._own_status().key,
+                    leader.created,
+                    return_grace,
+                    self._tell_once,
+                )
+            self._leading = nursery.start(self._leadership.lead())
+
+    async def _stand_for_election(self) -> None:
+        seat = self.assignment.seat
+        await asyncio.sleep(self._chance() * (seat.nodes if seat else 0) / ELECTIONS_PER_SECOND)
+        leader = self._keys.leader
+        put = Put(leader, self._own_status().node_id.encode(), self._lease)
+        # Whoever wins, everybody hears of it by the watch.
+        await self._store.commit(Txn((Absent(Range(leader)), Absent(Range(self._keys.over))), (put,)))
+
+    def _read(self, current: KeyValue) -> None:
+        try:
+            word = unpack(current.value, Word)
+            rules = rules_of(word)
+        except BadMessage as error:
+            self._tell_once(f"warning: what stands in etcd under {current.key} does not count: it is {error}")
+            return
+        self._search.join_timeout = rules.join_timeout
+        if notice := differences(rules, self._spec.rules):
+            self._tell_once(f"warning: {notice}")
+        self._take(word.assignment(self._own_status().key))
+
+    @property
+    def _words(self) -> Range:
+        return Range(self._keys.words(bucket_of(self._own_status().node_id)))
+
+    async def _until_gone(self, refused: Refused) -> None:
+        """Wait for the end of what is in the way, or until this node gives up."""
+
+        async def see() -> None:
+            async for changes in self._store.watch([Range(refused.key)], refused.revision + 1):
+                if changes:
+                    return
+
+        if self._is_done:
+            return
+        seeing = asyncio.ensure_future(see())
+        try:
+            await asyncio.wait([seeing], timeout=self._search.refusal_patience)
+            if seeing.done() and seeing.exception() is None:
+                self._search.invited()
+        finally:
+            seeing.cancel()
+
+    async def _depart(self) -> None:
+        """Take this node's keys away; the last one to leave takes all that is left of the job along."""
+        await self._store.revoke(self._lease)
+        self._lease = 0
+        anybody = Absent(Range(self._keys.nodes, prefix=True))
+        await self._store.commit(Txn((anybody,), (Delete(Range(self._keys.job, prefix=True)),)))
+
+
+def _in_use(there: KeyValue) -> str:
+    try:
+        status = unpack(there.value, NodeStatus)
+    except BadMessage as error:
+        return f"what stands in etcd under {there.key} is {error}"
+    return f"node id {status.node_id} is in use by another process, on {status.host}, that is alive"
