@@ -80,7 +80,7 @@ class elastic_launch:
     def _completed(self, spec: JobSpec) -> JobSpec:
         """What flags cannot say, or would say otherwise: the command line invents an id for one node, and here one is
         given. Nodes that meet under a name need the same one, so none is invented for them."""
-        run_id = self._config.run_id or (spec.run_id if spec.master else str(uuid.uuid4().int))
+        run_id = self._config.run_id or (spec.run_id if spec.master or spec.etcd else str(uuid.uuid4().int))
         return replace(spec, run_id=run_id, logs=log_spec(self._config))
 
 

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Literal, cast
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import credentials, flags, lookup, meeting, options, rendezvous_conf
+from dlrover_run.command_line import credentials, etcd_place, flags, lookup, meeting, options, rendezvous_conf
 from dlrover_run.command_line.argv import CommandLine, UsageError, cut
 from dlrover_run.command_line.conceal import conceal
 from dlrover_run.command_line.flags import Given
 from dlrover_run.command_line.meeting import Endpoint, Meeting
+from dlrover_run.command_line.no_effect import without_effect
 from dlrover_run.command_line.rendezvous_conf import RendezvousConf
 from dlrover_run.command_line.settings import Settings
 from dlrover_run.coordination.rules import MOST_NODES, Rules
@@ -27,7 +28,7 @@ COMPLETION_VARIABLE = "_DLROVER_RUN_COMPLETE"
 """Set by the shell's completion script when it asks what could stand next."""
 
 MOST_RESTARTS = 1_000_000
-"""More restarts than any job has, and few enough for a master to take."""
+"""More restarts than any job has, and few enough for a coordinator to take."""
 
 CountWorkers = Callable[[str, Mapping[str, str]], int]
 
@@ -56,7 +57,9 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
     conf = rendezvous_conf.read(*settings.text("rdzv_conf"))
     workers = _workers(settings, environ, count)
     logs = _logs(settings, environ, workers)
-    warnings = [*place.warnings, *_without_effect(settings, place, conf), *_unseen_ranks(logs, workers)]
+    spares_given = settings.asked("spares") is not None
+    ineffective = without_effect(place, conf, environ, spares_given=spares_given)
+    warnings = [*place.warnings, *ineffective, *_unseen_ranks(logs, workers)]
     flags.seconds(*settings.text("monitor_interval"), zero_allowed=False)
     # Forking straight from the launcher would copy its descriptors and its loop; a template is what is meant by fork.
     forking = settings.choice("start_method") != "spawn"
@@ -65,6 +68,9 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         warnings.append("--preload has no effect without --start-method=forkserver.")
     local_addr = settings.text("local_addr")
     numa = settings.asked("numa_binding") and settings.choice("numa_binding")
+    etcd = etcd_place.find_etcd(place.members, conf, environ) if place.members else None
+    if place.members and etcd:
+        warnings += etcd_place.in_the_open(place.members, conf, etcd)
     spec = JobSpec(
         entrypoint=_entrypoint(line, settings, environ),
         run_id=place.run_id,
@@ -72,6 +78,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         rules=_rules(settings, place, conf),
         backend=place.backend,
         master=_master(place.endpoint, conf, environ) if place.endpoint else None,
+        etcd=etcd,
         node_rank=place.node_rank,
         node_id=place.node_id,
         local_addr=flags.host(*local_addr) if local_addr.text else None,
@@ -122,9 +129,9 @@ def _meeting(settings: Settings, environ: Mapping[str, str]) -> Meeting:
 
 
 def _role(given: Given, place: Meeting) -> str:
-    if place.backend == "master" and (len(given.text) > meeting.LONGEST_NAME or not given.text.isprintable()):
+    if place.has_place and (len(given.text) > meeting.LONGEST_NAME or not given.text.isprintable()):
         remedy = f"give at most {meeting.LONGEST_NAME} printable characters"
-        raise flags.wrong(*given, "is no name that a master takes", remedy)
+        raise flags.wrong(*given, "is no name that nodes tell each other", remedy)
     return given.text
 
 
@@ -137,7 +144,7 @@ def _rules(settings: Settings, place: Meeting, conf: RendezvousConf) -> Rules:
         max_restarts=settings.number("max_restarts", 0, MOST_RESTARTS),
         store=place.store,
     )
-    if place.backend == "master":
+    if place.has_place:
         rules = replace(rules, spares=settings.number("spares", 0, MOST_NODES))
     else:
         # Nothing is heard of other nodes, so there is none whose loss could explain a failure.
@@ -164,15 +171,6 @@ def _master(endpoint: Endpoint, conf: RendezvousConf, environ: Mapping[str, str]
         auth_required=conf.auth == "required",
         tls=tls,
     )
-
-
-def _without_effect(settings: Settings, place: Meeting, conf: RendezvousConf) -> list[str]:
-    said = [f"--rdzv-conf has {key!r}, which nothing reads." for key in conf.unknown]
-    if place.backend != "master":
-        ours = [f"{key} of --rdzv-conf" for key in conf.for_master]
-        spares = ["--spares"] if settings.asked("spares") else []
-        said += [f"{what} has no effect, since this job has no master where nodes meet." for what in ours + spares]
-    return said
 
 
 def _shutdown_timeout(settings: Settings, environ: Mapping[str, str]) -> float:

@@ -13,8 +13,8 @@ from dlrover_run.spec import LogSpec, SpecError, Std, StreamMap
 class LaunchConfig:
     """What torch's class of this name holds, with the same names and meanings.
 
-    `rdzv_backend` is empty for one node, where no rendezvous is needed; torch's default, the etcd of the v2 API, has no
-    server left to speak to. `rdzv_configs` has the keys of `--rdzv-conf`. `logs_specs` takes a `LogsSpecs` of ours or
+    `rdzv_backend` is empty for one node, where no rendezvous is needed, and not torch's `etcd`, which wants a server.
+    `rdzv_configs` has the keys of `--rdzv-conf`. `logs_specs` takes a `LogsSpecs` of ours or
     torch's `DefaultLogsSpecs`, `numa_options` the name of a binding or torch's `NumaOptions`. `metrics_cfg` has no
     effect. `preload`, `spares` and `node_unit` are not torch's; they mean what the flags of these names do.
     """

@@ -66,13 +66,13 @@ def test_a_job_without_a_name_gets_another_one_each_time() -> None:
         ("--nproc-per-node 0 train.py", "--nproc-per-node '0' is out of range: give an integer of 1 or more."),
         ("--nproc-per-node tpu train.py", "'tpu' is not known: give a number of workers, auto, gpu, cpu or xpu."),
         ("--standalone --nnodes 2 train.py", "--standalone is for one node, and --nnodes asks for 2: leave one out."),
-        (
-            "--rdzv-backend etcd train.py",
-            "--rdzv-backend 'etcd' is not built yet in this version: give --rdzv-backend=c10d",
-        ),
-        ("--rdzv-backend etcd-v2 train.py", "--rdzv-backend 'etcd-v2' is not built yet in this version"),
+        ("--nnodes 2 --rdzv-backend etcd train.py", "--rdzv-backend 'etcd' needs a place where the nodes meet: give"),
+        ("--rdzv-backend etcd --rdzv-endpoint a:x train.py", "--rdzv-endpoint 'a:x' has a bad port"),
         ("--nnodes 2 --rdzv-backend c10d train.py", "--rdzv-backend 'c10d' needs a place where the nodes meet: give"),
-        ("--rdzv-backend zeus train.py", "'zeus' is not known: give c10d, give static, or leave it out for one node."),
+        (
+            "--rdzv-backend zeus train.py",
+            "'zeus' is not known: give c10d, etcd or static, or leave it out for one node.",
+        ),
         ("--nnodes 2 --node-rank 2 train.py", "--node-rank '2' is out of range: give 0 to 1, since --nnodes is 2."),
         ("--master-port 1 --node-rank 1 train.py", "--node-rank '1' is out of range: give 0, or more --nnodes."),
         ("--node-rank -1 train.py", "--node-rank '-1' is out of range: give an integer of 0 or more."),
@@ -283,7 +283,7 @@ def test_what_has_no_effect_is_said_in_a_line() -> None:
         "--node-rank 3 has no effect, since this job has one node and no static rendezvous.",
         '--rdzv-conf has "\'join_timeout", which nothing reads.',
         "bind of --rdzv-conf has no effect, since this job has no master where nodes meet.",
-        "--spares has no effect, since this job has no master where nodes meet.",
+        "--spares has no effect, since this job has no place where nodes meet.",
         "--local-ranks-filter names 9, and this node has only local rank 0.",
     ]
 

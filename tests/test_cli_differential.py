@@ -87,8 +87,13 @@ def agree(spec: JobSpec, args: Namespace) -> None:
     for mine, text in ((spec.logs.redirects, args.redirects), (spec.logs.tee, args.tee)):
         assert {rank: mine.of(rank) for rank in range(workers)} == streams(text, workers)
     silent = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None and most == 1
-    if args.standalone or silent or (args.rdzv_backend == "c10d" and most == 1):
+    if args.standalone or silent or (args.rdzv_backend != "static" and most == 1):
         assert (spec.backend, spec.master, spec.rules.store, spec.node_rank) == ("memory", None, None, None)
+    elif args.rdzv_backend in ("etcd", "etcd-v2"):
+        assert spec.etcd is not None
+        assert (spec.backend, spec.master, spec.rules.store, spec.node_rank) == ("etcd", None, None, None)
+        assert spec.etcd.endpoints == (torch_texts.parse_rendezvous_endpoint(args.rdzv_endpoint, 2379),)
+        waits(spec, args)
     elif args.rdzv_backend == "c10d":
         assert spec.master is not None
         assert (spec.backend, spec.rules.store) == ("master", None)
@@ -119,8 +124,8 @@ def waits(spec: JobSpec, args: Namespace) -> None:
     ours = Rules()
     assert spec.rules.keep_alive_interval == params.get_as_int("keep_alive_interval", ours.keep_alive_interval)
     assert spec.rules.keep_alive_attempts == params.get_as_int("keep_alive_max_attempt", ours.keep_alive_attempts)
-    assert spec.master is not None
-    assert spec.master.is_host == params.get_as_bool("is_host")
+    if spec.master is not None:
+        assert spec.master.is_host == params.get_as_bool("is_host")
 
 
 COMMAND_LINES = """
@@ -160,6 +165,10 @@ train.py -r 3 -t3 -m
 --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a --rdzv-conf=join_timeout=5,last_call_timeout=1,timeout=9 train.py
 --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a --rdzv-conf=is_host=F,read_timeout=9 train.py
 --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a --rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=9 train.py
+--rdzv-backend etcd --rdzv-endpoint etcd-service train.py
+--nnodes=1:3 --rdzv_backend=etcd --rdzv_endpoint=etcd-service:2379 --rdzv_id=job7 --max_restarts=10 train.py
+--nnodes=2 --rdzv-backend=etcd-v2 --rdzv-endpoint=[::1] --rdzv-conf=protocol=http,join_timeout=5,timeout=9 train.py
+--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=etcd --rdzv-conf=etcd_prefix=custom,last_call_timeout=1 train.py
 --rdzv-id job7 --master-port 29501 train.py
 --master-port 29501 train.py
 --rdzv-endpoint 127.0.0.1:1234 train.py
@@ -487,6 +496,26 @@ def test_several_nodes_want_an_endpoint_on_purpose() -> None:
         parse(["--nnodes=2", "--rdzv-backend=c10d", "train.py"], {})
 
 
+def test_a_place_without_a_slash_is_the_same_one_for_etcd() -> None:
+    """torchrun's client of etcd puts the slash there (`_sanitize_key` of python-etcd)."""
+    spec = parse(
+        ["--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=a", "--rdzv-conf=etcd_prefix=b", "train.py"], {}
+    )
+    assert spec.etcd is not None
+    assert spec.etcd.prefix == "/b"
+
+
+def test_files_of_tls_alone_encrypt_on_purpose(tmp_path: Path) -> None:
+    """With torchrun's etcd they have no effect until protocol=https is said too."""
+    file = tmp_path / "ca.pem"
+    file.write_text("-----BEGIN CERTIFICATE-----")
+    line = ["--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=a", f"--rdzv-conf=cacert={file}", "train.py"]
+    spec = parse(line, {})
+    assert spec.etcd is not None
+    assert spec.etcd.tls is not None
+    assert spec.etcd.tls.ca == str(file)
+
+
 def test_several_nodes_want_a_port_that_all_know_on_purpose() -> None:
     assert torch_texts.parse_rendezvous_endpoint("node0:0", 29400) == ("node0", 0)
     with pytest.raises(SpecError, match="has port 0, which is another one on every node"):
@@ -495,7 +524,7 @@ def test_several_nodes_want_a_port_that_all_know_on_purpose() -> None:
 
 def test_several_nodes_want_one_name_on_purpose() -> None:
     """torchrun gives each node a random name, under which it meets nobody."""
-    with pytest.raises(SpecError, match="is no name that a master takes"):
+    with pytest.raises(SpecError, match="is no name under which nodes meet"):
         meet("--rdzv-id=")
 
 

@@ -15,7 +15,7 @@ import pytest
 import dlrover_run
 from dlrover_run.api import elastic_launch
 from dlrover_run.cli import job_or_code, parse
-from dlrover_run.command_line import rendezvous_conf
+from dlrover_run.command_line import credentials, rendezvous_conf
 from dlrover_run.coordination.records import NodeId
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.launch import LaunchRequest
@@ -107,16 +107,21 @@ def test_spares_units_and_restarts_are_rules_of_the_job() -> None:
         ("--nnodes=2 --rdzv-backend=master --rdzv-endpoint=a:0", "'a:0' has port 0, which is another one on every"),
         ("--nnodes=2 --rdzv-backend=master --rdzv-endpoint=a/b", "--rdzv-endpoint 'a/b' has no good host"),
         ("--nnodes=1:4 --standalone", "--standalone is for one node, and --nnodes asks for 1:4: leave one out."),
-        ("--nnodes=2 --rdzv-backend=etcd-v2", "is not built yet in this version: give --rdzv-backend=c10d and --rdzv"),
         (f"--nnodes=4:5 --node-unit=3 {AT_NODE0}", "--nnodes 4:5 with --node-unit 3 cannot be had: no multiple of 3 l"),
-        (f"--nnodes=2 --rdzv-id= {AT_NODE0}", "--rdzv-id '' is no name that a master takes: give 1 to 255 printable"),
-        (f"--nnodes=2 --rdzv-id={256 * 'a'} {AT_NODE0}", "is no name that a master takes: give 1 to 255 printable"),
+        (
+            f"--nnodes=2 --rdzv-id= {AT_NODE0}",
+            "--rdzv-id '' is no name under which nodes meet: give 1 to 255 printable",
+        ),
+        (f"--nnodes=2 --rdzv-id={256 * 'a'} {AT_NODE0}", "is no name under which nodes meet: give 1 to 255 printable"),
         (
             f"--nnodes=2 --role=a\x1b[2J {AT_NODE0}",
-            "--role 'a\\x1b[2J' is no name that a master takes: give at most 255 p",
+            "--role 'a\\x1b[2J' is no name that nodes tell each other: give at most 255 p",
         ),
-        (f"--nnodes=2 --role=\udcff {AT_NODE0}", "--role '\\udcff' is no name that a master takes: give at most 255 p"),
-        (f"--nnodes=2 --rdzv-id=a\x1b[2J {AT_NODE0}", "is no name that a master takes: give 1 to 255 printable"),
+        (
+            f"--nnodes=2 --role=\udcff {AT_NODE0}",
+            "--role '\\udcff' is no name that nodes tell each other: give at most 255 p",
+        ),
+        (f"--nnodes=2 --rdzv-id=a\x1b[2J {AT_NODE0}", "is no name under which nodes meet: give 1 to 255 printable"),
         (f"--nnodes=2 --node-rank=1000001 {AT_NODE0}", "--node-rank '1000001' is out of range: give an integer from 0"),
     ],
 )
@@ -258,6 +263,8 @@ def test_the_master_is_told_where_to_listen_and_where_to_write(here: Path) -> No
         ("tls_ca=train.py", "--rdzv-conf tls_ca 'train.py' is not a certificate in PEM form: name another file."),
         ("tls_cert=train.py", "tls_cert 'train.py' is of no use without a tls_key: give tls_key too."),
         ("tls_key=train.py", "tls_key 'train.py' is of no use without a tls_cert: give tls_cert too."),
+        ("prefix=/", "--rdzv-conf prefix '/' is no path in etcd: give one such as /dlrover-run, of at most 255"),
+        ("protocol=ftp", "--rdzv-conf protocol 'ftp' is not known: give http or https."),
         ("auth=required", "this node has nothing to prove itself with: set DLROVER_RDZV_TOKEN or DLROVER_RDZV_TOKEN_"),
     ],
 )
@@ -361,7 +368,7 @@ process = os.getpid()
 for role in ("worker", "agent", "guard"):
     print(role, Path(f"/proc/{process}/cmdline").read_bytes(), Path(f"/proc/{process}/environ").read_bytes())
     process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-print(sorted(name for name in os.environ if name.startswith("DLROVER_RDZV")), os.environ["KEPT"])
+print(sorted(name for name in os.environ if name.startswith(("DLROVER_RDZV", "DLROVER_ETCD"))), os.environ["KEPT"])
 """
 
 
@@ -369,7 +376,7 @@ def shown_by_a_worker(*command: str) -> str:
     """What a worker sees of its launcher's environments, all processes of the job being of one user."""
     done = subprocess.run(
         [sys.executable, *command],
-        env={**os.environ, "DLROVER_RDZV_TOKEN": TOKEN, "DLROVER_RDZV_TOKEN_FILE": f"/{TOKEN}", "KEPT": "kept"},
+        env={**os.environ, **dict.fromkeys(credentials.VARIABLES, TOKEN), "KEPT": "kept"},
         capture_output=True,
         text=True,
         timeout=LIMIT,

@@ -1,4 +1,4 @@
-"""With what a node proves to a master that it belongs to the job: the token and the files of TLS, read and checked.
+"""With what a node proves to a master or to etcd who it is: token, password and the files of TLS, read and checked.
 
 A secret is never in a message: what is said names the file or the variable.
 """
@@ -14,13 +14,15 @@ from dlrover_run.spec import SpecError, TlsSpec
 
 TOKEN_VARIABLE = "DLROVER_RDZV_TOKEN"
 TOKEN_FILE_VARIABLE = "DLROVER_RDZV_TOKEN_FILE"
-VARIABLES = (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE)
+PASSWORD_VARIABLE = "DLROVER_ETCD_PASSWORD"
+PASSWORD_FILE_VARIABLE = "DLROVER_ETCD_PASSWORD_FILE"
+VARIABLES = (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE)
 """What no process but the launcher may know."""
 
-LONGEST_TOKEN = 4096
-"""Characters that a token may have."""
+LONGEST_SECRET = 4096
+"""Characters that a token or a password may have."""
 
-_MOST_BYTES = 4 * LONGEST_TOKEN
+_MOST_BYTES = 4 * LONGEST_SECRET
 _LONGEST_PEM = 1024 * 1024
 """Bytes in which a file has to show that it is PEM: more than any bundle of certificates that people use has."""
 
@@ -28,39 +30,60 @@ _LONGEST_PEM = 1024 * 1024
 def find_token(conf: RendezvousConf, environ: Mapping[str, str]) -> str:
     """The job's token, empty where nobody gave one: a file that `--rdzv-conf` names, else a variable, else a file that
     a variable names."""
-    if conf.token_file is None and TOKEN_VARIABLE in environ:
-        return _checked(TOKEN_VARIABLE, environ[TOKEN_VARIABLE])
-    variable = Given(TOKEN_FILE_VARIABLE, environ[TOKEN_FILE_VARIABLE]) if environ.get(TOKEN_FILE_VARIABLE) else None
-    file = conf.token_file or variable
+    return _find_secret("token", conf.token_file, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, environ)
+
+
+def find_password(conf: RendezvousConf, environ: Mapping[str, str]) -> str:
+    """The password for etcd, from the same three kinds of places as a token."""
+    return _find_secret("password", conf.password_file, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE, environ)
+
+
+def _find_secret(
+    kind: str, setting: Given | None, variable: str, file_variable: str, environ: Mapping[str, str]
+) -> str:
+    if setting is None and variable in environ:
+        return _checked(kind, variable, environ[variable])
+    by_variable = Given(file_variable, environ[file_variable]) if environ.get(file_variable) else None
+    file = setting or by_variable
     if file is None:
         return ""
     content = lookup.read_file(*file, _MOST_BYTES + 2)
     try:
-        return _checked(f"{file.place} {file.text!r}", content.decode())
+        return _checked(kind, f"{file.place} {file.text!r}", content.decode())
     except UnicodeDecodeError:
-        raise SpecError(f"{file.place} {file.text!r} is not text: a token is UTF-8.") from None
+        raise SpecError(f"{file.place} {file.text!r} is not text: a {kind} is UTF-8.") from None
 
 
-def _checked(where: str, text: str) -> str:
-    token = text.rstrip("\r\n")
-    if not token:
-        raise SpecError(f"{where} holds an empty token: put a secret text into it, or leave it out.")
-    if len(token) > LONGEST_TOKEN:
-        raise SpecError(f"{where} holds a token of more than {LONGEST_TOKEN} characters: make it shorter.")
+def _checked(kind: str, where: str, text: str) -> str:
+    secret = text.rstrip("\r\n")
+    if not secret:
+        raise SpecError(f"{where} holds an empty {kind}: put a secret text into it, or leave it out.")
+    if len(secret) > LONGEST_SECRET:
+        raise SpecError(f"{where} holds a {kind} of more than {LONGEST_SECRET} characters: make it shorter.")
     try:
-        token.encode()
+        secret.encode()
     except UnicodeEncodeError:
-        raise SpecError(f"{where} is not text: a token is UTF-8.") from None
-    return token
+        raise SpecError(f"{where} is not text: a {kind} is UTF-8.") from None
+    return secret
 
 
 def find_tls(conf: RendezvousConf) -> TlsSpec | None:
-    """The files of TLS, by their absolute paths; None where none was given."""
-    ca, cert, key = conf.tls_ca, conf.tls_cert, conf.tls_key
+    """The files of TLS with a master, by their absolute paths; None where none was given."""
+    return _read_tls(conf.tls_ca, conf.tls_cert, conf.tls_key, ("tls_cert", "tls_key"))
+
+
+def find_etcd_tls(conf: RendezvousConf) -> TlsSpec | None:
+    """The files of TLS with etcd, by their absolute paths; None where none was given."""
+    return _read_tls(conf.cacert, conf.cert, conf.key, ("cert", "key"))
+
+
+def _read_tls(
+    ca: Given | None, cert: Given | None, key: Given | None, names_of_pair: tuple[str, str]
+) -> TlsSpec | None:
     if not (ca or cert or key):
         return None
     if bool(cert) != bool(key):
-        alone, missing = (cert, "tls_key") if cert else (key, "tls_cert")
+        alone, missing = (cert, names_of_pair[1]) if cert else (key, names_of_pair[0])
         assert alone is not None
         raise flags.wrong(*alone, f"is of no use without a {missing}", f"give {missing} too")
     return TlsSpec(
@@ -77,7 +100,7 @@ def _pem(file: Given, mark: bytes, what: str) -> str:
 
 
 def require(conf: RendezvousConf, token: str, tls: TlsSpec | None) -> None:
-    """Refuse a job that wants proofs and has nothing to give one with."""
+    """Refuse a job at a master that wants proofs and has nothing to give one with."""
     if conf.auth != "required" or token or (tls and tls.ca and tls.cert):
         return
     raise SpecError(

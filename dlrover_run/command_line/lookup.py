@@ -81,6 +81,20 @@ def find_module(name: str, environ: Mapping[str, str]) -> None:
         raise SpecError(f"The module {name!r} is named like a file: write -m {name[:-3]}, or leave -m out.")
 
 
+def find_package(name: str, extra: str, what_for: str) -> None:
+    """Refuse to go on without an installed package, which is looked up and not imported; `extra` brings it."""
+    import importlib.util
+
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:
+        spec = None
+    if spec is None:
+        raise SpecError(
+            f"{what_for} needs the package {name}, which is not installed: pip install 'dlrover-run[{extra}]'."
+        )
+
+
 def find_directory(place: str, path: str) -> None:
     """Refuse a directory that can never be made, since it is, or lies below, a plain file."""
     if path == os.devnull:

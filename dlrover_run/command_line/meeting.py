@@ -2,7 +2,7 @@
 
 torchrun's rule for a lone node is kept: with no word about a meeting place it needs none, and each such job gets a name
 of its own. Here that is the `memory` backend; a node that was told a port keeps to it, and that is `static`. Several
-nodes that `c10d` (or `master`, which is the same) brings together meet at a master.
+nodes that `c10d` (or `master`, which is the same) brings together meet at a master, those of `etcd` in a cluster of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from dlrover_run.command_line import flags
+from dlrover_run.command_line import etcd_place, flags
+from dlrover_run.command_line.etcd_place import Members
 from dlrover_run.command_line.flags import Given
 from dlrover_run.command_line.options import STATIC_ADDRESS
 from dlrover_run.spec import SpecError
@@ -29,11 +30,10 @@ ID_VARIABLES = ("NODE_ID", "WORKER_ID")
 """What a cluster manager calls a node's name, the newer name first."""
 
 MEETING_AT_A_MASTER = ("c10d", "master")
-NOT_BUILT = ("etcd", "etcd-v2")
-MASTER_REMEDY = "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes"
+MEETING_IN_ETCD = ("etcd", "etcd-v2")
 
 LONGEST_NAME = 255
-"""Characters of a name that a master takes."""
+"""Characters of a name that nodes tell each other."""
 
 _NODE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HIGHEST_RANK = 1_000_000
@@ -66,18 +66,24 @@ class Endpoint(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """What is done: the fields of `JobSpec` and `Rules` with the same names, where a master is, and sentences about
-    what will have no effect."""
+    """What is done: the fields of `JobSpec` and `Rules` with the same names, where a master or an etcd is, and
+    sentences about what will have no effect, or another one."""
 
-    backend: Literal["memory", "static", "master"]
+    backend: Literal["memory", "static", "master", "etcd"]
     run_id: str
     least: int = 1
     most: int = 1
     store: tuple[str, int] | None = None
     endpoint: Endpoint | None = None
+    members: Members | None = None
     node_rank: int | None = None
     node_id: str = ""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def has_place(self) -> bool:
+        """Whether nodes meet, so that each hears of the others."""
+        return self.endpoint is not None or self.members is not None
 
 
 def settle(wish: Wish, fresh_id: str) -> Meeting:
@@ -96,15 +102,20 @@ def settle(wish: Wish, fresh_id: str) -> Meeting:
         # The endpoint is not needed, but a mistake in it would be one when a second node is added.
         flags.endpoint(*wish.endpoint, MASTER_PORT)
         return _alone(wish, wish.run_id.text or fresh_id)
+    if backend.text in MEETING_IN_ETCD:
+        if several:
+            return _in_etcd(wish, backend, least, most)
+        if wish.endpoint.text.strip():
+            etcd_place.find_members(*wish.endpoint)
+        return _alone(wish, wish.run_id.text or fresh_id)
     if backend.text == "static":
         if least != most:
-            raise flags.wrong(*wish.nodes, "is an elastic range, and static has none", MASTER_REMEDY)
+            remedy = "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes"
+            raise flags.wrong(*wish.nodes, "is an elastic range, and static has none", remedy)
         if most == 1 and not wish.endpoint.text.strip() and wish.master_port is None:
             return _alone(wish, fresh_id)
         return _static(wish, most, fresh_id)
-    if backend.text in NOT_BUILT:
-        raise flags.wrong(*backend, "is not built yet in this version", MASTER_REMEDY)
-    raise flags.wrong(*backend, "is not known", "give c10d, give static, or leave it out for one node")
+    raise flags.wrong(*backend, "is not known", "give c10d, etcd or static, or leave it out for one node")
 
 
 def _found_by_variable(wish: Wish) -> bool:
@@ -134,11 +145,29 @@ def _at_a_master(wish: Wish, backend: Given, least: int, most: int) -> Meeting:
     )
 
 
+def _in_etcd(wish: Wish, backend: Given, least: int, most: int) -> Meeting:
+    if not wish.endpoint.text.strip():
+        remedy = "give --rdzv-endpoint=HOST:PORT of an etcd, or of several of its members with commas between them"
+        raise flags.wrong(*backend, "needs a place where the nodes meet", remedy)
+    members = etcd_place.find_members(*wish.endpoint)
+    other_name = f"{backend.place} {backend.text!r} is taken as etcd, whose v3 API is spoken: that of v2 is not needed."
+    return Meeting(
+        "etcd",
+        _shared_run_id(wish.run_id),
+        least,
+        most,
+        members=members,
+        node_rank=_rank_wish(wish),
+        node_id=_node_id(wish.environ),
+        warnings=() if backend.text == "etcd" else (other_name,),
+    )
+
+
 def _shared_run_id(given: Given) -> str:
     """The name under which the nodes find each other, so a fresh one on each node would not do."""
     if not 0 < len(given.text) <= LONGEST_NAME or not given.text.isprintable():
         remedy = f"give 1 to {LONGEST_NAME} printable characters, the same on every node"
-        raise flags.wrong(*given, "is no name that a master takes", remedy)
+        raise flags.wrong(*given, "is no name under which nodes meet", remedy)
     return given.text
 
 

@@ -18,7 +18,7 @@ OTHER = "Other"
 START_METHODS = ("spawn", "fork", "forkserver")
 EVENT_LOGS = ("null", "console")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
-BACKENDS = ("static", "c10d", "master")
+BACKENDS = ("static", "c10d", "master", "etcd")
 WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
 
 STATIC_ADDRESS = "127.0.0.1"
@@ -100,7 +100,7 @@ TABLE: tuple[Flag, ...] = (
         "rdzv-backend",
         MEETING,
         "How nodes find each other: [b]static[/], ranks and addresses are given by hand; [b]c10d[/] or [b]master[/] "
-        "(the same), they meet at the endpoint. One node needs none.",
+        "(the same), they meet at the endpoint; [b]etcd[/], in an etcd (v3). One node needs none.",
         "NAME",
         "static",
         choices=BACKENDS,
@@ -108,9 +108,9 @@ TABLE: tuple[Flag, ...] = (
     Flag(
         "rdzv-endpoint",
         MEETING,
-        "Where they meet: one of the nodes, or a master of its own; an IPv6 address goes in brackets "
-        "[dim](port 29400; DLROVER_MASTER_ADDR)[/].",
-        "HOST[:PORT]",
+        "Where they meet: one of the nodes, a master of its own, or the members of an etcd; an IPv6 address goes in "
+        "brackets [dim](port 29400, of etcd 2379; DLROVER_MASTER_ADDR)[/].",
+        "HOST[:PORT],...",
         "",
     ),
     Flag("rdzv-id", MEETING, "The job's name, part of its log directory.", "NAME", "none"),

@@ -113,7 +113,7 @@ def _file(place: str, path: str | None) -> Given | None:
 def _read_token(fd: int) -> str:
     try:
         with open(fd, "rb") as file:
-            token = file.read(4 * credentials.LONGEST_TOKEN).decode().rstrip("\r\n")
+            token = file.read(4 * credentials.LONGEST_SECRET).decode().rstrip("\r\n")
     except OSError as error:
         raise SpecError(f"--token-fd {fd} cannot be read ({error.strerror}): name an inherited descriptor.") from None
     except UnicodeDecodeError:

@@ -1,0 +1,466 @@
+"""Nodes that meet in etcd: what flags and variables come to, what is refused, and a password that stays secret."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import dlrover_run
+from dlrover_run.api import elastic_launch
+from dlrover_run.cli import job_or_code, main, parse
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.launch import LaunchRequest
+from dlrover_run.spec import EtcdSpec, JobSpec, SpecError, TlsSpec
+
+LIMIT = 60.0
+"""Seconds that a child process of a test may take before the test gives up."""
+
+PASSWORD = "open-sesame"
+TWO = "--nnodes=2 --rdzv-backend=etcd"
+AT_A = f"{TWO} --rdzv-endpoint=a"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with one script, a package that can be found, and no variable that changes a job."""
+    for name in [*os.environ]:
+        if name.startswith(("PET_", "DLROVER_", "NODE_", "WORKER_")) or name == "PYTHON_EXEC":
+            monkeypatch.delenv(name)
+    package = types.ModuleType("etcd3")
+    package.__spec__ = importlib.machinery.ModuleSpec("etcd3", None)
+    monkeypatch.setitem(sys.modules, "etcd3", package)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def pems(here: Path) -> dict[str, str]:
+    """A file of each kind that TLS takes; what is in them is never looked into further."""
+    for name, kind in (("ca", "CERTIFICATE"), ("cert", "CERTIFICATE"), ("key", "EC PRIVATE KEY")):
+        (here / name).write_text(f"-----BEGIN {kind}-----\nAA==\n-----END {kind}-----\n")
+    return {name: str(here / name) for name in ("ca", "cert", "key")}
+
+
+def told(line: str, **environ: str) -> tuple[JobSpec, list[str]]:
+    """The job of these flags and variables, and what a person is told of it."""
+    said: list[str] = []
+    return parse([*line.split(), "train.py"], environ, warn=said.append), said
+
+
+def in_etcd(line: str, **environ: str) -> EtcdSpec:
+    """Where the nodes of this job meet, which nothing needs to be said about."""
+    spec, said = told(line, **environ)
+    assert said == []
+    assert (spec.backend, spec.master, spec.rules.store) == ("etcd", None, None)
+    assert spec.etcd is not None
+    return spec.etcd
+
+
+def refusal(line: str, **environ: str) -> str:
+    """The one sentence with which this job is refused."""
+    with pytest.raises(SpecError) as refused:
+        told(line, **environ)
+    sentence = str(refused.value)
+    assert sentence.isprintable()
+    assert sentence.endswith(".")
+    assert PASSWORD not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "endpoints"),
+    [
+        ("a", [("a", 2379)]),
+        ("a:1", [("a", 1)]),
+        ("10.0.0.1,b.svc:1,[::1]:65535", [("10.0.0.1", 2379), ("b.svc", 1), ("::1", 65535)]),
+        ("a:1,a:2", [("a", 1), ("a", 2)]),
+        ("http://a,http://B:1/,c/", [("a", 2379), ("B", 1), ("c", 2379)]),
+        ("HTTP://[fe80::1]", [("fe80::1", 2379)]),
+    ],
+)
+def test_an_endpoint_names_the_members(endpoint: str, endpoints: list[tuple[str, int]]) -> None:
+    assert in_etcd(f"{TWO} --rdzv-endpoint={endpoint}") == EtcdSpec(tuple(endpoints))
+
+
+def test_blanks_between_members_are_none_of_them() -> None:
+    spec = parse([*TWO.split(), "--rdzv-endpoint", " a , b:1 ", "train.py"], {})
+    assert spec.etcd == EtcdSpec((("a", 2379), ("b", 1)))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "sentence"),
+    [
+        ("", "--rdzv-backend 'etcd' needs a place where the nodes meet: give --rdzv-endpoint=HOST:PORT of an etcd"),
+        (",", "--rdzv-endpoint ',' has an empty entry in it: give HOST:PORT,HOST:PORT."),
+        ("a,", "--rdzv-endpoint 'a,' has an empty entry in it"),
+        ("a,,b", "--rdzv-endpoint 'a,,b' has an empty entry in it"),
+        ("a,http://", "--rdzv-endpoint 'a,http://' has an empty entry in it"),
+        ("a,b:x", "--rdzv-endpoint 'b:x' has a bad port: give HOST:PORT with a port from"),
+        ("a:65536", "--rdzv-endpoint 'a:65536' has a bad port"),
+        ("a:0", "--rdzv-endpoint 'a:0' has port 0, where no etcd is: give a port from 1 to 65535."),
+        ("::1", "--rdzv-endpoint '::1' has no good host: give HOST:PORT, where HOST is a host name, an IPv4 address"),
+        ("a;b", "--rdzv-endpoint 'a;b' has no good host"),
+        ("a\x1b[2J", "has no good host"),
+        ("http://a/v3", "--rdzv-endpoint 'a/v3' has no good host"),
+        ("a,A:2379", "--rdzv-endpoint 'a,A:2379' names A:2379 twice: name each member once."),
+        ("unix://a", "--rdzv-endpoint 'unix://a' does not begin as the address of an etcd: give HOST:PORT, http"),
+        ("http://a,https://b", "has both http:// and https:// in it: leave one out, for all members."),
+        (f"http://root:{PASSWORD}@a", "--rdzv-endpoint has a login in it, where every list of processes shows it: "),
+    ],
+)
+def test_a_bad_endpoint_is_one_sentence(endpoint: str, sentence: str) -> None:
+    assert sentence in refusal(f"{TWO} --rdzv-endpoint={endpoint}")
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TWO.split(), "--rdzv-endpoint=a,", "train.py"]) == 2
+    line = "dlrover-run: --rdzv-endpoint 'a,' has an empty entry in it: give HOST:PORT,HOST:PORT.\n"
+    assert capsys.readouterr() == ("", line)
+
+
+def test_a_pytorchjob_with_etcd_runs_unchanged() -> None:
+    """What Kubeflow's operator sets for an elastic policy with `rdzvBackend: etcd`."""
+    spec, said = told(
+        "",
+        PET_RDZV_BACKEND="etcd",
+        PET_RDZV_ENDPOINT="etcd-service:2379",
+        PET_RDZV_ID="elastic-demo-etcd",
+        PET_RDZV_CONF="timeout=900,read_timeout=60",
+        PET_NNODES="1:3",
+        PET_NPROC_PER_NODE="2",
+        PET_MAX_RESTARTS="100",
+        MASTER_ADDR="job-worker-0",
+        MASTER_PORT="23456",
+    )
+    assert (spec.backend, spec.run_id, spec.workers_per_node, said) == ("etcd", "elastic-demo-etcd", 2, [])
+    assert spec.rules == Rules(least=1, most=3, max_restarts=100)
+    assert spec.etcd == EtcdSpec((("etcd-service", 2379),))
+
+
+def test_the_other_name_is_the_same_and_says_so_in_one_line() -> None:
+    spec, said = told(AT_A.replace("etcd", "etcd-v2"))
+    assert said == ["--rdzv-backend 'etcd-v2' is taken as etcd, whose v3 API is spoken: that of v2 is not needed."]
+    assert spec == told(AT_A)[0]
+
+
+@pytest.mark.parametrize("line", ["--nnodes=1", "--nnodes=1:1 --rdzv-endpoint=a,b", "--standalone --rdzv-endpoint=a:x"])
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_one_node_meets_nobody_and_needs_no_package(line: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "etcd3", None)
+    spec, said = told(f"--rdzv-backend={backend} {line}", DLROVER_ETCD_PASSWORD="")
+    assert (spec.backend, spec.etcd, spec.rules, said) == ("memory", None, Rules(lost_after=0.0), [])
+
+
+def test_a_mistake_in_the_endpoint_of_one_node_is_one_already() -> None:
+    assert "has a bad port" in refusal("--rdzv-backend=etcd --rdzv-endpoint=a,b:x")
+
+
+def test_one_node_with_a_spare_is_two_that_meet() -> None:
+    spec, said = told("--spares=1 --rdzv-backend=etcd --rdzv-endpoint=a")
+    assert (spec.backend, spec.rules, said) == ("etcd", Rules(spares=1), [])
+
+
+def test_the_rules_are_those_of_a_job_at_a_master() -> None:
+    more = (
+        "--nnodes=2:5 --spares=1 --node-unit=2 --max-restarts=3 --rdzv-conf=join_timeout=60.5,last_call_timeout=0.25,"
+        "pend_timeout=0,lost_after=2,scale_up_delay=5,restart_window=3600,keep_alive_interval=0.5,"
+        "keep_alive_max_attempt=6,early_failure_limit=0"
+    )
+    spec, said = told(f"{AT_A} {more}", NODE_RANK="3", NODE_ID="pod-1")
+    at_master, _ = told(f"--rdzv-backend=c10d --rdzv-endpoint=a {more}", NODE_RANK="3", NODE_ID="pod-1")
+    assert spec.rules == at_master.rules
+    assert (spec.rules.lost_after, spec.rules.spares, spec.rules.pend_timeout) == (2, 1, 0)
+    assert (spec.node_rank, spec.node_id, spec.run_id, said) == (3, "pod-1", "none", [])
+
+
+def test_where_a_master_runs_is_of_no_interest() -> None:
+    assert in_etcd(AT_A, DLROVER_MASTER_ADDR="m:x") == EtcdSpec((("a", 2379),))
+    sentence = refusal(TWO, DLROVER_MASTER_ADDR="m:1")
+    assert "needs a place where the nodes meet" in sentence
+    assert "DLROVER_MASTER_ADDR" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (f"{AT_A} --rdzv-id=", "--rdzv-id '' is no name under which nodes meet: give 1 to 255 printable characters"),
+        (f"{AT_A} --role=a\x1b[2J", "is no name that nodes tell each other: give at most 255 printable"),
+        (f"{AT_A} --node-rank=1000001", "--node-rank '1000001' is out of range: give an integer from 0"),
+        (f"{AT_A} --rdzv-conf=prefix=/", "--rdzv-conf prefix '/' is no path in etcd: give one such as /dlrover-run"),
+        (f"{AT_A} --rdzv-conf=prefix=/a//b", "--rdzv-conf prefix '/a//b' is no path in etcd"),
+        (f"{AT_A} --rdzv-conf=prefix=/a\x07", "--rdzv-conf prefix '/a\\x07' is no path in etcd"),
+        (f"{AT_A} --rdzv-conf=prefix={255 * 'a'}", "of at most 255 printable characters."),
+        (f"{AT_A} --rdzv-conf=user=a\x07", "--rdzv-conf user 'a\\x07' is no name of a user: give printable"),
+        (f"{AT_A} --rdzv-conf=user=a", "is of no use without a password: set DLROVER_ETCD_PASSWORD or DLROVER_ETCD_P"),
+        (
+            f"{AT_A} --rdzv-conf=user=a,cert=cert,key=key",
+            "or give password_file=PATH; or leave it out, since a certificate names its user.",
+        ),
+        (f"{AT_A} --rdzv-conf=cert=cert", "--rdzv-conf cert 'cert' is of no use without a key: give key too."),
+        (f"{AT_A} --rdzv-conf=ssl_cert=cert", "--rdzv-conf ssl_cert 'cert' is of no use without a key: give key too."),
+        (f"{AT_A} --rdzv-conf=key=key", "--rdzv-conf key 'key' is of no use without a cert: give cert too."),
+        (f"{AT_A} --rdzv-conf=cacert=none", "--rdzv-conf cacert 'none' cannot be read (No such file or directory)"),
+        (f"{AT_A} --rdzv-conf=cacert=key", "--rdzv-conf cacert 'key' is not a certificate in PEM form: name another"),
+        (f"{AT_A} --rdzv-conf=cert=cert,key=ca", "--rdzv-conf key 'ca' is not a private key in PEM form"),
+        (
+            f"{AT_A} --rdzv-conf=cacert=ca,ca_cert=cert",
+            "--rdzv-conf has cacert 'ca' and ca_cert 'cert', two names of one thing: leave one out.",
+        ),
+        (f"{AT_A} --rdzv-conf=cert=ca,ssl_cert=cert", "has cert 'ca' and ssl_cert 'cert', two names of one thing"),
+        (f"{AT_A} --rdzv-conf=key=ca,ssl_cert_key=key", "has key 'ca' and ssl_cert_key 'key', two names of one"),
+        (f"{AT_A} --rdzv-conf=etcd_prefix=/a,prefix=/b", "has etcd_prefix '/a' and prefix '/b', two names of one"),
+        (f"{AT_A} --rdzv-conf=protocol=http,cacert=ca", "cacert 'ca' is of no use with http: say https, or leave it"),
+        (f"{TWO} --rdzv-endpoint=http://a --rdzv-conf=key=key", "key 'key' is of no use with http"),
+        (
+            f"{TWO} --rdzv-endpoint=http://a --rdzv-conf=protocol=https",
+            "--rdzv-conf protocol=https and http:// in --rdzv-endpoint exclude each other: leave one out.",
+        ),
+        (f"{TWO} --rdzv-endpoint=https://a --rdzv-conf=protocol=http", "protocol=http and https:// in --rdzv-endpoint"),
+        (f"{AT_A} --rdzv-conf=auth=required", "nothing to prove itself to etcd with: give --rdzv-conf user=NAME and"),
+        (f"{AT_A} --rdzv-conf=auth=required,cacert=ca", "this node has nothing to prove itself to etcd with"),
+        (f"{AT_A} --rdzv-conf=auth=required,tls_cert=cert,tls_key=key", "nothing to prove itself to etcd with"),
+    ],
+)
+def test_a_mistake_says_what_to_type(line: str, sentence: str, pems: dict[str, str]) -> None:
+    assert sentence in refusal(line)
+
+
+@pytest.mark.parametrize(
+    ("conf", "prefix"),
+    [
+        ("prefix=/jobs", "/jobs"),
+        ("prefix=/jobs/", "/jobs"),
+        ("prefix=jobs/of us", "/jobs/of us"),
+        ("etcd_prefix=/jobs", "/jobs"),
+        ("etcd_prefix=jobs,prefix=/jobs/", "/jobs"),
+        (f"prefix=/{254 * 'a'}", f"/{254 * 'a'}"),
+    ],
+)
+def test_keys_are_below_one_path_however_it_is_written(conf: str, prefix: str) -> None:
+    spec = parse([*AT_A.split(), f"--rdzv-conf={conf}", "train.py"], {})
+    assert spec.etcd == EtcdSpec((("a", 2379),), prefix)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "conf", "names"),
+    [
+        ("a", "protocol=http", None),
+        ("http://a", "protocol=http", None),
+        ("a", "protocol=https", ()),
+        ("a,https://b", "join_timeout=5", ()),
+        ("https://a", "protocol=HTTPS", ()),
+        ("a", "cacert=ca", ("ca",)),
+        ("a", "cert=cert,key=key", ("cert", "key")),
+        ("https://a", "cacert=ca,cert=cert,key=key,auth=required", ("ca", "cert", "key")),
+        ("a", "protocol=https,ca_cert=ca,ssl_cert=cert,ssl_cert_key=key", ("ca", "cert", "key")),
+        ("a", "cacert=ca,ca_cert=ca", ("ca",)),
+    ],
+)
+def test_https_and_any_file_of_tls_encrypt(
+    endpoint: str, conf: str, names: tuple[str, ...] | None, pems: dict[str, str]
+) -> None:
+    """Without a file of authorities the system's count."""
+    tls = None if names is None else TlsSpec(**{name: pems[name] for name in names})
+    assert in_etcd(f"{TWO} --rdzv-endpoint={endpoint} --rdzv-conf={conf}").tls == tls
+
+
+def test_the_password_comes_from_the_setting_then_the_variable_then_its_file(here: Path) -> None:
+    (here / "one").write_text("from the setting\n")
+    (here / "two").write_text("from the file\r\n")
+    by_file = {"DLROVER_ETCD_PASSWORD_FILE": "two"}
+    by_text = {**by_file, "DLROVER_ETCD_PASSWORD": "from: the variable,\n"}
+    line = f"{AT_A} --rdzv-conf=protocol=https,auth=required,user=root"
+    assert in_etcd(f"{line},password_file=one", **by_text).password == "from the setting"
+    assert in_etcd(line, **by_text).password == "from: the variable,"
+    assert in_etcd(line, **by_file).password == "from the file"
+    assert in_etcd(line, **by_file).user == "root"
+
+
+@pytest.mark.parametrize(
+    ("conf", "environ", "sentence"),
+    [
+        (
+            "password_file=none,user=a",
+            {},
+            "--rdzv-conf password_file 'none' cannot be read (No such file or directory)",
+        ),
+        ("password_file=empty,user=a", {}, "password_file 'empty' holds an empty password: put a secret text into it"),
+        ("password_file=long,user=a", {}, "password_file 'long' holds a password of more than 4096 characters: make"),
+        ("password_file=bytes,user=a", {}, "password_file 'bytes' is not text: a password is UTF-8."),
+        ("user=a", {"DLROVER_ETCD_PASSWORD": ""}, "DLROVER_ETCD_PASSWORD holds an empty password"),
+        ("user=a", {"DLROVER_ETCD_PASSWORD": "\udcff"}, "DLROVER_ETCD_PASSWORD is not text: a password is UTF-8."),
+        ("user=a", {"DLROVER_ETCD_PASSWORD_FILE": "none"}, "DLROVER_ETCD_PASSWORD_FILE 'none' cannot be read"),
+        ("a=1", {"DLROVER_ETCD_PASSWORD": PASSWORD}, "a password for etcd and no user: give --rdzv-conf user=NAME, or"),
+        ("a=1", {"DLROVER_ETCD_PASSWORD_FILE": "train.py"}, "'train.py' holds an empty password"),
+    ],
+)
+def test_a_password_that_is_none_is_refused_without_showing_it(
+    conf: str, environ: dict[str, str], sentence: str, here: Path
+) -> None:
+    (here / "empty").write_text("\n")
+    (here / "long").write_text(PASSWORD * 4096)
+    (here / "bytes").write_bytes(b"\xff" + PASSWORD.encode())
+    assert sentence in refusal(f"{AT_A} --rdzv-conf={conf}", **environ)
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        f"password={PASSWORD}",
+        f" Password = {PASSWORD}",
+        f"user=root:{PASSWORD}",
+        f"user=root:a,{PASSWORD}",
+        f"bad,'user=root:{PASSWORD}'",
+        f"prefix=/,password={PASSWORD}",
+    ],
+)
+def test_a_password_on_the_command_line_is_refused_and_not_repeated(conf: str) -> None:
+    for backend in ("c10d", "etcd"):
+        with pytest.raises(
+            SpecError, match="where every list of processes shows it: put it into a file and"
+        ) as refused:
+            parse([f"--rdzv-backend={backend}", "--rdzv-conf", conf, "train.py"], {})
+        assert PASSWORD not in str(refused.value)
+
+
+def test_a_password_in_the_open_is_told_unless_somebody_wanted_it_so() -> None:
+    sentence = (
+        "the password goes to etcd unencrypted: give --rdzv-conf protocol=https, or protocol=http if that is meant."
+    )
+    login = {"DLROVER_ETCD_PASSWORD": PASSWORD}
+    assert told(f"{AT_A} --rdzv-conf=user=root", **login)[1] == [sentence]
+    assert told(f"{AT_A} --rdzv-conf=user=root,protocol=http", **login)[1] == []
+    assert told(f"{TWO} --rdzv-endpoint=http://a --rdzv-conf=user=root", **login)[1] == []
+
+
+def test_what_is_for_a_master_has_no_effect_and_says_what_to_use() -> None:
+    conf = "token_file=t,tls_ca=a,tls_cert=b,tls_key=c,bind=::1,state_dir=s,is_host=1,read_timeout=5,store_type=tcp"
+    spec, said = told(f"{AT_A} --rdzv-conf={conf}", DLROVER_RDZV_TOKEN=PASSWORD, DLROVER_RDZV_TOKEN_FILE="f")
+    assert said == [
+        "token_file of --rdzv-conf has no effect with etcd: give user and password_file instead.",
+        "tls_ca of --rdzv-conf has no effect with etcd: give cacert instead.",
+        "tls_cert of --rdzv-conf has no effect with etcd: give cert instead.",
+        "tls_key of --rdzv-conf has no effect with etcd: give key instead.",
+        "bind of --rdzv-conf has no effect with etcd: no node listens there.",
+        "state_dir of --rdzv-conf has no effect with etcd: what a job needs to go on is in etcd itself.",
+        "DLROVER_RDZV_TOKEN has no effect with etcd: give --rdzv-conf user=NAME and set DLROVER_ETCD_PASSWORD instead.",
+        "DLROVER_RDZV_TOKEN_FILE has no effect with etcd: give --rdzv-conf user=NAME and set "
+        "DLROVER_ETCD_PASSWORD_FILE instead.",
+    ]
+    assert spec.etcd == EtcdSpec((("a", 2379),))
+
+
+@pytest.mark.parametrize("line", ["--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a", "--nnodes=2", "--nnodes=1"])
+def test_what_is_for_etcd_has_no_effect_elsewhere_and_what_torchrun_has_too_is_left_alone(line: str) -> None:
+    conf = "user=a,password_file=b,prefix=c,cacert=d,cert=e,protocol=https,etcd_prefix=c,ssl_cert_key=f"
+    spec, said = told(f"{line} --rdzv-conf={conf}", DLROVER_ETCD_PASSWORD="")
+    assert said == [
+        f"{key} of --rdzv-conf has no effect, since this job has no etcd where nodes meet."
+        for key in ("user", "password_file", "prefix")
+    ]
+    assert spec.etcd is None
+
+
+@pytest.mark.parametrize("line", ["--nnodes=2", "--rdzv-backend=etcd --rdzv-endpoint=a"])
+def test_what_is_for_nodes_that_meet_has_no_effect_where_none_do(line: str) -> None:
+    said = told(f"{line} --spares=0 --rdzv-conf=pend_timeout=1,lost_after=1,scale_up_delay=1,auth=required")[1]
+    assert said == [
+        f"{what} has no effect, since this job has no place where nodes meet."
+        for what in (
+            *(f"{key} of --rdzv-conf" for key in ("pend_timeout", "lost_after", "scale_up_delay", "auth")),
+            "--spares",
+        )
+    ]
+
+
+@pytest.mark.parametrize("absent", [None, types.ModuleType("etcd3")])
+def test_a_missing_package_is_one_line_that_says_how_to_get_it(
+    absent: types.ModuleType | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "etcd3", absent)
+    assert main([*AT_A.split(), "train.py"]) == 2
+    line = (
+        "dlrover-run: --rdzv-backend=etcd needs the package etcd3, which is not installed: "
+        "pip install 'dlrover-run[etcd]'.\n"
+    )
+    assert capsys.readouterr() == ("", line)
+
+
+def test_the_package_is_found_without_being_imported(here: Path) -> None:
+    (here / "packages").mkdir()
+    (here / "packages" / "etcd3.py").write_text("raise AssertionError('imported')")
+    code = "import sys; from dlrover_run.cli import parse; parse(sys.argv[1:], {}); assert 'grpc' not in sys.modules"
+    path = os.pathsep.join([str(here / "packages"), str(Path(dlrover_run.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", code, *AT_A.split(), "train.py"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_job_never_shows_its_password_and_carries_it_to_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, pems: dict[str, str]
+) -> None:
+    monkeypatch.setenv("DLROVER_ETCD_PASSWORD", PASSWORD)
+    spec = job_or_code([*AT_A.split(), "--rdzv-conf=user=root,cacert=ca", "train.py"])
+    assert isinstance(spec, JobSpec)
+    assert spec.etcd is not None
+    assert (spec.etcd.password, os.environ["DLROVER_ETCD_PASSWORD"]) == (PASSWORD, PASSWORD)
+    assert PASSWORD not in repr(spec)
+    sent = msgspec.json.encode(LaunchRequest(spec, 0, 0))
+    assert msgspec.json.decode(sent, type=LaunchRequest).spec == spec
+
+
+def launched(config: dlrover_run.LaunchConfig, monkeypatch: pytest.MonkeyPatch) -> JobSpec:
+    """The job that a configuration comes to; nothing is started."""
+    jobs: list[JobSpec] = []
+
+    def take(spec: JobSpec) -> dict[int, Any]:
+        jobs.append(spec)
+        return {}
+
+    monkeypatch.setattr("dlrover_run.api.launch_from_python", take)
+    elastic_launch(config, "ls")()
+    return jobs[0]
+
+
+def test_a_configuration_of_several_nodes_is_the_same_job(
+    here: Path, monkeypatch: pytest.MonkeyPatch, pems: dict[str, str]
+) -> None:
+    (here / "password").write_text(PASSWORD)
+    config = dlrover_run.LaunchConfig(
+        min_nodes=1,
+        max_nodes=4,
+        nproc_per_node=2,
+        rdzv_backend="etcd",
+        rdzv_endpoint="a,b:1",
+        rdzv_configs={"protocol": "https", "cacert": "ca", "user": "root", "password_file": "password", "rank": 1},
+        rdzv_timeout=5,
+        spares=1,
+    )
+    spec = launched(config, monkeypatch)
+    assert spec.rules == Rules(least=1, most=4, spares=1, max_restarts=3)
+    assert spec.etcd == EtcdSpec((("a", 2379), ("b", 1)), "/dlrover-run", "root", PASSWORD, TlsSpec(ca=pems["ca"]))
+    assert (spec.backend, spec.run_id, spec.node_rank, spec.workers_per_node) == ("etcd", "none", 1, 2)
+
+
+def test_a_configuration_with_a_password_in_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dlrover_run.LaunchConfig(
+        2, 2, 1, rdzv_backend="etcd", rdzv_endpoint="a", rdzv_configs={"password": PASSWORD}
+    )
+    with pytest.raises(SpecError, match="put it into a file and give password_file=PATH") as refused:
+        launched(config, monkeypatch)
+    assert PASSWORD not in str(refused.value)
