@@ -49,7 +49,7 @@ ELECTIONS_PER_SECOND = 500
 
 
 def lease_time(rules: Rules) -> int:
-    """Seconds for which a node's lease runs: a node of which nothing was heard for so long is gone, as with a master."""
+    """Seconds for which a node's lease runs: a node that is silent for so long is gone, as with a master."""
     return max(LEAST_LEASE, math.ceil(rules.silence_limit))
 
 
@@ -97,7 +97,7 @@ class EtcdBoard(RemoteBoard):
 
     async def _attempt(self) -> None:
         try:
-            await self._stay(await self._enter())
+            await self._stay(*await self._enter())
         except Away as away:
             self._note_end(str(away))
         except LeaseGone:
@@ -118,25 +118,26 @@ class EtcdBoard(RemoteBoard):
                 self._note_refusal(str(refused), retry=True)
                 await self._until_gone(refused)
 
-    async def _enter(self) -> Outcome:
-        """Have this node's status in etcd, and read who leads and what is wanted. Raises Refused."""
+    async def _enter(self) -> tuple[Outcome, NodeStatus | None]:
+        """Have this node's status in etcd, and read who leads and what is wanted; also which status was put, None when
+        one was there that may be older. Raises Refused."""
         await self._find_own_address()
         if not self._lease or not await self._store.renew(self._lease):
             self._lease = 0
             self._lease = await self._store.grant(self._ttl)
-        own = self._keys.node(self._own_status().node_id)
-        outcome = await self._store.commit(self._entry())
+        status = self._own_status()
+        own = self._keys.node(status.node_id)
+        outcome = await self._store.commit(self._entry(status))
         over = outcome.found.get(self._keys.over)
-        if over is not None and not self._own_status().epoch:
+        if over is not None and not status.epoch:
             reason = f"the job {self._spec.run_id!r} has just ended; its name is free again in a moment"
             raise Refused(reason, over.key, outcome.revision)
         there = outcome.found.get(own)
         if there is not None and there.lease != self._lease:
             raise Refused(_in_use(there), own, outcome.revision)
-        return outcome
+        return outcome, status if outcome.succeeded else None
 
-    def _entry(self) -> Txn:
-        status = self._own_status()
+    def _entry(self, status: NodeStatus) -> Txn:
         own = self._keys.node(status.node_id)
         leader, over = Range(self._keys.leader), Range(self._keys.over)
         reads = (Get(leader), Get(self._words))
@@ -155,11 +156,9 @@ class EtcdBoard(RemoteBoard):
             self._own_address = route_source(addresses[0]) or self._own_address
             return
 
-    async def _stay(self, entry: Outcome) -> None:
+    async def _stay(self, entry: Outcome, sent: NodeStatus | None) -> None:
         """Take part until the lease or etcd is lost, or until `close` has been carried out."""
         nursery = Nursery()
-        # What was put on entering may be an older one, of before etcd was away.
-        sent = self._own_status() if entry.succeeded else None
         self._note_connected()
         try:
             nursery.start(self._renew())
@@ -207,6 +206,9 @@ class EtcdBoard(RemoteBoard):
                             self._mind(nursery, change.now, self._spec.rules.lost_after)
                         elif change.now is not None:
                             self._read(change.now)
+                        elif self.assignment.phase not in OVER:
+                            # By hand, and our status with it; or etcd has lost its data.
+                            raise Away("the keys of the job have been deleted")
             except Compacted:
                 entry = await self._store.commit(Txn(then=tuple(map(Get, ranges))))
 
