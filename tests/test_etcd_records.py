@@ -1,0 +1,108 @@
+"""What stands in etcd: it comes back as it was, rubbish is known for what it is, and nobody finds another one's."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from master_node import status
+from scripted_agent import seat
+
+from dlrover_run.backends import etcd_records
+from dlrover_run.backends.etcd_records import BUCKETS, Keys, Stored, Word, bucket_of, pack, rules_of, unpack
+from dlrover_run.coordination.records import (
+    Assignment,
+    Failure,
+    Member,
+    NodeKey,
+    NodeStatus,
+    Plan,
+    PlanPhase,
+    RoundKey,
+    Waiting,
+)
+from dlrover_run.coordination.rules import MOST_NODES, Rules
+from dlrover_run.wire.messages import BadMessage, rule_values
+
+RULES = rule_values(Rules(least=2, most=4))
+names = st.text(min_size=1, max_size=20)
+
+
+def test_each_kind_of_record_comes_back_as_it_was() -> None:
+    failure = Failure(1, "b", "was killed by SIGKILL", trace="é\x1b[31m\x00\U0001f525" * 1000)
+    word = Word(RULES, Assignment(epoch=3, failure=failure), Waiting("2 more nodes", 3.5), (("a", "1", seat()),))
+    assert unpack(pack(word), Word) == word
+    assert unpack(pack(status("a")), NodeStatus) == status("a")
+    stored = Stored(RULES, Plan(epoch=7, charged=(1.5, 2.25), members=(Member("a", "1", "host", 8),)))
+    assert unpack(pack(stored), Stored) == stored
+    assert rules_of(stored) == Rules(least=2, most=4)
+
+
+def test_the_plan_of_the_largest_job_fits_into_one_request() -> None:
+    members = tuple(
+        Member(f"{i}-{zlib.crc32(b'%d' % i):012x}", f"{i * 7919 * 10**25:032x}", f"node-{i}.cluster", 8)
+        for i in range(MOST_NODES)
+    )
+    stored = Stored(RULES, Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members))
+    packed = pack(stored)
+    assert len(packed) < 1_400_000
+    assert unpack(packed, Stored) == stored
+
+
+@given(st.binary(max_size=200))
+def test_rubbish_is_known_for_what_it_is(data: bytes) -> None:
+    for kind in (NodeStatus, Stored, Word):
+        with pytest.raises(BadMessage):
+            unpack(data, kind)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{}",
+        b'{"rules":{},"plan":3}',
+        b"{" * 100_000,
+        zlib.compress(b"[]"),
+        zlib.compress(b"{}" * 50_000)[:-9],
+        b"\xff",
+    ],
+)
+def test_what_is_almost_a_record_is_none(data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        unpack(data, Stored)
+
+
+def test_what_would_fill_the_memory_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_records, "MOST_UNPACKED", 1000)
+    with pytest.raises(BadMessage, match="longer than any record"):
+        unpack(zlib.compress(b" " * 1001), Stored)
+
+
+def test_a_node_finds_its_own_seat_and_without_one_what_it_waits_for() -> None:
+    first, second = seat(node_rank=0), seat(node_rank=1)
+    waiting = Waiting("a place")
+    word = Word(RULES, Assignment(epoch=3), waiting, (("a", "1", first), ("b", "1", second)))
+    assert word.assignment(NodeKey("b", "1")) == Assignment(epoch=3, seat=second)
+    assert word.assignment(NodeKey("b", "2")) == Assignment(epoch=3, waiting=waiting)
+    assert word.assignment(NodeKey("c", "1")) == Assignment(epoch=3, waiting=waiting)
+
+
+@given(names, names)
+def test_no_jobs_keys_are_among_another_ones(one: str, other: str) -> None:
+    first, second = Keys("/dlrover-run", one), Keys("/dlrover-run", other)
+    if one != other:
+        assert not first.job.startswith(second.job)
+        assert first.leader != second.leader
+    assert all(
+        key.startswith(first.job) for key in (first.leader, first.plan, first.over, first.node("x"), first.words(3))
+    )
+
+
+def test_nodes_are_spread_over_all_buckets() -> None:
+    counts = [0] * BUCKETS
+    for i in range(64 * BUCKETS):
+        counts[bucket_of(f"worker-{i}")] += 1
+    assert min(counts) > 0
+    assert max(counts) < 3 * 64
