@@ -1,0 +1,169 @@
+"""The messages of etcd's v3 API out of the package etcd3, whichever release and whichever protobuf is there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import WAIT
+
+from dlrover_run.etcd import messages
+from dlrover_run.etcd.messages import PackageMissing
+
+METHODS = [
+    "KV.Txn",
+    "Lease.LeaseGrant",
+    "Lease.LeaseRevoke",
+    "Lease.LeaseKeepAlive",
+    "Watch.Watch",
+    "Auth.Authenticate",
+]
+
+
+@pytest.fixture(autouse=True)
+def _loaded_anew() -> Iterator[None]:
+    messages.load.cache_clear()
+    yield
+    messages.load.cache_clear()
+
+
+def run_program(body: str, path: Path | None = None) -> None:
+    """Run a program in a process of its own, with the packages in `path` before all others."""
+    env = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
+    command = [sys.executable, "-c", textwrap.dedent(body)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_knows_its_path_and_what_it_takes_and_gives(name: str) -> None:
+    method = messages.load().method(name)
+    assert method.path == "/etcdserverpb." + name.replace(".", "/")
+    assert method.request.DESCRIPTOR.full_name.endswith("Request")
+    assert method.response.DESCRIPTOR.full_name.endswith("Response")
+    assert method.response.FromString(method.response().SerializeToString()) == method.response()
+
+
+def test_a_message_travels_as_the_api_says() -> None:
+    put = messages.load().message("PutRequest")(key=b"a", value=b"bc", lease=5)
+    assert put.SerializeToString() == b"\x0a\x01a\x12\x02bc\x18\x05"
+
+
+def test_nothing_is_left_where_others_could_meet_it() -> None:
+    run_program("""
+        import os, sys
+        before = dict(os.environ)
+        from dlrover_run.etcd import messages
+        messages.load().method("KV.Txn")
+        from google.protobuf import descriptor_pool
+        from google.protobuf.internal import api_implementation
+        assert api_implementation.Type() == "upb"
+        assert not [name for name in sys.modules if name.startswith("etcd3")]
+        assert dict(os.environ) == before
+        for name in ("kv.proto", "auth.proto", "rpc.proto"):
+            try:
+                descriptor_pool.Default().FindFileByName(name)
+            except KeyError:
+                continue
+            raise AssertionError(name)
+    """)
+
+
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+def test_another_client_of_etcd_lives_in_the_same_process(first: str) -> None:
+    """Each has files called `kv.proto` with messages of the same names and other contents."""
+    run_program(f"""
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from dlrover_run.etcd import messages
+
+        def theirs():
+            file = descriptor_pb2.FileDescriptorProto(name="kv.proto", package="mvccpb")
+            file.message_type.add(name="KeyValue").field.add(name="other", number=1, type=9, label=1)
+            descriptor_pool.Default().Add(file)
+
+        def ours():
+            assert messages.load().message("PutRequest")(key=b"k").key == b"k"
+
+        for load in (ours, theirs) if {first == "ours"} else (theirs, ours):
+            load()
+        found = descriptor_pool.Default().FindMessageTypeByName("mvccpb.KeyValue")
+        assert message_factory.GetMessageClass(found)(other="x").other == "x"
+    """)
+
+
+def test_a_later_release_is_imported_as_any_package(tmp_path: Path) -> None:
+    """One whose files can be imported, as those that a compiler of today makes: here of the same descriptions."""
+    package = tmp_path / "etcd3" / "etcdrpc"
+    package.mkdir(parents=True)
+    (tmp_path / "etcd3" / "__init__.py").write_text("import etcd3.etcdrpc")
+    (package / "__init__.py").write_text("from etcd3.etcdrpc import rpc_pb2")
+    installed = importlib.util.find_spec("etcd3")
+    assert installed is not None
+    folder = Path((installed.submodule_search_locations or [])[0], "etcdrpc")
+    body = ["from google.protobuf import descriptor_pool"]
+    for name in ("kv", "auth", "rpc"):
+        described = messages._read_literal([folder / f"{name}_pb2.py"])
+        body.append(f"DESCRIPTOR = descriptor_pool.Default().AddSerializedFile({described!r})")
+    (package / "rpc_pb2.py").write_text("\n".join(body))
+    information = tmp_path / "etcd3-0.13.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: etcd3\nVersion: 0.13.0\n")
+    run_program(
+        """
+        import sys
+        from dlrover_run.etcd import messages
+        api = messages.load()
+        assert "etcd3.etcdrpc.rpc_pb2" in sys.modules
+        assert api.method("KV.Txn").request(success=[]) == api.message("TxnRequest")()
+        """,
+        tmp_path,
+    )
+
+
+def test_a_later_release_that_refuses_the_protobuf_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise TypeError("Descriptors cannot be created directly.")
+
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.13.0")
+    monkeypatch.setattr(messages.importlib, "import_module", refuse)
+    with pytest.raises(PackageMissing, match=r"Descriptors cannot be .* pip install etcd3==0\.12\.0"):
+        messages.load()
+
+
+def test_a_missing_package_is_a_sentence_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", nowhere)
+    with pytest.raises(PackageMissing, match=r"etcd3.*pip install 'dlrover-run\[etcd\]'"):
+        messages.load()
+
+
+def test_a_missing_protobuf_is_the_same_sentence() -> None:
+    run_program("""
+        import sys
+        sys.modules["google.protobuf"] = None
+        from dlrover_run.etcd import messages
+        try:
+            messages.load()
+        except messages.PackageMissing as error:
+            assert "pip install 'dlrover-run[etcd]'" in str(error), error
+        else:
+            raise AssertionError
+    """)
+
+
+def test_a_package_that_another_one_has_overwritten_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "etcd3" / "etcdrpc").mkdir(parents=True)
+    (tmp_path / "etcd3" / "__init__.py").touch()
+    (tmp_path / "etcd3" / "etcdrpc" / "kv_pb2.py").write_text("# nothing of what is looked for\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PackageMissing, match="pip uninstall etcd3-py"):
+        messages.load()
