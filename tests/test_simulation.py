@@ -59,7 +59,7 @@ def test_the_runs_are_worth_something() -> None:
     assert sum(outcome.rounds for outcome in outcomes) > 100
     assert sum(outcome.completed for outcome in outcomes) > 60
     assert sum(outcome.restarts for outcome in outcomes) > 10
-    assert sum(outcome.masters > 1 for outcome in outcomes) > 10
+    assert sum(outcome.coordinators > 1 for outcome in outcomes) > 10
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:

@@ -7,7 +7,8 @@ import sys
 import time
 from collections import Counter
 
-from simulation.scenario import simulate
+from simulation.etcd_scenario import EtcdScenario
+from simulation.scenario import MasterScenario, Scenario, simulate
 from simulation.timeline import Broken
 
 
@@ -16,14 +17,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("seed", type=int, help="the seed, or the first of several")
     parser.add_argument("--count", type=int, default=1, help="run that many seeds, without a trace")
+    parser.add_argument("--etcd", action="store_true", help="let the records live in etcd, not in a master")
     arguments = parser.parse_args()
+    kind: type[Scenario] = EtcdScenario if arguments.etcd else MasterScenario
     failed = 0
     phases: Counter[str] = Counter()
     began = time.monotonic()
     rounds = restarts = 0
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         try:
-            outcome = simulate(seed, print if arguments.count == 1 else None)
+            outcome = simulate(seed, print if arguments.count == 1 else None, kind)
         except Broken as broken:
             failed += 1
             print(broken)

@@ -16,6 +16,7 @@ from simulation.masters import Masters
 from simulation.network import END, TO_MASTER, TO_NODE, Stream
 from simulation.timeline import Process
 
+
 class Board:
     """Keeps one stream up, publishes the latest status, and holds the latest assignment."""
 

@@ -10,29 +10,30 @@ from simulation.network import TO_MASTER, TO_NODE
 from simulation.nodes import Node
 
 if TYPE_CHECKING:
-    from simulation.scenario import Scenario
+    from simulation.scenario import MasterScenario, Scenario
+
+Fault = Callable[[], None]
 
 
 class Faults:
-    """Chooses faults at random, each run with another taste for them."""
+    """Chooses faults at random, each run with another taste for them. Those of `place` befall the place of the
+    records; of `gentle` ones everybody knows within a second."""
 
-    def __init__(self, scenario: Scenario, disk: Disk | None) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._timeline = scenario.timeline
         self._random = scenario.timeline.random
-        self._disk = disk
         self.over = False
         workers = [self._fail_worker, self._kill_worker]
-        gentle = [self._kill_node, self._ask_to_go, self._join, self._return]
+        gentle, place = self._gentle(), self._place()
         rough = [self._lose_machine, self._stop_node, self._twin]
         network = [self._cut_off, self._cut_one_way, self._break_stream, self._break_all_streams]
-        masters = [self._kill_master, self._blow_fuse, self._stop_master, self._fill_disk]
         kinds = {
             "gentle": gentle,
             "nodes": gentle + rough,
             "network": network,
-            "masters": masters,
-            "all": gentle + rough + network + masters,
+            "place": place,
+            "all": gentle + rough + network + place,
         }[scenario.trouble]
         self._taste = [(kind, self._random.choice((0, 1, 1, 4))) for kind in kinds]
         self._taste += [(kind, self._random.choice((0, 1, 3))) for kind in workers]
@@ -42,6 +43,12 @@ class Faults:
         """Faults happen until then, from now on or once a round may have formed."""
         self._until = until
         self._timeline.after(self._random.choice((0.0, 10.0, 35.0)), self._next)
+
+    def _gentle(self) -> list[Fault]:
+        return [self._kill_node, self._ask_to_go, self._join, self._return]
+
+    def _place(self) -> list[Fault]:
+        return []
 
     def _next(self) -> None:
         self._timeline.after(self._random.expovariate(1 / self._pause), self._happen)
@@ -58,7 +65,7 @@ class Faults:
         living = self._scenario.living
         return self._random.choice(living) if living else None
 
-    def _later(self, most: float, act: Callable[[], None]) -> None:
+    def _later(self, most: float, act: Fault) -> None:
         """Undo something, unless everything has been undone by then."""
         self._timeline.after(self._random.uniform(0.05, most), lambda: None if self.over else act())
 
@@ -139,18 +146,30 @@ class Faults:
         if node is not None:
             self._scenario.add_node(node.key.node_id)
 
+
+class MasterFaults(Faults):
+    """What goes wrong with masters, too."""
+
+    def __init__(self, scenario: MasterScenario, disk: Disk | None) -> None:
+        self._masters = scenario.masters
+        self._disk = disk
+        super().__init__(scenario)
+
+    def _place(self) -> list[Fault]:
+        return [self._kill_master, self._blow_fuse, self._stop_master, self._fill_disk]
+
     def _kill_master(self) -> None:
-        if self._scenario.masters.current.alive:
+        if self._masters.current.alive:
             silent = self._random.random() < 0.2
             # Nodes that hear of no end find their next master later than others, and too late for its grace.
             self._scenario.laws.nodes_stay &= not silent
-            self._scenario.masters.current.kill(silent)
+            self._masters.current.kill(silent)
 
     def _blow_fuse(self) -> None:
-        self._scenario.masters.current.fuse = self._random.randint(0, 12)
+        self._masters.current.fuse = self._random.randint(0, 12)
 
     def _stop_master(self) -> None:
-        master = self._scenario.masters.current
+        master = self._masters.current
         if master.alive:
             master.stop()
             self._later(self._random.choice((1.0, 10.0, 60.0)), master.resume)

@@ -199,9 +199,9 @@ class Laws:
             self._charge_times = [time for time in self._charge_times if now < time + window] + [now]
             demand(len(self._charge_times) <= self._rules.max_restarts, "no more restarts in the window than granted")
 
-    def forgetting(self) -> None:
+    def forgetting(self, all_have_left: bool = False) -> None:
         """The journal is removed. Who comes after the end begins another job, with what he still knows of the last."""
-        if self.over is not None:
+        if self.over is not None or all_have_left:
             self._durable = False
 
     def hearing(self, key: NodeKey, wanted: Assignment) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from dlrover_run.wire.messages import Assigned, Report
 from simulation.timeline import Event, Process, Timeline
@@ -18,25 +18,33 @@ What opens and ends a stream is said once, by the streams of the product as by t
 
 class Weather:
     """`slowness` is how many seconds every fifth message may take, in all the network. `echo` is how probably a message
-    arrives once more, and after that once more again.
+    arrives once more, and after that once more again. `lag` is how many seconds later than it could etcd may tell a
+    watch of a change.
 
     A stream keeps its order, so a repetition may be late but comes before whatever was said next.
     """
 
-    def __init__(self, slowness: float, echo: float) -> None:
+    def __init__(self, slowness: float, echo: float, lag: float = 0.0) -> None:
         self.slowness = slowness
         self.echo = echo
+        self.lag = lag
+
+
+class Waits(Protocol):
+    """What stands before a way that is held up."""
+
+    def pump(self) -> None: ...
 
 
 class Link:
-    """The way between one node and the masters. Each direction can be held up on its own.
+    """The way between one node and the masters, or etcd. Each direction can be held up on its own.
 
     What is sent meanwhile waits, as TCP does it, and comes in order once the way is free.
     """
 
     def __init__(self) -> None:
         self._holds = [0, 0]
-        self._waiting: tuple[list[Pipe], list[Pipe]] = ([], [])
+        self._waiting: tuple[list[Waits], list[Waits]] = ([], [])
 
     def free(self, direction: int) -> bool:
         """Whether what is sent in that direction arrives."""
@@ -57,16 +65,16 @@ class Link:
             self._holds[direction] = 0
             self._resume(direction)
 
-    def wait(self, direction: int, pipe: Pipe) -> None:
-        """Have this pipe pumped when the way is free again."""
-        self._waiting[direction].append(pipe)
+    def wait(self, direction: int, waits: Waits) -> None:
+        """Have this pumped when the way is free again."""
+        self._waiting[direction].append(waits)
 
     def _resume(self, direction: int) -> None:
         if self.free(direction):
             waiting = list(self._waiting[direction])
             self._waiting[direction].clear()
-            for pipe in waiting:
-                pipe.pump()
+            for waits in waiting:
+                waits.pump()
 
 
 class Pipe:

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
 from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.statement import last_words, statement
-from dlrover_run.coordination.records import OVER, NodeKey, RoundKey
+from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, RoundKey
 from dlrover_run.spec import Entrypoint, JobSpec
-from simulation.board import Board
 from simulation.laws import Laws
-from simulation.masters import Masters
+from simulation.loop import LoopProcess
 from simulation.network import Link, Weather
-from simulation.timeline import Process, Timeline
+from simulation.timeline import Timeline
 from simulation.workers import Group, Workers
+
+
+class NodeBoard(Protocol):
+    """A board as a simulated agent sees it, and what may become of its connections."""
+
+    @property
+    def assignment(self) -> Assignment: ...
+
+    @property
+    def problem(self) -> str | None: ...
+
+    def publish(self, status: NodeStatus) -> None:
+        """Put the node's latest status on the board."""
+        ...
+
+    def close(self, on_closed: Callable[[], None]) -> None:
+        """Let the last status be stored, and say when that is over."""
+        ...
+
+    def break_off(self, silent: bool) -> None:
+        """The process is gone; its kernel ends the connections, unless the machine is gone too."""
+        ...
+
+    def cut(self) -> None:
+        """The connections break, for both ends."""
+        ...
 
 
 @dataclass(frozen=True)
 class Place:
-    """All that a node finds around it. `slow_stop` and `slow_start` are seconds that its workers take at most."""
+    """All that a node finds around it. `board` makes its board; `slow_stop` and `slow_start` are seconds that its
+    workers take at most."""
 
     timeline: Timeline
-    masters: Masters
+    board: Callable[[Node, JobSpec, Callable[[], None]], NodeBoard]
     workers: Workers
     laws: Laws
     slow_stop: float
@@ -32,8 +58,11 @@ class Place:
     weather: Weather
 
 
-class Node(Process):
-    """One agent with its workers. `spec` says who it is; each incarnation is another process."""
+class Node(LoopProcess):
+    """One agent with its workers. `spec` says who it is; each incarnation is another process.
+
+    `fuse` counts down with each step that the agent does in etcd; at 0 `on_fuse` happens to it.
+    """
 
     def __init__(self, place: Place, spec: JobSpec, host: str, incarnation: str) -> None:
         super().__init__(place.timeline, host)
@@ -42,15 +71,16 @@ class Node(Process):
         self.key = NodeKey(spec.node_id, incarnation)
         self.group: Group | None = None
         self.left = False
+        self.fuse: int | None = None
+        self.on_fuse: Callable[[], None] = self.kill
         self._standing = Standing(spec)
         self._standing._incarnation = incarnation
         self._standing._host = host
         self._epoch = 0
         self._leaving = False
         self._busy = False
-        self.board = Board(self, spec.rules, place.masters, self._hear)
-        self.note("begins")
-        self.run(self._follow)
+        self.board: NodeBoard
+        self.run(lambda: self._begin(spec))
 
     def ask_to_go(self) -> None:
         """SIGTERM."""
@@ -69,6 +99,15 @@ class Node(Process):
     def died(self) -> None:
         raise AssertionError("a node is killed by kill()")
 
+    def burn(self) -> None:
+        """One step nearer to what is set to happen."""
+        if self.fuse is not None:
+            self.fuse -= 1
+            if self.fuse < 0:
+                self.fuse = None
+                self.note("has come to the end of its fuse")
+                self.on_fuse()
+
     @property
     def works(self) -> bool:
         """Whether the workers of its round run."""
@@ -83,6 +122,11 @@ class Node(Process):
     def seated_in(self) -> RoundKey | None:
         """The round in which it has a seat."""
         return self._standing.round
+
+    def _begin(self, spec: JobSpec) -> None:
+        self.board = self.place.board(self, spec, self._hear)
+        self.note("begins")
+        self._follow()
 
     def _hear(self) -> None:
         """Something of the board has changed: also while workers start or end, it is taken and answered."""

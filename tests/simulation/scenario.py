@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,20 +11,23 @@ from typing import Any
 from unittest.mock import patch
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
+from dlrover_run.coordination.records import Plan
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.spec import JobSpec
+from simulation.board import Board
 from simulation.disk import Disk
-from simulation.faults import Faults
+from simulation.faults import Faults, MasterFaults
 from simulation.laws import Laws, demand
 from simulation.masters import Masters
 from simulation.network import Weather
-from simulation.nodes import Node, Place, job_spec
+from simulation.nodes import Node, NodeBoard, Place, job_spec
 from simulation.timeline import Broken, Timeline
 from simulation.workers import Workers
 
 HUNG = 30.0
 """Seconds after which workers that wait for a peer in vain give up by themselves."""
 
-TROUBLES = ("gentle", "nodes", "network", "masters", "all", "all")
+TROUBLES = ("gentle", "nodes", "network", "place", "all", "all")
 """What a run has trouble with, besides its workers. In a gentle one nobody is silent, so everything is known within a
 second, and so is what each failure came from."""
 
@@ -36,7 +40,7 @@ class Outcome:
     restarts: int
     completed: int
     phase: str
-    masters: int
+    coordinators: int
     ended_at: float
 
 
@@ -62,42 +66,67 @@ def random_rules(random: Random) -> Rules:
     )
 
 
-class Scenario:
-    """One seed's run. `tell` gets the lines of a trace."""
+class Scenario(ABC):
+    """One seed's run, wherever the records of its job live. `tell` gets the lines of a trace."""
+
+    faults: Faults
+    laws: Laws
+    place: Place
+    trouble: str
+    workers: Workers
+    calm_at: float
+    is_short: bool
+
+    flag = ""
 
     def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
         self.timeline = Timeline(seed, tell)
+        self.rules = random_rules(self.timeline.random)
+        self.nodes: list[Node] = []
+        self._hosts = 0
+
+    @property
+    @abstractmethod
+    def plan(self) -> Plan | None:
+        """The plan that holds."""
+
+    @property
+    @abstractmethod
+    def coordinators(self) -> int:
+        """How many have coordinated the job."""
+
+    @abstractmethod
+    def _make_board(self, node: Node, spec: JobSpec, listener: Callable[[], None]) -> NodeBoard:
+        """A node's end."""
+
+    @abstractmethod
+    def _keep_up(self) -> None:
+        """Have whatever is needed besides nodes."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """All faults of the place of the records are over."""
+
+    def _furnish(self, weather: Weather) -> None:
+        """Choose what a node finds around it."""
         random = self.timeline.random
-        self.rules = random_rules(random)
-        self.durable = random.random() < 0.6
-        self.trouble = random.choice(TROUBLES)
-        self.two_places = random.random() < 0.3
-        slowness = 0.3 if self.trouble == "gentle" else random.choice((0.01, 0.3, 2.0))
-        weather = Weather(slowness, echo=random.choice((0.0, 0.1, 0.6)))
-        nodes_stay = self.trouble == "masters" and not self.two_places and weather.slowness < 1
-        self.laws = Laws(self.rules, self.durable, nodes_stay)
-        disk = Disk(self.laws, self.timeline) if self.durable else None
-        self.masters = Masters(self.timeline, self.laws, disk, self.two_places, random.random() < 0.2)
         self.workers = Workers(self.timeline, work=random.uniform(3, 60), patience=HUNG)
         self.workers.fixed_store = self.rules.store is not None
         self.place = Place(
             self.timeline,
-            self.masters,
+            self._make_board,
             self.workers,
             self.laws,
             slow_stop=random.choice((0.1, 2.0, 15.0)),
             slow_start=random.choice((0.1, 3.0)),
             weather=weather,
         )
-        self.nodes: list[Node] = []
-        self._hosts = 0
         self.calm_at = random.uniform(30, 200)
         self.is_short = random.random() < 0.1
-        self.faults = Faults(self, disk)
+
+    def _describe(self, kept: str) -> None:
         self.timeline.note("job", f"{self.rules}")
-        places = "two places" if self.two_places else "one place"
-        kept = "a journal" if self.durable else "no journal"
-        self.timeline.note("job", f"trouble with {self.trouble}, {kept}, {places}, calm at {self.calm_at:.1f}")
+        self.timeline.note("job", f"trouble with {self.trouble}, {kept}, calm at {self.calm_at:.1f}")
 
     def add_node(self, node_id: str | None = None) -> Node:
         """A process begins to be a node: a new one, or another process under an id that there has been."""
@@ -125,13 +154,14 @@ class Scenario:
         self._demand_end()
         blamed = self.laws.blamed - self.workers.failed
         demand(self.trouble != "gentle" or not blamed, f"a change of membership costs nothing, but {blamed} did")
+        self._demand_rest()
         over = self.laws.over
         return Outcome(
             self.laws.rounds,
             self.laws.restarts,
             len(self.workers.completed),
             over.phase.value if over else "",
-            len(self.masters.all),
+            self.coordinators,
             self.timeline.now,
         )
 
@@ -139,7 +169,7 @@ class Scenario:
         random = self.timeline.random
         for _ in range(random.randint(1, self.rules.most + 2)):
             self.timeline.after(random.uniform(0, random.choice((0.1, 10.0))), self.add_node)
-        self.masters.keep_up(random.choice((0.5, 5.0, 12.0)))
+        self._keep_up()
         self.faults.begin(self.calm_at)
 
     def _calm(self) -> None:
@@ -147,7 +177,7 @@ class Scenario:
         self.timeline.note("job", "all faults are over")
         self.faults.over = True
         self.place.weather.slowness = 0.01
-        self.masters.settle()
+        self._settle()
         for node in self.nodes:
             node.link.heal()
             node.resume()
@@ -172,10 +202,9 @@ class Scenario:
         return self.laws.over is not None or not self.living or self._trains()
 
     def _trains(self) -> bool:
-        job = self.masters.current.job
-        if job is None or not self.workers.completed:
+        plan = self.plan
+        if plan is None or not self.workers.completed:
             return False
-        plan = job._coordinator.plan
         members = [node for node in self.living if node.works and plan.key == node.seated_in]
         return self.workers.completed[-1] == plan.key and len(members) == len(plan.members)
 
@@ -185,6 +214,57 @@ class Scenario:
         self.timeline.run_until(bound, lambda: not self.living)
         names = ", ".join(node.name for node in self.living)
         demand(not self.living, f"a job that nothing disturbs comes to its end, and {names} learns of that")
+
+    @abstractmethod
+    def _demand_rest(self) -> None:
+        """What else has to hold when everybody is gone."""
+
+    def close(self) -> None:
+        """Let go of all processes."""
+        for node in self.nodes:
+            node.dispose()
+
+
+class MasterScenario(Scenario):
+    """The records live in a master."""
+
+    def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
+        super().__init__(seed, tell)
+        random = self.timeline.random
+        self.durable = random.random() < 0.6
+        self.trouble = random.choice(TROUBLES)
+        self.two_places = random.random() < 0.3
+        slowness = 0.3 if self.trouble == "gentle" else random.choice((0.01, 0.3, 2.0))
+        weather = Weather(slowness, echo=random.choice((0.0, 0.1, 0.6)))
+        nodes_stay = self.trouble == "place" and not self.two_places and weather.slowness < 1
+        self.laws = Laws(self.rules, self.durable, nodes_stay)
+        disk = Disk(self.laws, self.timeline) if self.durable else None
+        self.masters = Masters(self.timeline, self.laws, disk, self.two_places, random.random() < 0.2)
+        self._furnish(weather)
+        self.faults = MasterFaults(self, disk)
+        places = "two places" if self.two_places else "one place"
+        self._describe(f"{'a journal' if self.durable else 'no journal'}, {places}")
+
+    @property
+    def plan(self) -> Plan | None:
+        job = self.masters.current.job
+        return None if job is None else job._coordinator.plan
+
+    @property
+    def coordinators(self) -> int:
+        return len(self.masters.all)
+
+    def _make_board(self, node: Node, spec: JobSpec, listener: Callable[[], None]) -> NodeBoard:
+        return Board(node, spec.rules, self.masters, listener)
+
+    def _keep_up(self) -> None:
+        self.masters.keep_up(self.timeline.random.choice((0.5, 5.0, 12.0)))
+
+    def _settle(self) -> None:
+        self.masters.settle()
+
+    def _demand_rest(self) -> None:
+        pass
 
 
 @contextmanager
@@ -218,15 +298,18 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
         yield
 
 
-def simulate(seed: int, tell: Callable[[str], None] | None = None) -> Outcome:
+def simulate(seed: int, tell: Callable[[str], None] | None = None, kind: type[Scenario] = MasterScenario) -> Outcome:
     """Run one seed. Raises Broken, whose words name the seed and how to see the run again."""
     found: list[Scenario] = []
     with stand_ins(lambda: found[0].laws):
         try:
-            found.append(Scenario(seed, tell))
+            found.append(kind(seed, tell))
             return found[0].run()
         except Broken as broken:
             when = found[0].timeline.now if found else 0.0
             raise Broken(
-                f"seed {seed} at {when:.3f} s: {broken}; see (cd tests && python -m simulation {seed})"
+                f"seed {seed} at {when:.3f} s: {broken}; see (cd tests && python -m simulation {seed}{kind.flag})"
             ) from None
+        finally:
+            for scenario in found:
+                scenario.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -47,6 +48,7 @@ class Timeline:
         self._events: list[Event] = []
         self._order = itertools.count()
         self._count = 0
+        self._broken: Broken | None = None
 
     def at(self, time: float, run: Callable[[], None]) -> Event:
         """Have something happen at a time, or at once when that has passed."""
@@ -68,6 +70,12 @@ class Timeline:
                 if self._count > MOST_EVENTS:
                     raise Broken("the run never comes to rest: somebody is always busy")
                 event.run()
+            if self._broken is not None:
+                raise self._broken
+
+    def break_off(self, broken: Broken) -> None:
+        """End the run after this event: what was broken is in a task, which keeps its exceptions to itself."""
+        self._broken = self._broken or broken
 
     def note(self, who: str, what: str) -> None:
         """A line of the trace."""
@@ -78,6 +86,13 @@ class Timeline:
     def traced(self) -> bool:
         """Whether somebody reads the trace."""
         return self._tell is not None
+
+
+Callback = Callable[..., Any]
+
+
+def _call(callback: Callback, args: tuple[Any, ...], context: Context | None) -> Callable[[], None]:
+    return (lambda: callback(*args)) if context is None else (lambda: context.run(callback, *args))
 
 
 class Process:
@@ -99,17 +114,17 @@ class Process:
         """The time of this process's clock."""
         return self.timeline.now - self._began
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any) -> Event:
+    def call_at(self, when: float, callback: Callback, *args: Any, context: Context | None = None) -> Event:
         """As asyncio's: a timer."""
-        return self._order(when + self._began, 1, lambda: callback(*args))
+        return self._order(when + self._began, 1, _call(callback, args, context))
 
-    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> Event:
+    def call_later(self, delay: float, callback: Callback, *args: Any, context: Context | None = None) -> Event:
         """As asyncio's: a timer."""
-        return self._order(self.timeline.now + delay, 1, lambda: callback(*args))
+        return self._order(self.timeline.now + delay, 1, _call(callback, args, context))
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any) -> Event:
+    def call_soon(self, callback: Callback, *args: Any, context: Context | None = None) -> Event:
         """As asyncio's."""
-        return self._order(self.timeline.now, 0, lambda: callback(*args))
+        return self._order(self.timeline.now, 0, _call(callback, args, context))
 
     def run(self, callback: Callable[[], None]) -> None:
         """Something comes from outside."""

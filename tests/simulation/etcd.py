@@ -1,0 +1,273 @@
+"""A cluster of etcd as its clients see it: one store whose changes follow each other, in everybody's time.
+
+Where the real one has a choice it is made at random. What the real one refuses, and no program of ours should send,
+breaks the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlrover_run.etcd.operations import (
+    Absent,
+    Away,
+    Change,
+    Changed,
+    Compacted,
+    Created,
+    Delete,
+    Get,
+    KeyValue,
+    LeaseGone,
+    Outcome,
+    Put,
+    Range,
+    Txn,
+)
+from simulation.laws import demand
+from simulation.timeline import Process, Timeline
+
+EXPIRY_TICK = 0.5
+"""Seconds between two looks of etcd for leases that have run out."""
+
+LEAST_TTL = 2
+"""Seconds that etcd gives a lease at least, with its default election timeout."""
+
+MOST_OPERATIONS = 128
+"""Operations that etcd takes in one branch of a transaction by default, and as many conditions."""
+
+Tell = Callable[[int, list[Change]], None]
+"""Gets the changes of one revision, with that revision."""
+
+
+@dataclass
+class Lease:
+    """`ends` is when it runs out, unless it is renewed; it is gone a moment later. `owner` is who was granted it."""
+
+    seconds: int
+    ends: float
+    owner: Process
+    keys: set[str] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Follower:
+    """Somebody who is told of each change in a range."""
+
+    range: Range
+    tell: Tell
+
+
+class EtcdCluster:
+    """The store. `on_change` is called after each change of keys with who made it, None for etcd itself, and with the
+    keys as they were. `away` says that no member answers.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.away = False
+        self.keys: dict[str, KeyValue] = {}
+        self.leases: dict[int, Lease] = {}
+        self.revision = 1
+        self.compacted = 0
+        self.on_change: Callable[[Process | None, dict[str, KeyValue]], None] = lambda owner, before: None
+        self._history: list[tuple[int, list[Change]]] = []
+        self._followers: list[Follower] = []
+
+    def grant(self, seconds: int, owner: Process) -> int:
+        """A new lease."""
+        lease = self.timeline.random.getrandbits(62)
+        seconds = max(seconds, LEAST_TTL)
+        self.leases[lease] = Lease(seconds, self.timeline.now + seconds, owner)
+        self._expire_later(lease)
+        return lease
+
+    def renew(self, lease: int) -> bool:
+        """Let a lease run anew, unless it has run out, be it that its keys are still there."""
+        known = self.leases.get(lease)
+        if known is None or known.ends <= self.timeline.now:
+            return False
+        known.ends = self.timeline.now + known.seconds
+        return True
+
+    def revoke(self, lease: int) -> None:
+        """End a lease and delete its keys."""
+        known = self.leases.pop(lease, None)
+        if known is not None and known.keys:
+            before = dict(self.keys)
+            self._note([self._drop(key) for key in sorted(known.keys)])
+            self.on_change(None, before)
+
+    def commit(self, txn: Txn, owner: Process) -> Outcome:
+        """Carry out a transaction. Raises LeaseGone."""
+        _check(txn)
+        self._check_leases(txn)
+        before = dict(self.keys)
+        changes: dict[str, Change] = {}
+        found: dict[str, KeyValue] = {}
+        succeeded = self._carry_out(txn, changes, found)
+        if changes:
+            self._note(list(changes.values()))
+            self.on_change(owner, before)
+        return Outcome(succeeded, self.revision, found)
+
+    def follow(self, range: Range, revision: int, tell: Tell) -> Follower:
+        """Tell of the changes from that revision on: at once of those that have been. Raises Compacted."""
+        if revision < self.compacted:
+            raise Compacted
+        for number, changes in self._history:
+            if number >= revision:
+                _tell(range, number, changes, tell)
+        # Of a revision that is still to come nothing is told before it is there.
+        follower = Follower(range, lambda number, changes: tell(number, changes) if number >= revision else None)
+        self._followers.append(follower)
+        return follower
+
+    def unfollow(self, follower: Follower) -> None:
+        """Tell nothing more."""
+        if follower in self._followers:
+            self._followers.remove(follower)
+
+    def compact(self) -> None:
+        """Forget changes up to a revision that may be the present one."""
+        self.compacted = self.timeline.random.randint(self.compacted, self.revision)
+        self._history = [entry for entry in self._history if entry[0] >= self.compacted]
+        self.note(f"is compacted at {self.compacted}")
+
+    def change_leader(self) -> None:
+        """Another member leads, and lets each lease run its whole time again."""
+        self.note("has another leader")
+        for lease in self.leases.values():
+            lease.ends = self.timeline.now + lease.seconds
+
+    def lose_everything(self) -> None:
+        """Somebody has set the cluster up anew, with nothing in it: revisions begin anew, and nobody is told."""
+        self.note("has lost its data")
+        before = dict(self.keys)
+        self.keys.clear()
+        self.leases.clear()
+        self._history.clear()
+        self._followers.clear()
+        self.revision = 1
+        self.compacted = 0
+        self.on_change(None, before)
+
+    def come_back(self) -> None:
+        """The members answer again, with all their data, and under another leader."""
+        self.note("is back")
+        self.away = False
+        self.change_leader()
+
+    def note(self, what: str) -> None:
+        """A line of the trace."""
+        self.timeline.note("etcd", what)
+
+    def _carry_out(self, txn: Txn, changes: dict[str, Change], found: dict[str, KeyValue]) -> bool:
+        holds = all(self._holds(condition) for condition in txn.conditions)
+        for operation in txn.then if holds else txn.otherwise:
+            if isinstance(operation, Get):
+                found.update({key: self.keys[key] for key in self._in(operation.range)})
+            elif isinstance(operation, Put):
+                changes[operation.key] = self._put(operation)
+            elif isinstance(operation, Delete):
+                changes.update({key: self._drop(key) for key in self._in(operation.range)})
+            else:
+                self._carry_out(operation, changes, found)
+        return holds
+
+    def _holds(self, condition: Absent | Created | Changed) -> bool:
+        if isinstance(condition, Absent):
+            return not self._in(condition.range)
+        known = self.keys.get(condition.key)
+        if known is None:
+            return False
+        return (known.created if isinstance(condition, Created) else known.changed) == condition.revision
+
+    def _in(self, range: Range) -> list[str]:
+        return sorted(key for key in self.keys if range.has(key))
+
+    def _put(self, put: Put) -> Change:
+        known = self.keys.get(put.key)
+        if known is not None and known.lease:
+            self.leases[known.lease].keys.discard(put.key)
+        if put.lease:
+            self.leases[put.lease].keys.add(put.key)
+        number = self.revision + 1
+        now = KeyValue(put.key, put.value, known.created if known else number, number, put.lease)
+        self.keys[put.key] = now
+        return Change(put.key, now)
+
+    def _drop(self, key: str) -> Change:
+        known = self.keys.pop(key)
+        if known.lease in self.leases:
+            self.leases[known.lease].keys.discard(key)
+        return Change(key, None)
+
+    def _note(self, changes: list[Change]) -> None:
+        self.revision += 1
+        self._history.append((self.revision, changes))
+        for follower in list(self._followers):
+            _tell(follower.range, self.revision, changes, follower.tell)
+
+    def _check_leases(self, txn: Txn) -> None:
+        for operation in txn.then if all(self._holds(condition) for condition in txn.conditions) else txn.otherwise:
+            if isinstance(operation, Txn):
+                self._check_leases(operation)
+            elif isinstance(operation, Put) and operation.lease and operation.lease not in self.leases:
+                raise LeaseGone
+
+    def _expire_later(self, lease: int) -> None:
+        known = self.leases[lease]
+
+        def look() -> None:
+            # All data may have been lost, and this be another time's lease.
+            if self.leases.get(lease) is not known:
+                return
+            if known.ends > self.timeline.now or self.away:
+                # Without a leader none runs out, and the next leader lets all of them run anew.
+                self._expire_later(lease)
+                return
+            self.note(f"a lease of {known.owner.name} has run out")
+            self.revoke(lease)
+
+        late = self.timeline.random.uniform(0, EXPIRY_TICK)
+        self.timeline.at(max(known.ends, self.timeline.now) + late, look)
+
+    def answer(self, act: Callable[[], Any]) -> Any:
+        """What a request that has arrived comes to. Raises Away as well as what `act` raises."""
+        if self.away:
+            raise Away("no member has a leader")
+        return act()
+
+
+def _tell(range: Range, revision: int, changes: Sequence[Change], tell: Tell) -> None:
+    own = [change for change in changes if range.has(change.key)]
+    if own:
+        tell(revision, own)
+
+
+def _check(txn: Txn) -> None:
+    """What etcd refuses is a defect: too much, and a key that is written twice."""
+    for branch in (txn.then, txn.otherwise):
+        demand(max(len(branch), len(txn.conditions)) <= MOST_OPERATIONS, "etcd takes a transaction of that size")
+        _written(branch)
+        for operation in branch:
+            if isinstance(operation, Txn):
+                _check(operation)
+
+
+def _written(branch: Iterable[Get | Put | Delete | Txn]) -> list[str]:
+    """The keys that a branch puts, nested ones too, each once, and none that it deletes."""
+    puts: list[str] = []
+    for operation in branch:
+        if isinstance(operation, Put):
+            puts.append(operation.key)
+        elif isinstance(operation, Txn):
+            # Only one of the two is done, so they may put the same key.
+            puts += sorted({*_written(operation.then), *_written(operation.otherwise)})
+    demand(len(set(puts)) == len(puts), "no transaction puts a key twice")
+    deleted = [operation.range for operation in branch if isinstance(operation, Delete)]
+    demand(not any(range.has(key) for range in deleted for key in puts), "no transaction puts a key that it deletes")
+    return puts

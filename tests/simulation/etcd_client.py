@@ -1,0 +1,280 @@
+"""A node's client of etcd: requests and watches over a network that delays, holds back, loses and repeats.
+
+It keeps the promises of `operations.Store` and no others: what the real client does not promise goes wrong at random.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from dlrover_run.etcd.operations import Away, Change, Compacted, LeaseGone, Outcome, Range, Txn
+from simulation.etcd import EtcdCluster, Follower
+from simulation.loop import LoopProcess
+from simulation.network import TO_MASTER, TO_NODE, Link, Weather
+from simulation.timeline import Timeline
+
+REQUEST_TIMEOUT = 5.0
+"""Seconds after which a request that was not answered is given up. It may be carried out all the same."""
+
+TO_ETCD = TO_MASTER
+
+
+class Parcel:
+    """Something that arrives once, when its time has come and the way is free."""
+
+    def __init__(self, timeline: Timeline, link: Link, direction: int, arrive: Callable[[], None]) -> None:
+        self._link = link
+        self._direction = direction
+        self._arrive = arrive
+        self._timeline = timeline
+
+    def send(self, due: float) -> None:
+        """Have it arrive at that time or later."""
+        self._timeline.at(due, self.pump)
+
+    def pump(self) -> None:
+        """Let it arrive now, if the way is free."""
+        if self._link.free(self._direction):
+            self._arrive()
+        else:
+            self._link.wait(self._direction, self)
+
+
+class Client:
+    """The end of one process. `burn` is called before each transaction is sent and after its answer has come; what it
+    does to the process happens at once."""
+
+    def __init__(
+        self, process: LoopProcess, link: Link, cluster: EtcdCluster, weather: Weather, burn: Callable[[], None]
+    ) -> None:
+        self.process = process
+        self.link = link
+        self.cluster = cluster
+        self.weather = weather
+        self._burn = burn
+        self._random = process.timeline.random
+        # In the order of their coming, so that a seed replays exactly.
+        self._pending: dict[asyncio.Future[Any], None] = {}
+        self._watches: dict[Watch, None] = {}
+        self._closed = False
+
+    async def grant(self, seconds: int) -> int:
+        lease: int = await self._call(lambda: self.cluster.grant(seconds, self.process))
+        return lease
+
+    async def renew(self, lease: int) -> bool:
+        lives: bool = await self._call(lambda: self.cluster.renew(lease))
+        return lives
+
+    async def revoke(self, lease: int) -> None:
+        await self._call(lambda: self.cluster.revoke(lease))
+
+    async def commit(self, txn: Txn) -> Outcome:
+        await self._burn_one()
+        outcome: Outcome = await self._call(lambda: self.cluster.commit(txn, self.process))
+        await self._burn_one()
+        return outcome
+
+    def watch(self, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
+        return Watch(self, ranges, revision)
+
+    async def close(self) -> None:
+        self._closed = True
+        self.cut()
+        for watch in list(self._watches):
+            watch.end(Away("the client is closed"))
+
+    def cut(self) -> None:
+        """All connections break: nobody knows what has become of a request, and watches begin where they stopped."""
+        for answer in list(self._pending):
+            _settle(answer, Away("the connection was broken off"))
+        for watch in list(self._watches):
+            watch.break_off()
+
+    def vanish(self) -> None:
+        """The process is gone, and nobody tells it anything more."""
+        for watch in list(self._watches):
+            watch.end(None)
+
+    def delay(self) -> float:
+        """Seconds that something is on its way."""
+        if self._random.random() < 0.8:
+            return self._random.uniform(0.0002, 0.005)
+        return self._random.uniform(0, self.weather.slowness)
+
+    def lag(self) -> float:
+        """Seconds that etcd takes to tell a watch of a change."""
+        return self._random.uniform(0, self.weather.lag) if self._random.random() < 0.3 else 0.0
+
+    def send(self, direction: int, arrive: Callable[[], None], due: float | None = None) -> None:
+        """Send something over the link."""
+        parcel = Parcel(self.process.timeline, self.link, direction, arrive)
+        parcel.send(self.process.timeline.now + self.delay() if due is None else due)
+
+    async def _burn_one(self) -> None:
+        self._burn()
+        if not self.process.alive:
+            # The rest of this step is not done any more.
+            await self.process.create_future()
+
+    async def _call(self, act: Callable[[], Any]) -> Any:
+        process = self.process
+        answer = process.create_future()
+        if self._closed or not process.alive:
+            raise Away("the client is closed")
+        self._pending[answer] = None
+
+        def carry_out(is_heard: bool) -> None:
+            if answer.done() and self._random.random() < 0.5:
+                # Who asked has given up, and has called it off in time.
+                return
+            try:
+                result = self.cluster.answer(act)
+            except (Away, LeaseGone) as error:
+                result = error
+            if is_heard:
+                self.send(TO_NODE, lambda: process.run(lambda: _settle(answer, result)))
+
+        repeated = self._random.random() < self.weather.echo / 4
+        self.send(TO_ETCD, lambda: carry_out(not repeated))
+        if repeated:
+            # A member dies before it has answered, and the request goes to another one.
+            self.send(TO_ETCD, lambda: carry_out(True), process.timeline.now + 4 * self.delay())
+        late = Away(f"it did not answer within {REQUEST_TIMEOUT:g} s")
+        timer = process.call_later(REQUEST_TIMEOUT, _settle, answer, late)
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+            self._pending.pop(answer, None)
+
+
+class Watch(AsyncIterator[Sequence[Change]]):
+    """One watch of several ranges, each of which lags behind by its own time."""
+
+    def __init__(self, client: Client, ranges: Sequence[Range], revision: int) -> None:
+        self._client = client
+        self._next = dict.fromkeys(ranges, revision)
+        self._due = dict.fromkeys(ranges, 0.0)
+        self._followers: list[Follower] = []
+        self._connection = 0
+        self._heard: deque[Sequence[Change]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: BaseException | None = None
+        self._begun = self._ended = False
+
+    async def __anext__(self) -> Sequence[Change]:
+        if not self._begun:
+            self._begun = True
+            self._client._watches[self] = None
+            self._connect()
+        while not self._heard:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._ended:
+                raise StopAsyncIteration
+            self._waiter = self._client.process.create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                # As with a generator: what was cancelled in the middle does not go on.
+                self.end(None)
+                raise
+        return self._heard.popleft()
+
+    async def aclose(self) -> None:
+        """Let go of it."""
+        self.end(None)
+
+    def break_off(self) -> None:
+        """Its connection is gone, with all that was on its way; it looks for another one."""
+        if self._ended or not self._begun:
+            return
+        self._unfollow()
+        process = self._client.process
+        process.call_later(process.timeline.random.uniform(0, 1), self._connect)
+
+    def end(self, error: BaseException | None) -> None:
+        """Nothing more comes of it, but the error."""
+        if not self._ended:
+            self._ended = True
+            self._error = error
+            self._unfollow()
+            self._client._watches.pop(self, None)
+            self._wake()
+
+    def _connect(self) -> None:
+        self._unfollow()
+        if self._ended:
+            return
+        connection = self._connection
+        for range in self._next:
+            self._client.send(TO_ETCD, lambda range=range: self._follow(range, connection))
+
+    def _unfollow(self) -> None:
+        self._connection += 1
+        for follower in self._followers:
+            self._client.cluster.unfollow(follower)
+        self._followers.clear()
+
+    def _follow(self, range: Range, connection: int) -> None:
+        """At etcd: the request has arrived."""
+        client = self._client
+        if connection != self._connection:
+            return
+
+        def follow() -> None:
+            def tell(revision: int, changes: list[Change]) -> None:
+                self._tell(range, connection, revision, changes)
+
+            self._followers.append(client.cluster.follow(range, self._next[range], tell))
+
+        try:
+            client.cluster.answer(follow)
+        except Compacted:
+            client.send(TO_NODE, lambda: client.process.run(lambda: self._fail(connection, Compacted())))
+        except Away:
+            client.send(TO_NODE, lambda: client.process.run(lambda: self._retry(connection)))
+
+    def _tell(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
+        """At etcd: there is something to tell, which comes behind all that was told of this range before."""
+        client = self._client
+        now = client.process.timeline.now
+        self._due[range] = max(now + client.delay() + client.lag(), self._due[range])
+
+        def arrive() -> None:
+            if connection == self._connection:
+                client.process.run(lambda: self._hear(range, connection, revision, changes))
+
+        client.send(TO_NODE, arrive, self._due[range])
+
+    def _hear(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
+        if connection == self._connection:
+            self._next[range] = revision + 1
+            self._heard.append(changes)
+            self._wake()
+
+    def _fail(self, connection: int, error: BaseException) -> None:
+        if connection == self._connection:
+            self.end(error)
+
+    def _retry(self, connection: int) -> None:
+        if connection == self._connection:
+            self.break_off()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _settle(answer: asyncio.Future[Any], result: Any) -> None:
+    if answer.done():
+        return
+    if isinstance(result, Exception):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)

@@ -1,0 +1,97 @@
+"""What goes wrong with etcd, and with the agent that is elected there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulation.faults import Fault, Faults
+from simulation.nodes import Node
+
+if TYPE_CHECKING:
+    from simulation.etcd_scenario import EtcdScenario
+
+
+class EtcdFaults(Faults):
+    """As with a master; but who is killed is missed only when his lease has run out, so that is not gentle."""
+
+    def __init__(self, scenario: EtcdScenario) -> None:
+        self._etcd = scenario.cluster
+        self._etcd_scenario = scenario
+        super().__init__(scenario)
+
+    def _gentle(self) -> list[Fault]:
+        return [self._ask_to_go, self._join, self._break_stream, self._compact, self._change_leader]
+
+    def _place(self) -> list[Fault]:
+        faults = [
+            self._go_away,
+            self._lag,
+            self._compact,
+            self._change_leader,
+            self._kill_leader,
+            self._stop_leader,
+            self._light_fuse,
+            self._light_fuse,
+            self._return,
+        ]
+        return faults if self._etcd_scenario.durable else [*faults, self._lose_everything]
+
+    def _leader(self) -> Node | None:
+        leader = self._etcd_scenario.leader
+        return leader if leader is not None and leader.alive and not leader.left else None
+
+    def _go_away(self) -> None:
+        if self._etcd.away:
+            return
+        self._etcd.note("is away")
+        self._etcd.away = True
+        if self._random.random() < 0.5:
+            self._break_all_streams()
+        self._later(self._random.choice((1.0, 10.0, 40.0)), self._etcd.come_back)
+
+    def _lag(self) -> None:
+        weather = self._scenario.place.weather
+        before, weather.lag = weather.lag, self._random.choice((1.0, 5.0, 20.0))
+        self._etcd.note(f"tells of changes up to {weather.lag:g} s late")
+
+        def catch_up() -> None:
+            weather.lag = before
+
+        self._later(20.0, catch_up)
+
+    def _compact(self) -> None:
+        self._etcd.compact()
+        if self._random.random() < 0.5:
+            self._break_all_streams()
+
+    def _change_leader(self) -> None:
+        self._etcd.change_leader()
+
+    def _lose_everything(self) -> None:
+        if self._random.random() < 0.3:
+            self._etcd.lose_everything()
+            self._break_all_streams()
+
+    def _kill_leader(self) -> None:
+        if (leader := self._leader()) is not None:
+            leader.kill(silent=True)
+
+    def _stop_leader(self) -> None:
+        if (leader := self._leader()) is not None:
+            leader.stop()
+            self._later(self._random.choice((1.0, 10.0, 30.0)), leader.resume)
+
+    def _light_fuse(self) -> None:
+        """The elected agent is killed, or stopped for a while, in the middle of what it does."""
+        if (leader := self._leader()) is None:
+            return
+        leader.fuse = self._random.randint(0, 12)
+        if self._random.random() < 0.5:
+            leader.on_fuse = leader.kill
+            return
+
+        def stop() -> None:
+            leader.stop()
+            self._later(self._random.choice((1.0, 10.0, 30.0)), leader.resume)
+
+        leader.on_fuse = stop

@@ -1,0 +1,218 @@
+"""One run of a job whose records live in etcd: the product's own board on each node, and one store for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from dlrover_run.backends.etcd_board import EtcdBoard, lease_time
+from dlrover_run.backends.etcd_records import Keys, Stored, unpack
+from dlrover_run.coordination.records import OVER, Assignment, NodeStatus, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.rules import RESULT_KEPT
+from dlrover_run.etcd.operations import KeyValue
+from dlrover_run.spec import EtcdSpec, JobSpec
+from simulation.etcd import EXPIRY_TICK, EtcdCluster
+from simulation.etcd_client import Client
+from simulation.etcd_faults import EtcdFaults
+from simulation.laws import Laws, demand
+from simulation.network import Weather
+from simulation.nodes import Node, NodeBoard
+from simulation.scenario import TROUBLES, Scenario
+
+SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
+
+LEAVING = 30.0
+"""Seconds in which an agent that leaves has ended, with a store that answers or without one."""
+
+DEFECT = "internal error"
+"""How a board's sentence begins that owns up to a defect."""
+
+
+class Store:
+    """What stands in etcd, and the laws of that: each is checked at the commit that could break it."""
+
+    def __init__(self, cluster: EtcdCluster, laws: Laws, keys: Keys) -> None:
+        self._cluster = cluster
+        self._laws = laws
+        self._keys = keys
+        self._told: set[tuple[RoundKey, PlanPhase, int]] = set()
+        self._leaders: set[int] = set()
+        cluster.on_change = self._check
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that is stored."""
+        return _plan_of(self._cluster.keys.get(self._keys.plan))
+
+    @property
+    def leader(self) -> Any:
+        """The process that is elected."""
+        return self._owner(self._cluster.keys.get(self._keys.leader))
+
+    @property
+    def elections(self) -> int:
+        """How often somebody was elected."""
+        return len(self._leaders)
+
+    def telling(self, wanted: Assignment) -> None:
+        """A node hears a word of the coordinator."""
+        if wanted.key.number or wanted.phase in OVER:
+            known = (wanted.key, wanted.phase, wanted.restart_count) in self._told
+            demand(known, "a plan is stored before anybody is told")
+
+    def _owner(self, current: KeyValue | None) -> Any:
+        lease = None if current is None else self._cluster.leases.get(current.lease)
+        return None if lease is None else lease.owner
+
+    def _check(self, writer: Any, before: dict[str, KeyValue]) -> None:
+        after, keys = self._cluster.keys, self._keys
+        for key, current in after.items():
+            if before.get(key) == current:
+                continue
+            demand(current.lease != 0, f"nothing is left behind for ever, as {key} would be")
+            if key.startswith(keys.nodes):
+                previous = before.get(key)
+                demand(previous is None or self._owner(previous) in (None, writer), "two processes are one node")
+            elif key == keys.leader:
+                self._leaders.add(current.created)
+            else:
+                demand(self.leader is writer, f"only the elected agent writes {key}")
+            if key == keys.plan:
+                self._check_plan(_plan_of(before.get(key)), _plan_of(current))
+        if keys.plan in before and keys.plan not in after:
+            all_have_left = not any(key.startswith(keys.nodes) for key in after)
+            demand(all_have_left or self._laws.over is not None, "a job is not forgotten while it has nodes")
+            self._laws.forgetting(all_have_left)
+
+    def _check_plan(self, before: Plan | None, after: Plan | None) -> None:
+        assert after is not None, "it was just written"
+        demand(before is None or after.epoch >= before.epoch, "epochs grow")
+        self._laws.storing(before, after, self._cluster.timeline.now)
+        self._told.add((after.key, after.phase, after.restart_count))
+
+
+class WatchedBoard(EtcdBoard):
+    """The product's board, with the laws around what it hears."""
+
+    def __init__(self, node: Node, store: Store, *given: Any) -> None:
+        self._node = node
+        self._laws_of_store = store
+        super().__init__(*given)
+
+    def _take(self, wanted: Assignment) -> None:
+        self._laws_of_store.telling(wanted)
+        if wanted.epoch >= self._orders.epoch:
+            self._node.place.laws.hearing(self._node.key, wanted)
+        super()._take(wanted)
+
+
+class BoardInEtcd:
+    """A board as a simulated agent sees it."""
+
+    def __init__(self, node: Node, spec: JobSpec, listener: Callable[[], None], store: Store, client: Client) -> None:
+        self._node = node
+        self._client = client
+        chance = node.timeline.random.random
+        self._board = WatchedBoard(node, store, spec, listener, node.note, client, chance)
+
+    @property
+    def assignment(self) -> Assignment:
+        return self._board.assignment
+
+    @property
+    def problem(self) -> str | None:
+        problem = self._board.problem
+        demand(problem is None or not problem.startswith(DEFECT), f"{problem}")
+        return problem
+
+    def publish(self, status: NodeStatus) -> None:
+        self._board.publish(status)
+
+    def close(self, on_closed: Callable[[], None]) -> None:
+        def end() -> None:
+            self._client.vanish()
+            on_closed()
+
+        self._node.create_task(self._board.close()).add_done_callback(lambda _: end())
+        # A process that was stopped meanwhile gets the time for what came meanwhile.
+        self._node.call_later(LEAVING, self._node.call_later, 1.0, self._demand_end)
+
+    def break_off(self, silent: bool) -> None:
+        self._client.vanish()
+
+    def cut(self) -> None:
+        self._client.cut()
+
+    def _demand_end(self) -> None:
+        demand(not self._node.alive, "an agent that leaves ends in a bounded time")
+
+
+class EtcdScenario(Scenario):
+    """The records live in etcd. `durable` says that it keeps them."""
+
+    flag = " --etcd"
+
+    def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
+        super().__init__(seed, tell)
+        random = self.timeline.random
+        self.trouble = random.choice(TROUBLES)
+        self.durable = self.trouble == "gentle" or random.random() < 0.8
+        if self.trouble == "gentle":
+            weather = Weather(slowness=0.05, echo=random.choice((0.0, 0.6)), lag=random.choice((0.0, 0.05)))
+        else:
+            weather = Weather(
+                slowness=random.choice((0.01, 0.3, 2.0)),
+                echo=random.choice((0.0, 0.1, 0.6)),
+                lag=random.choice((0.0, 0.5, 3.0)),
+            )
+        self.laws = Laws(self.rules, self.durable, nodes_stay=False)
+        # What is decided waits for an answer of etcd, which may take its time.
+        self.laws.slow_disk = self.trouble != "gentle"
+        self.cluster = EtcdCluster(self.timeline)
+        # Other users of etcd have made changes too.
+        self.cluster.revision = random.randint(1, 1000)
+        self.store = Store(self.cluster, self.laws, Keys(SPEC.prefix, "job"))
+        self._furnish(weather)
+        self.faults = EtcdFaults(self)
+        self._describe("etcd keeps its data" if self.durable else "etcd may lose its data")
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.store.plan
+
+    @property
+    def coordinators(self) -> int:
+        return self.store.elections
+
+    @property
+    def leader(self) -> Node | None:
+        """The node that is elected, be it that it is gone and its lease has not run out."""
+        leader: Node | None = self.store.leader
+        return leader
+
+    def _make_board(self, node: Node, spec: JobSpec, listener: Callable[[], None]) -> NodeBoard:
+        client = Client(node, node.link, self.cluster, self.place.weather, node.burn)
+        spec = replace(spec, backend="etcd", etcd=SPEC)
+        return BoardInEtcd(node, spec, listener, self.store, client)
+
+    def _keep_up(self) -> None:
+        pass
+
+    def _settle(self) -> None:
+        self.place.weather.lag = 0.0
+        for node in self.nodes:
+            node.fuse = None
+        if self.cluster.away:
+            self.cluster.come_back()
+
+    def _demand_rest(self) -> None:
+        ttl = lease_time(self.rules)
+        self.timeline.run_until(self.timeline.now + RESULT_KEPT + ttl + 4 * EXPIRY_TICK, lambda: False)
+        plan = self.plan
+        if plan is None or plan.phase in OVER:
+            demand(not self.cluster.keys, f"a job that is over leaves nothing in etcd, not {[*self.cluster.keys]}")
+
+
+def _plan_of(current: KeyValue | None) -> Plan | None:
+    return None if current is None else unpack(current.value, Stored).plan

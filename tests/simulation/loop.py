@@ -1,0 +1,163 @@
+"""Processes whose event loop runs asyncio's own tasks, futures, events and time-outs in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import traceback
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any
+
+from simulation.timeline import Broken, Process, Timeline
+
+ORDINARY = (asyncio.CancelledError, asyncio.TimeoutError, StopAsyncIteration, GeneratorExit)
+"""What may end a task though Python itself raised it. Any other error of Python's own is a defect."""
+
+MOST_CLOSINGS = 20
+"""How often a coroutine that is thrown away may wait for something on its way out."""
+
+
+class Steps(Coroutine[Any, Any, Any]):
+    """A coroutine of which somebody hears when it fails, before its task shuts the failure in."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], failed: Callable[[BaseException], None]) -> None:
+        self._coroutine = coroutine
+        self._failed = failed
+
+    def send(self, value: Any) -> Any:
+        return self._step(lambda: self._coroutine.send(value))
+
+    def throw(self, *error: Any) -> Any:
+        return self._step(lambda: self._coroutine.throw(*error))
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        raise AssertionError("only a task runs this")
+
+    def _step(self, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+
+class NumberedFuture(asyncio.Future[Any]):
+    """A future whose place in a set does not depend on where it lies in memory, so that a seed replays exactly."""
+
+    def __init__(self, number: int, **given: Any) -> None:
+        self.number = number
+        super().__init__(**given)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class NumberedTask(asyncio.Task[Any]):
+    """The same for a task."""
+
+    def __init__(self, number: int, coroutine: Coroutine[Any, Any, Any], **given: Any) -> None:
+        self.number = number
+        super().__init__(coroutine, **given)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class LoopProcess(Process):
+    """A process whose callbacks find it as their running loop, and can start tasks in it.
+
+    Once it is killed nothing happens in it: its tasks are never woken again, and `dispose` throws them away.
+    """
+
+    def __init__(self, timeline: Timeline, name: str) -> None:
+        super().__init__(timeline, name)
+        self._tasks: list[tuple[asyncio.Task[Any], Steps]] = []
+        self._numbers = itertools.count()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """As asyncio's."""
+        return NumberedFuture(next(self._numbers), loop=self._as_loop)
+
+    def create_task(
+        self, coroutine: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        """As asyncio's. A task that fails as only a defect does breaks the run."""
+        steps = Steps(coroutine, self._note_failure)
+        given = {} if context is None else {"context": context}
+        task = NumberedTask(next(self._numbers), steps, loop=self._as_loop, name=name, **given)
+        self._tasks = [entry for entry in self._tasks if not entry[0].done()] + [(task, steps)]
+        return task
+
+    def get_debug(self) -> bool:
+        """As asyncio's."""
+        return False
+
+    def is_closed(self) -> bool:
+        """As asyncio's."""
+        return False
+
+    def is_running(self) -> bool:
+        """As asyncio's."""
+        return asyncio._get_running_loop() is self._as_loop
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """What asyncio would print: nobody has asked how a task ended. An answer that comes when nobody waits for it
+        any more is none of that."""
+        if self.alive and isinstance(context.get("task") or context.get("future"), asyncio.Task):
+            self._break(f"{context.get('message')}: {context.get('exception')!r}")
+
+    def dispose(self) -> None:
+        """Throw away what still waits, without a word."""
+        self.end()
+        # A new list each time would be the old one to whoever still looks at it.
+        tasks, self._tasks = self._tasks, []
+        with self._running():
+            for task, steps in tasks:
+                if task.done():
+                    continue
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                for _ in range(MOST_CLOSINGS):
+                    with contextlib.suppress(Exception):
+                        steps.close()
+                        break
+
+    def _run(self, kind: int, callback: Callable[[], None]) -> None:
+        with self._running():
+            super()._run(kind, callback)
+
+    @property
+    def _as_loop(self) -> Any:
+        return self
+
+    @contextlib.contextmanager
+    def _running(self) -> Generator[None, None, None]:
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self._as_loop)
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(before)
+
+    def _note_failure(self, error: BaseException) -> None:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, Broken):
+                # Perhaps hidden by what its own task did on the way out.
+                self.timeline.break_off(cause)
+                return
+            cause = cause.__context__
+        if type(error).__module__ == "builtins" and not isinstance(error, ORDINARY):
+            where = "; ".join(
+                f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)[-4:]
+            )
+            self._break(f"{error!r} at {where}")
+
+    def _break(self, what: str) -> None:
+        self.timeline.break_off(Broken(f"{self.name}: a task has failed: {what}"))
