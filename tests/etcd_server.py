@@ -18,6 +18,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,10 @@ rounded up to whole seconds: one second."""
 
 PASSWORD = "correct horse"
 """The password of every user that `Etcd.demand_users` makes."""
+
+
+_STARTER = ThreadPoolExecutor(1, "starts-etcd")
+"""Forks all servers: one dies with the thread that has forked it, and a test may start it from one that soon ends."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Member:
         self._scheme = "http" if tls is None else "https"
         self._tls = [] if tls is None else _tls_flags(tls)
         self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
         self._ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ready_name = f"etcd-{os.getpid()}-{os.urandom(4).hex()}"
         self._ready.bind(f"\0{self._ready_name}")
@@ -84,6 +90,11 @@ class Member:
         """Whether it was started and has not been killed."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def answers(self) -> bool:
+        """Whether it runs and was not stopped."""
+        return self.runs and not self._stopped
+
     def launch(self, peers: Sequence[str], *flags: str) -> None:
         """Start the process; `until_ready` says when it serves. Ports stay the same."""
         parent = os.getpid()
@@ -102,7 +113,8 @@ class Member:
             *flags,
         ]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            starting = _STARTER.submit(
+                subprocess.Popen,
                 command,
                 env={"PATH": os.defpath, "NOTIFY_SOCKET": f"@{self._ready_name}"},
                 stdin=subprocess.DEVNULL,
@@ -111,6 +123,7 @@ class Member:
                 start_new_session=True,
                 preexec_fn=lambda: lineage.die_with_parent(parent),
             )
+            self._process = starting.result()
 
     def until_ready(self) -> None:
         """Wait until it says (as to systemd) that it serves, for which most of its cluster must be there."""
@@ -128,15 +141,18 @@ class Member:
 
     def kill(self) -> None:
         """End it as when its machine loses power, and wait for that."""
+        self._stopped = False
         self.process.kill()
         self.process.wait(WAIT)
 
     def stop(self) -> None:
         """Let it hang: connections stay and nothing answers."""
+        self._stopped = True
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on after `stop`."""
+        self._stopped = False
         self.process.send_signal(signal.SIGCONT)
 
     def counted(self, metric: str) -> Counter[str]:
@@ -195,13 +211,13 @@ class Etcd:
         (place,) = [columns[0] for columns in table if columns[4] == "true"]
         return next(member for member in self.members if member.endpoint == place)
 
-    def running(self) -> list[Member]:
-        """The members that were started and have not been killed."""
-        return [member for member in self.members if member.runs]
+    def answering(self) -> list[Member]:
+        """The members that were neither killed nor stopped."""
+        return [member for member in self.members if member.answers]
 
     def requests(self) -> Counter[str]:
-        """Messages that all members have received of clients so far, by method: one for each unary request, and one
-        for each message of a stream. A member's count begins anew with its process."""
+        """Messages that the members that answer have received of clients so far, by method: one for each unary request,
+        and one for each message of a stream. A member's count begins anew with its process."""
         return self._counted("grpc_server_msg_received_total")
 
     def calls(self) -> Counter[str]:
@@ -209,8 +225,8 @@ class Etcd:
         return self._counted("grpc_server_started_total")
 
     def ctl(self, *args: str, user: str = "") -> str:
-        """What etcdctl prints, asked of the members that run. `user` needs no password here."""
-        places = ",".join(member.endpoint for member in self.running())
+        """What etcdctl prints, asked of the members that answer. `user` needs no password here."""
+        places = ",".join(member.endpoint for member in self.answering())
         command = [program("etcdctl"), "--endpoints", places, "--command-timeout", f"{WAIT:g}s", *args]
         if user:
             command += ["--user", f"{user}:{PASSWORD}"]
@@ -241,7 +257,7 @@ class Etcd:
 
     def _counted(self, metric: str) -> Counter[str]:
         total: Counter[str] = Counter()
-        for member in self.running():
+        for member in self.answering():
             total += member.counted(metric)
         return total
 
@@ -274,7 +290,8 @@ def etcd_cluster(tmp_path: Path) -> Iterator[Etcd]:
 @pytest.fixture(scope="session")
 def etcd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with NAME.pem and NAME.key: the authority `ca` and what it signed, `server` and `client` for 127.0.0.1,
-    `elsewhere` for another name; and `other-ca`, which signed `stranger`."""
+    `elsewhere` for another name; and `other-ca`, which signed `stranger`. `empty` is no certificate, and `locked.key`
+    is client's key under a password."""
     folder = tmp_path_factory.mktemp("etcd-tls")
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     for ca, signed in (("ca", ("server", "client", "elsewhere")), ("other-ca", ("stranger",))):
@@ -285,6 +302,9 @@ def etcd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / "names").write_text(f"subjectAltName={place}")
             signing = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", "names")
             _openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem", "-days", "2")
+    _openssl(folder, "ec", "-in", "client.key", "-aes128", "-passout", "pass:secret", "-out", "locked.key")
+    (folder / "empty.pem").touch()
+    (folder / "empty.key").touch()
     return folder
 
 
