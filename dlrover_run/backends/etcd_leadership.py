@@ -17,7 +17,19 @@ from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.punctuality import Punctuality
 from dlrover_run.coordination.records import OVER, NodeKey, NodePhase, NodeStatus, Seat, assignment
 from dlrover_run.coordination.rules import MOST_NODES, RESULT_KEPT, Rules
-from dlrover_run.etcd.operations import Change, Compacted, Created, Get, KeyValue, Put, Range, Store, Txn
+from dlrover_run.etcd.operations import (
+    Absent,
+    Change,
+    Changed,
+    Compacted,
+    Created,
+    Get,
+    KeyValue,
+    Put,
+    Range,
+    Store,
+    Txn,
+)
 from dlrover_run.nursery import wait_until
 from dlrover_run.wire.messages import BadMessage, rule_values
 
@@ -31,6 +43,10 @@ LARGEST_WRITE = 1_000_000
 
 class Deposed(Exception):
     """This agent is elected no more."""
+
+
+class Overtaken(Exception):
+    """A write that was given up has been carried out all the same, so it has to be read again what stands in etcd."""
 
 
 class Leadership:
@@ -65,6 +81,8 @@ class Leadership:
         self._lease = 0
         self._renew_at = 0.0
         self._written: dict[str, bytes] = {}
+        self._last: Absent | Changed = Absent(Range(keys.turn))
+        self._turns = 0
         self._owing = True
         self._over = False
         self._own_node_left = False
@@ -82,8 +100,8 @@ class Leadership:
                 watching.add_done_callback(lambda _: self._news.set())
                 try:
                     await self._decide(watching)
-                except Compacted:
-                    # Events that nobody has heard are not kept any more.
+                except (Compacted, Overtaken):
+                    # Events that nobody has heard are not kept any more, or an older write stands there.
                     continue
                 finally:
                     watching.cancel()
@@ -93,13 +111,17 @@ class Leadership:
 
     async def _read_all(self) -> int:
         """Hear how everything stands at one revision, which is returned. Raises Deposed."""
-        reads = (Get(Range(self._keys.plan)), Get(Range(self._keys.nodes, prefix=True)))
+        reads = (Get(Range(self._keys.plan)), Get(Range(self._keys.turn)), Get(Range(self._keys.nodes, prefix=True)))
         outcome = await self._store.commit(Txn((self._elected,), reads))
         if not outcome.succeeded:
             raise Deposed
         now = self._loop.time()
         found = dict(outcome.found)
         stored = found.pop(self._keys.plan, None)
+        turn = found.pop(self._keys.turn, None)
+        self._last = Absent(Range(self._keys.turn)) if turn is None else Changed(turn.key, turn.changed)
+        # What was given up may stand there, or not.
+        self._written.clear()
         if self._coordinator is None:
             self._coordinator = self._take_over(stored, now)
             self._progress = Progress(self._coordinator)
@@ -246,11 +268,28 @@ class Leadership:
             self._written.clear()
         puts = [Put(key, value, lease) for key, value in values.items() if self._written.get(key) != value]
         for batch in _batches(puts):
-            outcome = await self._store.commit(Txn((self._elected,), tuple(batch)))
-            if not outcome.succeeded:
-                raise Deposed
+            await self._put(batch, lease)
             self._written.update((put.key, put.value) for put in batch)
         self._over = plan.phase in OVER
+
+    async def _put(self, batch: list[Put], lease: int) -> None:
+        """Write after the last write, once. The key of the election says who may write, not in which order what was
+        sent is carried out: a write may come twice, and one that was given up after its successor. Raises Deposed and
+        Overtaken."""
+        self._turns += 1
+        number = f"{self.fence}.{self._turns}".encode()
+        reads = (Get(Range(self._keys.leader)), Get(Range(self._keys.turn)))
+        turn = Put(self._keys.turn, number, lease)
+        outcome = await self._store.commit(Txn((self._elected, self._last), (*batch, turn), reads))
+        revision = outcome.revision
+        if not outcome.succeeded:
+            leader, last = outcome.found.get(self._keys.leader), outcome.found.get(self._keys.turn)
+            if leader is None or leader.created != self.fence:
+                raise Deposed
+            if last is None or last.value != number:
+                raise Overtaken
+            revision = last.changed
+        self._last = Changed(self._keys.turn, revision)
 
     def _words(self, coordinator: Coordinator, now: float) -> dict[str, bytes]:
         plan = coordinator.plan

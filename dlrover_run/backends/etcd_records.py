@@ -7,6 +7,7 @@
 | `plan` | the elected agent: rules and plan, for its successor | a lease of a day, of 20 s once the job is over |
 | `words/BUCKET` | the elected agent: what the nodes of that bucket shall do | the same as the plan |
 | `over` | the elected agent, once the job is over | the same |
+| `turn` | the elected agent: which of its writes was the last | the same |
 
 A node reads only `leader` and the words of its own bucket. The plan of 512 nodes is 60 KB, and each of them would have
 to be sent all of it; its bucket has 2 KB.
@@ -71,6 +72,7 @@ class Keys:
         self.leader = f"{self.job}leader"
         self.plan = f"{self.job}plan"
         self.over = f"{self.job}over"
+        self.turn = f"{self.job}turn"
 
     def node(self, node_id: str) -> str:
         """Where a node's status stands."""
