@@ -1,0 +1,112 @@
+"""What the ways in which a request to etcd can fail mean for a node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dlrover_run.etcd.operations import Compacted, LeaseGone, Mistake
+from dlrover_run.spec import EtcdSpec
+
+_MOST_DETAILS = 300
+"""Characters of somebody else's words that are worth a place in a sentence."""
+
+_CLAUSES = {
+    "Connection refused": "the connection was refused, so nobody listens there",
+    "Failed parsing HTTP/2": "another program listens there, which is no etcd",
+    "http2 header with status": "another program listens there, which is no etcd",
+    "before receiving SETTINGS": "whoever listens there says nothing: another program, or a member that is stopped",
+    "Socket closed": "it closed the connection",
+    "Connection reset": "it closed the connection",
+    "no leader": "its cluster has no leader now, as when most members are away",
+    "leader changed": "its cluster has just changed its leader",
+    "request timed out": "the members of its cluster did not agree in time",
+    "database space exceeded": "its database is full: an administrator has to compact it and clear the alarm",
+}
+"""What is said for words in the message of a failure that another member, or the same one later, may not have."""
+
+
+class Broken(Exception):
+    """A request has failed for a reason that another member may not have; the message is a clause."""
+
+
+class LoginNeeded(Exception):
+    """A member does not take this node for the user that it is, or does not know its token any more. `otherwise` is
+    what is to be raised when a new login changes nothing, or when there is no user."""
+
+    def __init__(self, otherwise: Exception) -> None:
+        super().__init__(str(otherwise))
+        self.otherwise = otherwise
+
+
+class WithoutUsers(Exception):
+    """The cluster knows no users, so nobody can log in and nobody has to."""
+
+
+def judge(code: str, details: str, spec: EtcdSpec) -> Exception:
+    """What to raise for the status of a call, or with the code "" for the reason for which a watch was ended."""
+    if "invalid auth token" in details or "revision of auth store is old" in details or code == "UNAUTHENTICATED":
+        return LoginNeeded(Broken("it does not take the token that it has just given"))
+    if "user name is empty" in details:
+        return LoginNeeded(Mistake(_NO_USER))
+    if "permission denied" in details:
+        # Releases before 3.5.5 say this of a watch whose token they do not know.
+        return LoginNeeded(Mistake(_not_permitted(spec)))
+    if "invalid user ID or password" in details:
+        return Mistake(_wrong_password(spec))
+    if "authentication is not enabled" in details:
+        return WithoutUsers()
+    if "requested lease not found" in details:
+        return LeaseGone()
+    if "has been compacted" in details:
+        return Compacted()
+    if code == "INVALID_ARGUMENT":
+        return Mistake(f"etcd takes no such request: {_short(details)}.{_limit(details)}")
+    if code == "UNIMPLEMENTED":
+        return Broken("another program listens there, which is no etcd v3")
+    clauses = [clause for words, clause in _CLAUSES.items() if words in details]
+    return Broken(clauses[0] if clauses else _short(details or code))
+
+
+def join_clauses(problems: Mapping[str, str]) -> str:
+    """One clause from those of several endpoints."""
+    if len(set(problems.values())) == 1:
+        return next(iter(problems.values()))
+    return "; ".join(f"{place}: {clause}" for place, clause in problems.items())
+
+
+_NO_USER = (
+    "etcd demands a user and none was given: add user=NAME to --rdzv-conf and put the password into "
+    "DLROVER_ETCD_PASSWORD, or its file into password_file=PATH."
+)
+
+
+def _wrong_password(spec: EtcdSpec) -> str:
+    if not spec.password:
+        return (
+            f"etcd demands a password of the user {spec.user!r}: put it into DLROVER_ETCD_PASSWORD, or its file into "
+            "password_file=PATH in --rdzv-conf."
+        )
+    return (
+        f"etcd knows no user {spec.user!r} with the password that was given: check user=NAME in --rdzv-conf, and "
+        "DLROVER_ETCD_PASSWORD or password_file=PATH."
+    )
+
+
+def _not_permitted(spec: EtcdSpec) -> str:
+    who = f"The user {spec.user!r}" if spec.user else "The user that the certificate stands for"
+    return (
+        f"{who} may not read and write below {spec.prefix}/ in etcd: permit it a role of that user with `etcdctl role "
+        f"grant-permission --prefix ROLE readwrite {spec.prefix}/`, or give another prefix=PATH in --rdzv-conf."
+    )
+
+
+def _limit(details: str) -> str:
+    if "too large" in details:
+        return " Start etcd with a greater --max-request-bytes."
+    if "too many operations" in details:
+        return " Start etcd with a greater --max-txn-ops."
+    return ""
+
+
+def _short(details: str) -> str:
+    return " ".join(details.split()).rpartition("last error: ")[2][:_MOST_DETAILS]
