@@ -14,16 +14,18 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from harness import OURS, WAIT, WORKERS, Mailbox, agent_of, environment, kill_leftovers, start, still_alive, watched
 
 from dlrover_run.descent import lineage
+
+if TYPE_CHECKING:
+    from meeting_places import MeetingPlace
 
 MEMBER = WORKERS / "member.py"
 
@@ -114,13 +116,19 @@ class Node(Talker):
 class Cluster:
     """The nodes of one job, whose workers post to the mailbox, and the place where they meet."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, place: MeetingPlace) -> None:
         self.mailbox = mailbox
         self.directory = mailbox.directory
-        self.port = quiet_port()
+        self.place = place
         self._talkers: list[Talker] = []
         self._before = {child.pid for child in psutil.Process().children(recursive=True)}
         lineage.become_subreaper()
+
+    @property
+    def port(self) -> int:
+        """Where the master is, for a test of masters."""
+        (port,) = self.place.ports
+        return port
 
     def node(
         self,
@@ -130,13 +138,14 @@ class Cluster:
         script: Path = MEMBER,
         args: Sequence[str] = (),
         conf: Mapping[str, object] | None = None,
-        endpoint: int | None = None,
+        endpoint: int | Sequence[int] | None = None,
         env: Mapping[str, str | None] | None = None,
     ) -> Node:
-        """Start a launcher that joins; its workers post `name`. `endpoint` is another port on loopback than the job's,
-        0 for no word of a meeting place."""
-        settings = ",".join(f"{key}={value}" for key, value in {**SETTINGS, **(conf or {})}.items())
-        place = [] if endpoint == 0 else ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{endpoint or self.port}"]
+        """Start a launcher that joins; its workers post `name`. `endpoint` are other ports on loopback than those
+        of the meeting place, 0 for no word of one."""
+        settings = ",".join(f"{k}={v}" for k, v in {**SETTINGS, **self.place.conf, **(conf or {})}.items())
+        ports = (endpoint,) if isinstance(endpoint, int) else endpoint or self.place.ports
+        place = self.place.flags(ports) if all(ports) else []
         process = start(
             OURS,
             [f"--nnodes={nnodes}", *place, f"--rdzv-conf={settings}", *flags, script, *args],
@@ -207,13 +216,19 @@ class Cluster:
         assert not unfinished, f"the test left {[t.name for t in unfinished]} running{told}"
         assert not left, f"left behind: {left}{told}"
 
+    def check_place(self) -> None:
+        """Fail unless the place where the nodes met is as if there had been no job."""
+        told = "".join(f"\n--- {talker.name}\n{talker.said}" for talker in self._talkers)
+        assert (left := self.place.left()) == [], f"left in {self.place.name}: {left}{told}"
+
     def _below(self) -> list[psutil.Process]:
         """What lives below this process on account of the test. Orphans that have ended are collected."""
         ours = {talker.pid for talker in self._talkers}
+        others = self._before | self.place.pids
         living = []
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.pid in self._before:
+                if process.pid in others:
                     continue
                 if process.status() != psutil.STATUS_ZOMBIE:
                     living.append(process)
@@ -294,55 +309,3 @@ def leave(node: Node) -> None:
     """Ask a node to go, and wait until it has gone."""
     node.signal(signal.SIGTERM)
     assert node.finish() == 128 + signal.SIGTERM, node.said
-
-
-class Link:
-    """A way to a port on loopback, of which either direction can fall silent, and whose far end can be another one."""
-
-    def __init__(self, port: int) -> None:
-        self.target = port
-        self.up, self.down = threading.Event(), threading.Event()
-        self.up.set()
-        self.down.set()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._open: set[socket.socket] = set()
-        self.port = int(self._server.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        """End all connections."""
-        for end in list(self._open):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.up.set()
-        self.down.set()
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self.cut()
-        for end in self._open:
-            end.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._server.accept()
-                try:
-                    far = socket.create_connection(("127.0.0.1", self.target))
-                except OSError:
-                    near.close()
-                    continue
-                self._open |= {near, far}
-                for source, sink, gate in ((near, far, self.up), (far, near, self.down)):
-                    threading.Thread(target=self._carry, args=(source, sink, gate), daemon=True).start()
-
-    def _carry(self, source: socket.socket, sink: socket.socket, gate: threading.Event) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                gate.wait()
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cluster import Cluster
 from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
 from harness import OURS, TORCHRUN, Launcher, Mailbox
+from meeting_places import MeetingPlace, place, shared_etcd, shared_etcd_cluster  # noqa: F401
 
 # These test what runs inside a worker with torch, and cannot even be imported without it (see `make test-other`).
 collect_ignore = (
@@ -39,11 +40,13 @@ def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
 
 
 @pytest.fixture
-def cluster(mailbox: Mailbox) -> Iterator[Cluster]:
-    """Nodes that one test starts; whoever of them is left at its end makes it fail."""
-    nodes = Cluster(mailbox)
+def cluster(mailbox: Mailbox, place: MeetingPlace) -> Iterator[Cluster]:  # noqa: F811
+    """Nodes that one test starts; whoever of them is left at its end makes it fail, and so does what is left of their
+    job where they met."""
+    nodes = Cluster(mailbox, place)
     yield nodes
     nodes.close()
+    nodes.check_place()
 
 
 @pytest.fixture

@@ -7,6 +7,9 @@ import signal
 
 import pytest
 from cluster import Cluster, World, leave, succeed, tell
+from meeting_places import EVERYWHERE
+
+pytestmark = EVERYWHERE
 
 
 def test_failures_on_all_nodes_are_counted_once_for_the_job(cluster: Cluster) -> None:

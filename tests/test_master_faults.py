@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from cluster import SOON, Cluster, Link, Node, Talker, places, succeed, tell
+from cluster import SOON, Cluster, Node, Talker, places, succeed, tell
 from harness import WAIT, still_alive, watched
+from links import Link
 
 ALERT = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 3}
 """Settings under which silence is found soon."""

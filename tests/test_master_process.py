@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from cluster import NEVER, Cluster, succeed
 from harness import WAIT, environment
 from master_node import FAST, Ended, Node, grpc, status
 from master_process import COMMAND, Master, master, read_line
@@ -394,3 +395,21 @@ def test_a_key_that_is_not_the_certificates_is_told_at_the_start(certificates: P
     assert run.returncode == 2
     assert len(run.stderr.splitlines()) == 1
     assert run.stderr.startswith("dlrover-master: --tls-cert, --tls-key or --tls-ca cannot be used: ")
+
+
+def test_a_master_ends_with_its_last_job(cluster: Cluster) -> None:
+    master = cluster.stand_alone_master(f"--idle-timeout={NEVER}")
+    nodes = cluster.nodes("ab", "2")
+    succeed(cluster.world(2), *nodes)
+    master.until_says("ends: every job is over")
+    assert master.finish() == 0
+
+
+def test_nodes_find_a_master_by_the_variable(cluster: Cluster) -> None:
+    master = cluster.stand_alone_master()
+    variable = {"DLROVER_MASTER_ADDR": f"127.0.0.1:{cluster.port}"}
+    nodes = cluster.nodes("ab", "2", endpoint=0, env=variable)
+    succeed(cluster.world(2), *nodes)
+    master.until_says("round 1 with 2 nodes")
+    master.signal(signal.SIGTERM)
+    assert master.finish() == 0

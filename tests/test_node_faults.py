@@ -8,8 +8,12 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from cluster import NEVER, Cluster, Link, Node, World, leave, places, succeed
+from cluster import NEVER, Cluster, Node, World, leave, places, succeed
 from harness import WAIT, WORKERS, still_alive, watched
+from links import Links
+from meeting_places import EVERYWHERE
+
+pytestmark = EVERYWHERE
 
 ALERT: dict[str, object] = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 3}
 """Settings under which silence is found soon, and under which a busy machine is still not taken for a silent one."""
@@ -123,7 +127,7 @@ def test_a_second_process_with_the_id_of_a_living_node_is_refused_and_told_why(c
     nodes = [cluster.node(name, "1:2", env={"NODE_ID": f"node-{name}"}) for name in "ab"]
     world = cluster.world(2)
     imitator = cluster.node("x", "1:2", env={"NODE_ID": "node-b"})
-    imitator.until_says("refuses this node: node id node-b is in use by another process, on ")
+    imitator.until_says("node id node-b is in use by another process, on ")
     imitator.until_says(", that is alive")
     leave(imitator)
     assert cluster.mailbox.pending() == []
@@ -144,30 +148,31 @@ def test_a_new_process_with_a_dead_nodes_id_takes_its_place_at_once(cluster: Clu
 
 
 @pytest.fixture
-def link(cluster: Cluster) -> Iterator[Link]:
-    """A way to the master that can fail."""
-    way = Link(cluster.port)
-    yield way
-    way.close()
+def links(cluster: Cluster) -> Iterator[Links]:
+    """Ways to where the nodes meet that can fail."""
+    ways = Links(cluster.place.ports)
+    yield ways
+    ways.close()
 
 
-def behind_the_link(cluster: Cluster, link: Link, conf: dict[str, object]) -> dict[str, Node]:
-    """Two nodes, of which b reaches the master by the link."""
+def behind_the_links(cluster: Cluster, links: Links, conf: dict[str, object]) -> dict[str, Node]:
+    """Two nodes, of which b reaches their meeting place by the links."""
     near = cluster.node("a", "1:2", conf=conf)
     near.until_says("waiting: ")
-    return {"a": near, "b": cluster.node("b", "1:2", endpoint=link.port, conf={**conf, "is_host": 0})}
+    far = cluster.node("b", "1:2", endpoint=links.ports, conf={**conf, **cluster.place.guest})
+    return {"a": near, "b": far}
 
 
-@pytest.mark.parametrize("silent", ["both ways", "to the master", "from the master"])
-def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster, link: Link, silent: str) -> None:
-    nodes = behind_the_link(cluster, link, ALERT)
+@pytest.mark.parametrize("silent", ["both ways", "up", "down"])
+def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster, links: Links, silent: str) -> None:
+    nodes = behind_the_links(cluster, links, ALERT)
     before = cluster.world(2)
-    gates = {"to the master": [link.up], "from the master": [link.down]}.get(silent, [link.up, link.down])
+    gates = {"up": [links.up], "down": [links.down]}.get(silent, [links.up, links.down])
     for gate in gates:
         gate.clear()
     alone = cluster.world(1)
     assert alone[0]["node"] == "a"
-    nodes["b"].until_says("lost the master")
+    nodes["b"].until_says(f"lost {cluster.place.name}")
     with watched(worker_on(before, "b")) as worker:
         assert still_alive(worker, 0) == 1, "who is cut off trains on, for he cannot know better"
         for gate in gates:
@@ -176,11 +181,10 @@ def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster,
     succeed(cluster.world(2), *nodes.values())
 
 
-def test_a_connection_that_breaks_and_comes_again_changes_nothing(cluster: Cluster, link: Link) -> None:
-    nodes = behind_the_link(cluster, link, {"lost_after": NEVER})
+def test_a_connection_that_breaks_and_comes_again_changes_nothing(cluster: Cluster, links: Links) -> None:
+    nodes = behind_the_links(cluster, links, {"lost_after": NEVER})
     world = cluster.world(2)
-    link.cut()
-    nodes["b"].until_says("is back")
+    links.until_taken_again(links.cut())
     assert cluster.mailbox.pending() == []
     assert all(psutil.pid_exists(member["pid"]) for member in world)
     succeed(world, *nodes.values())

@@ -8,7 +8,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from cluster import SOON, Cluster, Link, quiet_port, succeed, tell
+from cluster import SOON, Cluster, quiet_port, succeed, tell
+from links import Link
 
 from dlrover_run.backends.own_address import Address
 from dlrover_run.backends.session import Session, SessionEnded

@@ -8,6 +8,9 @@ import signal
 import pytest
 from cluster import NEVER, SOON, Cluster, places, succeed, tell
 from harness import WORKERS
+from meeting_places import EVERYWHERE
+
+pytestmark = EVERYWHERE
 
 
 def test_a_job_is_complete_at_once_with_the_most_nodes(cluster: Cluster) -> None:
@@ -257,25 +260,7 @@ def test_a_worker_that_only_lost_its_peer_is_not_the_root_cause_on_any_node(clus
         assert "rank 1 " in node.said
 
 
-def test_a_master_ends_with_its_last_job(cluster: Cluster) -> None:
-    master = cluster.stand_alone_master(f"--idle-timeout={NEVER}")
-    nodes = cluster.nodes("ab", "2")
-    succeed(cluster.world(2), *nodes)
-    master.until_says("ends: every job is over")
-    assert master.finish() == 0
-
-
-def test_nodes_find_a_master_by_the_variable(cluster: Cluster) -> None:
-    master = cluster.stand_alone_master()
-    place = {"DLROVER_MASTER_ADDR": f"127.0.0.1:{cluster.port}"}
-    nodes = cluster.nodes("ab", "2", endpoint=0, env=place)
-    succeed(cluster.world(2), *nodes)
-    master.until_says("round 1 with 2 nodes")
-    master.signal(signal.SIGTERM)
-    assert master.finish() == 0
-
-
-def test_one_master_serves_two_jobs(cluster: Cluster) -> None:
+def test_two_jobs_meet_in_one_place(cluster: Cluster) -> None:
     nodes = cluster.nodes("aa", "2", "--rdzv-id=one")
     one = cluster.world(2)
     nodes += cluster.nodes("bb", "2", "--rdzv-id=two")

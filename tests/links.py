@@ -1,0 +1,127 @@
+"""Ways to ports on loopback that fail as a network does: either direction falls silent, or connections end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Literal
+
+from harness import WAIT
+
+
+class Link:
+    """A way to a port, of which either direction can fall silent, and whose far end can be another one.
+
+    `up` and `down` are the gates of the two directions, its own unless it shares them with other links.
+    """
+
+    def __init__(self, port: int, links: Links | None = None) -> None:
+        self.target = port
+        self._links = links
+        self.up = _open_gate() if links is None else links.up
+        self.down = _open_gate() if links is None else links.down
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._open: set[socket.socket] = set()
+        self.port = int(self._server.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """End all connections."""
+        for end in list(self._open):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.up.set()
+        self.down.set()
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.cut()
+        for end in self._open:
+            end.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:
+                    near.close()
+                    continue
+                self._open |= {near, far}
+                if self._links is not None:
+                    self._links.count()
+                for source, sink, gate in ((near, far, self.up), (far, near, self.down)):
+                    threading.Thread(target=self._carry, args=(source, sink, gate), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, gate: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if gate is self.up and self._links is not None:
+                    self._links.look(data)
+                gate.wait()
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+class Links:
+    """One node's ways to all ports of a meeting place, which fail together."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self.up, self.down = _open_gate(), _open_gate()
+        self._taken = threading.Condition()
+        self._connections = 0
+        self._trap: tuple[bytes, threading.Event] | None = None
+        self._sprung = threading.Event()
+        self._links = [Link(port, self) for port in ports]
+        self.ports = tuple(link.port for link in self._links)
+
+    def cut(self) -> int:
+        """End all connections; how many there have been."""
+        with self._taken:
+            for link in self._links:
+                link.cut()
+            return self._connections
+
+    def until_taken_again(self, connections: int) -> None:
+        """Wait until there have been more connections than those."""
+        with self._taken:
+            assert self._taken.wait_for(lambda: self._connections > connections, WAIT), "nobody connects again"
+
+    def set_trap(self, words: bytes, lose: Literal["request", "answer"]) -> None:
+        """When `words` go up, let that request and all after it be lost, or the answers to them."""
+        self._sprung.clear()
+        self._trap = (words, self.up if lose == "request" else self.down)
+
+    def until_sprung(self) -> None:
+        """Wait until the trap has lost something."""
+        assert self._sprung.wait(WAIT), "what the trap waits for has never been said"
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+    def count(self) -> None:
+        """A connection was made."""
+        with self._taken:
+            self._connections += 1
+            self._taken.notify_all()
+
+    def look(self, data: bytes) -> None:
+        """These bytes are about to go up."""
+        if self._trap is not None and self._trap[0] in data:
+            self._trap[1].clear()
+            self._trap = None
+            self._sprung.set()
+
+
+def _open_gate() -> threading.Event:
+    gate = threading.Event()
+    gate.set()
+    return gate

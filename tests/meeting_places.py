@@ -1,0 +1,108 @@
+"""Where the nodes of a job can meet: what each place is to a node, and what holds there when a job is over.
+
+What a job promises it promises wherever its nodes meet, so a test of that runs at each of these places.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+from cluster import quiet_port
+from etcd_server import Etcd, serving
+
+EVERYWHERE = pytest.mark.parametrize("place", ["c10d", "etcd", "etcd of three"], indirect=True)
+"""For tests of what a job promises wherever its nodes meet."""
+
+
+class MeetingPlace(abc.ABC):
+    """One place, which serves one test. `name` is what nodes call it, `ports` are those on loopback where it is, and
+    `conf` is what every node is told. `guest` is told to a node that shall only visit it."""
+
+    name: str
+    ports: tuple[int, ...]
+    conf: Mapping[str, object] = {}
+    guest: Mapping[str, object] = {}
+
+    @abc.abstractmethod
+    def flags(self, ports: Sequence[int]) -> list[str]:
+        """The words of a command line that lead there by `ports`."""
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Processes that belong to the place and to no job."""
+        return frozenset()
+
+    def left(self) -> list[str]:
+        """What is left of the job there."""
+        return []
+
+
+class AtMaster(MeetingPlace):
+    """The master that one of the nodes starts, or one that the test has started."""
+
+    name = "the master"
+    guest: Mapping[str, object] = {"is_host": 0}
+
+    def __init__(self) -> None:
+        self.ports = (quiet_port(),)
+
+    def flags(self, ports: Sequence[int]) -> list[str]:
+        (port,) = ports
+        return ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+
+
+class InEtcd(MeetingPlace):
+    """Keys below a path in etcd that no other test has."""
+
+    name = "etcd"
+
+    def __init__(self, etcd: Etcd) -> None:
+        self.etcd = etcd
+        self.ports = tuple(port for _, port in etcd.places)
+        self.prefix = f"/test-{os.urandom(6).hex()}"
+        # A lease of 3 s, which is what a loss takes that no farewell tells of.
+        self.conf = {"keep_alive_interval": 1, "prefix": self.prefix}
+
+    def flags(self, ports: Sequence[int]) -> list[str]:
+        return ["--rdzv-backend=etcd", f"--rdzv-endpoint={','.join(f'127.0.0.1:{port}' for port in ports)}"]
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset(member.process.pid for member in self.etcd.members if member.runs)
+
+    def left(self) -> list[str]:
+        return self.keys()
+
+    def keys(self) -> list[str]:
+        """The keys of the test's jobs as they are now."""
+        return self.etcd.ctl("get", "--prefix", "--keys-only", f"{self.prefix}/").split()
+
+    def elected(self) -> str:
+        """The node id of the elected agent; AssertionError when there is none."""
+        (key,) = [key for key in self.keys() if key.endswith("/leader")]
+        return self.etcd.ctl("get", "--print-value-only", key).strip()
+
+
+@pytest.fixture(scope="module")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """One server for all tests of a file that do nothing to it."""
+    with serving(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd
+
+
+@pytest.fixture(scope="module")
+def shared_etcd_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """Three servers for all tests of a file that do nothing to them."""
+    with serving(tmp_path_factory.mktemp("etcd"), 3) as etcd:
+        yield etcd
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> MeetingPlace:
+    """Where the nodes of a test meet: at a master, unless the test says otherwise."""
+    servers = {"etcd": "shared_etcd", "etcd of three": "shared_etcd_cluster"}
+    name = servers.get(getattr(request, "param", "c10d"))
+    return AtMaster() if name is None else InEtcd(request.getfixturevalue(name))
