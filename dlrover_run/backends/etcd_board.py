@@ -10,6 +10,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from dlrover_run.backends.board import Listener
 from dlrover_run.backends.etcd_leadership import Leadership
@@ -24,6 +25,7 @@ from dlrover_run.coordination.rules import Rules
 from dlrover_run.etcd.operations import (
     Absent,
     Away,
+    Changed,
     Compacted,
     Delete,
     Get,
@@ -79,7 +81,9 @@ class EtcdBoard(RemoteBoard):
         self._store = store
         self._chance = chance
         self._ttl = lease_time(spec.rules)
+        self._rules = replace(spec.rules, unnoticed=float(self._ttl))
         self._lease = 0
+        self._put_at = 0
         self._leadership: Leadership | None = None
         self._leading: asyncio.Task[None] | None = None
         self._electing: asyncio.Task[None] | None = None
@@ -135,6 +139,7 @@ class EtcdBoard(RemoteBoard):
         there = outcome.found.get(own)
         if there is not None and there.lease != self._lease:
             raise Refused(_in_use(there), own, outcome.revision)
+        self._put_at = outcome.revision if outcome.succeeded else there.changed if there is not None else 0
         return outcome, status if outcome.succeeded else None
 
     def _entry(self, status: NodeStatus) -> Txn:
@@ -187,10 +192,24 @@ class EtcdBoard(RemoteBoard):
             if self._closing and (status == sent or self.assignment.phase in OVER):
                 return
             if status != sent:
-                await self._store.commit(Txn(then=(Put(self._keys.node(status.node_id), pack(status), self._lease),)))
+                await self._put(status)
                 sent = status
             else:
                 await self._wait_for_change()
+
+    async def _put(self, status: NodeStatus) -> None:
+        """Put a status after the last one. What was sent may be carried out twice, or late, and must not bring an older
+        status back. Raises LeaseGone."""
+        key, data = self._keys.node(status.node_id), pack(status)
+        while True:
+            last = Changed(key, self._put_at) if self._put_at else Absent(Range(key))
+            outcome = await self._store.commit(Txn((last,), (Put(key, data, self._lease),), (Get(Range(key)),)))
+            there = outcome.found.get(key)
+            if there is not None and there.lease != self._lease:
+                raise LeaseGone
+            self._put_at = outcome.revision if outcome.succeeded else there.changed if there is not None else 0
+            if outcome.succeeded or (there is not None and there.value == data):
+                return
 
     async def _follow(self, nursery: Nursery, entry: Outcome) -> None:
         """Hear who leads and what is wanted, and stand for election when nobody leads."""
@@ -231,7 +250,7 @@ class EtcdBoard(RemoteBoard):
                 self._leadership = Leadership(
                     self._store,
                     self._keys,
-                    self._spec.rules,
+                    self._rules,
                     self._own_status().key,
                     leader.created,
                     return_grace,
@@ -255,7 +274,7 @@ class EtcdBoard(RemoteBoard):
             self._tell_once(f"warning: what stands in etcd under {current.key} does not count: it is {error}")
             return
         self._search.join_timeout = rules.join_timeout
-        if notice := differences(rules, self._spec.rules):
+        if notice := differences(rules, self._rules):
             self._tell_once(f"warning: {notice}")
         self._take(word.assignment(self._own_status().key))
 

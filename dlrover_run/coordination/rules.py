@@ -50,7 +50,8 @@ class Rules:
     for. `max_restarts` counts failures of workers, in the last `restart_window` seconds or, with 0, in the whole job.
     A newcomer to a running job starts a new round after `scale_up_delay` seconds, together with those that came
     meanwhile. `early_failure_limit` 0 is no limit. `store` is (address, port) when flags name the place of the workers'
-    store, else None: then the node with rank 0 offers a port that it holds.
+    store, else None: then the node with rank 0 offers a port that it holds. The loss of a node may stay unknown for
+    `unnoticed` seconds: a lease's time where the records live under leases, 0 where a connection ends with the node.
 
     All times are seconds.
     """
@@ -69,6 +70,7 @@ class Rules:
     lost_after: float = LOST_AFTER
     keep_alive_interval: float = KEEP_ALIVE_INTERVAL
     keep_alive_attempts: int = KEEP_ALIVE_ATTEMPTS
+    unnoticed: float = 0.0
     store: tuple[str, int] | None = None
 
     def size(self, nodes: int) -> int:
@@ -95,10 +97,10 @@ class Rules:
     def cause_delay(self) -> float:
         """Seconds that the failure of a worker which only lost a peer waits for what that peer died of.
 
-        The peer's node may have vanished with it. Its connection ends within moments and the node is lost `lost_after`
-        later; twice that leaves as much for the moments.
+        The peer's node may have vanished with it. That is known after `unnoticed` seconds and some moments, and the
+        node is lost `lost_after` later; twice that leaves as much for the moments.
         """
-        return 2 * self.lost_after
+        return self.unnoticed + 2 * self.lost_after
 
     def problem(self) -> str | None:
         """A sentence when no job could have these rules, else None."""
