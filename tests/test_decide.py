@@ -530,6 +530,23 @@ class TestBudget:
         assert training(job, 2, "a", "b", "c")
         assert job.plan.restart_count == 1
 
+    def test_where_a_loss_is_known_only_with_the_end_of_a_lease_that_is_waited_for(self) -> None:
+        job = trio(max_restarts=0, unnoticed=9.0)
+        job.fail("a", LOST_PEER)
+        job.fail("c", LOST_PEER)
+        job.wait(9.0)
+        job.lose("b")
+        job.wait(1.1)
+        assert training(job, 2, "a", "c")
+        assert job.plan.restart_count == 0
+
+    def test_when_every_node_has_lost_a_peer_nobody_has_vanished(self) -> None:
+        job = trio(unnoticed=9.0)
+        for name in "abc":
+            job.fail(name, LOST_PEER)
+        assert training(job, 2, "a", "b", "c")
+        assert job.plan.restart_count == 1
+
     def test_one_node_waits_for_no_cause(self) -> None:
         job = VirtualJob(rules(1, 1))
         job.come("a")

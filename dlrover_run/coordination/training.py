@@ -37,8 +37,9 @@ def train(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
         if leavers:
             # Its peers failed because a node that was asked to go has ended its workers.
             return _regroup_without(rules, plan, present, leavers, now)
-        # A peer whose connection broke may be what the others died of; that is known in a moment too.
-        delay = rules.cause_delay if len(members) > 1 else 0.0
+        # A peer whose connection broke may be what the others died of; that is known in a moment too. A member that has
+        # said nothing may have vanished.
+        delay = rules.cause_delay if len(failed) < len(unfinished) else 0.0
         known_at = max(broken or now, failed[0].changed + delay)
         return _restart(rules, plan, present, failed[0], now) if now >= known_at else Decision(plan, known_at)
     if any(done):
