@@ -49,7 +49,7 @@ def judge(code: str, details: str, spec: EtcdSpec) -> Exception:
     if "user name is empty" in details:
         return LoginNeeded(Mistake(_NO_USER))
     if "permission denied" in details:
-        # Releases before 3.5.5 say this of a watch whose token they do not know.
+        # etcd 3.5.1 says this also of a watch whose token it does not know.
         return LoginNeeded(Mistake(_not_permitted(spec)))
     if "invalid user ID or password" in details:
         return Mistake(_wrong_password(spec))

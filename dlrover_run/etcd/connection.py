@@ -12,9 +12,9 @@ from dlrover_run.etcd.line import Action, Answer, Line, Metadata
 from dlrover_run.etcd.operations import Away
 from dlrover_run.spec import EtcdSpec
 
-CALL_TIMEOUT = 5.0
-"""Seconds that a member gets to answer, a new connection and the look-up of its name included; then the next one is
-asked. A cluster that has lost its leader needs one or two to choose another, in which members only wait."""
+CALL_TIMEOUT = 3.0
+"""Seconds that a member gets to answer, a new connection to it included; then the next one is asked. A cluster that has
+lost its leader chooses another one in one or two, but what it was asked just before may never be answered."""
 
 
 class Connection:

@@ -68,7 +68,7 @@ async def _examine(endpoint: _Endpoint, tls: TlsSpec | None, context: ssl.SSLCon
     except ConnectionRefusedError:
         return "the connection was refused, so nobody listens there"
     except OSError as error:
-        return f"it cannot be reached ({error.strerror or error})"
+        return f"it cannot be reached ({_reason(error)})"
 
 
 async def _probe_plain(endpoint: _Endpoint) -> Mistake | str | None:
@@ -89,9 +89,12 @@ async def _probe_tls(endpoint: _Endpoint, tls: TlsSpec, context: ssl.SSLContext)
     except ssl.SSLCertVerificationError as error:
         return Mistake(_distrusted(endpoint, tls, error))
     except ssl.SSLError as error:
+        reason = _reason(error)
         # With TLS 1.3 a server looks at our certificate after the handshake, and this comes in place of its greeting.
-        if "CERTIFICATE" in (error.reason or "") or "UNKNOWN_CA" in (error.reason or ""):
+        if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
             return Mistake(_refused(endpoint, tls))
+        if "ALERT" in reason:
+            return f"it does not agree with this node on how to speak TLS ({reason})"
     except ConnectionRefusedError:
         raise
     except OSError:
@@ -141,21 +144,30 @@ def _context(tls: TlsSpec) -> ssl.SSLContext:
             context.load_default_certs()
         else:
             context.load_verify_locations(authorities)
-    except OSError:
-        raise Mistake(f"cacert, {tls.ca}, holds no certificate that can be read: give a file of PEM.") from None
+    except OSError as error:
+        raise Mistake(
+            f"cacert, {tls.ca}, cannot be used ({_reason(error)}): give a file of PEM with the authority's certificate."
+        ) from None
     if tls.cert is not None:
         try:
             # A password given here keeps OpenSSL from asking for one at the terminal.
             context.load_cert_chain(tls.cert, tls.key, password="")
         except OSError as error:
-            if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+            if _reason(error) == "KEY_VALUES_MISMATCH":
                 raise Mistake(
                     f"cert, {tls.cert}, and key, {tls.key}, do not belong together: give the key of that certificate."
                 ) from None
             raise Mistake(
-                f"cert, {tls.cert}, or key, {tls.key}, cannot be read: give files of PEM, and a key without a password."
+                f"cert, {tls.cert}, or key, {tls.key}, cannot be used ({_reason(error)}): give files of PEM, and a key "
+                "without a password."
             ) from None
     return context
+
+
+def _reason(error: OSError) -> str:
+    """OpenSSL's name for what went wrong, or the system's words."""
+    name = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return name or str(error)
 
 
 async def _speaks_http2(endpoint: _Endpoint, context: ssl.SSLContext | None) -> bool:
@@ -179,7 +191,7 @@ async def _speaks_tls(endpoint: _Endpoint) -> bool:
     try:
         _, writer = await _connect(endpoint, context)
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")
+        return "ALERT" in _reason(error)
     except OSError:
         return False
     writer.transport.abort()

@@ -17,7 +17,6 @@ from dlrover_run.backends import own_address
 from dlrover_run.descent import guard
 from dlrover_run.etcd.answers import Broken, judge
 from dlrover_run.etcd.messages import Method
-from dlrover_run.etcd.operations import Mistake
 from dlrover_run.spec import EtcdSpec, TlsSpec
 from dlrover_run.wire import transport
 from dlrover_run.wire.address import join_address
@@ -85,13 +84,9 @@ class Line:
         self._closed = False
 
     async def carry_out(self, action: Action[Answer], metadata: Metadata, timeout: float) -> Answer:
-        """Do something over the channel. Raises what `judge` makes of a failure, Broken after `timeout` seconds, and
-        Mistake for files of TLS that cannot be read."""
-
-        async def over_channel() -> Answer:
-            return await action(await self._open(), metadata)
-
-        return await self.settle(over_channel(), timeout)
+        """Do something over the channel. Raises what `judge` makes of a failure, Broken after `timeout` seconds (more
+        when a name has to be looked up first)."""
+        return await self.settle(action(await self._open(), metadata), timeout)
 
     async def settle(self, work: Coroutine[Any, Any, Answer], timeout: float | None) -> Answer:
         """Wait for work that uses the channel, as `carry_out` does; None waits for as long as the channel lives."""
@@ -110,7 +105,8 @@ class Line:
             return working.result()
         except self._grpc.aio.AioRpcError as error:
             raise judge(error.code().name, error.details() or "", self._spec) from None
-        except asyncio.InvalidStateError:
+        except (self._grpc.aio.BaseError, asyncio.InvalidStateError):
+            # The channel was closed a moment ago.
             raise Broken("the connection was broken off") from None
 
     async def close(self) -> None:
@@ -169,4 +165,5 @@ def _content(path: str | None) -> bytes | None:
     try:
         return None if path is None else Path(path).read_bytes()
     except OSError as error:
-        raise Mistake(f"A file of TLS cannot be read ({error.strerror}): {path}") from None
+        # One that is being renewed may be there again in a moment.
+        raise Broken(f"a file of TLS cannot be read ({error.strerror}): {path}") from None
