@@ -7,6 +7,7 @@ agent that was replaced while it slept writes nothing any more.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
@@ -144,7 +145,7 @@ class Leadership:
             else:
                 epoch = max(self.fence, record.plan.epoch + 1)
                 return Coordinator(self._rules, now, epoch, record.plan, self._return_grace)
-        return Coordinator(self._rules, now, self.fence)
+        return Coordinator(self._rules, now, self._first_epoch)
 
     async def _watch(self, revision: int) -> None:
         async for changes in self._store.watch([Range(self._keys.nodes, prefix=True)], revision + 1):
@@ -193,7 +194,7 @@ class Leadership:
         the plan is rebuilt from what the nodes say."""
         assert self._coordinator is not None, "it is there since the first reading"
         statuses = [p.status for p in self._coordinator.present.values() if p.connected]
-        self._coordinator = Coordinator(self._rules, now, self.fence)
+        self._coordinator = Coordinator(self._rules, now, self._first_epoch)
         self._progress = Progress(self._coordinator)
         for status in statuses:
             self._coordinator.hear(status, now)
@@ -242,6 +243,12 @@ class Leadership:
 
     def _node_id(self, key: str) -> str:
         return key.removeprefix(self._keys.nodes)
+
+    @property
+    def _first_epoch(self) -> int:
+        """The epoch of a coordinator without a predecessor's plan. Revisions begin anew where etcd has lost its data,
+        and rounds of before and after that must not have one name; so time counts too, as with a master."""
+        return max(self.fence, time.time_ns() // 1_000_000)
 
     @property
     def _elected(self) -> Created:
