@@ -25,6 +25,12 @@ _CLAUSES = {
 """What is said for words in the message of a failure that another member, or the same one later, may not have."""
 
 
+_NO_USER = (
+    "etcd demands a user and none was given: add user=NAME to --rdzv-conf and put the password into "
+    "DLROVER_ETCD_PASSWORD, or its file into password_file=PATH."
+)
+
+
 class Broken(Exception):
     """A request has failed for a reason that another member may not have; the message is a clause."""
 
@@ -72,12 +78,6 @@ def join_clauses(problems: Mapping[str, str]) -> str:
     if len(set(problems.values())) == 1:
         return next(iter(problems.values()))
     return "; ".join(f"{place}: {clause}" for place, clause in problems.items())
-
-
-_NO_USER = (
-    "etcd demands a user and none was given: add user=NAME to --rdzv-conf and put the password into "
-    "DLROVER_ETCD_PASSWORD, or its file into password_file=PATH."
-)
 
 
 def _wrong_password(spec: EtcdSpec) -> str:

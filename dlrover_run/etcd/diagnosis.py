@@ -27,7 +27,7 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 
 _HEAD = 9
 """Bytes of the head of a frame, of which the fourth one is its type."""
 
-_CANNOT_TELL_NAMES = (62, 64)
+_FOR_ANOTHER = (62, 64)
 """OpenSSL's numbers for a certificate of another host name or another IP address."""
 
 _NOT_NOW = (9, 10)
@@ -107,7 +107,7 @@ async def _probe_tls(endpoint: _Endpoint, tls: TlsSpec, context: ssl.SSLContext)
 
 
 def _distrusted(endpoint: _Endpoint, tls: TlsSpec, error: ssl.SSLCertVerificationError) -> str:
-    if error.verify_code in _CANNOT_TELL_NAMES:
+    if error.verify_code in _FOR_ANOTHER:
         return (
             f"The certificate of etcd at {endpoint} is for another name than {endpoint.host}: name the endpoint in "
             "--rdzv-endpoint as its certificate does."
@@ -166,8 +166,9 @@ def _context(tls: TlsSpec) -> ssl.SSLContext:
 
 def _reason(error: OSError) -> str:
     """OpenSSL's name for what went wrong, or the system's words."""
-    name = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-    return name or str(error)
+    if isinstance(error, ssl.SSLError):
+        return error.reason or "OpenSSL cannot read it"
+    return error.strerror or str(error)
 
 
 async def _speaks_http2(endpoint: _Endpoint, context: ssl.SSLContext | None) -> bool:
