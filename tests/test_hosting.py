@@ -20,9 +20,9 @@ from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, la
 
 from dlrover_run.backends import hosting
 from dlrover_run.backends.hosting import Hosting
-from dlrover_run.backends.own_address import is_own, look_up, route_source
 from dlrover_run.descent import lineage
 from dlrover_run.spec import MasterSpec
+from dlrover_run.wire.own_address import is_own, look_up, route_source
 
 AT_A_WORD = """
 import os, signal

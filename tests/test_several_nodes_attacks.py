@@ -11,11 +11,11 @@ import pytest
 from cluster import SOON, Cluster, quiet_port, succeed, tell
 from links import Link
 
-from dlrover_run.backends.own_address import Address
 from dlrover_run.backends.session import Session, SessionEnded
 from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import MasterSpec
+from dlrover_run.wire.own_address import Address
 
 STATUS = NodeStatus(node_id="n0", incarnation="a", host="here", address="", port=0, workers=1)
 

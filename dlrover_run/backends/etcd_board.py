@@ -15,7 +15,6 @@ from dataclasses import replace
 from dlrover_run.backends.board import Listener
 from dlrover_run.backends.etcd_leadership import Leadership
 from dlrover_run.backends.etcd_records import Keys, Word, bucket_of, pack, rules_of, unpack
-from dlrover_run.backends.own_address import Unknown, look_up, route_source
 from dlrover_run.backends.patience import ID_IN_USE_PATIENCE
 from dlrover_run.backends.remote_board import RemoteBoard
 from dlrover_run.coordination.coordinator import RETURN_GRACE
@@ -42,6 +41,7 @@ from dlrover_run.nursery import Nursery
 from dlrover_run.spec import JobSpec
 from dlrover_run.wire.address import join_address
 from dlrover_run.wire.messages import BadMessage
+from dlrover_run.wire.own_address import Unknown, look_up, route_source
 
 LEAST_LEASE = 2
 """Seconds of the shortest lease that etcd gives with its usual election time-out. A shorter one would be prolonged."""

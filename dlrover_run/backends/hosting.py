@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dlrover_run.backends.own_address import Address, Unknown, is_own, is_taken, look_up, why_not_free
 from dlrover_run.descent import lifeline
 from dlrover_run.spec import MasterSpec
+from dlrover_run.wire.own_address import Address, Unknown, is_own, is_taken, look_up, why_not_free
 
 IDLE_TIMEOUT = 15.0
 """Seconds without any node after which a master that we started ends: as long as a node may take to come back."""

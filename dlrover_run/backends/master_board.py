@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from dlrover_run.backends.board import Listener
 from dlrover_run.backends.hosting import Hosting
-from dlrover_run.backends.own_address import Address, Unknown, look_up, route_source
 from dlrover_run.backends.patience import Silence
 from dlrover_run.backends.remote_board import RemoteBoard
 from dlrover_run.backends.session import MasterRefuses, MasterUnproven, Session, SessionEnded
@@ -20,6 +19,7 @@ from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.spec import JobSpec
 from dlrover_run.wire.address import join_address
 from dlrover_run.wire.messages import Assigned, BadMessage, Report, Welcome, rules_from
+from dlrover_run.wire.own_address import Address, Unknown, look_up, route_source
 
 
 class MasterBoard(RemoteBoard):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlrover_run.backends.own_address import Address
 from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.descent import guard
@@ -20,6 +19,7 @@ from dlrover_run.spec import MasterSpec, TlsSpec
 from dlrover_run.wire import messages, proof, transport
 from dlrover_run.wire.address import join_address
 from dlrover_run.wire.messages import BadMessage, Challenge, FromMaster, FromNode, Hello, Join, Proof, Refused, Welcome
+from dlrover_run.wire.own_address import Address
 
 HANDSHAKE_TIMEOUT = 20.0
 """Seconds from the first byte to the master's welcome. Two thousand nodes that come at once took 5 s with TLS; after

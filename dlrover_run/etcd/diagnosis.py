@@ -9,10 +9,10 @@ import asyncio
 import ssl
 from typing import NamedTuple
 
-from dlrover_run.backends import own_address
 from dlrover_run.etcd.line import find_authorities
 from dlrover_run.etcd.operations import Mistake
 from dlrover_run.spec import EtcdSpec, TlsSpec
+from dlrover_run.wire import own_address
 from dlrover_run.wire.address import join_address
 
 PROBE_TIMEOUT = 3.0

@@ -13,12 +13,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dlrover_run.backends import own_address
 from dlrover_run.descent import guard
 from dlrover_run.etcd.answers import Broken, judge
 from dlrover_run.etcd.messages import Method
 from dlrover_run.spec import EtcdSpec, TlsSpec
-from dlrover_run.wire import transport
+from dlrover_run.wire import own_address, transport
 from dlrover_run.wire.address import join_address
 
 MAX_ANSWER = 64 * 1024 * 1024
