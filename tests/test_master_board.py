@@ -477,7 +477,8 @@ def test_a_node_that_finds_no_master_says_what_it_waits_for_and_gives_up_in_the_
         await node.until(lambda: node.board.problem)
         assert node.board.problem is not None
         assert node.board.problem.startswith(
-            f"the master at 127.0.0.1:{free_port} was not found within 0.5 s (--rdzv-conf join_timeout): the connection was"
+            f"the master at 127.0.0.1:{free_port} was not found within 0.5 s (--rdzv-conf join_timeout): "
+            "the connection was"
         )
         await node.board.close()
 
