@@ -16,7 +16,7 @@ COLUMNS = ("rival", "median", "min", "max", "lost", "ratio", "target", "reached"
 MEBIBYTE = 1024.0**2
 WIDTH = 160
 
-Unit = Literal["s", "bytes", "%"]
+Unit = Literal["s", "bytes", "%", "requests"]
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,15 @@ class Result:
 
 
 def figure(value: float | None, unit: Unit, limit: float | None = None) -> str:
-    """A time, a size or a share as a person reads it; "-" where there is none, and a ">" before one that is only how
-    long somebody waited: `limit` or more."""
+    """A time, a size, a share or a count as a person reads it; "-" where there is none, and a ">" before one that is
+    only how long somebody waited: `limit` or more."""
     if value is None:
         return "-"
     more = "> " if limit is not None and value >= limit else ""
     if unit == "bytes":
         return f"{value / MEBIBYTE:.1f} MiB"
+    if unit == "requests":
+        return f"{value:.2f}"
     return f"{value:.1f} %" if unit == "%" else f"{more}{value:.3f} s"
 
 

@@ -25,7 +25,7 @@ What = Literal["ready", "joining", "heard", "seated", "failed"]
 @dataclass(frozen=True)
 class Order:
     """The nodes that a crowd plays: `count` of the `nodes` of a job, from number `first` on. They meet at `address`,
-    and the job trains with `least` of them if it must."""
+    the job trains with `least` of them if it must, and between two signs of life are `interval` seconds."""
 
     address: str
     job: str
@@ -33,6 +33,7 @@ class Order:
     count: int
     nodes: int
     least: int
+    interval: float
 
     def line(self) -> str:
         """The order as an argument of a command."""

@@ -26,7 +26,7 @@ MOST_CROWDS = 4
 
 
 def crowd_sizes(nodes: int) -> list[int]:
-    """How many nodes each crowd plays. The last crowd is one node: the one that joins last, and dies."""
+    """How many nodes each crowd plays. The last crowd is one node: the one that joins apart, and dies."""
     others = nodes - 1
     crowds = min(MOST_CROWDS, others)
     return [*(others // crowds + (number < others % crowds) for number in range(crowds)), 1]
@@ -35,7 +35,7 @@ def crowd_sizes(nodes: int) -> list[int]:
 class Gathering:
     """The crowds of one job. Leaving it kills them."""
 
-    def __init__(self, module: str, address: str, job: str, nodes: int, least: int) -> None:
+    def __init__(self, module: str, address: str, job: str, nodes: int, least: int, interval: float) -> None:
         self._crowds: list[subprocess.Popen[bytes]] = []
         self._events: list[list[Event]] = []
         self._selector = selectors.DefaultSelector()
@@ -44,7 +44,7 @@ class Gathering:
         first = 0
         self._orders: list[Order] = []
         for count in crowd_sizes(nodes):
-            self._orders.append(Order(address, job, first, count, nodes, least))
+            self._orders.append(Order(address, job, first, count, nodes, least, interval))
             first += count
 
     def __enter__(self) -> Gathering:
@@ -80,12 +80,12 @@ class Gathering:
 
     @property
     def others(self) -> range:
-        """All but the node that joins last."""
+        """All but the node that joins apart."""
         return range(len(self._orders) - 1)
 
     @property
     def last(self) -> range:
-        """The crowd that is the one node which joins last."""
+        """The crowd that is one node, which joins apart from the others."""
         return range(len(self._orders) - 1, len(self._orders))
 
     def join(self, crowds: Iterable[int]) -> None:
@@ -113,7 +113,7 @@ class Gathering:
             self._wait("failed", seconds, [0], 0)
 
     def kill_last(self) -> int:
-        """Kill the node that joined last with SIGKILL; when, in nanoseconds, read just before."""
+        """Kill the node that is a crowd of its own with SIGKILL; when, in nanoseconds, read just before."""
         victim = self._crowds[-1]
         assert victim.stdout is not None
         self._selector.unregister(victim.stdout)

@@ -1,4 +1,4 @@
-"""What nodes meet at: the built-in master or torch's store, each as a process of its own."""
+"""What nodes meet at, as a process of its own: here the built-in master and torch's store."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,27 +26,11 @@ END_TIMEOUT = 10.0
 
 
 class MeetingPlace:
-    """A running server. To its `command` comes the descriptor to which it writes where it listens."""
+    """A running server, `address` HOST:PORT. Leaving it kills it, as every trial has a fresh one."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        ready, its_end = os.pipe()
-        with open(ready) as lines:
-            self._process = subprocess.Popen(
-                [*command, str(its_end)],
-                pass_fds=[its_end],
-                cwd=Path(__file__).resolve().parents[1],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
-            os.close(its_end)
-            came = select.select([lines], [], [], READY_TIMEOUT)[0]
-            said = json.loads((came and lines.readline()) or "{}")
-        if "port" not in said:
-            self.close()
-            raise Lost(said.get("error", f"{' '.join(command)} did not say where it listens"))
-        self.address = f"{said['address']}:{said['port']}"
+    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
+        self._process = process
+        self.address = address
 
     def __enter__(self) -> MeetingPlace:
         return self
@@ -79,7 +64,41 @@ class MeetingPlace:
         time.sleep(seconds)
         return 100 * (self.cpu_seconds() - before) / (time.monotonic() - began)
 
+    def requests(self) -> Counter[str]:
+        """Requests that nodes have begun so far, by method; none where the server does not count them."""
+        return Counter()
+
     def close(self) -> None:
-        """Kill it, as every trial has a fresh one."""
-        self._process.kill()
-        self._process.wait(END_TIMEOUT)
+        """Kill it."""
+        kill(self._process)
+
+
+def announce(command: Sequence[str]) -> MeetingPlace:
+    """Start a server of ours or torch's. To its `command` comes the descriptor to which it writes where it listens.
+
+    Raises Lost when it does not.
+    """
+    ready, its_end = os.pipe()
+    with open(ready) as lines:
+        process = subprocess.Popen(
+            [*command, str(its_end)],
+            pass_fds=[its_end],
+            cwd=Path(__file__).resolve().parents[1],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+        os.close(its_end)
+        came = select.select([lines], [], [], READY_TIMEOUT)[0]
+        said = json.loads((came and lines.readline()) or "{}")
+    if "port" not in said:
+        kill(process)
+        raise Lost(said.get("error", f"{' '.join(command)} did not say where it listens"))
+    return MeetingPlace(process, f"{said['address']}:{said['port']}")
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process with SIGKILL, and wait for that."""
+    process.kill()
+    process.wait(END_TIMEOUT)

@@ -8,7 +8,9 @@ from pathlib import Path
 from comparison.report import Result
 
 from rendezvous_bench.outcome import label
-from rendezvous_bench.trial import C10D, OURS
+from rendezvous_bench.trial import C10D, ETCD, OURS
+
+COLOURS = {OURS.name: "tab:blue", ETCD.name: "tab:orange", C10D.name: "tab:gray"}
 
 
 def plot(results: Sequence[Result], sizes: Sequence[int], path: Path) -> None:
@@ -22,8 +24,10 @@ def plot(results: Sequence[Result], sizes: Sequence[int], path: Path) -> None:
     times = [result for result in results if result.unit == "s"]
     drawing, all_axes = pyplot.subplots(1, len(times), figsize=(5 * len(times), 4), squeeze=False, layout="constrained")
     for axes, result in zip(all_axes[0], times, strict=True):
-        for rival, colour in ((OURS.name, "tab:blue"), (C10D.name, "tab:gray")):
+        for rival, colour in COLOURS.items():
             rows = {nodes: row for nodes in sizes for row in result.rows if row.title == label(rival, nodes)}
+            if not rows:
+                continue
             ended = {nodes: row for nodes, row in rows.items() if row.median and row.limit is None}
             axes.plot(list(ended), [row.median for row in ended.values()], "-", color=colour, label=rival)
             for nodes, row in rows.items():

@@ -1,0 +1,44 @@
+"""One simulated node, wherever the nodes of its job meet: it says what a real one says, and starts no workers."""
+
+from __future__ import annotations
+
+from dlrover_run.agent.standing import Standing
+from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.spec import Entrypoint, JobSpec
+from rendezvous_bench.crowd import Order, Tally
+
+WORKERS = 8
+
+
+class Node:
+    """Node `number` of a job, which tells the tally where it has got to."""
+
+    def __init__(self, order: Order, number: int, tally: Tally) -> None:
+        self.spec = JobSpec(
+            Entrypoint("program", "true"),
+            run_id=order.job,
+            workers_per_node=WORKERS,
+            rules=Rules(least=order.least, most=order.nodes, keep_alive_interval=order.interval),
+            node_id=f"node{number}",
+            local_addr="127.0.0.1",
+        )
+        self._tally = tally
+        self._standing = Standing(self.spec)
+        self._heard = False
+
+    @property
+    def status(self) -> NodeStatus:
+        """What it says of itself now."""
+        return self._standing.status(NodePhase.RUNNING if self._standing.seat else NodePhase.WAITING)
+
+    def hear(self, wanted: Assignment) -> None:
+        """Take what is wanted of it; a place that is new is counted as taken."""
+        if not self._heard:
+            self._heard = True
+            self._tally.reach("heard")
+        before = self._standing.round
+        self._standing.take(wanted)
+        seat = self._standing.seat
+        if seat is not None and seat.key != before:
+            self._tally.reach("seated", seat.nodes)
