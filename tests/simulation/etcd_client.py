@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from dlrover_run.etcd.operations import Away, Change, Compacted, LeaseGone, Outcome, Range, Txn
@@ -18,6 +19,9 @@ from simulation.timeline import Timeline
 
 REQUEST_TIMEOUT = 5.0
 """Seconds after which a request that was not answered is given up. It may be carried out all the same."""
+
+STRAY = 5.0
+"""Seconds after which a request that a member has put aside may still be carried out, at most."""
 
 TO_ETCD = TO_MASTER
 
@@ -60,6 +64,7 @@ class Client:
         self._pending: dict[asyncio.Future[Any], None] = {}
         self._watches: dict[Watch, None] = {}
         self._closed = False
+        self._connected = False
 
     async def grant(self, seconds: int) -> int:
         lease: int = await self._call(lambda: self.cluster.grant(seconds, self.process))
@@ -89,6 +94,7 @@ class Client:
 
     def cut(self) -> None:
         """All connections break: nobody knows what has become of a request, and watches begin where they stopped."""
+        self._connected = False
         for answer in list(self._pending):
             _settle(answer, Away("the connection was broken off"))
         for watch in list(self._watches):
@@ -114,6 +120,19 @@ class Client:
         parcel = Parcel(self.process.timeline, self.link, direction, arrive)
         parcel.send(self.process.timeline.now + self.delay() if due is None else due)
 
+    def _over_connection(self, send: Callable[[], None]) -> None:
+        """Send something once there is a connection, for which both ways have to be free."""
+
+        def connected() -> None:
+            self._connected = True
+            send()
+
+        if self._connected:
+            send()
+        else:
+            answer = partial(self.send, TO_NODE, lambda: self.process.run(connected))
+            self.send(TO_ETCD, answer)
+
     async def _burn_one(self) -> None:
         self._burn()
         if not self.process.alive:
@@ -138,13 +157,20 @@ class Client:
             if is_heard:
                 self.send(TO_NODE, lambda: process.run(lambda: _settle(answer, result)))
 
-        repeated = self._random.random() < self.weather.echo / 4
-        self.send(TO_ETCD, lambda: carry_out(not repeated))
-        if repeated:
-            # A member dies before it has answered, and the request goes to another one.
-            self.send(TO_ETCD, lambda: carry_out(True), process.timeline.now + 4 * self.delay())
-        late = Away(f"it did not answer within {REQUEST_TIMEOUT:g} s")
-        timer = process.call_later(REQUEST_TIMEOUT, _settle, answer, late)
+        def send() -> None:
+            if self._random.random() < self.weather.echo / 4:
+                # A member says nothing, so the request goes to another one; what the first one had is carried out too.
+                late = self._random.choice((4 * self.delay(), self._random.uniform(0, STRAY)))
+                self.send(TO_ETCD, lambda: carry_out(False), process.timeline.now + late)
+            self.send(TO_ETCD, lambda: carry_out(True))
+
+        def give_up() -> None:
+            if not answer.done():
+                self._connected = False
+                _settle(answer, Away(f"it did not answer within {REQUEST_TIMEOUT:g} s"))
+
+        self._over_connection(send)
+        timer = process.call_later(REQUEST_TIMEOUT, give_up)
         try:
             return await answer
         finally:
@@ -213,7 +239,7 @@ class Watch(AsyncIterator[Sequence[Change]]):
             return
         connection = self._connection
         for range in self._next:
-            self._client.send(TO_ETCD, lambda range=range: self._follow(range, connection))
+            self._client.send(TO_ETCD, partial(self._follow, range, connection))
 
     def _unfollow(self) -> None:
         self._connection += 1

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class EtcdFaults(Faults):
-    """As with a master; but who is killed is missed only when his lease has run out, so that is not gentle."""
+    """As with a master. Another leader of etcd prolongs the lease of who is gone, which is not gentle."""
 
     def __init__(self, scenario: EtcdScenario) -> None:
         self._etcd = scenario.cluster
@@ -20,7 +20,7 @@ class EtcdFaults(Faults):
         super().__init__(scenario)
 
     def _gentle(self) -> list[Fault]:
-        return [self._ask_to_go, self._join, self._break_stream, self._compact, self._change_leader]
+        return [self._kill_node, self._ask_to_go, self._join, self._break_stream, self._compact]
 
     def _place(self) -> list[Fault]:
         faults = [
@@ -51,7 +51,9 @@ class EtcdFaults(Faults):
 
     def _lag(self) -> None:
         weather = self._scenario.place.weather
-        before, weather.lag = weather.lag, self._random.choice((1.0, 5.0, 20.0))
+        # A job that waits 20 s for its nodes cannot hear of them as late as that.
+        most = self._scenario.rules.pend_timeout / 4
+        before, weather.lag = weather.lag, min(most, self._random.choice((1.0, 5.0, 20.0)))
         self._etcd.note(f"tells of changes up to {weather.lag:g} s late")
 
         def catch_up() -> None:

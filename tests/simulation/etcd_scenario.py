@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
+from dlrover_run.backends import etcd_leadership
 from dlrover_run.backends.etcd_board import EtcdBoard, lease_time
 from dlrover_run.backends.etcd_records import Keys, Stored, unpack
 from dlrover_run.coordination.records import OVER, Assignment, NodeStatus, Plan, PlanPhase, RoundKey
@@ -18,7 +20,8 @@ from simulation.etcd_faults import EtcdFaults
 from simulation.laws import Laws, demand
 from simulation.network import Weather
 from simulation.nodes import Node, NodeBoard
-from simulation.scenario import TROUBLES, Scenario
+from simulation.scenario import TROUBLES, Outcome, Scenario
+from simulation.timeline import Process, Timeline
 
 SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
 
@@ -46,7 +49,7 @@ class Store:
         return _plan_of(self._cluster.keys.get(self._keys.plan))
 
     @property
-    def leader(self) -> Any:
+    def leader(self) -> Process | None:
         """The process that is elected."""
         return self._owner(self._cluster.keys.get(self._keys.leader))
 
@@ -55,17 +58,21 @@ class Store:
         """How often somebody was elected."""
         return len(self._leaders)
 
+    def holder(self, node_id: str) -> Process | None:
+        """The process whose status stands under that id."""
+        return self._owner(self._cluster.keys.get(self._keys.node(node_id)))
+
     def telling(self, wanted: Assignment) -> None:
         """A node hears a word of the coordinator."""
         if wanted.key.number or wanted.phase in OVER:
             known = (wanted.key, wanted.phase, wanted.restart_count) in self._told
             demand(known, "a plan is stored before anybody is told")
 
-    def _owner(self, current: KeyValue | None) -> Any:
+    def _owner(self, current: KeyValue | None) -> Process | None:
         lease = None if current is None else self._cluster.leases.get(current.lease)
         return None if lease is None else lease.owner
 
-    def _check(self, writer: Any, before: dict[str, KeyValue]) -> None:
+    def _check(self, writer: Process | None, before: dict[str, KeyValue]) -> None:
         after, keys = self._cluster.keys, self._keys
         for key, current in after.items():
             if before.get(key) == current:
@@ -148,6 +155,18 @@ class BoardInEtcd:
         demand(not self._node.alive, "an agent that leaves ends in a bounded time")
 
 
+class Clocks:
+    """Stands in for the module `time`: the clocks on the walls of all nodes, which differ."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._skew = timeline.random.choice((0, 1000, 10_000_000))
+
+    def time_ns(self) -> int:
+        ms = 1_700_000_000_000 + int(self._timeline.now * 1000) + self._timeline.random.randint(0, self._skew)
+        return ms * 1_000_000
+
+
 class EtcdScenario(Scenario):
     """The records live in etcd. `durable` says that it keeps them."""
 
@@ -171,11 +190,15 @@ class EtcdScenario(Scenario):
         self.laws.slow_disk = self.trouble != "gentle"
         self.cluster = EtcdCluster(self.timeline)
         # Other users of etcd have made changes too.
-        self.cluster.revision = random.randint(1, 1000)
+        self.cluster.revision = random.choice((1, random.randint(1, 1000)))
         self.store = Store(self.cluster, self.laws, Keys(SPEC.prefix, "job"))
         self._furnish(weather)
         self.faults = EtcdFaults(self)
         self._describe("etcd keeps its data" if self.durable else "etcd may lose its data")
+
+    def run(self) -> Outcome:
+        with patch.object(etcd_leadership, "time", Clocks(self.timeline)):
+            return super().run()
 
     @property
     def plan(self) -> Plan | None:
@@ -188,7 +211,8 @@ class EtcdScenario(Scenario):
     @property
     def leader(self) -> Node | None:
         """The node that is elected, be it that it is gone and its lease has not run out."""
-        leader: Node | None = self.store.leader
+        leader = self.store.leader
+        assert leader is None or isinstance(leader, Node), "only nodes stand for election"
         return leader
 
     def _make_board(self, node: Node, spec: JobSpec, listener: Callable[[], None]) -> NodeBoard:
@@ -198,6 +222,10 @@ class EtcdScenario(Scenario):
 
     def _keep_up(self) -> None:
         pass
+
+    def _may_stay(self, node: Node) -> bool:
+        # A dead process of that name is in the way for as long as its lease runs, which may be for too long.
+        return self.store.holder(node.key.node_id) in (None, node)
 
     def _settle(self) -> None:
         self.place.weather.lag = 0.0

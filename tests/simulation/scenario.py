@@ -107,6 +107,10 @@ class Scenario(ABC):
     def _settle(self) -> None:
         """All faults of the place of the records are over."""
 
+    def _may_stay(self, node: Node) -> bool:
+        """Whether nothing keeps a living node out of the job."""
+        return True
+
     def _furnish(self, weather: Weather) -> None:
         """Choose what a node finds around it."""
         random = self.timeline.random
@@ -181,7 +185,7 @@ class Scenario(ABC):
         for node in self.nodes:
             node.link.heal()
             node.resume()
-        staying = {node.key.node_id for node in self.living if not node.is_leaving}
+        staying = {node.key.node_id for node in self.living if not node.is_leaving and self._may_stay(node)}
         if not self.is_short and self.laws.over is None:
             for _ in range(self.rules.fewest - len(staying)):
                 self.add_node()

@@ -1,0 +1,440 @@
+"""The simulated etcd and the loop that runs coroutines in virtual time, on which the simulation of jobs stands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from simulation.etcd import EtcdCluster
+from simulation.etcd_client import REQUEST_TIMEOUT, Client
+from simulation.loop import LoopProcess
+from simulation.network import TO_MASTER, TO_NODE, Link, Weather
+from simulation.timeline import Broken, Timeline
+
+from dlrover_run.etcd.operations import (
+    Absent,
+    Away,
+    Change,
+    Changed,
+    Compacted,
+    Created,
+    Delete,
+    Get,
+    LeaseGone,
+    Outcome,
+    Put,
+    Range,
+    Txn,
+)
+
+
+class Bed:
+    """A timeline with one cluster, and processes with clients of it."""
+
+    def __init__(self, seed: int = 1, echo: float = 0.0, lag: float = 0.0) -> None:
+        self.timeline = Timeline(seed)
+        self.cluster = EtcdCluster(self.timeline)
+        self.weather = Weather(0.01, echo, lag)
+        self.process = LoopProcess(self.timeline, "one")
+        self.link = Link()
+        self.client = self.client_of(self.process, self.link)
+
+    def client_of(self, process: LoopProcess, link: Link, burn: Callable[[], None] = lambda: None) -> Client:
+        return Client(process, link, self.cluster, self.weather, burn)
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return self.process.create_task(work)
+
+    def wait(self, seconds: float = 100.0) -> None:
+        end = self.timeline.now + seconds
+        self.timeline.run_until(end, lambda: False)
+        self.timeline.now = end
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        task = self.start(work)
+        self.timeline.run_until(self.timeline.now + 100, task.done)
+        return task.result()
+
+    def commit(self, *operations: Get | Put | Delete | Txn, conditions: tuple[Any, ...] = ()) -> Outcome:
+        return self.cluster.commit(Txn(conditions, operations), self.process)
+
+    def put(self, key: str, value: bytes = b"", lease: int = 0) -> int:
+        return self.commit(Put(key, value, lease)).revision
+
+
+def gather_changes(bed: Bed, heard: list[Change], ranges: Sequence[Range], revision: int) -> asyncio.Task[Any]:
+    async def hear() -> None:
+        async for changes in bed.client.watch(ranges, revision):
+            heard.extend(changes)
+
+    return bed.start(hear())
+
+
+def test_tasks_events_and_time_outs_run_in_virtual_time() -> None:
+    bed = Bed()
+
+    async def wait() -> list[str]:
+        event = asyncio.Event()
+        asyncio.get_running_loop().call_later(50, event.set)
+        found = []
+        try:
+            await asyncio.wait_for(event.wait(), 20)
+        except asyncio.TimeoutError:
+            found.append("too late")
+        await asyncio.wait([asyncio.ensure_future(event.wait())])
+        queue: asyncio.Queue[str] = asyncio.Queue()
+        asyncio.get_running_loop().call_soon(queue.put_nowait, "put")
+        found.append(await queue.get())
+        return found
+
+    assert bed.do(wait()) == ["too late", "put"]
+    assert 50 <= bed.timeline.now < 51
+
+
+def test_nothing_runs_in_a_stopped_process_and_its_clock_goes_on() -> None:
+    bed = Bed()
+    done: list[float] = []
+
+    async def sleep() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.sleep(10)
+        done.append(loop.time() - began)
+
+    bed.start(sleep())
+    bed.wait(1)
+    bed.process.stop()
+    bed.wait(60)
+    assert not done
+    bed.process.resume()
+    bed.wait(1)
+    assert done[0] == pytest.approx(61, abs=0.1)
+
+
+def test_a_process_that_goes_on_hears_what_came_before_it_sees_what_is_late() -> None:
+    bed = Bed()
+
+    async def ask() -> str:
+        try:
+            await asyncio.wait_for(bed.client.grant(5), 3)
+        except asyncio.TimeoutError:
+            return "late"
+        return "heard"
+
+    bed.do(bed.client.grant(5))
+    task = bed.start(ask())
+    bed.timeline.run_until(bed.timeline.now + 0.0001, lambda: False)
+    bed.process.stop()
+    bed.wait(60)
+    bed.process.resume()
+    bed.wait(1)
+    assert task.result() == "heard"
+
+
+def test_nothing_ever_runs_again_in_a_process_that_was_killed(recwarn: pytest.WarningsRecorder) -> None:
+    bed = Bed()
+    steps: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(5)
+            steps.append("slept")
+        finally:
+            await asyncio.sleep(5)
+            steps.append("tidied up")
+
+    bed.start(work())
+    bed.wait(1)
+    bed.process.end()
+    bed.wait(60)
+    bed.process.dispose()
+    assert not steps
+    assert not recwarn.list
+
+
+def test_a_defect_in_a_task_ends_the_run() -> None:
+    bed = Bed()
+
+    async def stumble() -> None:
+        await asyncio.sleep(1)
+        raise KeyError("a defect")
+
+    bed.start(stumble())
+    with pytest.raises(Broken, match="a defect"):
+        bed.wait()
+
+
+def test_a_broken_law_ends_the_run_though_the_task_hides_it() -> None:
+    bed = Bed()
+
+    async def hide() -> None:
+        async def break_a_law() -> None:
+            raise Broken("a law")
+
+        await asyncio.gather(break_a_law(), return_exceptions=True)
+
+    bed.start(hide())
+    with pytest.raises(Broken, match="a law"):
+        bed.wait()
+
+
+def test_a_failure_that_somebody_hears_is_no_defect() -> None:
+    bed = Bed()
+
+    async def fail() -> None:
+        raise Away("gone")
+
+    async def hear() -> str:
+        try:
+            await asyncio.ensure_future(fail())
+        except Away as away:
+            return str(away)
+        return ""
+
+    assert bed.do(hear()) == "gone"
+
+
+def test_revisions_say_when_a_key_was_made_and_changed() -> None:
+    bed = Bed()
+    first = bed.put("a", b"1")
+    second = bed.put("a", b"2")
+    found = bed.commit(Get(Range("a"))).found["a"]
+    assert (found.created, found.changed, found.value) == (first, second, b"2")
+    assert bed.commit(Get(Range("a"))).revision == second
+    bed.commit(Delete(Range("a")))
+    assert bed.put("a") == second + 2
+
+
+def test_a_transaction_does_one_branch_and_sees_its_own_writes() -> None:
+    bed = Bed()
+    made = bed.put("a/1", b"old")
+    nested = Txn((Absent(Range("b")),), (Put("b", b"new"),), (Get(Range("c")),))
+    outcome = bed.commit(Put("a/2", b"2"), nested, Get(Range("a/", prefix=True)), Get(Range("b")))
+    assert outcome.succeeded
+    assert {key: found.value for key, found in outcome.found.items()} == {"a/1": b"old", "a/2": b"2", "b": b"new"}
+    assert {found.changed for key, found in outcome.found.items() if key != "a/1"} == {outcome.revision}
+    for condition, holds in (
+        (Created("a/1", made), True),
+        (Created("a/1", made + 1), False),
+        (Changed("a/1", made), True),
+        (Changed("missing", 1), False),
+        (Absent(Range("a/", prefix=True)), False),
+    ):
+        assert bed.commit(conditions=(condition,)).succeeded is holds
+
+
+def test_a_put_under_a_lease_that_is_gone_changes_nothing() -> None:
+    bed = Bed()
+    with pytest.raises(LeaseGone):
+        bed.commit(Put("a", b""), Put("b", b"", lease=7))
+    assert not bed.cluster.keys
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        (Put("a", b"1"), Put("a", b"2")),
+        (Put("a", b"1"), Txn((), (Put("a", b"2"),))),
+        (Put("a/1", b"1"), Delete(Range("a/", prefix=True))),
+        tuple(Put(f"a{number}", b"") for number in range(129)),
+    ],
+)
+def test_what_etcd_refuses_ends_the_run(operations: tuple[Any, ...]) -> None:
+    with pytest.raises(Broken):
+        Bed().commit(*operations)
+
+
+def test_keys_go_with_their_lease_unless_it_is_renewed() -> None:
+    bed = Bed()
+    lease = bed.cluster.grant(4, bed.process)
+    bed.put("a", lease=lease)
+    for _ in range(5):
+        bed.wait(3)
+        assert bed.cluster.renew(lease)
+    assert "a" in bed.cluster.keys
+    bed.wait(5)
+    assert not bed.cluster.keys
+    assert not bed.cluster.renew(lease)
+
+
+def test_the_shortest_lease_runs_for_two_seconds() -> None:
+    bed = Bed()
+    lease = bed.cluster.grant(1, bed.process)
+    bed.wait(1.9)
+    assert bed.cluster.renew(lease)
+
+
+def test_another_leader_and_a_time_away_prolong_every_lease() -> None:
+    bed = Bed()
+    lease = bed.cluster.grant(4, bed.process)
+    bed.wait(3)
+    bed.cluster.change_leader()
+    bed.wait(3)
+    bed.cluster.away = True
+    bed.wait(100)
+    bed.cluster.come_back()
+    bed.wait(3)
+    assert lease in bed.cluster.leases
+
+
+def test_a_request_comes_to_its_answer() -> None:
+    bed = Bed()
+
+    async def ask() -> tuple[bool, bool]:
+        lease = await bed.client.grant(5)
+        await bed.client.commit(Txn(then=(Put("a", b"1", lease),)))
+        lived = await bed.client.renew(lease)
+        await bed.client.revoke(lease)
+        return lived, await bed.client.renew(lease)
+
+    assert bed.do(ask()) == (True, False)
+
+
+def test_a_request_whose_answer_is_lost_is_carried_out_and_its_sender_does_not_know() -> None:
+    bed = Bed()
+    bed.do(bed.client.grant(5))
+    bed.link.hold(TO_NODE)
+    with pytest.raises(Away):
+        bed.do(bed.client.commit(Txn(then=(Put("a", b"1"),))))
+    assert "a" in bed.cluster.keys
+
+
+def test_a_request_may_be_carried_out_long_after_it_was_given_up() -> None:
+    late = 0
+    for seed in range(20):
+        bed = Bed(seed)
+        bed.do(bed.client.grant(5))
+        bed.link.hold(TO_MASTER)
+        with pytest.raises(Away):
+            bed.do(bed.client.commit(Txn(then=(Put("a", b"1"),))))
+        assert "a" not in bed.cluster.keys
+        bed.wait(REQUEST_TIMEOUT)
+        bed.link.heal()
+        bed.wait(1)
+        late += "a" in bed.cluster.keys
+    assert 0 < late < 20
+
+
+def test_a_request_may_be_carried_out_twice() -> None:
+    bed = Bed(echo=0.9)
+    for _ in range(50):
+        bed.do(bed.client.commit(Txn(then=(Put("a", b"1"),))))
+    bed.wait()
+    assert bed.cluster.revision > 51
+
+
+def test_nobody_answers_while_etcd_is_away() -> None:
+    bed = Bed()
+    bed.cluster.away = True
+    with pytest.raises(Away):
+        bed.do(bed.client.grant(5))
+    bed.cluster.come_back()
+    assert bed.do(bed.client.grant(5)) in bed.cluster.leases
+
+
+def test_a_watch_tells_of_each_change_in_the_order_of_its_range() -> None:
+    bed = Bed(lag=3.0)
+    heard: list[Change] = []
+    first = bed.put("a/1", b"0")
+    gather_changes(bed, heard, [Range("a/", prefix=True), Range("b")], first)
+    for number in range(20):
+        bed.commit(Put("a/1", b"%d" % number), Put("b", b"%d" % number), Put("c", b""))
+        bed.wait(0.3)
+    bed.commit(Delete(Range("a/1")))
+    bed.wait()
+    by_key = {key: [c.now and c.now.value for c in heard if c.key == key] for key in ("a/1", "b", "c")}
+    counted = [b"%d" % number for number in range(20)]
+    assert by_key == {"a/1": [b"0", *counted, None], "b": counted, "c": []}
+
+
+def test_two_ranges_of_one_watch_may_lag_behind_differently() -> None:
+    bed = Bed(lag=5.0)
+    heard: list[Change] = []
+    gather_changes(bed, heard, [Range("a"), Range("b")], 1)
+    for _ in range(20):
+        bed.put("a")
+        bed.put("b")
+    bed.wait()
+    assert [change.key for change in heard] != ["a", "b"] * 20
+
+
+def test_a_watch_that_was_broken_off_goes_on_where_it_stopped() -> None:
+    bed = Bed(lag=1.0)
+    heard: list[Change] = []
+    gather_changes(bed, heard, [Range("a")], 1)
+    for number in range(30):
+        bed.put("a", b"%d" % number)
+        bed.wait(0.2)
+        if number % 3 == 0:
+            bed.client.cut()
+    bed.wait()
+    assert [change.now and change.now.value for change in heard] == [b"%d" % number for number in range(30)]
+
+
+def test_a_watch_from_before_a_compaction_says_so() -> None:
+    bed = Bed()
+    for _ in range(5):
+        bed.put("a")
+    bed.cluster.compacted = 4
+    task = gather_changes(bed, [], [Range("a")], 2)
+    with pytest.raises(Compacted):
+        bed.do(wait_for(task))
+
+
+async def wait_for(task: asyncio.Task[Any]) -> None:
+    await task
+
+
+def test_a_watch_that_was_cancelled_does_not_go_on() -> None:
+    bed = Bed()
+
+    async def wait() -> str:
+        watch = bed.client.watch([Range("a")], 1)
+        try:
+            await asyncio.wait_for(watch.__anext__(), 1)
+        except asyncio.TimeoutError:
+            bed.put("a")
+        try:
+            await asyncio.wait_for(watch.__anext__(), 1)
+        except StopAsyncIteration:
+            return "ended"
+        return "goes on"
+
+    assert bed.do(wait()) == "ended"
+
+
+def test_when_all_data_are_lost_revisions_begin_anew() -> None:
+    bed = Bed()
+    lease = bed.cluster.grant(5, bed.process)
+    bed.put("a", lease=lease)
+    bed.put("b")
+    bed.cluster.lose_everything()
+    assert not bed.cluster.keys
+    assert not bed.cluster.renew(lease)
+    assert bed.put("a") == 2
+
+
+def test_a_process_is_killed_in_the_middle_of_a_transaction() -> None:
+    bed = Bed()
+    steps: list[str] = []
+    fuse = 1
+
+    def burn() -> None:
+        nonlocal fuse
+        fuse -= 1
+        if fuse < 0:
+            bed.process.end()
+
+    client = bed.client_of(bed.process, bed.link, burn)
+
+    async def write() -> None:
+        await client.commit(Txn(then=(Put("a", b""),)))
+        steps.append("heard of the first")
+
+    bed.start(write())
+    bed.wait()
+    assert "a" in bed.cluster.keys
+    assert not steps
+    bed.process.dispose()
