@@ -137,6 +137,11 @@ class EtcdBoard(RemoteBoard):
             reason = f"the job {self._spec.run_id!r} has just ended; its name is free again in a moment"
             raise Refused(reason, over.key, outcome.revision)
         there = outcome.found.get(own)
+        if there is not None and not there.lease:
+            # No process that lives stands behind it, for that one would have put it under a lease.
+            await self._store.commit(Txn((Changed(own, there.changed),), (Put(own, pack(status), self._lease),)))
+            outcome = await self._store.commit(self._entry(status))
+            there = outcome.found.get(own)
         if there is not None and there.lease != self._lease:
             raise Refused(_in_use(there), own, outcome.revision)
         self._put_at = outcome.revision if outcome.succeeded else there.changed if there is not None else 0
