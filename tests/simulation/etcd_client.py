@@ -186,6 +186,7 @@ class Watch(AsyncIterator[Sequence[Change]]):
         self._next = dict.fromkeys(ranges, revision)
         self._due = dict.fromkeys(ranges, 0.0)
         self._followers: list[Follower] = []
+        self._begun_ranges: set[Range] = set()
         self._connection = 0
         self._heard: deque[Sequence[Change]] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -240,9 +241,12 @@ class Watch(AsyncIterator[Sequence[Change]]):
         connection = self._connection
         for range in self._next:
             self._client.send(TO_ETCD, partial(self._follow, range, connection))
+        process = self._client.process
+        process.call_later(REQUEST_TIMEOUT, self._retry, connection, "it did not take the watch up in time")
 
     def _unfollow(self) -> None:
         self._connection += 1
+        self._begun_ranges.clear()
         for follower in self._followers:
             self._client.cluster.unfollow(follower)
         self._followers.clear()
@@ -261,10 +265,11 @@ class Watch(AsyncIterator[Sequence[Change]]):
 
         try:
             client.cluster.answer(follow)
+            client.send(TO_NODE, lambda: client.process.run(lambda: self._note_begun(connection, range)))
         except Compacted:
             client.send(TO_NODE, lambda: client.process.run(lambda: self._fail(connection, Compacted())))
         except Away:
-            client.send(TO_NODE, lambda: client.process.run(lambda: self._retry(connection)))
+            client.send(TO_NODE, lambda: client.process.run(lambda: self._retry(connection, "no member has a leader")))
 
     def _tell(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
         """At etcd: there is something to tell, which comes behind all that was told of this range before."""
@@ -288,9 +293,18 @@ class Watch(AsyncIterator[Sequence[Change]]):
         if connection == self._connection:
             self.end(error)
 
-    def _retry(self, connection: int) -> None:
+    def _note_begun(self, connection: int, range: Range) -> None:
         if connection == self._connection:
+            self._begun_ranges.add(range)
+
+    def _retry(self, connection: int, why: str) -> None:
+        """An attempt to follow has failed; after some of them all that a watch can do is to say so."""
+        if connection != self._connection or len(self._begun_ranges) == len(self._next):
+            return
+        if self._client.process.timeline.random.random() < 0.5:
             self.break_off()
+        else:
+            self.end(Away(why))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
