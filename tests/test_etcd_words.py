@@ -1,0 +1,151 @@
+"""What nodes read in etcd, and what is heard of them there: all that a job's coordinator says, in small parts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from master_node import status
+from virtual_job import VirtualJob, rules
+
+from dlrover_run.backends.etcd_attendance import Attendance
+from dlrover_run.backends.etcd_records import BUCKETS, Keys, bucket_of, pack
+from dlrover_run.backends.etcd_words import words_for
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.plausible import MAX_EPOCH
+from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, PlanPhase, Waiting, assignment
+from dlrover_run.etcd.operations import Change, KeyValue
+
+KEYS = Keys("/dlrover-run", "job")
+WAITING = Waiting("2 nodes of 3 are here", 12.0)
+
+
+def job_of(*names: str, most: int) -> VirtualJob:
+    job = VirtualJob(rules(most, most))
+    job.come(*names)
+    return job
+
+
+def test_each_node_reads_what_a_master_would_tell_it() -> None:
+    names = [f"node-{i}" for i in range(80)]
+    job = job_of(*names, most=80)
+    job.come("late")
+    words = words_for(job.coordinator, WAITING)
+    for name in (*names, "late"):
+        key = NodeKey(name, "1")
+        assert words[bucket_of(name)].assignment(key) == job.coordinator.assignment(key, WAITING)
+    assert job.plan.phase is PlanPhase.TRAINING
+
+
+def test_no_bucket_holds_more_than_its_own() -> None:
+    names = [f"node-{i}" for i in range(80)]
+    words = words_for(job_of(*names, most=80).coordinator, WAITING)
+    seated = {bucket: {name for name, _, _ in word.seats} for bucket, word in words.items()}
+    assert seated == {bucket: {name for name in names if bucket_of(name) == bucket} for bucket in words}
+    ranks = [seat.node_rank for word in words.values() for _, _, seat in word.seats]
+    assert sorted(ranks) == list(range(80))
+
+
+def test_only_buckets_that_somebody_reads_are_written_until_the_job_is_over() -> None:
+    job = job_of("a", "b", most=2)
+    assert set(words_for(job.coordinator, WAITING)) == {bucket_of("a"), bucket_of("b")}
+    job.say("a", NodePhase.SUCCEEDED)
+    job.say("b", NodePhase.SUCCEEDED)
+    assert job.plan.phase is PlanPhase.FINISHED
+    words = words_for(job.coordinator, WAITING)
+    assert set(words) == set(range(BUCKETS))
+    assert {word.assignment(NodeKey("stranger", "9")) for word in words.values()} == {assignment(job.plan, None)}
+
+
+def test_progress_is_told_only_where_somebody_waits() -> None:
+    job = job_of("a", "b", most=2)
+    other = next(f"n{i}" for i in itertools.count() if bucket_of(f"n{i}") not in (bucket_of("a"), bucket_of("b")))
+    job.come(other)
+    words = words_for(job.coordinator, WAITING)
+    assert [words[bucket_of(name)].waiting for name in ("a", "b", other)] == [None, None, WAITING]
+
+
+class Hearing:
+    """An attendance with a coordinator, and what was said at the console."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.coordinator = Coordinator(rules(1, 4), 0.0, 1)
+        self.attendance = Attendance(KEYS, self.said.append)
+
+    def put(self, value: NodeStatus | bytes, node_id: str = "a") -> bool:
+        data = value if isinstance(value, bytes) else pack(value)
+        key = KEYS.node(node_id)
+        return self.attendance.hear(self.coordinator, Change(key, KeyValue(key, data, 1, 1, 1)), 1.0)
+
+    def drop(self, node_id: str) -> bool:
+        return self.attendance.hear(self.coordinator, Change(KEYS.node(node_id), None), 2.0)
+
+    @property
+    def connected(self) -> list[str]:
+        return sorted(key.node_id for key, p in self.coordinator.present.items() if p.connected)
+
+
+def test_a_status_is_heard_and_its_end_is_the_end_of_a_connection() -> None:
+    hearing = Hearing()
+    assert hearing.put(status("a"))
+    assert not hearing.put(status("a"))
+    assert hearing.connected == ["a"]
+    assert hearing.drop("a")
+    assert not hearing.drop("a")
+    assert hearing.connected == []
+
+
+def test_of_a_whole_reading_what_is_missing_is_gone() -> None:
+    hearing = Hearing()
+    hearing.put(status("a"), "a")
+    hearing.put(status("b"), "b")
+    there = KeyValue(KEYS.node("b"), pack(status("b")), 1, 1, 1)
+    new = KeyValue(KEYS.node("c"), pack(status("c")), 1, 1, 1)
+    hearing.attendance.hear_all(hearing.coordinator, [there, new], 3.0)
+    assert hearing.connected == ["b", "c"]
+
+
+def test_who_said_goodbye_is_known_until_its_key_is_gone() -> None:
+    hearing = Hearing()
+    hearing.put(status("a", phase=NodePhase.LEFT))
+    assert hearing.attendance.has_left(NodeKey("a", "one"))
+    assert not hearing.attendance.has_left(NodeKey("a", "two"))
+    hearing.drop("a")
+    assert not hearing.attendance.has_left(NodeKey("a", "one"))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b"rubbish", "no record of ours"),
+        (b"\xff\x00", "no record of ours"),
+        (pack(status("b")), "that of b"),
+        (pack(status("a", epoch=MAX_EPOCH + 1)), "an epoch that no coordinator has"),
+        (pack(status("a", workers=0)), "workers, and this one says 0"),
+    ],
+)
+def test_what_is_no_status_does_not_count_and_is_told_once(value: bytes, words: str) -> None:
+    hearing = Hearing()
+    assert not hearing.put(value)
+    assert not hearing.put(value)
+    assert hearing.connected == []
+    assert len(hearing.said) == 1
+    assert words in hearing.said[0]
+    assert KEYS.node("a") in hearing.said[0]
+
+
+def test_rubbish_in_place_of_a_status_does_not_end_its_node() -> None:
+    hearing = Hearing()
+    hearing.put(status("a"))
+    hearing.put(b"rubbish")
+    assert hearing.connected == ["a"]
+
+
+def test_nobody_counts_beyond_the_most_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlrover_run.backends.etcd_attendance.MOST_NODES", 2)
+    hearing = Hearing()
+    for name in "abc":
+        hearing.put(status(name), name)
+    assert hearing.connected == ["a", "b"]
+    assert "one too many" in hearing.said[0]

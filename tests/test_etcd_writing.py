@@ -1,0 +1,208 @@
+"""What an elected agent writes, over a model of etcd: in its order, once, and only while the agent is elected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulation.etcd import EtcdCluster
+from simulation.timeline import Process, Timeline
+
+from dlrover_run.backends import etcd_writing
+from dlrover_run.backends.etcd_records import Keys
+from dlrover_run.backends.etcd_writing import Deposed, Overtaken, Writing
+from dlrover_run.etcd.operations import Absent, Away, Delete, Outcome, Put, Range, Txn
+
+KEYS = Keys("/dlrover-run", "job")
+PLAN, WORDS = KEYS.plan, KEYS.words(3)
+
+
+class Bed:
+    """An elected agent at a cluster. Of each transaction it is decided what becomes of it: `fates` are taken in turn,
+    and after them all goes well. What is late waits until it is `deliver`ed."""
+
+    def __init__(self, *fates: str) -> None:
+        timeline = Timeline(1)
+        self.cluster = EtcdCluster(timeline)
+        self.owner = Process(timeline, "agent")
+        self.lease = self.cluster.grant(9, self.owner)
+        self.fates = list(fates)
+        self.sent: list[Txn] = []
+        self.late: list[Txn] = []
+        self.elect()
+        store: Any = self
+        self.writing = Writing(store, KEYS, self.cluster.keys[KEYS.leader].created)
+
+    def elect(self) -> None:
+        self.cluster.commit(Txn((Absent(Range(KEYS.leader)),), (Put(KEYS.leader, b"n0", self.lease),)), self.owner)
+
+    async def commit(self, txn: Txn) -> Outcome:
+        self.sent.append(txn)
+        fate = self.fates.pop(0) if self.fates else "well"
+        if fate == "late":
+            self.late.append(txn)
+            raise Away("nobody answers")
+        outcome = self.cluster.commit(txn, self.owner)
+        if fate == "unanswered":
+            raise Away("nobody answers")
+        return self.cluster.commit(txn, self.owner) if fate == "twice" else outcome
+
+    def deliver(self) -> None:
+        for txn in self.late:
+            self.cluster.commit(txn, self.owner)
+
+    def values(self, *keys: str) -> list[bytes | None]:
+        return [self.cluster.keys[key].value if key in self.cluster.keys else None for key in keys]
+
+
+def run(bed: Bed, scene: Callable[[Writing], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scene(bed.writing))
+
+
+def test_what_has_not_changed_is_not_written_again() -> None:
+    bed = Bed()
+
+    async def scene(writing: Writing) -> None:
+        await writing.read()
+        await writing.write({PLAN: b"1", WORDS: b"a"}, bed.lease)
+        await writing.write({PLAN: b"1", WORDS: b"a"}, bed.lease)
+        await writing.write({PLAN: b"1", WORDS: b"b"}, bed.lease)
+
+    run(bed, scene)
+    assert [[put.key for put in txn.then if isinstance(put, Put)] for txn in bed.sent[1:]] == [
+        [PLAN, WORDS, KEYS.turn],
+        [WORDS, KEYS.turn],
+    ]
+    assert bed.values(PLAN, WORDS) == [b"1", b"b"]
+
+
+def test_under_another_lease_everything_is_written_again() -> None:
+    bed = Bed()
+    other = bed.cluster.grant(20, bed.owner)
+
+    async def scene(writing: Writing) -> None:
+        await writing.read()
+        await writing.write({PLAN: b"1", WORDS: b"a"}, bed.lease)
+        await writing.write({PLAN: b"2", WORDS: b"a"}, other)
+
+    run(bed, scene)
+    assert {bed.cluster.keys[key].lease for key in (PLAN, WORDS, KEYS.turn)} == {other}
+
+
+def test_who_is_elected_no_more_writes_and_reads_nothing() -> None:
+    bed = Bed()
+
+    async def scene(writing: Writing) -> None:
+        await writing.read()
+        await writing.write({PLAN: b"1"}, bed.lease)
+        bed.cluster.commit(Txn(then=(Delete(Range(KEYS.leader)),)), bed.owner)
+        with pytest.raises(Deposed):
+            await writing.write({PLAN: b"2"}, bed.lease)
+        # A later election of the same node is another one.
+        bed.elect()
+        with pytest.raises(Deposed):
+            await writing.write({PLAN: b"3"}, bed.lease)
+        with pytest.raises(Deposed):
+            await writing.read()
+
+    run(bed, scene)
+    assert bed.values(PLAN) == [b"1"]
+
+
+def test_a_write_that_is_carried_out_twice_is_one() -> None:
+    bed = Bed("well", "twice", "twice")
+
+    async def scene(writing: Writing) -> None:
+        await writing.read()
+        await writing.write({PLAN: b"1"}, bed.lease)
+        await writing.write({PLAN: b"2"}, bed.lease)
+
+    run(bed, scene)
+    assert bed.values(PLAN) == [b"2"]
+
+
+def test_a_write_that_comes_late_does_not_bring_the_past_back() -> None:
+    bed = Bed("well", "late")
+
+    async def scene(writing: Writing) -> None:
+        await writing.read()
+        with pytest.raises(Away):
+            await writing.write({PLAN: b"1"}, bed.lease)
+        await writing.read()
+        await writing.write({PLAN: b"2"}, bed.lease)
+        bed.deliver()
+        await writing.write({PLAN: b"2", WORDS: b"a"}, bed.lease)
+
+    run(bed, scene)
+    assert bed.values(PLAN, WORDS) == [b"2", b"a"]
+
+
+def test_a_late_write_that_comes_first_is_noticed_by_the_next_one() -> None:
+    bed = Bed("well", "late")
+
+    async def scene(writing: Writing) -> None:
+        await writing.read()
+        with pytest.raises(Away):
+            await writing.write({PLAN: b"1", WORDS: b"a"}, bed.lease)
+        await writing.read()
+        bed.deliver()
+        with pytest.raises(Overtaken):
+            await writing.write({PLAN: b"2"}, bed.lease)
+        await writing.read()
+        await writing.write({PLAN: b"2", WORDS: b"b"}, bed.lease)
+
+    run(bed, scene)
+    assert bed.values(PLAN, WORDS) == [b"2", b"b"]
+
+
+@given(st.lists(st.sampled_from(["well", "twice", "unanswered", "late"]), max_size=12), st.data())
+def test_whatever_becomes_of_requests_the_last_write_stands(fates: list[str], data: st.DataObject) -> None:
+    bed = Bed("well", *fates)
+    seen: list[bytes | None] = []
+
+    async def scene(writing: Writing) -> None:
+        await writing.read()
+        number = 0
+        for _ in range(40):
+            number += 1
+            try:
+                await writing.write({PLAN: str(number).encode()}, bed.lease)
+            except (Away, Overtaken):
+                while True:
+                    try:
+                        await writing.read()
+                        break
+                    except Away:
+                        continue
+            else:
+                assert bed.values(PLAN) == [str(number).encode()]
+            if data.draw(st.booleans()):
+                bed.deliver()
+            seen.extend(bed.values(PLAN))
+        bed.deliver()
+
+    run(bed, scene)
+    assert bed.values(PLAN) == [b"40"]
+    numbers = [int(value) for value in seen if value is not None]
+    assert numbers == sorted(numbers)
+
+
+def test_what_is_too_long_for_one_transaction_is_written_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_writing, "LARGEST_WRITE", 100)
+    bed = Bed()
+    values = {KEYS.plan: b"p" * 90, **{KEYS.words(i): b"%d" % i * 30 for i in range(1, 9)}, KEYS.over: b"x" * 500}
+
+    async def scene(writing: Writing) -> None:
+        await writing.read()
+        await writing.write(values, bed.lease)
+
+    run(bed, scene)
+    assert bed.values(*values) == list(values.values())
+    written = [[put.key for put in txn.then if isinstance(put, Put) and put.key != KEYS.turn] for txn in bed.sent[1:]]
+    assert [key for batch in written for key in batch] == list(values)
+    assert all(len(batch) == 1 or sum(len(values[key]) for key in batch) <= 200 for batch in written)
+    assert len(written) > 4
