@@ -212,14 +212,16 @@ class Cluster:
         finally:
             self._end_all()
             ctypes.CDLL(None).prctl(lineage._PR_SET_CHILD_SUBREAPER, 0)
-        told = "".join(f"\n--- {talker.name}\n{talker.said}" for talker in self._talkers)
-        assert not unfinished, f"the test left {[t.name for t in unfinished]} running{told}"
-        assert not left, f"left behind: {left}{told}"
+        assert not unfinished, f"the test left {[t.name for t in unfinished]} running{self.told()}"
+        assert not left, f"left behind: {left}{self.told()}"
 
     def check_place(self) -> None:
         """Fail unless the place where the nodes met is as if there had been no job."""
-        told = "".join(f"\n--- {talker.name}\n{talker.said}" for talker in self._talkers)
-        assert (left := self.place.left()) == [], f"left in {self.place.name}: {left}{told}"
+        assert (left := self.place.left()) == [], f"left in {self.place.name}: {left}{self.told()}"
+
+    def told(self) -> str:
+        """All that was heard from whoever was started, for the message of a test that fails."""
+        return "".join(f"\n--- {talker.name}\n{talker.said}" for talker in self._talkers)
 
     def _below(self) -> list[psutil.Process]:
         """What lives below this process on account of the test. Orphans that have ended are collected."""

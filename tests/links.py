@@ -77,7 +77,7 @@ class Links:
         self.up, self.down = _open_gate(), _open_gate()
         self._taken = threading.Condition()
         self._connections = 0
-        self._trap: tuple[bytes, threading.Event] | None = None
+        self._trap: tuple[bytes, threading.Event, int] | None = None
         self._sprung = threading.Event()
         self._links = [Link(port, self) for port in ports]
         self.ports = tuple(link.port for link in self._links)
@@ -94,10 +94,11 @@ class Links:
         with self._taken:
             assert self._taken.wait_for(lambda: self._connections > connections, WAIT), "nobody connects again"
 
-    def set_trap(self, words: bytes, lose: Literal["request", "answer"]) -> None:
-        """When `words` go up, let that request and all after it be lost, or the answers to them."""
+    def set_trap(self, words: bytes, lose: Literal["request", "answer"], skip: int = 0) -> None:
+        """When `words` go up, and have done so `skip` times, let that request and all after it be lost, or the answers
+        to them."""
         self._sprung.clear()
-        self._trap = (words, self.up if lose == "request" else self.down)
+        self._trap = (words, self.up if lose == "request" else self.down, skip)
 
     def until_sprung(self) -> None:
         """Wait until the trap has lost something."""
@@ -115,9 +116,12 @@ class Links:
 
     def look(self, data: bytes) -> None:
         """These bytes are about to go up."""
-        if self._trap is not None and self._trap[0] in data:
-            self._trap[1].clear()
-            self._trap = None
+        if self._trap is None or self._trap[0] not in data:
+            return
+        words, gate, skip = self._trap
+        self._trap = (words, gate, skip - 1) if skip else None
+        if not skip:
+            gate.clear()
             self._sprung.set()
 
 

@@ -74,15 +74,15 @@ class InEtcd(MeetingPlace):
         return frozenset(member.process.pid for member in self.etcd.members if member.runs)
 
     def left(self) -> list[str]:
-        return self.keys()
+        return self.all_keys()
 
-    def keys(self) -> list[str]:
+    def all_keys(self) -> list[str]:
         """The keys of the test's jobs as they are now."""
         return self.etcd.ctl("get", "--prefix", "--keys-only", f"{self.prefix}/").split()
 
     def elected(self) -> str:
         """The node id of the elected agent; AssertionError when there is none."""
-        (key,) = [key for key in self.keys() if key.endswith("/leader")]
+        (key,) = [key for key in self.all_keys() if key.endswith("/leader")]
         return self.etcd.ctl("get", "--print-value-only", key).strip()
 
 

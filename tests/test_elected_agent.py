@@ -1,0 +1,302 @@
+"""The agent that decides for a job in etcd dies, hangs, is replaced, or finds what it did not write. Real processes.
+
+No two worlds share a round: each round has a port of its own, and every place in it has one worker.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from cluster import NEVER, SOON, Cluster, Node, World, places, succeed, tell
+from etcd_server import Etcd
+from harness import WAIT, WORKERS, still_alive, watched
+from links import Links
+from meeting_places import InEtcd
+
+TRIES = 5
+"""Deaths of an elected agent at random moments."""
+
+
+@pytest.fixture
+def place(shared_etcd_cluster: Etcd) -> InEtcd:
+    """Keys in a cluster of three, to which nothing is done."""
+    return InEtcd(shared_etcd_cluster)
+
+
+class Job:
+    """Nodes that have their names for ids, each with ways of its own to etcd, and all that their workers have said."""
+
+    def __init__(self, cluster: Cluster, place: InEtcd, *flags: str, **options: Any) -> None:
+        self.cluster = cluster
+        self.nodes: dict[str, Node] = {}
+        self.links: dict[str, Links] = {}
+        self._place = place
+        self._flags = flags
+        self._options = options
+        self._said: list[dict[str, Any]] = []
+
+    def start(self, *names: str) -> None:
+        """Start nodes. The first of all is elected."""
+        for name in names:
+            self.links[name] = Links(self._place.ports)
+            begins = not self.nodes
+            self.nodes[name] = self.cluster.node(
+                name, *self._flags, endpoint=self.links[name].ports, env={"NODE_ID": name}, **self._options
+            )
+            if begins:
+                self.nodes[name].until_says("waiting: ")
+
+    def lose(self, name: str) -> None:
+        """Have a node lose its power."""
+        self.nodes.pop(name).lose()
+        self.links.pop(name).close()
+
+    def world(self) -> World:
+        """The next world that has a worker of each node and nobody else.
+
+        There may be rounds before it that came too early for some and too late for others.
+        """
+        latest: dict[str, dict[str, Any]] = {}
+        while True:
+            message = self.cluster.mailbox.receive()
+            self._said.append(message)
+            latest[message["node"]] = message
+            here = [latest[name] for name in self.nodes if name in latest]
+            if len(here) == len(self.nodes) and {(m["port"], m["world"]) for m in here} == {
+                (here[0]["port"], len(self.nodes))
+            }:
+                return sorted(here, key=lambda m: int(m["rank"]))
+
+    def check(self) -> None:
+        """Fail when there were two worlds in one round."""
+        rounds: dict[str, list[dict[str, Any]]] = {}
+        for message in self._said:
+            rounds.setdefault(message["port"], []).append(message)
+        for members in rounds.values():
+            ranks = [m["rank"] for m in members]
+            assert len(set(ranks)) == len(ranks), members
+            assert len({(m["world"], m["nodes"], m["restart"]) for m in members}) == 1, members
+            assert max(ranks) < members[0]["world"], members
+
+    def close(self) -> None:
+        for links in self.links.values():
+            links.close()
+
+
+@pytest.fixture
+def job(cluster: Cluster, place: InEtcd) -> Iterator[Job]:
+    """Two or three nodes, of which the first is elected."""
+    job = Job(cluster, place, "2:3", "--max-restarts=99", conf={**SOON, "early_failure_limit": 0})
+    yield job
+    job.check()
+    job.close()
+
+
+LOSE = pytest.mark.parametrize("lose", ["request", "answer"])
+"""Whether the elected agent dies just before it has written what it decided, or just after."""
+
+
+@LOSE
+def test_the_elected_agent_dies_when_it_begins_the_next_round(
+    job: Job, place: InEtcd, lose: Literal["request", "answer"]
+) -> None:
+    job.start("a", "b", "c")
+    before = job.world()
+    assert place.elected() == "a"
+    job.links["a"].set_trap(b'"phase":"training"', lose)
+    tell([member for member in before if member["node"] == "b"], signal.SIGKILL)
+    job.links["a"].until_sprung()
+    job.lose("a")
+    after = job.world()
+    assert sorted(places(after)) == ["b", "c"]
+    assert after[0]["restart"] <= 1, "it costs a restart at most once"
+    job.start("a")
+    together = job.world()
+    assert {m["restart"] for m in together} == {after[0]["restart"]}
+    assert place.elected() in ("b", "c")
+    succeed(together, *job.nodes.values())
+
+
+@LOSE
+def test_the_elected_agent_dies_when_it_ends_a_round_that_has_lost_a_node(
+    cluster: Cluster, place: InEtcd, lose: Literal["request", "answer"]
+) -> None:
+    job = Job(cluster, place, "3", "--max-restarts=1")
+    job.start("a", "b", "c")
+    before = job.world()
+    assert place.elected() == "a"
+    job.links["a"].set_trap(b'"phase":"gathering"', lose)
+    job.lose("c")
+    job.links["a"].until_sprung()
+    job.lose("a")
+    job.start("a", "c")
+    after = job.world()
+    assert {m["restart"] for m in after} == {0}
+    assert places(after)["b"] == places(before)["b"]
+    succeed(after, *job.nodes.values())
+    job.check()
+    job.close()
+
+
+def test_the_elected_agent_dies_at_any_moment_after_a_worker(job: Job, place: InEtcd) -> None:
+    choose = random.Random(20261120)
+    job.start("a", "b", "c")
+    world = job.world()
+    restart = 0
+    for _ in range(TRIES):
+        elected = place.elected()
+        # Whatever it says next but so many words is lost, or the answer to it is.
+        job.links[elected].set_trap(b"", choose.choice(["request", "answer"]), skip=choose.randrange(4))
+        tell([choose.choice(world)], signal.SIGKILL)
+        job.links[elected].until_sprung()
+        job.lose(elected)
+        after = job.world()
+        assert after[0]["restart"] - restart in (0, 1)
+        restart = after[0]["restart"]
+        job.start(elected)
+        world = job.world()
+        assert {m["restart"] for m in world} == {restart}
+    succeed(world, *job.nodes.values())
+
+
+@pytest.mark.torchrun
+def test_an_elected_agent_that_was_stopped_decides_no_more(cluster: Cluster, place: InEtcd) -> None:
+    job = Job(cluster, place, "2:3", conf=SOON, script=WORKERS / "count.py")
+    job.start("a", "b", "c")
+    before = job.world()
+    assert place.elected() == "a"
+    agent = job.nodes["a"].agent
+    agent.suspend()
+    stopped = job.nodes.pop("a")
+    after = job.world()
+    assert {m["restart"] for m in after} == {0}
+    assert after[0]["step"] >= before[0]["step"]
+    elected = place.elected()
+    assert elected in ("b", "c")
+    (worker,) = [member["pid"] for member in before if member["node"] == "a"]
+    with watched(worker) as old:
+        agent.resume()
+        assert still_alive(old, WAIT) == 0
+    job.nodes["a"] = stopped
+    together = job.world()
+    assert {m["restart"] for m in together} == {0}
+    assert together[0]["step"] >= after[0]["step"]
+    assert place.elected() == elected
+    succeed(together, *job.nodes.values())
+    job.check()
+    job.close()
+
+
+@pytest.mark.parametrize("elected", [True, False])
+def test_a_killed_agent_that_is_started_again_with_its_id_takes_its_place(
+    job: Job, place: InEtcd, elected: bool
+) -> None:
+    job.start("a", "b", "c")
+    before = job.world()
+    name = "a" if elected else "b"
+    job.nodes[name].agent.kill()
+    assert job.nodes.pop(name).finish() == 128 + signal.SIGKILL
+    job.start(name)
+    after = job.world()
+    assert sorted(places(after)) == sorted(places(before))
+    assert {m["restart"] for m in after} == {0}
+    assert (place.elected() == "a") is not elected
+    succeed(after, *job.nodes.values())
+
+
+def test_a_job_whose_nodes_were_all_lost_goes_on_where_it_was(job: Job) -> None:
+    job.start("a", "b", "c")
+    tell(job.world()[:1], signal.SIGKILL)
+    before = job.world()
+    assert {m["restart"] for m in before} == {1}
+    for name in "abc":
+        job.lose(name)
+    job.start("a", "b", "c")
+    after = job.world()
+    assert {m["restart"] for m in after} == {1}, "what was used stays used"
+    succeed(after, *job.nodes.values())
+
+
+def key_of(place: InEtcd, name: str) -> str:
+    """The whole name of a key."""
+    (key,) = [key for key in place.all_keys() if key.endswith(f"/{name}")]
+    return key
+
+
+def test_an_election_that_somebody_undoes_is_held_again(cluster: Cluster, place: InEtcd) -> None:
+    nodes = cluster.nodes("ab", "2:3", conf=SOON)
+    world = cluster.world(2)
+    place.etcd.ctl("del", key_of(place, "leader"))
+    nodes.append(cluster.node("c", "2:3", conf=SOON))
+    after = cluster.world(3)
+    assert places(after) == {**places(world), "c": 2}
+    succeed(after, *nodes)
+
+
+def test_a_lease_that_somebody_revokes_is_taken_anew(cluster: Cluster, place: InEtcd) -> None:
+    conf = {**SOON, "lost_after": NEVER}
+    nodes = cluster.nodes("ab", "2:3", conf=conf)
+    world = cluster.world(2)
+    leases = place.etcd.ctl("lease", "list").split()[4:]
+    for lease in leases:
+        place.etcd.ctl("lease", "revoke", lease)
+    nodes.append(cluster.node("c", "2:3", conf=conf))
+    after = cluster.world(3)
+    assert places(after) == {**places(world), "c": 2}
+    assert {m["restart"] for m in after} == {0}
+    succeed(after, *nodes)
+
+
+def test_all_keys_of_a_running_job_may_be_deleted(cluster: Cluster, place: InEtcd) -> None:
+    nodes = cluster.nodes("ab", "2:3", conf=SOON)
+    world = cluster.world(2)
+    place.etcd.ctl("del", "--prefix", place.prefix)
+    nodes.append(cluster.node("c", "2:3", conf=SOON))
+    after = cluster.world(3)
+    assert places(after) == {**places(world), "c": 2}
+    assert {m["restart"] for m in after} == {0}
+    succeed(after, *nodes)
+
+
+@pytest.mark.parametrize("name", ["words", "a", "plan"])
+def test_rubbish_under_a_key_of_the_job_is_told_in_one_line_and_ends_no_worker(
+    cluster: Cluster, place: InEtcd, name: str
+) -> None:
+    nodes = {name: cluster.node(name, "2:3", env={"NODE_ID": name}, conf=SOON) for name in "ab"}
+    before = cluster.world(2)
+    elected = place.elected()
+    wrong = [key for key in place.all_keys() if f"/{name}" in key.removeprefix(place.prefix)]
+    assert wrong
+    for key in wrong:
+        place.etcd.ctl("put", key, "{rubbish}")
+    if name == "plan":
+        # Whoever is elected next has to read it.
+        place.etcd.ctl("del", key_of(place, "leader"))
+        sentence = "warning: the plan in etcd under "
+    else:
+        sentence = {"words": "warning: what stands in etcd under ", "a": "warning: the status in etcd under "}[name]
+        nodes[elected].until_says(sentence)
+    nodes["c"] = cluster.node("c", "2:3", env={"NODE_ID": "c"}, conf=SOON)
+    after = cluster.world(3)
+    assert places(after) == {**places(before), "c": 2}
+    assert {m["restart"] for m in after} == {0}
+    succeed(after, *nodes.values())
+    told = [node.said.count(sentence) for node in nodes.values()]
+    assert sum(told) >= 1, told
+    assert max(told) <= 1, told
+
+
+def test_nothing_is_left_on_the_machine(cluster: Cluster, place: InEtcd) -> None:
+    before = (sorted(os.listdir("/dev/shm")), sorted(os.listdir(cluster.directory)))
+    nodes = {name: cluster.node(name, "1:3", env={"NODE_ID": name}, conf=SOON) for name in "abc"}
+    cluster.world(3)
+    elected = nodes.pop(place.elected())
+    elected.agent.kill()
+    assert elected.finish() == 128 + signal.SIGKILL
+    succeed(cluster.world(2), *nodes.values())
+    assert (sorted(os.listdir("/dev/shm")), sorted(os.listdir(cluster.directory))) == before

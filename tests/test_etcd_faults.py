@@ -1,0 +1,250 @@
+"""An etcd of which members die, hang, come back without their data or cannot be reached, while a job needs it. Real
+processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import SOON, Cluster, Node, World, places, quiet_port, succeed, tell
+from etcd_server import Etcd, program
+from harness import WAIT, WORKERS, still_alive, watched
+from links import Links
+from meeting_places import InEtcd
+
+COUNT = WORKERS / "count.py"
+
+
+@pytest.fixture
+def place(etcd_cluster: Etcd) -> InEtcd:
+    """Three servers that this test may do anything to."""
+    return InEtcd(etcd_cluster)
+
+
+def train(cluster: Cluster, names: str, nnodes: str, *flags: str, **options: object) -> dict[str, Node]:
+    """Nodes with workers of torch that count their steps."""
+    return {name: cluster.node(name, nnodes, *flags, script=COUNT, **options) for name in names}
+
+
+def count(cluster: Cluster, world: World, since: int) -> int:
+    """The step that a world is at, which must be later than `since`, and which the same workers have all taken."""
+    os.kill(world[0]["pid"], signal.SIGUSR2)
+    reports = cluster.world(len(world))
+    assert [(m["rank"], m["pid"], m["port"]) for m in reports] == [(m["rank"], m["pid"], m["port"]) for m in world]
+    (step,) = {member["step"] for member in reports}
+    assert step > since
+    return int(step)
+
+
+def next_round(cluster: Cluster, size: int, last: int) -> World:
+    """The world of the next round, which goes on where the last one was: it was at `last` at least."""
+    world = cluster.world(size)
+    (step,) = {member["step"] for member in world}
+    assert step >= last
+    return world
+
+
+def outlive_a_lease(etcd: Etcd, directory: Path) -> None:
+    """Wait until a lease that is longer than those of the nodes has run out by etcd's own clock."""
+    lease = etcd.ctl("lease", "grant", "4").split()[1]
+    etcd.ctl("put", "/clock", "runs", f"--lease={lease}")
+    places = ",".join(member.endpoint for member in etcd.answering())
+    watch = subprocess.Popen(
+        [program("etcdctl"), "--endpoints", places, "watch", "--rev=1", "/clock"],
+        env={"PATH": os.defpath, "ETCDCTL_API": "3"},
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=directory,
+    )
+    assert watch.stdout is not None
+    assert any(line.strip() == "DELETE" for line in watch.stdout)
+    watch.kill()
+    watch.wait(WAIT)
+    watch.stdout.close()
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_each_member_goes_in_turn_and_rounds_change_without_it(cluster: Cluster, etcd_cluster: Etcd, how: str) -> None:
+    nodes = train(cluster, "abc", "3", "--max-restarts=3")
+    world, step = cluster.world(3), 0
+    for restart, member in enumerate(etcd_cluster.members):
+        assert {m["restart"] for m in world} == {restart}
+        member.kill() if how == "killed" else member.stop()
+        step = count(cluster, world, step)
+        tell(world[restart : restart + 1], signal.SIGKILL)
+        world = next_round(cluster, 3, step)
+        etcd_cluster.start() if how == "killed" else member.resume()
+    assert {m["restart"] for m in world} == {3}
+    count(cluster, world, step)
+    succeed(world, *nodes.values())
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_the_leader_of_etcd_goes_and_nobody_who_trains_notices(cluster: Cluster, etcd_cluster: Etcd, how: str) -> None:
+    nodes = train(cluster, "abc", "3:4", conf=SOON)
+    world = cluster.world(3)
+    step = count(cluster, world, 0)
+    leader = etcd_cluster.leader()
+    leader.stop() if how == "stopped" else leader.kill()
+    outlive_a_lease(etcd_cluster, cluster.directory)
+    assert cluster.mailbox.pending() == []
+    step = count(cluster, world, step)
+    nodes["d"] = cluster.node("d", "3:4", script=COUNT, conf=SOON)
+    after = next_round(cluster, 4, step)
+    assert places(after) == {**places(world), "d": 3}
+    assert {m["restart"] for m in after} == {0}
+    leader.resume() if how == "stopped" else etcd_cluster.start()
+    succeed(after, *nodes.values())
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("data", ["kept", "lost"])
+def test_all_members_die_and_are_started_again(cluster: Cluster, etcd_cluster: Etcd, tmp_path: Path, data: str) -> None:
+    """Without its data etcd knows of no job, and the elected agent makes the plan anew from what the nodes say."""
+    nodes = train(cluster, "abc", "3:4", conf=SOON)
+    world = cluster.world(3)
+    step = count(cluster, world, 0)
+    etcd_cluster.kill()
+    for node in nodes.values():
+        node.until_says("lost etcd at 127.0.0.1:")
+        node.until_says("; the workers train on")
+    step = count(cluster, world, step)
+    if data == "lost":
+        for folder in (tmp_path / "etcd").glob("*.etcd"):
+            shutil.rmtree(folder)
+    etcd_cluster.start()
+    for node in nodes.values():
+        node.until_says("is back")
+    outlive_a_lease(etcd_cluster, cluster.directory)
+    assert cluster.mailbox.pending() == []
+    step = count(cluster, world, step)
+    # A newcomer shows that the round is known.
+    nodes["d"] = cluster.node("d", "3:4", script=COUNT, conf=SOON)
+    after = next_round(cluster, 4, step)
+    assert places(after) == {**places(world), "d": 3}
+    assert {m["restart"] for m in after} == {0}
+    succeed(after, *nodes.values())
+
+
+def test_a_worker_that_dies_while_etcd_is_away_is_reported_when_it_is_back(
+    cluster: Cluster, etcd_cluster: Etcd
+) -> None:
+    nodes = cluster.nodes("abc", "3", "--max-restarts=1")
+    world = cluster.world(3)
+    etcd_cluster.kill()
+    for node in nodes:
+        node.until_says("; the workers train on")
+    tell(world[1:2], signal.SIGKILL)
+    with watched(world[0]["pid"], world[2]["pid"]) as others:
+        assert still_alive(others, 0) == 2
+    assert cluster.mailbox.pending() == []
+    etcd_cluster.start()
+    after = cluster.world(3)
+    assert (after[0]["restart"], places(after)) == (1, places(world))
+    succeed(after, *nodes)
+
+
+def test_a_node_that_dies_while_etcd_is_away_is_found_lost_when_it_is_back(
+    cluster: Cluster, etcd_cluster: Etcd
+) -> None:
+    nodes = {name: cluster.node(name, "1:3") for name in "abc"}
+    before = cluster.world(3)
+    etcd_cluster.kill()
+    for node in nodes.values():
+        node.until_says("; the workers train on")
+    nodes.pop(before[0]["node"]).lose()
+    etcd_cluster.start()
+    after = cluster.world(2)
+    assert sorted(places(after)) == sorted(nodes)
+    assert after[0]["restart"] == 0
+    succeed(after, *nodes.values())
+
+
+@pytest.fixture
+def links(cluster: Cluster) -> Iterator[Links]:
+    """One node's ways to all members, which can fail."""
+    ways = Links(cluster.place.ports)
+    yield ways
+    ways.close()
+
+
+@pytest.mark.torchrun
+def test_connections_of_one_agent_break_and_it_goes_on_by_others(cluster: Cluster, links: Links) -> None:
+    nodes = train(cluster, "ab", "3", "--max-restarts=1")
+    nodes["c"] = cluster.node("c", "3", "--max-restarts=1", script=COUNT, endpoint=links.ports)
+    world = cluster.world(3)
+    step = 0
+    for _ in range(3):
+        links.until_taken_again(links.cut())
+        step = count(cluster, world, step)
+    tell(world[:1], signal.SIGKILL)
+    succeed(next_round(cluster, 3, step), *nodes.values())
+
+
+@pytest.mark.torchrun
+def test_a_network_cut_between_one_agent_and_etcd_takes_that_node_out_until_it_heals(
+    cluster: Cluster, links: Links
+) -> None:
+    nodes = train(cluster, "ab", "2:3", conf=SOON)
+    cluster.world(2)
+    nodes["c"] = cluster.node("c", "2:3", script=COUNT, conf=SOON, endpoint=links.ports)
+    world = cluster.world(3)
+    step = count(cluster, world, 0)
+    links.up.clear()
+    links.down.clear()
+    # Its worker trains with those of the others until these are told to stop.
+    after = next_round(cluster, 2, step)
+    assert sorted(places(after)) == ["a", "b"]
+    assert {m["restart"] for m in after} == {0}
+    step = count(cluster, after, step)
+    nodes["c"].until_says("lost etcd at 127.0.0.1:")
+    links.up.set()
+    links.down.set()
+    together = next_round(cluster, 3, step)
+    assert {m["restart"] for m in together} == {0}
+    succeed(together, *nodes.values())
+
+
+def test_a_node_that_missed_what_was_compacted_reads_again(cluster: Cluster, etcd_cluster: Etcd, links: Links) -> None:
+    # A lease of 90 s, so that the node is not lost meanwhile.
+    conf = {**SOON, "keep_alive_interval": 30}
+    nodes = cluster.nodes("ab", "2:4", conf=conf)
+    cluster.world(2)
+    nodes.append(cluster.node("c", "2:4", conf=conf, endpoint=links.ports))
+    cluster.world(3)
+    links.down.clear()
+    nodes.append(cluster.node("d", "2:4", conf=conf))
+    heard = cluster.mailbox.gather(3)
+    assert {m["node"] for m in heard} == {"a", "b", "d"}
+    revision = etcd_cluster.ctl("get", "nothing", "--write-out=fields").split('"Revision" : ')[1].split()[0]
+    etcd_cluster.ctl("compact", revision)
+    links.cut()
+    links.down.set()
+    late = cluster.mailbox.receive()
+    assert (late["node"], late["port"]) == ("c", heard[0]["port"])
+    assert sorted(m["rank"] for m in (*heard, late)) == [0, 1, 2, 3]
+    succeed([*heard, late], *nodes)
+
+
+def test_a_node_that_finds_no_etcd_waits_and_then_gives_up(cluster: Cluster) -> None:
+    node = cluster.node("a", "2", conf={"join_timeout": 3}, endpoint=[quiet_port(), quiet_port()])
+    node.until_says("waiting: etcd at 127.0.0.1:")
+    assert node.finish() == 72
+    assert node.has_said("was not found within 3 s (--rdzv-conf join_timeout): the connection was refused"), node.said
+    assert cluster.mailbox.pending() == []
+
+
+def test_an_etcd_that_starts_later_than_the_nodes_is_found(cluster: Cluster, etcd_cluster: Etcd) -> None:
+    etcd_cluster.kill()
+    nodes = cluster.nodes("abc", "3")
+    for node in nodes:
+        node.until_says("waiting: etcd at 127.0.0.1:")
+    etcd_cluster.start()
+    succeed(cluster.world(3), *nodes)
