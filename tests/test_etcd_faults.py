@@ -133,6 +133,26 @@ def test_all_members_die_and_are_started_again(cluster: Cluster, etcd_cluster: E
     succeed(after, *nodes.values())
 
 
+def test_without_a_majority_of_members_nothing_is_decided_and_nobody_is_lost(
+    cluster: Cluster, etcd_cluster: Etcd
+) -> None:
+    nodes = cluster.nodes("abc", "3", "--max-restarts=1")
+    world = cluster.world(3)
+    for member in etcd_cluster.members[:2]:
+        member.stop()
+    for node in nodes:
+        node.until_says("; the workers train on")
+    tell(world[:1], signal.SIGKILL)
+    with watched(world[1]["pid"], world[2]["pid"]) as others:
+        assert still_alive(others, 0) == 2
+    assert cluster.mailbox.pending() == []
+    for member in etcd_cluster.members[:2]:
+        member.resume()
+    after = cluster.world(3)
+    assert (after[0]["restart"], places(after)) == (1, places(world))
+    succeed(after, *nodes)
+
+
 def test_a_worker_that_dies_while_etcd_is_away_is_reported_when_it_is_back(
     cluster: Cluster, etcd_cluster: Etcd
 ) -> None:
@@ -189,13 +209,18 @@ def test_connections_of_one_agent_break_and_it_goes_on_by_others(cluster: Cluste
 
 
 @pytest.mark.torchrun
+@pytest.mark.parametrize("elected", [True, False])
 def test_a_network_cut_between_one_agent_and_etcd_takes_that_node_out_until_it_heals(
-    cluster: Cluster, links: Links
+    cluster: Cluster, links: Links, place: InEtcd, elected: bool
 ) -> None:
-    nodes = train(cluster, "ab", "2:3", conf=SOON)
-    cluster.world(2)
-    nodes["c"] = cluster.node("c", "2:3", script=COUNT, conf=SOON, endpoint=links.ports)
+    nodes = {}
+    for name in "cab" if elected else "abc":
+        ports = links.ports if name == "c" else None
+        nodes[name] = cluster.node(name, "2:3", script=COUNT, endpoint=ports, env={"NODE_ID": name})
+        if len(nodes) == 1:
+            nodes[name].until_says("waiting: ")
     world = cluster.world(3)
+    assert (place.elected() == "c") is elected
     step = count(cluster, world, 0)
     links.up.clear()
     links.down.clear()
@@ -209,6 +234,7 @@ def test_a_network_cut_between_one_agent_and_etcd_takes_that_node_out_until_it_h
     links.down.set()
     together = next_round(cluster, 3, step)
     assert {m["restart"] for m in together} == {0}
+    assert place.elected() != "c"
     succeed(together, *nodes.values())
 
 
