@@ -34,7 +34,7 @@ class EtcdFaults(Faults):
             self._light_fuse,
             self._return,
         ]
-        return faults if self._etcd_scenario.durable else [*faults, self._lose_everything]
+        return faults if self._etcd_scenario.durable else [*faults, self._lose_everything, self._lose_everything]
 
     def _leader(self) -> Node | None:
         leader = self._etcd_scenario.leader
@@ -70,9 +70,8 @@ class EtcdFaults(Faults):
         self._etcd.change_leader()
 
     def _lose_everything(self) -> None:
-        if self._random.random() < 0.3:
-            self._etcd.lose_everything()
-            self._break_all_streams()
+        self._etcd.lose_everything()
+        self._break_all_streams()
 
     def _kill_leader(self) -> None:
         if (leader := self._leader()) is not None:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from dlrover_run.backends import etcd_leadership
 from dlrover_run.backends.etcd_board import EtcdBoard, lease_time
 from dlrover_run.backends.etcd_records import Keys, Stored, unpack
-from dlrover_run.coordination.records import OVER, Assignment, NodeStatus, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import RESULT_KEPT
 from dlrover_run.etcd.operations import KeyValue
 from dlrover_run.spec import EtcdSpec, JobSpec
@@ -41,6 +41,7 @@ class Store:
         self._keys = keys
         self._told: set[tuple[RoundKey, PlanPhase, int]] = set()
         self._leaders: set[int] = set()
+        self._said: dict[NodeKey, dict[NodeStatus, int]] = {}
         cluster.on_change = self._check
 
     @property
@@ -68,6 +69,11 @@ class Store:
             known = (wanted.key, wanted.phase, wanted.restart_count) in self._told
             demand(known, "a plan is stored before anybody is told")
 
+    def publishing(self, status: NodeStatus) -> None:
+        """A node wants this to stand there."""
+        said = self._said.setdefault(status.key, {})
+        said[status] = max(said.values(), default=0) + 1
+
     def _owner(self, current: KeyValue | None) -> Process | None:
         lease = None if current is None else self._cluster.leases.get(current.lease)
         return None if lease is None else lease.owner
@@ -81,6 +87,7 @@ class Store:
             if key.startswith(keys.nodes):
                 previous = before.get(key)
                 demand(previous is None or self._owner(previous) in (None, writer), "two processes are one node")
+                self._check_status(previous, current)
             elif key == keys.leader:
                 self._leaders.add(current.created)
             else:
@@ -91,6 +98,12 @@ class Store:
             all_have_left = not any(key.startswith(keys.nodes) for key in after)
             demand(all_have_left or self._laws.over is not None, "a job is not forgotten while it has nodes")
             self._laws.forgetting(all_have_left)
+
+    def _check_status(self, before: KeyValue | None, after: KeyValue) -> None:
+        now = unpack(after.value, NodeStatus)
+        last = now if before is None else unpack(before.value, NodeStatus)
+        said = self._said[now.key]
+        demand(last.key != now.key or said[last] <= said[now], "no older status of a node comes back over a newer one")
 
     def _check_plan(self, before: Plan | None, after: Plan | None) -> None:
         assert after is not None, "it was just written"
@@ -120,6 +133,7 @@ class BoardInEtcd:
     def __init__(self, node: Node, spec: JobSpec, listener: Callable[[], None], store: Store, client: Client) -> None:
         self._node = node
         self._client = client
+        self._store = store
         chance = node.timeline.random.random
         self._board = WatchedBoard(node, store, spec, listener, node.note, client, chance)
 
@@ -134,6 +148,7 @@ class BoardInEtcd:
         return problem
 
     def publish(self, status: NodeStatus) -> None:
+        self._store.publishing(status)
         self._board.publish(status)
 
     def close(self, on_closed: Callable[[], None]) -> None:

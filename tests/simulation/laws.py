@@ -191,6 +191,9 @@ class Laws:
             return
         if after.restart_count == before.restart_count:
             return
+        if (not self._durable and after.epoch != before.epoch) or before.key == RoundKey():
+            # The count of a plan that was lost, as the nodes know it.
+            return
         self.restarts += 1
         demand(before.key not in self._charged, f"the failure of round {before.key.number} is charged once")
         self._charged.add(before.key)
