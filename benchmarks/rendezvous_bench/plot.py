@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from comparison.report import Result
 
 from rendezvous_bench.outcome import label
 from rendezvous_bench.trial import C10D, ETCD, OURS
+
+TITLE_WIDTH = 80
+"""Letters that have room above one picture."""
 
 COLOURS = {OURS.name: "tab:blue", ETCD.name: "tab:orange", C10D.name: "tab:gray"}
 
@@ -42,7 +46,7 @@ def plot(results: Sequence[Result], sizes: Sequence[int], path: Path) -> None:
         axes.minorticks_off()
         axes.set_xlabel("nodes", fontsize=8)
         axes.set_ylabel("seconds", fontsize=8)
-        axes.set_title(f"{result.name}: {result.title}", fontsize=7, loc="left", wrap=True)
+        axes.set_title(textwrap.fill(f"{result.name}: {result.title}", TITLE_WIDTH), fontsize=7, loc="left")
         axes.legend(fontsize=8)
     drawing.savefig(path, dpi=120)
     pyplot.close(drawing)
