@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from cluster import NEVER, SOON, Cluster, Node, World, places, succeed, tell
+from cluster import NEVER, SOON, Cluster, Node, World, leave, places, succeed, tell
 from etcd_server import Etcd
 from harness import WAIT, WORKERS, still_alive, watched
 from links import Links
@@ -207,6 +207,24 @@ def test_a_killed_agent_that_is_started_again_with_its_id_takes_its_place(
     assert {m["restart"] for m in after} == {0}
     assert (place.elected() == "a") is not elected
     succeed(after, *job.nodes.values())
+
+
+def test_an_agent_that_was_stopped_while_another_took_its_id_stops_its_workers(job: Job) -> None:
+    job.start("a", "b", "c")
+    before = job.world()
+    stopped, links = job.nodes.pop("b"), job.links.pop("b")
+    agent = stopped.agent
+    agent.suspend()
+    job.world()
+    job.start("b")
+    together = job.world()
+    (worker,) = [member["pid"] for member in before if member["node"] == "b"]
+    with watched(worker) as old:
+        agent.resume()
+        assert still_alive(old, WAIT) == 0
+    leave(stopped)
+    links.close()
+    succeed(together, *job.nodes.values())
 
 
 def test_a_job_whose_nodes_were_all_lost_goes_on_where_it_was(job: Job) -> None:

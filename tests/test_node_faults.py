@@ -60,10 +60,11 @@ def test_survivors_keep_their_ranks_where_the_next_round_has_them(cluster: Clust
 
 
 @pytest.mark.torchrun
-def test_training_goes_on_in_a_smaller_world(cluster: Cluster) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_training_goes_on_in_a_smaller_world(cluster: Cluster, rank: int) -> None:
     nodes = {name: cluster.node(name, "1:2", script=WORKERS / "train.py") for name in "ab"}
     before = cluster.world(2)
-    nodes.pop(before[1]["node"]).lose()
+    nodes.pop(before[rank]["node"]).lose()
     succeed(cluster.world(1), *nodes.values())
 
 
