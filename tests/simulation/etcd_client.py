@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from dlrover_run.etcd.operations import Away, Change, Compacted, LeaseGone, Outcome, Range, Txn
+from dlrover_run.etcd.operations import Away, Change, Compacted, LeaseGone, Mistake, Outcome, Range, Txn
 from simulation.etcd import EtcdCluster, Follower
 from simulation.loop import LoopProcess
 from simulation.network import TO_MASTER, TO_NODE, Link, Weather
@@ -19,6 +19,9 @@ from simulation.timeline import Timeline
 
 REQUEST_TIMEOUT = 5.0
 """Seconds after which a request that was not answered is given up. It may be carried out all the same."""
+
+DENIED = "etcd: permission denied"
+"""What a client hears while somebody has taken its rights away."""
 
 STRAY = 5.0
 """Seconds after which a request that a member has put aside may still be carried out, at most."""
@@ -49,7 +52,7 @@ class Parcel:
 
 class Client:
     """The end of one process. `burn` is called before each transaction is sent and after its answer has come; what it
-    does to the process happens at once."""
+    does to the process happens at once. `denied` says that etcd refuses everything for now."""
 
     def __init__(
         self, process: LoopProcess, link: Link, cluster: EtcdCluster, weather: Weather, burn: Callable[[], None]
@@ -65,6 +68,7 @@ class Client:
         self._watches: dict[Watch, None] = {}
         self._closed = False
         self._connected = False
+        self.denied = False
 
     async def grant(self, seconds: int) -> int:
         lease: int = await self._call(lambda: self.cluster.grant(seconds, self.process))
@@ -151,7 +155,7 @@ class Client:
                 # Who asked has given up, and has called it off in time.
                 return
             try:
-                result = self.cluster.answer(act)
+                result = Mistake(DENIED) if self.denied else self.cluster.answer(act)
             except (Away, LeaseGone) as error:
                 result = error
             if is_heard:
@@ -255,6 +259,10 @@ class Watch(AsyncIterator[Sequence[Change]]):
         """At etcd: the request has arrived."""
         client = self._client
         if connection != self._connection:
+            return
+        if self._client.denied:
+            denied = Mistake(DENIED)
+            client.send(TO_NODE, lambda: client.process.run(lambda: self._fail(connection, denied)))
             return
 
         def follow() -> None:

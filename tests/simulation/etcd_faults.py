@@ -32,6 +32,7 @@ class EtcdFaults(Faults):
             self._stop_leader,
             self._light_fuse,
             self._light_fuse,
+            self._deny,
             self._return,
         ]
         return faults if self._etcd_scenario.durable else [*faults, self._lose_everything, self._lose_everything]
@@ -72,6 +73,19 @@ class EtcdFaults(Faults):
     def _lose_everything(self) -> None:
         self._etcd.lose_everything()
         self._break_all_streams()
+
+    def _deny(self) -> None:
+        """Somebody takes a node's rights away, and gives them back."""
+        if (node := self._node()) is None:
+            return
+        node.note("is denied by etcd")
+        client = self._etcd_scenario.clients[node]
+        client.denied = True
+
+        def allow() -> None:
+            client.denied = False
+
+        self._later(self._random.choice((1.0, 10.0, 30.0)), allow)
 
     def _kill_leader(self) -> None:
         if (leader := self._leader()) is not None:

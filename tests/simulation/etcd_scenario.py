@@ -208,6 +208,7 @@ class EtcdScenario(Scenario):
         # Other users of etcd have made changes too.
         self.cluster.revision = random.choice((1, random.randint(1, 1000)))
         self.store = Store(self.cluster, self.laws, Keys(SPEC.prefix, "job"))
+        self.clients: dict[Node, Client] = {}
         self._furnish(weather)
         self.faults = EtcdFaults(self)
         self._describe("etcd keeps its data" if self.durable else "etcd may lose its data")
@@ -233,6 +234,7 @@ class EtcdScenario(Scenario):
 
     def _make_board(self, node: Node, spec: JobSpec, listener: Callable[[], None]) -> NodeBoard:
         client = Client(node, node.link, self.cluster, self.place.weather, node.burn)
+        self.clients[node] = client
         spec = replace(spec, backend="etcd", etcd=SPEC)
         return BoardInEtcd(node, spec, listener, self.store, client)
 
@@ -247,6 +249,8 @@ class EtcdScenario(Scenario):
         self.place.weather.lag = 0.0
         for node in self.nodes:
             node.fuse = None
+        for client in self.clients.values():
+            client.denied = False
         if self.cluster.away:
             self.cluster.come_back()
 
