@@ -146,6 +146,9 @@ def _rules(settings: Settings, place: Meeting, conf: RendezvousConf) -> Rules:
     )
     if place.has_place:
         rules = replace(rules, spares=settings.number("spares", 0, MOST_NODES))
+        if place.backend == "etcd" and not conf.says("lost_after"):
+            # The lease has bridged what a broken connection needs a moment for.
+            rules = replace(rules, lost_after=0.0)
     else:
         # Nothing is heard of other nodes, so there is none whose loss could explain a failure.
         rules = replace(rules, lost_after=0.0)

@@ -287,19 +287,28 @@ class TestLateness:
         job = trio()
         job.lose("b")
         job.now += 300
-        job.coordinator.excuse(300, job.now)
+        job.coordinator.excuse(300)
         job.settle()
         assert job.plan.key.number == 1
         job.come_back("b")
         job.wait(100)
         assert job.plan.key.number == 1
 
+    def test_who_may_have_been_cut_off_is_waited_for(self) -> None:
+        job = trio()
+        job.coordinator.expect_back(job.now)
+        job.lose("b")
+        job.wait(RETURN_GRACE - 0.1)
+        assert job.plan.key.number == 1
+        job.wait(0.2)
+        assert job.ranks == ["a", "c"]
+
     def test_nor_does_any_other_time_run_out(self) -> None:
         job = VirtualJob(rules(2, 2))
         job.come("a")
         job.wait(400)
         job.now += 5000
-        job.coordinator.excuse(5000, job.now)
+        job.coordinator.excuse(5000)
         job.settle()
         job.wait(199)
         assert job.plan.phase is PlanPhase.GATHERING
@@ -313,7 +322,7 @@ class TestLateness:
             job.come_back("a", "b")
             job.wait(4)
             job.now += 60
-            job.coordinator.excuse(60, job.now)
+            job.coordinator.excuse(60)
             job.settle()
             assert job.ranks in ([], ["a", "b", "c"])
             job.come_back("c")

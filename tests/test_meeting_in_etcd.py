@@ -142,7 +142,7 @@ def test_a_pytorchjob_with_etcd_runs_unchanged() -> None:
         MASTER_PORT="23456",
     )
     assert (spec.backend, spec.run_id, spec.workers_per_node, said) == ("etcd", "elastic-demo-etcd", 2, [])
-    assert spec.rules == Rules(least=1, most=3, max_restarts=100)
+    assert spec.rules == Rules(least=1, most=3, max_restarts=100, lost_after=0.0)
     assert spec.etcd == EtcdSpec((("etcd-service", 2379),))
 
 
@@ -166,7 +166,7 @@ def test_a_mistake_in_the_endpoint_of_one_node_is_one_already() -> None:
 
 def test_one_node_with_a_spare_is_two_that_meet() -> None:
     spec, said = told("--spares=1 --rdzv-backend=etcd --rdzv-endpoint=a")
-    assert (spec.backend, spec.rules, said) == ("etcd", Rules(spares=1), [])
+    assert (spec.backend, spec.rules, said) == ("etcd", Rules(spares=1, lost_after=0.0), [])
 
 
 def test_the_rules_are_those_of_a_job_at_a_master() -> None:
@@ -452,7 +452,7 @@ def test_a_configuration_of_several_nodes_is_the_same_job(
         spares=1,
     )
     spec = launched(config, monkeypatch)
-    assert spec.rules == Rules(least=1, most=4, spares=1, max_restarts=3)
+    assert spec.rules == Rules(least=1, most=4, spares=1, max_restarts=3, lost_after=0.0)
     assert spec.etcd == EtcdSpec((("a", 2379), ("b", 1)), "/dlrover-run", "root", PASSWORD, TlsSpec(ca=pems["ca"]))
     assert (spec.backend, spec.run_id, spec.node_rank, spec.workers_per_node) == ("etcd", "none", 1, 2)
 
@@ -464,3 +464,10 @@ def test_a_configuration_with_a_password_in_it_is_refused(monkeypatch: pytest.Mo
     with pytest.raises(SpecError, match="put it into a file and give password_file=PATH") as refused:
         launched(config, monkeypatch)
     assert PASSWORD not in str(refused.value)
+
+
+@pytest.mark.parametrize(("conf", "seconds"), [("", 0.0), ("lost_after=1", 1.0), ("lost_after=2.5", 2.5)])
+def test_the_end_of_a_lease_is_the_loss_of_a_node_unless_somebody_wants_to_wait(conf: str, seconds: float) -> None:
+    flags = f" --rdzv-conf={conf}" if conf else ""
+    spec, _ = told(f"--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=e:2379{flags}")
+    assert spec.rules.lost_after == seconds

@@ -7,6 +7,7 @@ and on the words of its own bucket. Its status lives as long as the lease, so no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from dlrover_run.etcd.operations import (
     Range,
     Store,
     Txn,
+    Unfit,
 )
 from dlrover_run.nursery import Nursery
 from dlrover_run.spec import JobSpec
@@ -45,6 +47,9 @@ from dlrover_run.wire.own_address import Unknown, look_up, route_source
 
 LEAST_LEASE = 2
 """Seconds of the shortest lease that etcd gives with its usual election time-out. A shorter one would be prolonged."""
+
+LEASE_MARGIN = 2.0
+"""Seconds after the end of a lease at which everybody knows of it: etcd looks for such leases every half a second."""
 
 ELECTIONS_PER_SECOND = 500
 """Nodes that stand for election in a second, when the elected agent is gone: all of them see that in one moment."""
@@ -81,7 +86,7 @@ class EtcdBoard(RemoteBoard):
         self._store = store
         self._chance = chance
         self._ttl = lease_time(spec.rules)
-        self._rules = replace(spec.rules, unnoticed=float(self._ttl))
+        self._rules = replace(spec.rules, unnoticed=self._ttl + LEASE_MARGIN)
         self._lease = 0
         self._put_at = 0
         self._leadership: Leadership | None = None
@@ -108,11 +113,15 @@ class EtcdBoard(RemoteBoard):
             self._lease = 0
             self._note_end("the lease of this node has run out, as it was not renewed in time")
         except Mistake as mistake:
-            if self._met:
+            if self._met and (self._trains or not isinstance(mistake, Unfit)):
                 # It was right before, so somebody has changed something at etcd, and may change it back.
                 self._note_end(str(mistake))
                 self._tell_once(str(mistake))
             else:
+                if self._lease:
+                    # Else the others would wait for its end.
+                    with contextlib.suppress(Away, Mistake):
+                        await self._store.revoke(self._lease)
                 self._give_up(str(mistake), mistaken=True)
         except Refused as refused:
             if self._trains:

@@ -69,8 +69,10 @@ class Leadership:
         Raises Away; called again later it goes on with what it knows, and the time between counts for nobody.
         """
         try:
+            was_away = self._coordinator is not None
             while not self._is_done:
-                revision, coordinator = await self._read_all()
+                revision, coordinator = await self._read_all(was_away)
+                was_away = False
                 watching = asyncio.ensure_future(self._watch(revision))
                 watching.add_done_callback(lambda _: self._news.set())
                 try:
@@ -88,8 +90,8 @@ class Leadership:
     def _is_done(self) -> bool:
         return self._over or self._attendance.has_left(self._own)
 
-    async def _read_all(self) -> tuple[int, Coordinator]:
-        """Hear how everything stands at one revision. Raises Deposed."""
+    async def _read_all(self, was_away: bool) -> tuple[int, Coordinator]:
+        """Hear how everything stands at one revision; `was_away` after a time without etcd. Raises Deposed."""
         self._heard.clear()
         outcome = await self._writing.read(Range(self._keys.plan), Range(self._keys.nodes, prefix=True))
         now = self._loop.time()
@@ -98,6 +100,9 @@ class Leadership:
             self._punctuality = Punctuality(now)
             coordinator = self._begin(self._take_over(outcome.found.get(self._keys.plan), now))
         self._excuse(coordinator, now)
+        if was_away:
+            # The leases of others may have run out meanwhile, and they take new ones.
+            coordinator.expect_back(now)
         nodes = (current for key, current in outcome.found.items() if key.startswith(self._keys.nodes))
         self._attendance.hear_all(coordinator, nodes, now)
         self._owing = self._progress.outdated = True
@@ -155,7 +160,7 @@ class Leadership:
     def _excuse(self, coordinator: Coordinator, now: float) -> None:
         """Time in which this agent was stopped, or etcd away, counts for nobody."""
         if late := self._punctuality.late(now):
-            coordinator.excuse(late, now)
+            coordinator.excuse(late)
 
     async def _settle(self, coordinator: Coordinator) -> Coordinator:
         """Decide on all that was heard and on the time that has passed, and write what follows; who decides from then

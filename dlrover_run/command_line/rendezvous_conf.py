@@ -51,6 +51,10 @@ class RendezvousConf(NamedTuple):
     given: tuple[Key, ...] = ()
     unknown: tuple[str, ...] = ()
 
+    def says(self, name: str) -> bool:
+        """Whether a key was given."""
+        return any(key.name == name for key in self.given)
+
 
 class Key(NamedTuple):
     """One key.
@@ -140,7 +144,7 @@ TABLE: tuple[Key, ...] = (
     Key(
         "lost_after",
         _time,
-        "Seconds from the end of a node's connection until the node counts as lost",
+        "Seconds from the end of a node's connection (1) or lease (0) until the node counts as lost",
         "lost_after",
         scope="nodes",
     ),

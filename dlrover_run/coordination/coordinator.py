@@ -143,13 +143,14 @@ class Coordinator:
             lost_at = max(time + self.rules.lost_after, self._returning_until)
             self._present[key] = replace(known, broken=time, lost_at=lost_at)
 
-    def excuse(self, late: float, now: float) -> None:
+    def excuse(self, late: float) -> None:
         """This coordinator has itself been asleep for that many seconds, which count for nobody: what came meanwhile is
         still waiting to be heard. To be told before anything that happened later."""
         self._origin += late
-        if late >= self.rules.lost_after:
-            # Nodes may have given it up, and are between two attempts to reach it.
-            self._returning_until = self._job_time(now) + RETURN_GRACE
+
+    def expect_back(self, now: float) -> None:
+        """Nodes may have been cut off, and be between two attempts to come back: for a while nobody is lost."""
+        self._returning_until = self._job_time(now) + RETURN_GRACE
 
     def advance(self, now: float) -> bool:
         """Decide; whether the plan has become another one, which must be stored before anybody is told."""

@@ -137,7 +137,10 @@ class Job:
     def excuse(self, late: float, now: float) -> None:
         """The master was late by that many seconds, and lays them to nobody's charge."""
         self._silence.excuse(late)
-        self._coordinator.excuse(late, now)
+        self._coordinator.excuse(late)
+        if late >= self._coordinator.rules.lost_after:
+            # Nodes may have given this master up.
+            self._coordinator.expect_back(now)
 
     def settle(self, now: float) -> None:
         """Decide on all that was heard and on the time that has passed, and tell everybody whom it concerns."""
