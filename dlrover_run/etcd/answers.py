@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlrover_run.etcd.operations import Compacted, LeaseGone, Mistake
+from dlrover_run.etcd.operations import Compacted, LeaseGone, Mistake, Unfit
 from dlrover_run.spec import EtcdSpec
 
 _MOST_DETAILS = 300
@@ -66,7 +66,7 @@ def judge(code: str, details: str, spec: EtcdSpec) -> Exception:
     if "has been compacted" in details:
         return Compacted()
     if code == "INVALID_ARGUMENT":
-        return Mistake(f"etcd takes no such request: {_short(details)}.{_limit(details)}")
+        return Unfit(f"etcd takes no such request: {_short(details)}.{_limit(details)}")
     if code == "UNIMPLEMENTED":
         return Broken("another program listens there, which is no etcd v3")
     clauses = [clause for words, clause in _CLAUSES.items() if words in details]

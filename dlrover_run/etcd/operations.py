@@ -19,6 +19,10 @@ class Mistake(Exception):
     fit to print as it is."""
 
 
+class Unfit(Mistake):
+    """Etcd is set up so that it takes no request like this one, now or later."""
+
+
 class LeaseGone(Exception):
     """The lease has run out, and with it all keys that were under it."""
 
