@@ -1,17 +1,16 @@
-"""The simulated etcd and the loop that runs coroutines in virtual time, on which the simulation of jobs stands."""
+"""The simulated etcd, on which the simulation of jobs stands: it does what the real one does, and its worst."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from simulation.etcd import EtcdCluster
-from simulation.etcd_client import REQUEST_TIMEOUT, Client
-from simulation.loop import LoopProcess
-from simulation.network import TO_MASTER, TO_NODE, Link, Weather
-from simulation.timeline import Broken, Timeline
+from simulation.bed import Bed
+from simulation.etcd_watch import REQUEST_TIMEOUT
+from simulation.network import TO_MASTER, TO_NODE
+from simulation.timeline import Broken
 
 from dlrover_run.etcd.operations import (
     Absent,
@@ -23,45 +22,10 @@ from dlrover_run.etcd.operations import (
     Delete,
     Get,
     LeaseGone,
-    Outcome,
     Put,
     Range,
     Txn,
 )
-
-
-class Bed:
-    """A timeline with one cluster, and processes with clients of it."""
-
-    def __init__(self, seed: int = 1, echo: float = 0.0, lag: float = 0.0) -> None:
-        self.timeline = Timeline(seed)
-        self.cluster = EtcdCluster(self.timeline)
-        self.weather = Weather(0.01, echo, lag)
-        self.process = LoopProcess(self.timeline, "one")
-        self.link = Link()
-        self.client = self.client_of(self.process, self.link)
-
-    def client_of(self, process: LoopProcess, link: Link, burn: Callable[[], None] = lambda: None) -> Client:
-        return Client(process, link, self.cluster, self.weather, burn)
-
-    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        return self.process.create_task(work)
-
-    def wait(self, seconds: float = 100.0) -> None:
-        end = self.timeline.now + seconds
-        self.timeline.run_until(end, lambda: False)
-        self.timeline.now = end
-
-    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        task = self.start(work)
-        self.timeline.run_until(self.timeline.now + 100, task.done)
-        return task.result()
-
-    def commit(self, *operations: Get | Put | Delete | Txn, conditions: tuple[Any, ...] = ()) -> Outcome:
-        return self.cluster.commit(Txn(conditions, operations), self.process)
-
-    def put(self, key: str, value: bytes = b"", lease: int = 0) -> int:
-        return self.commit(Put(key, value, lease)).revision
 
 
 def gather_changes(bed: Bed, heard: list[Change], ranges: Sequence[Range], revision: int) -> asyncio.Task[Any]:
@@ -70,130 +34,6 @@ def gather_changes(bed: Bed, heard: list[Change], ranges: Sequence[Range], revis
             heard.extend(changes)
 
     return bed.start(hear())
-
-
-def test_tasks_events_and_time_outs_run_in_virtual_time() -> None:
-    bed = Bed()
-
-    async def wait() -> list[str]:
-        event = asyncio.Event()
-        asyncio.get_running_loop().call_later(50, event.set)
-        found = []
-        try:
-            await asyncio.wait_for(event.wait(), 20)
-        except asyncio.TimeoutError:
-            found.append("too late")
-        await asyncio.wait([asyncio.ensure_future(event.wait())])
-        queue: asyncio.Queue[str] = asyncio.Queue()
-        asyncio.get_running_loop().call_soon(queue.put_nowait, "put")
-        found.append(await queue.get())
-        return found
-
-    assert bed.do(wait()) == ["too late", "put"]
-    assert 50 <= bed.timeline.now < 51
-
-
-def test_nothing_runs_in_a_stopped_process_and_its_clock_goes_on() -> None:
-    bed = Bed()
-    done: list[float] = []
-
-    async def sleep() -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await asyncio.sleep(10)
-        done.append(loop.time() - began)
-
-    bed.start(sleep())
-    bed.wait(1)
-    bed.process.stop()
-    bed.wait(60)
-    assert not done
-    bed.process.resume()
-    bed.wait(1)
-    assert done[0] == pytest.approx(61, abs=0.1)
-
-
-def test_a_process_that_goes_on_hears_what_came_before_it_sees_what_is_late() -> None:
-    bed = Bed()
-
-    async def ask() -> str:
-        try:
-            await asyncio.wait_for(bed.client.grant(5), 3)
-        except asyncio.TimeoutError:
-            return "late"
-        return "heard"
-
-    bed.do(bed.client.grant(5))
-    task = bed.start(ask())
-    bed.timeline.run_until(bed.timeline.now + 0.0001, lambda: False)
-    bed.process.stop()
-    bed.wait(60)
-    bed.process.resume()
-    bed.wait(1)
-    assert task.result() == "heard"
-
-
-def test_nothing_ever_runs_again_in_a_process_that_was_killed(recwarn: pytest.WarningsRecorder) -> None:
-    bed = Bed()
-    steps: list[str] = []
-
-    async def work() -> None:
-        try:
-            await asyncio.sleep(5)
-            steps.append("slept")
-        finally:
-            await asyncio.sleep(5)
-            steps.append("tidied up")
-
-    bed.start(work())
-    bed.wait(1)
-    bed.process.end()
-    bed.wait(60)
-    bed.process.dispose()
-    assert not steps
-    assert not recwarn.list
-
-
-def test_a_defect_in_a_task_ends_the_run() -> None:
-    bed = Bed()
-
-    async def stumble() -> None:
-        await asyncio.sleep(1)
-        raise KeyError("a defect")
-
-    bed.start(stumble())
-    with pytest.raises(Broken, match="a defect"):
-        bed.wait()
-
-
-def test_a_broken_law_ends_the_run_though_the_task_hides_it() -> None:
-    bed = Bed()
-
-    async def hide() -> None:
-        async def break_a_law() -> None:
-            raise Broken("a law")
-
-        await asyncio.gather(break_a_law(), return_exceptions=True)
-
-    bed.start(hide())
-    with pytest.raises(Broken, match="a law"):
-        bed.wait()
-
-
-def test_a_failure_that_somebody_hears_is_no_defect() -> None:
-    bed = Bed()
-
-    async def fail() -> None:
-        raise Away("gone")
-
-    async def hear() -> str:
-        try:
-            await asyncio.ensure_future(fail())
-        except Away as away:
-            return str(away)
-        return ""
-
-    assert bed.do(hear()) == "gone"
 
 
 def test_revisions_say_when_a_key_was_made_and_changed() -> None:

@@ -9,19 +9,19 @@ from unittest.mock import patch
 
 from dlrover_run.backends import etcd_leadership
 from dlrover_run.backends.etcd_board import EtcdBoard, lease_time
-from dlrover_run.backends.etcd_records import Keys, Stored, unpack
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, Plan, PlanPhase, RoundKey
+from dlrover_run.backends.etcd_records import Keys
+from dlrover_run.coordination.records import OVER, Assignment, NodeStatus, Plan
 from dlrover_run.coordination.rules import RESULT_KEPT
-from dlrover_run.etcd.operations import KeyValue
 from dlrover_run.spec import EtcdSpec, JobSpec
 from simulation.etcd import EXPIRY_TICK, EtcdCluster
 from simulation.etcd_client import Client
 from simulation.etcd_faults import EtcdFaults
+from simulation.etcd_laws import Store
 from simulation.laws import Laws, demand
 from simulation.network import Weather
 from simulation.nodes import Node, NodeBoard
 from simulation.scenario import TROUBLES, Outcome, Scenario
-from simulation.timeline import Process, Timeline
+from simulation.timeline import Timeline
 
 SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
 
@@ -30,86 +30,6 @@ LEAVING = 30.0
 
 DEFECT = "internal error"
 """How a board's sentence begins that owns up to a defect."""
-
-
-class Store:
-    """What stands in etcd, and the laws of that: each is checked at the commit that could break it."""
-
-    def __init__(self, cluster: EtcdCluster, laws: Laws, keys: Keys) -> None:
-        self._cluster = cluster
-        self._laws = laws
-        self._keys = keys
-        self._told: set[tuple[RoundKey, PlanPhase, int]] = set()
-        self._leaders: set[int] = set()
-        self._said: dict[NodeKey, dict[NodeStatus, int]] = {}
-        cluster.on_change = self._check
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan that is stored."""
-        return _plan_of(self._cluster.keys.get(self._keys.plan))
-
-    @property
-    def leader(self) -> Process | None:
-        """The process that is elected."""
-        return self._owner(self._cluster.keys.get(self._keys.leader))
-
-    @property
-    def elections(self) -> int:
-        """How often somebody was elected."""
-        return len(self._leaders)
-
-    def holder(self, node_id: str) -> Process | None:
-        """The process whose status stands under that id."""
-        return self._owner(self._cluster.keys.get(self._keys.node(node_id)))
-
-    def telling(self, wanted: Assignment) -> None:
-        """A node hears a word of the coordinator."""
-        if wanted.key.number or wanted.phase in OVER:
-            known = (wanted.key, wanted.phase, wanted.restart_count) in self._told
-            demand(known, "a plan is stored before anybody is told")
-
-    def publishing(self, status: NodeStatus) -> None:
-        """A node wants this to stand there."""
-        said = self._said.setdefault(status.key, {})
-        said[status] = max(said.values(), default=0) + 1
-
-    def _owner(self, current: KeyValue | None) -> Process | None:
-        lease = None if current is None else self._cluster.leases.get(current.lease)
-        return None if lease is None else lease.owner
-
-    def _check(self, writer: Process | None, before: dict[str, KeyValue]) -> None:
-        after, keys = self._cluster.keys, self._keys
-        for key, current in after.items():
-            if before.get(key) == current:
-                continue
-            demand(current.lease != 0, f"nothing is left behind for ever, as {key} would be")
-            if key.startswith(keys.nodes):
-                previous = before.get(key)
-                demand(previous is None or self._owner(previous) in (None, writer), "two processes are one node")
-                self._check_status(previous, current)
-            elif key == keys.leader:
-                self._leaders.add(current.created)
-            else:
-                demand(self.leader is writer, f"only the elected agent writes {key}")
-            if key == keys.plan:
-                self._check_plan(_plan_of(before.get(key)), _plan_of(current))
-        if keys.plan in before and keys.plan not in after:
-            all_have_left = not any(key.startswith(keys.nodes) for key in after)
-            demand(all_have_left or self._laws.over is not None, "a job is not forgotten while it has nodes")
-            self._laws.forgetting(all_have_left)
-
-    def _check_status(self, before: KeyValue | None, after: KeyValue) -> None:
-        now = unpack(after.value, NodeStatus)
-        last = now if before is None else unpack(before.value, NodeStatus)
-        said = self._said[now.key]
-        demand(last.key != now.key or said[last] <= said[now], "no older status of a node comes back over a newer one")
-
-    def _check_plan(self, before: Plan | None, after: Plan | None) -> None:
-        assert after is not None, "it was just written"
-        demand(before is None or after.epoch >= before.epoch, "epochs grow")
-        self._laws.storing(before, after, self._cluster.timeline.now)
-        self._told.add((after.key, after.phase, after.restart_count))
 
 
 class WatchedBoard(EtcdBoard):
@@ -260,7 +180,3 @@ class EtcdScenario(Scenario):
         plan = self.plan
         if plan is None or plan.phase in OVER:
             demand(not self.cluster.keys, f"a job that is over leaves nothing in etcd, not {[*self.cluster.keys]}")
-
-
-def _plan_of(current: KeyValue | None) -> Plan | None:
-    return None if current is None else unpack(current.value, Stored).plan

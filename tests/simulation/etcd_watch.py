@@ -1,0 +1,161 @@
+"""A node's watch of etcd over the simulated network: it lags behind, breaks, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dlrover_run.etcd.operations import Away, Change, Compacted, Mistake, Range
+from simulation.etcd import Follower
+from simulation.network import TO_MASTER, TO_NODE
+
+if TYPE_CHECKING:
+    from simulation.etcd_client import Client
+
+TO_ETCD = TO_MASTER
+
+REQUEST_TIMEOUT = 5.0
+"""Seconds after which a request that was not answered is given up. It may be carried out all the same."""
+
+DENIED = "etcd: permission denied"
+"""What a client hears while somebody has taken its rights away."""
+
+
+class Watch(AsyncIterator[Sequence[Change]]):
+    """One watch of several ranges, each of which lags behind by its own time."""
+
+    def __init__(self, client: Client, ranges: Sequence[Range], revision: int) -> None:
+        self._client = client
+        self._next = dict.fromkeys(ranges, revision)
+        self._due = dict.fromkeys(ranges, 0.0)
+        self._followers: list[Follower] = []
+        self._begun_ranges: set[Range] = set()
+        self._connection = 0
+        self._heard: deque[Sequence[Change]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: BaseException | None = None
+        self._begun = self._ended = False
+
+    async def __anext__(self) -> Sequence[Change]:
+        if not self._begun:
+            self._begun = True
+            self._client._watches[self] = None
+            self._connect()
+        while not self._heard:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._ended:
+                raise StopAsyncIteration
+            self._waiter = self._client.process.create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                # As with a generator: what was cancelled in the middle does not go on.
+                self.end(None)
+                raise
+        return self._heard.popleft()
+
+    async def aclose(self) -> None:
+        """Let go of it."""
+        self.end(None)
+
+    def break_off(self) -> None:
+        """Its connection is gone, with all that was on its way; it looks for another one."""
+        if self._ended or not self._begun:
+            return
+        self._unfollow()
+        process = self._client.process
+        process.call_later(process.timeline.random.uniform(0, 1), self._connect)
+
+    def end(self, error: BaseException | None) -> None:
+        """Nothing more comes of it, but the error."""
+        if not self._ended:
+            self._ended = True
+            self._error = error
+            self._unfollow()
+            self._client._watches.pop(self, None)
+            self._wake()
+
+    def _connect(self) -> None:
+        self._unfollow()
+        if self._ended:
+            return
+        connection = self._connection
+        for range in self._next:
+            self._client.send(TO_ETCD, partial(self._follow, range, connection))
+        process = self._client.process
+        process.call_later(REQUEST_TIMEOUT, self._retry, connection, "it did not take the watch up in time")
+
+    def _unfollow(self) -> None:
+        self._connection += 1
+        self._begun_ranges.clear()
+        for follower in self._followers:
+            self._client.cluster.unfollow(follower)
+        self._followers.clear()
+
+    def _follow(self, range: Range, connection: int) -> None:
+        """At etcd: the request has arrived."""
+        client = self._client
+        if connection != self._connection:
+            return
+        if self._client.denied:
+            denied = Mistake(DENIED)
+            client.send(TO_NODE, lambda: client.process.run(lambda: self._fail(connection, denied)))
+            return
+
+        def follow() -> None:
+            def tell(revision: int, changes: list[Change]) -> None:
+                self._tell(range, connection, revision, changes)
+
+            self._followers.append(client.cluster.follow(range, self._next[range], tell))
+
+        try:
+            client.cluster.answer(follow)
+            client.send(TO_NODE, lambda: client.process.run(lambda: self._note_begun(connection, range)))
+        except Compacted:
+            client.send(TO_NODE, lambda: client.process.run(lambda: self._fail(connection, Compacted())))
+        except Away:
+            client.send(TO_NODE, lambda: client.process.run(lambda: self._retry(connection, "no member has a leader")))
+
+    def _tell(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
+        """At etcd: there is something to tell, which comes behind all that was told of this range before."""
+        client = self._client
+        now = client.process.timeline.now
+        self._due[range] = max(now + client.delay() + client.lag(), self._due[range])
+
+        def arrive() -> None:
+            if connection == self._connection:
+                client.process.run(lambda: self._hear(range, connection, revision, changes))
+
+        client.send(TO_NODE, arrive, self._due[range])
+
+    def _hear(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
+        if connection == self._connection:
+            self._next[range] = revision + 1
+            self._heard.append(changes)
+            self._wake()
+
+    def _fail(self, connection: int, error: BaseException) -> None:
+        if connection == self._connection:
+            self.end(error)
+
+    def _note_begun(self, connection: int, range: Range) -> None:
+        if connection == self._connection:
+            self._begun_ranges.add(range)
+
+    def _retry(self, connection: int, why: str) -> None:
+        """An attempt to follow has failed; after some of them all that a watch can do is to say so."""
+        if connection != self._connection or len(self._begun_ranges) == len(self._next):
+            return
+        if self._client.process.timeline.random.random() < 0.5:
+            self.break_off()
+        else:
+            self.end(Away(why))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
