@@ -34,6 +34,7 @@ from dlrover_run.etcd.operations import (
     Range,
     Txn,
 )
+from dlrover_run.etcd.watching import Watch
 from dlrover_run.spec import EtcdSpec, TlsSpec
 from dlrover_run.wire import transport
 
@@ -76,13 +77,24 @@ async def next_keys(changes: AsyncIterator[Sequence[Change]], count: int) -> lis
     return keys
 
 
+async def resumed(client: EtcdClient, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
+    """The changes from that revision on, as of a watch that has lost its stream when it had heard all before."""
+    watch = Watch(client._connection, ranges)
+    watch._next_revisions = [revision] * len(ranges)
+    try:
+        async for changes in watch.after(revision - 1):
+            yield changes
+    finally:
+        watch.end()
+
+
 async def hold(client: EtcdClient) -> None:
     """What a node does: write under a lease, read, watch, renew."""
     lease = await client.grant(60)
     outcome = await client.commit(Txn(then=(Put("/dlrover-run/a", b"1", lease),)))
-    changes = client.watch([Range("/dlrover-run/", prefix=True)], outcome.revision)
-    assert await next_keys(changes, 1) == ["/dlrover-run/a"]
-    await changes.aclose()
+    async with client.watch([Range("/dlrover-run/", prefix=True)]) as watch:
+        await client.commit(Txn(then=(Put("/dlrover-run/b", b"1", lease),)))
+        assert await next_keys(watch.after(outcome.revision), 1) == ["/dlrover-run/b"]
     assert await client.renew(lease)
     await client.revoke(lease)
 
@@ -176,7 +188,7 @@ def test_values_of_a_megabyte_and_thousands_of_keys_come_whole(etcd: Etcd) -> No
         found = (await read(client)).found
         assert {key: found[key].value for key in values} == values
         assert len(found) == 20 + 4000
-        assert len(await next_keys(client.watch([ALL], start), 4020)) == 4020
+        assert len(await next_keys(resumed(client, [ALL], start), 4020)) == 4020
 
     talk(EtcdSpec(etcd.places), conversation)
 
@@ -200,7 +212,7 @@ def test_a_lease_lives_while_it_is_renewed_and_takes_its_keys_along(etcd: Etcd) 
     async def conversation(client: EtcdClient) -> None:
         lease = await client.grant(1)
         outcome = await client.commit(put("/k", b"", lease))
-        changes = client.watch([ALL], outcome.revision + 1)
+        changes = resumed(client, [ALL], outcome.revision + 1)
         assert await client.renew(lease)
         assert (await read(client)).found["/k"].lease == lease
         assert await anext(changes) == [Change("/k", None)]
@@ -227,13 +239,40 @@ def test_a_revoked_lease_takes_its_keys_along_at_once(etcd: Etcd) -> None:
 # --- watches
 
 
+def test_whoever_watches_before_he_reads_hears_what_changes_after_that_and_nothing_before(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        async with client.watch([Range("/a"), Range("/b")]) as watch:
+            await client.commit(put("/a", b"old"))
+            read_at = (await client.commit(put("/b", b"old"))).revision
+            await client.commit(put("/a", b"new"))
+            await client.commit(put("/b", b"new"))
+            changes = watch.after(read_at)
+            heard = [change for _ in range(2) for change in await anext(changes)]
+            values = sorted((change.key, change.now and change.now.value) for change in heard)
+            assert values == [("/a", b"new"), ("/b", b"new")]
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_a_member_that_dies_between_watching_and_reading_hides_nothing(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        async with client.watch([Range("/a")]) as watch:
+            etcd.kill()
+            await asyncio.to_thread(etcd.start)
+            read_at = (await client.commit(put("/b"))).revision
+            await client.commit(put("/a", b"new"))
+            assert await next_keys(watch.after(read_at), 1) == ["/a"]
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
 def test_a_watch_tells_all_from_its_revision_on_in_order(etcd: Etcd) -> None:
     async def conversation(client: EtcdClient) -> None:
         await client.commit(put("/before"))
         start = (await client.commit(put("/a", b"1"))).revision
         await client.commit(put("/a", b"2"))
         await client.commit(put("/elsewhere"))
-        changes = client.watch([Range("/a")], start)
+        changes = resumed(client, [Range("/a")], start)
         assert await anext(changes) == [
             Change("/a", KeyValue("/a", b"1", start, start, 0)),
             Change("/a", KeyValue("/a", b"2", start, start + 1, 0)),
@@ -246,7 +285,7 @@ def test_a_watch_tells_all_from_its_revision_on_in_order(etcd: Etcd) -> None:
 
 def test_all_ranges_of_a_watch_share_one_stream(etcd: Etcd) -> None:
     async def conversation(client: EtcdClient) -> None:
-        changes = client.watch([Range("/leader"), Range("/words/", prefix=True)], 1)
+        changes = resumed(client, [Range("/leader"), Range("/words/", prefix=True)], 1)
         told = asyncio.ensure_future(next_keys(changes, 3))
         for key in ("/words/1", "/leader", "/other", "/words/2"):
             await client.commit(put(key))
@@ -262,8 +301,8 @@ def test_a_watch_from_a_revision_that_is_not_kept_says_so(etcd: Etcd) -> None:
             revision = (await client.commit(put("/k"))).revision
         etcd.ctl("compaction", str(revision))
         with pytest.raises(Compacted):
-            await anext(client.watch([Range("/other"), Range("/k")], 1))
-        assert await next_keys(client.watch([Range("/k")], revision), 1) == ["/k"]
+            await anext(resumed(client, [Range("/other"), Range("/k")], 1))
+        assert await next_keys(resumed(client, [Range("/k")], revision), 1) == ["/k"]
 
     talk(EtcdSpec(etcd.places), conversation)
 
@@ -273,7 +312,7 @@ def test_whoever_is_cancelled_while_he_waits_is_told_so(etcd: Etcd) -> None:
 
     async def conversation(client: EtcdClient) -> None:
         revision = (await client.commit(put("/k"))).revision
-        changes = client.watch([ALL], revision)
+        changes = resumed(client, [ALL], revision)
         await anext(changes)
         waiting = asyncio.ensure_future(anext(changes))
         etcd.members[0].stop()
@@ -298,7 +337,7 @@ def test_all_goes_on_when_a_member_dies_and_nothing_is_told_twice(etcd_cluster: 
     async def conversation(client: EtcdClient) -> None:
         lease = await client.grant(30)
         start = (await client.commit(put("/mine", b"", lease))).revision
-        changes = client.watch([Range("/n/", prefix=True), Range("/mine")], start)
+        changes = resumed(client, [Range("/n/", prefix=True), Range("/mine")], start)
         assert await next_keys(changes, 1) == ["/mine"]
         # Each one in turn is the one that is talked with.
         for member in etcd_cluster.members[: victim + 1]:
@@ -318,7 +357,7 @@ def test_a_member_that_hangs_is_left_for_another_one(etcd_cluster: Etcd) -> None
     async def conversation(client: EtcdClient) -> None:
         lease = await client.grant(30)
         await write_once(client, "/n/0")
-        changes = client.watch([ALL], 1)
+        changes = resumed(client, [ALL], 1)
         assert await next_keys(changes, 1) == ["/n/0"]
         etcd_cluster.members[0].stop()
         assert await client.renew(lease)
@@ -334,7 +373,7 @@ def test_a_watch_that_slept_through_a_compaction_says_so(etcd_cluster: Etcd) -> 
 
     async def conversation(client: EtcdClient) -> None:
         await write_once(client, "/n/0")
-        changes = client.watch([Range("/n/", prefix=True)], 1)
+        changes = resumed(client, [Range("/n/", prefix=True)], 1)
         assert await next_keys(changes, 1) == ["/n/0"]
         first.stop()
         # Whoever needs the leader has waited for a new one when this is answered.
@@ -391,7 +430,7 @@ def test_a_server_that_comes_back_on_its_data_is_found_again(etcd: Etcd) -> None
     async def conversation(client: EtcdClient) -> None:
         lease = await client.grant(60)
         revision = (await client.commit(put("/k", b"1", lease))).revision
-        changes = client.watch([ALL], revision)
+        changes = resumed(client, [ALL], revision)
         await next_keys(changes, 1)
         waiting = asyncio.ensure_future(anext(changes))
         etcd.kill()
@@ -414,7 +453,7 @@ def test_members_without_a_leader_are_away(etcd_cluster: Etcd) -> None:
         with pytest.raises(Away):
             await client.commit(put("/k"))
         with pytest.raises(Away):
-            await anext(client.watch([ALL], 1))
+            await anext(resumed(client, [ALL], 1))
 
     talk(EtcdSpec(etcd_cluster.places[:1]), conversation)
 
@@ -468,7 +507,7 @@ def test_what_is_not_permitted_is_one_sentence(etcd: Etcd) -> None:
     words = "'trainer' may not read and write below /other/ in etcd.*grant-permission --prefix ROLE readwrite /other/"
 
     async def watch(client: EtcdClient) -> None:
-        await anext(client.watch([Range("/other/", prefix=True)], 1))
+        await anext(resumed(client, [Range("/other/", prefix=True)], 1))
 
     for conversation in (lambda client: client.commit(put("/other/k")), watch):
         with pytest.raises(Mistake, match=words):
@@ -488,7 +527,7 @@ def forget_tokens(etcd: Etcd) -> None:
     [
         hold,
         lambda client: read(client, OWN),
-        lambda client: next_keys(client.watch([OWN], 1), 1),
+        lambda client: next_keys(resumed(client, [OWN], 1), 1),
         lambda client: asyncio.gather(*(read(client, OWN) for _ in range(20))),
     ],
     ids=["all", "read", "watch", "many"],
@@ -512,7 +551,7 @@ def test_a_watch_goes_on_with_a_new_token(etcd_cluster: Etcd) -> None:
 
     async def conversation(client: EtcdClient) -> None:
         revision = (await client.commit(put("/dlrover-run/0"))).revision
-        changes = client.watch([OWN], revision)
+        changes = resumed(client, [OWN], revision)
         assert await next_keys(changes, 1) == ["/dlrover-run/0"]
         first, second, _ = etcd_cluster.members
         # The second one has forgotten the token by the time that the watch comes there.
@@ -530,7 +569,7 @@ def test_users_survive_the_death_of_a_member(etcd_cluster: Etcd) -> None:
     etcd_cluster.demand_users()
 
     async def conversation(client: EtcdClient) -> None:
-        changes = client.watch([Range("/dlrover-run/", prefix=True)], 1)
+        changes = resumed(client, [Range("/dlrover-run/", prefix=True)], 1)
         for member in etcd_cluster.members:
             await write_once(client, f"/dlrover-run/{member.name}")
             assert await next_keys(changes, 1) == [f"/dlrover-run/{member.name}"]
@@ -665,7 +704,7 @@ def test_a_stream_that_ends_whenever_it_is_opened_is_not_opened_for_ever() -> No
         async with gateway(end_at_once) as spec:
             client = EtcdClient(spec)
             with pytest.raises(Away, match="it ended the connection"):
-                await anext(client.watch([ALL], 1))
+                await anext(resumed(client, [ALL], 1))
             await client.close()
 
     asyncio.run(conversation())

@@ -38,6 +38,7 @@ from dlrover_run.etcd.operations import (
     Store,
     Txn,
     Unfit,
+    Watch,
 )
 from dlrover_run.nursery import Nursery
 from dlrover_run.spec import JobSpec
@@ -61,12 +62,11 @@ def lease_time(rules: Rules) -> int:
 
 
 class Refused(Exception):
-    """The node cannot take part while a key stands in etcd. The message is a sentence."""
+    """The node cannot take part while a key stands in etcd as it does. The message is a sentence."""
 
-    def __init__(self, reason: str, key: str, revision: int) -> None:
+    def __init__(self, reason: str, there: KeyValue) -> None:
         super().__init__(reason)
-        self.key = key
-        self.revision = revision
+        self.there = there
 
 
 class EtcdBoard(RemoteBoard):
@@ -106,7 +106,11 @@ class EtcdBoard(RemoteBoard):
 
     async def _attempt(self) -> None:
         try:
-            await self._stay(*await self._enter())
+            async with self._store.watch((Range(self._keys.leader), self._words)) as watch:
+                await self._stay(*await self._enter(), watch)
+        except Compacted:
+            # What was missed is not kept any more, so it is read how things stand.
+            return
         except Away as away:
             self._note_end(str(away))
         except LeaseGone:
@@ -144,7 +148,7 @@ class EtcdBoard(RemoteBoard):
         over = outcome.found.get(self._keys.over)
         if over is not None and not status.epoch:
             reason = f"the job {self._spec.run_id!r} has just ended; its name is free again in a moment"
-            raise Refused(reason, over.key, outcome.revision)
+            raise Refused(reason, over)
         there = outcome.found.get(own)
         if there is not None and not there.lease:
             # No process that lives stands behind it, for that one would have put it under a lease.
@@ -152,7 +156,7 @@ class EtcdBoard(RemoteBoard):
             outcome = await self._store.commit(self._entry(status))
             there = outcome.found.get(own)
         if there is not None and there.lease != self._lease:
-            raise Refused(_in_use(there), own, outcome.revision)
+            raise Refused(_in_use(there), there)
         self._put_at = outcome.revision if outcome.succeeded else there.changed if there is not None else 0
         return outcome, status if outcome.succeeded else None
 
@@ -175,13 +179,13 @@ class EtcdBoard(RemoteBoard):
             self._own_address = route_source(addresses[0]) or self._own_address
             return
 
-    async def _stay(self, entry: Outcome, sent: NodeStatus | None) -> None:
+    async def _stay(self, entry: Outcome, sent: NodeStatus | None, watch: Watch) -> None:
         """Take part until the lease or etcd is lost, or until `close` has been carried out."""
         nursery = Nursery()
         self._note_connected()
         try:
             nursery.start(self._renew())
-            nursery.start(self._follow(nursery, entry))
+            nursery.start(self._follow(nursery, entry, watch))
             await nursery.until_done(nursery.start(self._report(sent)))
             if self._leading is not None and self._own_status().phase is NodePhase.LEFT:
                 # Whoever is elected next would first have to find out that this node is gone.
@@ -225,25 +229,20 @@ class EtcdBoard(RemoteBoard):
             if outcome.succeeded or (there is not None and there.value == data):
                 return
 
-    async def _follow(self, nursery: Nursery, entry: Outcome) -> None:
+    async def _follow(self, nursery: Nursery, entry: Outcome, watch: Watch) -> None:
         """Hear who leads and what is wanted, and stand for election when nobody leads."""
-        ranges = (Range(self._keys.leader), self._words)
-        while True:
-            self._mind(nursery, entry.found.get(self._keys.leader), RETURN_GRACE)
-            if (word := entry.found.get(self._words.key)) is not None:
-                self._read(word)
-            try:
-                async for changes in self._store.watch(ranges, entry.revision + 1):
-                    for change in changes:
-                        if change.key == self._keys.leader:
-                            self._mind(nursery, change.now, self._spec.rules.lost_after)
-                        elif change.now is not None:
-                            self._read(change.now)
-                        elif self.assignment.phase not in OVER:
-                            # By hand, and our status with it; or etcd has lost its data.
-                            raise Away("the keys of the job have been deleted")
-            except Compacted:
-                entry = await self._store.commit(Txn(then=tuple(map(Get, ranges))))
+        self._mind(nursery, entry.found.get(self._keys.leader), RETURN_GRACE)
+        if (word := entry.found.get(self._words.key)) is not None:
+            self._read(word)
+        async for changes in watch.after(entry.revision):
+            for change in changes:
+                if change.key == self._keys.leader:
+                    self._mind(nursery, change.now, self._spec.rules.lost_after)
+                elif change.now is not None:
+                    self._read(change.now)
+                elif self.assignment.phase not in OVER:
+                    # By hand, and our status with it; or etcd has lost its data.
+                    raise Away("the keys of the job have been deleted")
 
     def _mind(self, nursery: Nursery, leader: KeyValue | None, return_grace: float) -> None:
         """Somebody leads, or nobody does. `return_grace` is for the members of a plan that this agent takes over: who
@@ -300,9 +299,11 @@ class EtcdBoard(RemoteBoard):
         """Wait for the end of what is in the way, or until this node gives up."""
 
         async def see() -> None:
-            async for changes in self._store.watch([Range(refused.key)], refused.revision + 1):
-                if changes:
-                    return
+            there = Range(refused.there.key)
+            async with self._store.watch([there]) as watch:
+                now = await self._store.commit(Txn(then=(Get(there),)))
+                if now.found.get(there.key) == refused.there:
+                    await anext(watch.after(now.revision))
 
         if self._is_done:
             return

@@ -19,7 +19,7 @@ from dlrover_run.coordination.pacing import Progress
 from dlrover_run.coordination.punctuality import Punctuality
 from dlrover_run.coordination.records import OVER, NodeKey
 from dlrover_run.coordination.rules import RESULT_KEPT, Rules
-from dlrover_run.etcd.operations import Change, Compacted, KeyValue, Range, Store
+from dlrover_run.etcd.operations import Change, Compacted, KeyValue, Range, Store, Watch
 from dlrover_run.nursery import wait_until
 from dlrover_run.wire.messages import BadMessage, rule_values
 
@@ -71,18 +71,19 @@ class Leadership:
         try:
             was_away = self._coordinator is not None
             while not self._is_done:
-                revision, coordinator = await self._read_all(was_away)
-                was_away = False
-                watching = asyncio.ensure_future(self._watch(revision))
-                watching.add_done_callback(lambda _: self._news.set())
-                try:
-                    await self._decide(coordinator, watching)
-                except (Compacted, Overtaken):
-                    # Events that nobody has heard are not kept any more, or an older write stands there.
-                    continue
-                finally:
-                    watching.cancel()
-                    await asyncio.wait([watching])
+                async with self._store.watch([Range(self._keys.nodes, prefix=True)]) as watch:
+                    revision, coordinator = await self._read_all(was_away)
+                    was_away = False
+                    watching = asyncio.ensure_future(self._listen(watch, revision))
+                    watching.add_done_callback(lambda _: self._news.set())
+                    try:
+                        await self._decide(coordinator, watching)
+                    except (Compacted, Overtaken):
+                        # Events that nobody has heard are not kept any more, or an older write stands there.
+                        continue
+                    finally:
+                        watching.cancel()
+                        await asyncio.wait([watching])
         except Deposed:
             return
 
@@ -131,8 +132,8 @@ class Leadership:
         and rounds of before and after that must not have one name; so time counts too, as with a master."""
         return max(self.fence, time.time_ns() // 1_000_000)
 
-    async def _watch(self, revision: int) -> None:
-        async for changes in self._store.watch([Range(self._keys.nodes, prefix=True)], revision + 1):
+    async def _listen(self, watch: Watch, revision: int) -> None:
+        async for changes in watch.after(revision):
             self._heard += changes
             self._news.set()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from dlrover_run.etcd import line, translation
 from dlrover_run.etcd.answers import Broken
 from dlrover_run.etcd.connection import Connection
 from dlrover_run.etcd.line import Metadata
-from dlrover_run.etcd.operations import Change, LeaseGone, Outcome, Range, Store, Txn
+from dlrover_run.etcd.operations import LeaseGone, Outcome, Range, Store, Txn
 from dlrover_run.etcd.watching import Watch
 from dlrover_run.spec import EtcdSpec
 
@@ -70,9 +71,15 @@ class EtcdClient(Store):
         request = translation.write_txn(self._api, txn)
         return translation.read_outcome(await self._connection.ask("KV.Txn", request))
 
-    def watch(self, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
-        """The changes of these ranges from that revision on, over one stream. Raises Compacted."""
-        return Watch(self._connection, ranges, revision).changes()
+    @asynccontextmanager
+    async def watch(self, ranges: Sequence[Range]) -> AsyncIterator[Watch]:
+        """Watch these ranges from now on, over one stream."""
+        watch = Watch(self._connection, ranges)
+        await watch.begin()
+        try:
+            yield watch
+        finally:
+            watch.end()
 
     async def close(self) -> None:
         """Let go of the connection. What is still asked breaks off."""

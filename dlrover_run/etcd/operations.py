@@ -6,6 +6,7 @@ Keys are text, values are bytes. A *revision* is etcd's count of changes, the sa
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -118,6 +119,18 @@ class Change(NamedTuple):
     now: KeyValue | None
 
 
+class Watch(Protocol):
+    """A watch on some ranges that has begun."""
+
+    def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
+        """The changes after that revision, in the order of their revisions in each range, for ever.
+
+        It goes on by itself on another member where it stopped. Raises Compacted when what it has missed is not kept
+        any more, Away and Mistake.
+        """
+        ...
+
+
 class Store(Protocol):
     """What a job needs of etcd. All raise Away and Mistake; none waits for ever."""
 
@@ -141,10 +154,12 @@ class Store(Protocol):
         """
         ...
 
-    def watch(self, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
-        """The changes of these ranges from that revision on, in the order of their revisions in each range, for ever.
+    def watch(self, ranges: Sequence[Range]) -> AbstractAsyncContextManager[Watch]:
+        """Watch these ranges from now on, for whoever then reads how things stand: of what changes after that reading,
+        whose revision it has, nothing is missed.
 
-        It goes on by itself on another member where it stopped. Raises Compacted.
+        Reading first would be slower. etcd puts a watch that begins in the past aside, and serves those only every 100
+        ms.
         """
         ...
 

@@ -10,39 +10,62 @@ from typing import Any
 from dlrover_run.etcd import line, translation
 from dlrover_run.etcd.answers import Broken, LoginNeeded, judge
 from dlrover_run.etcd.connection import Connection
-from dlrover_run.etcd.line import Metadata
+from dlrover_run.etcd.line import Line, Metadata
 from dlrover_run.etcd.operations import Away, Change, Compacted, Range
 
 SHORT_LIFE = 1.0
 """Seconds below which a stream counts as one more failure although its watches were created. Else something between us
 and etcd that ends every stream at once would be called without a pause."""
 
+_FROM_NOW = 0
+"""As a revision to begin with: that at which the watch is created."""
+
 _HAS_LEADER = ("hasleader", "true")
 """Has a member end the stream when it has lost its leader, for then it would fall silent without a word."""
 
 
 class Watch:
-    """The changes of some ranges, over one stream at a time."""
+    """The changes of some ranges since `begin`, over one stream at a time, until `end`."""
 
-    def __init__(self, connection: Connection, ranges: Sequence[Range], revision: int) -> None:
+    def __init__(self, connection: Connection, ranges: Sequence[Range]) -> None:
         self._connection = connection
         self._ranges = tuple(ranges)
         # Of each range. Not the revision of the whole store, for an answer may be about the past.
-        self._next_revisions = [revision] * len(ranges)
+        self._next_revisions = [_FROM_NOW] * len(ranges)
         self._indexes: dict[int, int] = {}
-        self._unseen: deque[Sequence[Change]] = deque()
+        self._unseen: deque[Sequence[Any]] = deque()
+        self._held: tuple[Line, Any] | None = None
 
-    async def changes(self) -> AsyncIterator[Sequence[Change]]:
-        """All that changes, for ever. Raises Away when no endpoint takes the watch up again, Mistake and Compacted."""
+    async def begin(self) -> None:
+        """Have it created. Raises Away and Mistake."""
+        self._held = await self._connection.carry_out(self._create)
+
+    def end(self) -> None:
+        """Let go of the stream."""
+        if self._held is not None:
+            self._held[1].cancel()
+            self._held = None
+
+    async def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
+        """All that changes after that revision, for ever.
+
+        Raises Compacted, Mistake, and Away when no endpoint takes the watch up again.
+        """
         clock = asyncio.get_running_loop()
         failures = 0
+        why = ""
         while failures < self._connection.tries:
-            held, stream = await self._connection.carry_out(self._create)
+            if self._held is None:
+                await self.begin()
+            assert self._held is not None, "it has just begun"
+            held, stream = self._held
             created = clock.time()
             try:
                 while True:
                     while self._unseen:
-                        yield self._unseen.popleft()
+                        events = self._unseen.popleft()
+                        if new := [event for event in events if event.kv.mod_revision > revision]:
+                            yield translation.read_changes(new)
                     self._take(await held.settle(stream.read(), None))
             except LoginNeeded as refusal:
                 why = str(refusal)
@@ -50,7 +73,7 @@ class Watch:
                 why = str(error)
                 await self._connection.leave(held)
             finally:
-                stream.cancel()
+                self.end()
             failures = failures + 1 if clock.time() - created < SHORT_LIFE else 0
         raise Away(why)
 
@@ -80,8 +103,10 @@ class Watch:
             raise judge("", response.cancel_reason, self._connection.spec)
         if response.created:
             # They are created in the order in which that was asked for.
-            self._indexes[response.watch_id] = len(self._indexes)
+            index = self._indexes[response.watch_id] = len(self._indexes)
+            if self._next_revisions[index] == _FROM_NOW:
+                self._next_revisions[index] = response.header.revision + 1
         if response.events:
             # All changes of one revision come in one response.
             self._next_revisions[self._indexes[response.watch_id]] = response.events[-1].kv.mod_revision + 1
-            self._unseen.append(translation.read_changes(response.events))
+            self._unseen.append(response.events)
