@@ -28,12 +28,24 @@ from dlrover_run.etcd.operations import (
 )
 
 
-def gather_changes(bed: Bed, heard: list[Change], ranges: Sequence[Range], revision: int) -> asyncio.Task[Any]:
-    async def hear() -> None:
-        async for changes in bed.client.watch(ranges, revision):
-            heard.extend(changes)
+def gather_changes(bed: Bed, heard: list[Change], ranges: Sequence[Range]) -> asyncio.Task[Any]:
+    """Hear what changes from now on."""
 
-    return bed.start(hear())
+    async def hear(begun: asyncio.Event) -> None:
+        revision = bed.cluster.revision
+        async with bed.client.watch(ranges) as watch:
+            begun.set()
+            async for changes in watch.after(revision):
+                heard.extend(changes)
+
+    async def begin() -> asyncio.Task[Any]:
+        begun = asyncio.Event()
+        task = asyncio.ensure_future(hear(begun))
+        await begun.wait()
+        return task
+
+    task: asyncio.Task[Any] = bed.do(begin())
+    return task
 
 
 def test_revisions_say_when_a_key_was_made_and_changed() -> None:
@@ -177,8 +189,8 @@ def test_nobody_answers_while_etcd_is_away() -> None:
 def test_a_watch_tells_of_each_change_in_the_order_of_its_range() -> None:
     bed = Bed(lag=3.0)
     heard: list[Change] = []
-    first = bed.put("a/1", b"0")
-    gather_changes(bed, heard, [Range("a/", prefix=True), Range("b")], first)
+    bed.put("a/1", b"before")
+    gather_changes(bed, heard, [Range("a/", prefix=True), Range("b")])
     for number in range(20):
         bed.commit(Put("a/1", b"%d" % number), Put("b", b"%d" % number), Put("c", b""))
         bed.wait(0.3)
@@ -186,13 +198,13 @@ def test_a_watch_tells_of_each_change_in_the_order_of_its_range() -> None:
     bed.wait()
     by_key = {key: [c.now and c.now.value for c in heard if c.key == key] for key in ("a/1", "b", "c")}
     counted = [b"%d" % number for number in range(20)]
-    assert by_key == {"a/1": [b"0", *counted, None], "b": counted, "c": []}
+    assert by_key == {"a/1": [*counted, None], "b": counted, "c": []}
 
 
 def test_two_ranges_of_one_watch_may_lag_behind_differently() -> None:
     bed = Bed(lag=5.0)
     heard: list[Change] = []
-    gather_changes(bed, heard, [Range("a"), Range("b")], 1)
+    gather_changes(bed, heard, [Range("a"), Range("b")])
     for _ in range(20):
         bed.put("a")
         bed.put("b")
@@ -203,7 +215,7 @@ def test_two_ranges_of_one_watch_may_lag_behind_differently() -> None:
 def test_a_watch_that_was_broken_off_goes_on_where_it_stopped() -> None:
     bed = Bed(lag=1.0)
     heard: list[Change] = []
-    gather_changes(bed, heard, [Range("a")], 1)
+    gather_changes(bed, heard, [Range("a")])
     for number in range(30):
         bed.put("a", b"%d" % number)
         bed.wait(0.2)
@@ -213,12 +225,13 @@ def test_a_watch_that_was_broken_off_goes_on_where_it_stopped() -> None:
     assert [change.now and change.now.value for change in heard] == [b"%d" % number for number in range(30)]
 
 
-def test_a_watch_from_before_a_compaction_says_so() -> None:
+def test_a_watch_that_missed_what_is_not_kept_says_so() -> None:
     bed = Bed()
+    task = gather_changes(bed, [], [Range("a")])
+    bed.client.cut()
     for _ in range(5):
         bed.put("a")
-    bed.cluster.compacted = 4
-    task = gather_changes(bed, [], [Range("a")], 2)
+    bed.cluster.compacted = bed.cluster.revision
     with pytest.raises(Compacted):
         bed.do(wait_for(task))
 
@@ -227,22 +240,33 @@ async def wait_for(task: asyncio.Task[Any]) -> None:
     await task
 
 
-def test_a_watch_that_was_cancelled_does_not_go_on() -> None:
+def test_a_watch_that_begins_before_a_reading_misses_nothing_of_what_follows() -> None:
+    for seed in range(20):
+        bed = Bed(seed, lag=2.0)
+
+        async def read_and_hear(bed: Bed) -> None:
+            async with bed.client.watch([Range("a")]) as watch:
+                bed.put("a", b"before")
+                found = await bed.client.commit(Txn(then=(Get(Range("a")),)))
+                bed.put("a", b"after")
+                async for changes in watch.after(found.revision):
+                    assert [change.now and change.now.value for change in changes] == [b"after"]
+                    return
+
+        bed.put("a", b"long before")
+        bed.do(read_and_hear(bed))
+
+
+def test_a_watch_does_not_begin_while_etcd_is_away() -> None:
     bed = Bed()
+    bed.cluster.away = True
 
-    async def wait() -> str:
-        watch = bed.client.watch([Range("a")], 1)
-        try:
-            await asyncio.wait_for(watch.__anext__(), 1)
-        except asyncio.TimeoutError:
-            bed.put("a")
-        try:
-            await asyncio.wait_for(watch.__anext__(), 1)
-        except StopAsyncIteration:
-            return "ended"
-        return "goes on"
+    async def begin() -> None:
+        async with bed.client.watch([Range("a")]):
+            raise AssertionError("nobody can have answered")
 
-    assert bed.do(wait()) == "ended"
+    with pytest.raises(Away):
+        bed.do(begin())
 
 
 def test_when_all_data_are_lost_revisions_begin_anew() -> None:

@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 import pytest
 from simulation.disk import DiskJournal
-from simulation.etcd_client import Client
 from simulation.etcd_scenario import EtcdScenario
+from simulation.etcd_watch import Watch
 from simulation.scenario import MasterScenario, Scenario, simulate
 from simulation.timeline import Broken
 
@@ -221,7 +221,7 @@ def leave_everything_behind() -> Iterator[None]:
         yield
 
 
-real_watch = Client.watch
+real_after = Watch.after
 real_take_over = Leadership._take_over
 
 BROKEN_IN_ETCD = {
@@ -230,7 +230,7 @@ BROKEN_IN_ETCD = {
     "an older status comes after a newer one": patched((etcd_board, "Changed"), by=always),
     "nodes are told before the plan is stored": patched((Writing, "write"), by=tell_and_then_store),
     "a watch begins one revision too late": patched(
-        (Client, "watch"), by=lambda self, ranges, revision: real_watch(self, ranges, revision + 1)
+        (Watch, "after"), by=lambda self, revision: real_after(self, revision + 1)
     ),
     "a node does not notice that its lease is gone": patched((EtcdBoard, "_renew"), by=renew_and_hope),
     "nobody stands for election": patched((EtcdBoard, "_stand_for_election"), by=do_nothing),

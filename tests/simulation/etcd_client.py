@@ -6,11 +6,11 @@ It keeps the promises of `operations.Store` and no others: what the real client 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from dlrover_run.etcd.operations import Away, Change, LeaseGone, Mistake, Outcome, Range, Txn
+from dlrover_run.etcd.operations import Away, LeaseGone, Mistake, Outcome, Range, Txn
 from simulation.etcd import EtcdCluster
 from simulation.etcd_watch import DENIED, REQUEST_TIMEOUT, TO_ETCD, Watch
 from simulation.loop import LoopProcess
@@ -79,8 +79,8 @@ class Client:
         await self._burn_one()
         return outcome
 
-    def watch(self, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
-        return Watch(self, ranges, revision)
+    def watch(self, ranges: Sequence[Range]) -> Watch:
+        return Watch(self, ranges)
 
     async def close(self) -> None:
         self._closed = True

@@ -24,48 +24,56 @@ DENIED = "etcd: permission denied"
 """What a client hears while somebody has taken its rights away."""
 
 
-class Watch(AsyncIterator[Sequence[Change]]):
-    """One watch of several ranges, each of which lags behind by its own time."""
+class Watch:
+    """One watch of several ranges, each of which lags behind by its own time. It begins when it is entered, from the
+    revision that some member then has."""
 
-    def __init__(self, client: Client, ranges: Sequence[Range], revision: int) -> None:
+    def __init__(self, client: Client, ranges: Sequence[Range]) -> None:
         self._client = client
-        self._next = dict.fromkeys(ranges, revision)
+        self._next: dict[Range, int | None] = dict.fromkeys(ranges)
         self._due = dict.fromkeys(ranges, 0.0)
         self._followers: list[Follower] = []
         self._begun_ranges: set[Range] = set()
         self._connection = 0
-        self._heard: deque[Sequence[Change]] = deque()
+        self._heard: deque[tuple[int, Sequence[Change]]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
-        self._begun = self._ended = False
+        self._ended = False
 
-    async def __anext__(self) -> Sequence[Change]:
-        if not self._begun:
-            self._begun = True
-            self._client._watches[self] = None
-            self._connect()
-        while not self._heard:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            if self._ended:
-                raise StopAsyncIteration
-            self._waiter = self._client.process.create_future()
-            try:
-                await self._waiter
-            except asyncio.CancelledError:
-                # As with a generator: what was cancelled in the middle does not go on.
-                self.end(None)
-                raise
-        return self._heard.popleft()
+    async def __aenter__(self) -> Watch:
+        self._client._watches[self] = None
+        self._connect()
+        while len(self._begun_ranges) < len(self._next):
+            await self._wait()
+        return self
 
-    async def aclose(self) -> None:
-        """Let go of it."""
+    async def __aexit__(self, *error: object) -> None:
         self.end(None)
+
+    async def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
+        """The changes after that revision."""
+        while True:
+            while not self._heard:
+                await self._wait()
+            number, changes = self._heard.popleft()
+            if number > revision:
+                yield changes
+
+    async def _wait(self) -> None:
+        """Wait for something to happen to this watch, or raise what has ended it."""
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._client.process.create_future()
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            # As with a generator: what was cancelled in the middle does not go on.
+            self.end(None)
+            raise
 
     def break_off(self) -> None:
         """Its connection is gone, with all that was on its way; it looks for another one."""
-        if self._ended or not self._begun:
+        if self._ended:
             return
         self._unfollow()
         process = self._client.process
@@ -111,11 +119,14 @@ class Watch(AsyncIterator[Sequence[Change]]):
             def tell(revision: int, changes: list[Change]) -> None:
                 self._tell(range, connection, revision, changes)
 
-            self._followers.append(client.cluster.follow(range, self._next[range], tell))
+            self._followers.append(client.cluster.follow(range, start, tell))
 
+        # A member may be behind the others.
+        behind = client.process.timeline.random.choice((0, 0, 0, 2))
+        start = self._next[range] or max(client.cluster.compacted, client.cluster.revision - behind) + 1
         try:
             client.cluster.answer(follow)
-            client.send(TO_NODE, lambda: client.process.run(lambda: self._note_begun(connection, range)))
+            client.send(TO_NODE, lambda: client.process.run(lambda: self._note_begun(connection, range, start)))
         except Compacted:
             client.send(TO_NODE, lambda: client.process.run(lambda: self._fail(connection, Compacted())))
         except Away:
@@ -136,16 +147,18 @@ class Watch(AsyncIterator[Sequence[Change]]):
     def _hear(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
         if connection == self._connection:
             self._next[range] = revision + 1
-            self._heard.append(changes)
+            self._heard.append((revision, changes))
             self._wake()
 
     def _fail(self, connection: int, error: BaseException) -> None:
         if connection == self._connection:
             self.end(error)
 
-    def _note_begun(self, connection: int, range: Range) -> None:
+    def _note_begun(self, connection: int, range: Range, start: int) -> None:
         if connection == self._connection:
+            self._next[range] = self._next[range] or start
             self._begun_ranges.add(range)
+            self._wake()
 
     def _retry(self, connection: int, why: str) -> None:
         """An attempt to follow has failed; after some of them all that a watch can do is to say so."""
