@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster import Cluster
 from etcd_server import Etcd, serving
+from harness import WAIT
 from meeting_places import InEtcd
+
+from dlrover_run.backends import etcd_board
+from dlrover_run.backends.etcd_board import EtcdBoard
+from dlrover_run.backends.etcd_records import Keys, unpack
+from dlrover_run.coordination.records import NodeStatus
+from dlrover_run.etcd.client import EtcdClient
+from dlrover_run.etcd.operations import Range
+from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec
+from dlrover_run.wire.own_address import Address, Unknown
 
 
 @pytest.fixture
@@ -31,3 +43,48 @@ class TestAnEtcdThatTakesOnlyShortWrites:
         assert node.has_said("etcd takes no such request: etcdserver: request is too large.")
         assert node.has_said("Start etcd with a greater --max-request-bytes.")
         assert not node.has_said("lost etcd")
+
+
+@pytest.mark.parametrize(
+    ("names", "advertised"),
+    [
+        (("this", "other"), "192.0.2.2"),
+        (("other", "this"), "192.0.2.2"),
+        (("unknown", "this", "unreachable", "other"), "192.0.2.2"),
+        (("unknown", "this", "unreachable"), "127.0.0.1"),
+    ],
+)
+def test_a_machine_that_is_a_member_too_advertises_no_loopback(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], advertised: str
+) -> None:
+    """On Debian the name of a machine stands there for 127.0.1.1, from which no other node is reached."""
+    hosts = {"this": "127.0.1.1", "other": "192.0.2.9", "unreachable": "203.0.113.9"}
+
+    async def look_up(host: str, port: int) -> list[Address]:
+        if host not in hosts:
+            raise Unknown(host)
+        return [Address(socket.AF_INET, hosts[host], port)]
+
+    monkeypatch.setattr(etcd_board, "look_up", look_up)
+    routes = {"127.0.1.1": "127.0.0.1", "192.0.2.9": "192.0.2.2"}
+    monkeypatch.setattr(etcd_board, "route_source", lambda address: routes.get(address.host))
+
+    async def join() -> NodeStatus:
+        watching = EtcdClient(EtcdSpec(etcd.places))
+        spec = JobSpec(
+            entrypoint=Entrypoint("script", "train.py"),
+            run_id="job",
+            backend="etcd",
+            etcd=EtcdSpec(tuple((name, 2379) for name in names)),
+        )
+        board = EtcdBoard(spec, lambda: None, print, EtcdClient(EtcdSpec(etcd.places)))
+        key = Keys(EtcdSpec.prefix, "job").node("n")
+        async with watching.watch([Range(key)]) as watch:
+            board.publish(NodeStatus(node_id="n", incarnation="i", host="h", address="", port=0, workers=1))
+            (change,) = await asyncio.wait_for(anext(watch.after(1)), WAIT)
+        assert change.now is not None
+        await board.close()
+        await watching.close()
+        return unpack(change.now.value, NodeStatus)
+
+    assert asyncio.run(join()).address == advertised

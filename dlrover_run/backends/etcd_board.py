@@ -169,15 +169,22 @@ class EtcdBoard(RemoteBoard):
         return Txn((Absent(Range(own)), Absent(over)), join, (Get(Range(own)), Get(over), *reads))
 
     async def _find_own_address(self) -> None:
+        """The address from which this node reaches etcd; one that others can reach too if any member's is such. A
+        member on this machine may have a name that stands for loopback here, as Debian sets up a machine's own."""
         if self._spec.local_addr is not None:
             return
+        found = None
         for host, port in self._endpoints:
             try:
-                addresses = await look_up(host, port)
+                address = (await look_up(host, port))[0]
             except Unknown:
                 continue
-            self._own_address = route_source(addresses[0]) or self._own_address
-            return
+            source = route_source(address)
+            if source is not None and (found is None or not address.loopback):
+                found = source
+                if not address.loopback:
+                    break
+        self._own_address = found or self._own_address
 
     async def _stay(self, entry: Outcome, sent: NodeStatus | None, watch: Watch) -> None:
         """Take part until the lease or etcd is lost, or until `close` has been carried out."""
