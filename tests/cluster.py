@@ -76,6 +76,12 @@ class Talker:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not end within {timeout} s, and said:\n{self.said}") from None
 
+    def catch_up(self) -> None:
+        """Take what has come by now, unless its console is closed."""
+        assert self.process.stdout is not None
+        while not self.process.stdout.closed and self._listen(0.0):
+            pass
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
@@ -194,7 +200,10 @@ class Cluster:
 
     def world(self, size: int) -> World:
         """The next `size` workers that report, which must be those of one round, in the order of their ranks."""
-        world = self.mailbox.gather(size)
+        try:
+            world = self.mailbox.gather(size)
+        except AssertionError as error:
+            raise AssertionError(f"{error}{self.told()}") from None
         seen = [(m["rank"], m["world"]) for m in world]
         assert seen == [(rank, size) for rank in range(size)], world
         assert len({(m["port"], m["restart"], m["nodes"]) for m in world}) == 1, world
@@ -220,7 +229,9 @@ class Cluster:
         assert (left := self.place.left()) == [], f"left in {self.place.name}: {left}{self.told()}"
 
     def told(self) -> str:
-        """All that was heard from whoever was started, for the message of a test that fails."""
+        """All that whoever was started has said by now, for the message of a test that fails."""
+        for talker in self._talkers:
+            talker.catch_up()
         return "".join(f"\n--- {talker.name}\n{talker.said}" for talker in self._talkers)
 
     def _below(self) -> list[psutil.Process]:
