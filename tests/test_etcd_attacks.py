@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from cluster import SOON, Cluster, leave, succeed, tell
 from etcd_server import Etcd, serving
 from harness import WAIT
 from meeting_places import InEtcd
@@ -17,6 +19,7 @@ from dlrover_run.backends import etcd_board
 from dlrover_run.backends.etcd_board import EtcdBoard
 from dlrover_run.backends.etcd_records import Keys, unpack
 from dlrover_run.coordination.records import NodeStatus
+from dlrover_run.coordination.rules import RESULT_KEPT
 from dlrover_run.etcd.client import EtcdClient
 from dlrover_run.etcd.operations import Range
 from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec
@@ -88,3 +91,26 @@ def test_a_machine_that_is_a_member_too_advertises_no_loopback(
         return unpack(change.now.value, NodeStatus)
 
     assert asyncio.run(join()).address == advertised
+
+
+@pytest.mark.parametrize("end", ["succeeds", "fails", "is interrupted"])
+def test_a_job_whose_elected_agents_changed_leaves_no_lease_that_runs_for_a_day(
+    cluster: Cluster, etcd: Etcd, place: InEtcd, end: str
+) -> None:
+    nodes = {name: cluster.node(name, "2:3", conf=SOON, env={"NODE_ID": name}) for name in "abc"}
+    cluster.world(3)
+    nodes.pop(place.elected()).lose()
+    world = cluster.world(2)
+    if end == "succeeds":
+        succeed(world, *nodes.values())
+    elif end == "fails":
+        tell(world[:1], signal.SIGKILL)
+        assert {node.finish() for node in nodes.values()} <= {1, 128 + signal.SIGKILL}
+    else:
+        for node in nodes.values():
+            leave(node)
+    leases = etcd.ctl("lease", "list").split("\n")[1:]
+    lives = [etcd.ctl("lease", "timetolive", lease) for lease in leases if lease]
+    # Those of the one that was lost and of the result run out by themselves, unless they have just done so.
+    left = [int(seconds) for life in lives for seconds in re.findall(r"granted with TTL\((\d+)s\)", life)]
+    assert all(seconds <= RESULT_KEPT for seconds in left), lives

@@ -326,8 +326,10 @@ class EtcdBoard(RemoteBoard):
         """Take this node's keys away; the last one to leave takes all that is left of the job along."""
         await self._store.revoke(self._lease)
         self._lease = 0
-        anybody = Absent(Range(self._keys.nodes, prefix=True))
-        await self._store.commit(Txn((anybody,), (Delete(Range(self._keys.job, prefix=True)),)))
+        anybody, plan = Absent(Range(self._keys.nodes, prefix=True)), Range(self._keys.plan)
+        outcome = await self._store.commit(Txn((anybody,), (Get(plan), Delete(Range(self._keys.job, prefix=True)))))
+        if (job := outcome.found.get(plan.key)) is not None:
+            await self._store.revoke(job.lease)
 
 
 def _in_use(there: KeyValue) -> str:

@@ -118,6 +118,8 @@ class Leadership:
                 self._say(f"warning: the plan in etcd under {self._keys.plan} is {error}; it is made anew")
             else:
                 epoch = max(self.fence, record.plan.epoch + 1)
+                # One lease for the whole job, so that none is left to run for a day after it.
+                self._lease = stored.lease
                 return Coordinator(self._rules, now, epoch, record.plan, self._return_grace)
         return Coordinator(self._rules, now, self._first_epoch)
 
@@ -210,3 +212,5 @@ class Leadership:
             lease = await self._store.grant(int(RESULT_KEPT))
         await self._writing.write(values, lease)
         self._over = plan.phase in OVER
+        if self._over:
+            await self._store.revoke(self._lease)
