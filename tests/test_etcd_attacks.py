@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster import SOON, Cluster, leave, succeed, tell
-from etcd_server import Etcd, serving
+from etcd_server import PASSWORD, Etcd, serving
 from harness import WAIT
 from meeting_places import InEtcd
 
@@ -30,6 +30,13 @@ from dlrover_run.wire.own_address import Address, Unknown
 def place(etcd: Etcd) -> InEtcd:
     """One server that the test may do anything to."""
     return InEtcd(etcd)
+
+
+class LockedUp(InEtcd):
+    """Keys that only a user can read."""
+
+    def all_keys(self) -> list[str]:
+        return self.etcd.ctl("get", "--prefix", "--keys-only", f"{self.prefix}/", user="trainer").split()
 
 
 class TestAnEtcdThatTakesOnlyShortWrites:
@@ -91,6 +98,26 @@ def test_a_machine_that_is_a_member_too_advertises_no_loopback(
         return unpack(change.now.value, NodeStatus)
 
     assert asyncio.run(join()).address == advertised
+
+
+class TestAnEtcdThatDemandsAUser:
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Iterator[InEtcd]:
+        with serving(tmp_path / "etcd") as etcd:
+            place = LockedUp(etcd)
+            etcd.demand_users(prefix=f"{place.prefix}/")
+            yield place
+
+    def test_a_node_without_one_is_told_how_to_give_it(self, cluster: Cluster) -> None:
+        node = cluster.node("a", "2")
+        assert node.finish() == 2
+        assert node.has_said("etcd demands a user and none was given: add user=NAME to --rdzv-conf and put the")
+
+    def test_a_node_whose_user_may_only_work_elsewhere_is_told_what_to_permit(self, cluster: Cluster) -> None:
+        conf = {"user": "trainer", "protocol": "http", "prefix": "/elsewhere"}
+        node = cluster.node("a", "2", conf=conf, env={"DLROVER_ETCD_PASSWORD": PASSWORD})
+        assert node.finish() == 2
+        assert node.has_said("The user 'trainer' may not read and write below /elsewhere/ in etcd: permit it a role")
 
 
 @pytest.mark.parametrize("end", ["succeeds", "fails", "is interrupted"])

@@ -55,7 +55,7 @@ def judge(code: str, details: str, spec: EtcdSpec) -> Exception:
     if "user name is empty" in details:
         return LoginNeeded(Mistake(_NO_USER))
     if "permission denied" in details:
-        # etcd 3.5.1 says this also of a watch whose token it does not know.
+        # etcd 3.5.1 says this also of a watch whose token it does not know, or that comes without one.
         return LoginNeeded(Mistake(_not_permitted(spec)))
     if "invalid user ID or password" in details:
         return Mistake(_wrong_password(spec))
@@ -93,6 +93,8 @@ def _wrong_password(spec: EtcdSpec) -> str:
 
 
 def _not_permitted(spec: EtcdSpec) -> str:
+    if not spec.user and not (spec.tls and spec.tls.cert):
+        return _NO_USER
     who = f"The user {spec.user!r}" if spec.user else "The user that the certificate stands for"
     return (
         f"{who} may not read and write below {spec.prefix}/ in etcd: permit it a role of that user with `etcdctl role "
