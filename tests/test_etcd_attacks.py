@@ -141,3 +141,17 @@ def test_a_job_whose_elected_agents_changed_leaves_no_lease_that_runs_for_a_day(
     # Those of the one that was lost and of the result run out by themselves, unless they have just done so.
     left = [int(seconds) for life in lives for seconds in re.findall(r"granted with TTL\((\d+)s\)", life)]
     assert all(seconds <= RESULT_KEPT for seconds in left), lives
+
+
+def test_a_leader_that_was_put_by_hand_or_copied_from_another_etcd_leads_nobody(
+    cluster: Cluster, etcd: Etcd, place: InEtcd
+) -> None:
+    """`etcdctl make-mirror` copies keys without their leases, so this one would stand for ever."""
+    nodes = cluster.nodes("ab", "2", "--max-restarts=1")
+    world = cluster.world(2)
+    (key,) = [key for key in place.all_keys() if key.endswith("/leader")]
+    etcd.ctl("put", key, "nobody")
+    tell(world[:1], signal.SIGKILL)
+    world = cluster.world(2)
+    assert {m["restart"] for m in world} == {1}
+    succeed(world, *nodes)

@@ -265,6 +265,8 @@ class EtcdBoard(RemoteBoard):
         if leader is None:
             if self.assignment.phase not in OVER and not self._closing:
                 self._electing = nursery.start(self._stand_for_election())
+        elif not leader.lease:
+            nursery.start(self._remove(leader))
         elif is_ours and self._leading is None:
             if self._leadership is None or self._leadership.fence != leader.created:
                 self._leadership = Leadership(
@@ -285,6 +287,11 @@ class EtcdBoard(RemoteBoard):
         put = Put(leader, self._own_status().node_id.encode(), self._lease)
         # Whoever wins, everybody hears of it by the watch.
         await self._store.commit(Txn((Absent(Range(leader)), Absent(Range(self._keys.over))), (put,)))
+
+    async def _remove(self, leader: KeyValue) -> None:
+        """Take away a leader's key that is under no lease, so that somebody is elected: nobody who lives stands behind
+        it, for it was put by hand or copied from another etcd."""
+        await self._store.commit(Txn((Changed(leader.key, leader.changed),), (Delete(Range(leader.key)),)))
 
     def _read(self, current: KeyValue) -> None:
         try:
