@@ -155,3 +155,18 @@ def test_a_leader_that_was_put_by_hand_or_copied_from_another_etcd_leads_nobody(
     world = cluster.world(2)
     assert {m["restart"] for m in world} == {1}
     succeed(world, *nodes)
+
+
+def test_who_ends_the_lease_of_a_job_loses_nobody(cluster: Cluster, etcd: Etcd, place: InEtcd) -> None:
+    nodes = cluster.nodes("ab", "2", "--max-restarts=1")
+    world = cluster.world(2)
+    (key,) = [key for key in place.all_keys() if key.endswith("/plan")]
+    (lease,) = re.findall(r'"lease":(\d+)', etcd.ctl("get", "--write-out=json", key))
+    etcd.ctl("lease", "revoke", f"{int(lease):x}")
+    for node in nodes:
+        node.until_says("is back")
+    tell(world[:1], signal.SIGKILL)
+    world = cluster.world(2)
+    assert {m["restart"] for m in world} == {1}
+    assert not any(node.has_said("is in use by another process") for node in nodes)
+    succeed(world, *nodes)

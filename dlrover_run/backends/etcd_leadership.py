@@ -19,7 +19,7 @@ from dlrover_run.coordination.pacing import Progress
 from dlrover_run.coordination.punctuality import Punctuality
 from dlrover_run.coordination.records import OVER, NodeKey
 from dlrover_run.coordination.rules import RESULT_KEPT, Rules
-from dlrover_run.etcd.operations import Change, Compacted, KeyValue, Range, Store, Watch
+from dlrover_run.etcd.operations import Change, Compacted, KeyValue, LeaseGone, Range, Store, Watch
 from dlrover_run.nursery import wait_until
 from dlrover_run.wire.messages import BadMessage, rule_values
 
@@ -210,7 +210,12 @@ class Leadership:
             values[self._keys.over] = plan.phase.value.encode()
             # From now on etcd cleans up by itself.
             lease = await self._store.grant(int(RESULT_KEPT))
-        await self._writing.write(values, lease)
+        try:
+            await self._writing.write(values, lease)
+        except LeaseGone:
+            # Not this node's: somebody has ended the job's. What stood under it is gone, so all is written again.
+            self._lease, self._renew_at = 0, 0.0
+            raise Overtaken from None
         self._over = plan.phase in OVER
         if self._over:
             await self._store.revoke(self._lease)
