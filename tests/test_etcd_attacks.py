@@ -170,3 +170,34 @@ def test_who_ends_the_lease_of_a_job_loses_nobody(cluster: Cluster, etcd: Etcd, 
     assert {m["restart"] for m in world} == {1}
     assert not any(node.has_said("is in use by another process") for node in nodes)
     succeed(world, *nodes)
+
+
+def fill(etcd: Etcd) -> None:
+    """Write until there is no room."""
+    while True:
+        etcd.ctl("put", "/filler", 20_000 * "x")
+
+
+class TestAnEtcdThatRunsFull:
+    @pytest.fixture
+    def etcd(self, tmp_path: Path) -> Iterator[Etcd]:
+        with serving(tmp_path / "etcd", flags=["--quota-backend-bytes=600000"]) as etcd:
+            yield etcd
+
+    def test_a_node_that_can_write_no_more_says_why_and_goes_on_when_there_is_room(
+        self, cluster: Cluster, etcd: Etcd
+    ) -> None:
+        nodes = cluster.nodes("ab", "2", "--max-restarts=1")
+        world = cluster.world(2)
+        with pytest.raises(AssertionError, match="database space exceeded"):
+            fill(etcd)
+        tell(world[:1], signal.SIGKILL)
+        node = next(node for node in nodes if node.name == world[0]["node"])
+        node.until_says("(its database is full: an administrator has to compact it and clear the alarm); this node")
+        (revision,) = re.findall(r'"revision":(\d+)', etcd.ctl("get", "--write-out=json", "/nothing"))
+        etcd.ctl("compact", revision)
+        etcd.ctl("defrag")
+        etcd.ctl("alarm", "disarm")
+        world = cluster.world(2)
+        assert {m["restart"] for m in world} == {1}
+        succeed(world, *nodes)

@@ -112,10 +112,10 @@ class EtcdBoard(RemoteBoard):
             # What was missed is not kept any more, so it is read how things stand.
             return
         except Away as away:
-            self._note_end(str(away))
+            self._note_end(str(away), shown=True)
         except LeaseGone:
             self._lease = 0
-            self._note_end("the lease of this node has run out, as it was not renewed in time")
+            self._note_end("the lease of this node has run out, as it was not renewed in time", shown=True)
         except Mistake as mistake:
             if self._met and (self._trains or not isinstance(mistake, Unfit)):
                 # It was right before, so somebody has changed something at etcd, and may change it back.

@@ -111,8 +111,8 @@ class RemoteBoard(abc.ABC):
             self._told_lost = False
             self._say(f"{self._place} is back")
 
-    def _note_end(self, reason: str) -> None:
-        """The connection has ended, or an attempt has failed."""
+    def _note_end(self, reason: str, shown: bool = False) -> None:
+        """The connection has ended, or an attempt has failed. `shown` puts the reason into the line about a loss."""
         now = self._loop.time()
         if self._connected:
             self._connected = False
@@ -124,7 +124,8 @@ class RemoteBoard(abc.ABC):
         if self._met and not self._told_lost:
             self._told_lost = True
             then = "the workers train on" if self._trains else "this node goes on looking for it"
-            self._say(f"lost {self._place}; {then}")
+            because = f" ({reason})" if shown else ""
+            self._say(f"lost {self._place}{because}; {then}")
         left = self._search.left(now)
         if left == 0:
             self._give_up(self._why_away(reason))
