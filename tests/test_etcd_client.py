@@ -266,6 +266,20 @@ def test_a_member_that_dies_between_watching_and_reading_hides_nothing(etcd: Etc
     talk(EtcdSpec(etcd.places), conversation)
 
 
+def test_a_watch_that_knows_more_than_etcd_does_is_not_deaf_but_says_so(etcd: Etcd) -> None:
+    """As after a loss of data, or where a backup was restored."""
+
+    async def conversation(client: EtcdClient) -> None:
+        revision = (await client.commit(put("/a"))).revision
+        with pytest.raises(Away, match="does not know yet what others have told"):
+            await anext(resumed(client, [ALL], revision + 2))
+        async with client.watch([ALL]) as watch:
+            with pytest.raises(Away, match="lost data since the watch began"):
+                await anext(watch.after(revision - 1))
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
 def test_a_watch_tells_all_from_its_revision_on_in_order(etcd: Etcd) -> None:
     async def conversation(client: EtcdClient) -> None:
         await client.commit(put("/before"))

@@ -26,7 +26,9 @@ def _say(sentence: str) -> None:
 async def _live(node: Node, etcd: EtcdSpec) -> None:
     """Join, and stay until the process ends. Raises ConnectionError when the node gives up."""
     changed = asyncio.Event()
-    board = open_board(dataclasses.replace(node.spec, backend="etcd", etcd=etcd), changed.set, _say)
+    # As the command line has it: the end of a lease is the loss of its node.
+    rules = dataclasses.replace(node.spec.rules, lost_after=0.0)
+    board = open_board(dataclasses.replace(node.spec, backend="etcd", etcd=etcd, rules=rules), changed.set, _say)
     while board.problem is None:
         # Before the first word of an elected agent the assignment is nobody's.
         if board.assignment.epoch:

@@ -264,7 +264,7 @@ class EtcdBoard(RemoteBoard):
             self._leading = None
         if leader is None:
             if self.assignment.phase not in OVER and not self._closing:
-                self._electing = nursery.start(self._stand_for_election())
+                self._electing = nursery.start(self._stand_for_election(nursery))
         elif not leader.lease:
             nursery.start(self._remove(leader))
         elif is_ours and self._leading is None:
@@ -280,13 +280,17 @@ class EtcdBoard(RemoteBoard):
                 )
             self._leading = nursery.start(self._leadership.lead())
 
-    async def _stand_for_election(self) -> None:
+    async def _stand_for_election(self, nursery: Nursery) -> None:
         seat = self.assignment.seat
         await asyncio.sleep(self._chance() * (seat.nodes if seat else 0) / ELECTIONS_PER_SECOND)
         leader = self._keys.leader
         put = Put(leader, self._own_status().node_id.encode(), self._lease)
-        # Whoever wins, everybody hears of it by the watch.
-        await self._store.commit(Txn((Absent(Range(leader)), Absent(Range(self._keys.over))), (put,)))
+        free = (Absent(Range(leader)), Absent(Range(self._keys.over)))
+        outcome = await self._store.commit(Txn(free, (put, Get(Range(leader))), (Get(Range(leader)),)))
+        if (elected := outcome.found.get(leader)) is not None:
+            # Everybody hears of it by the watch, unless etcd has lost the data of before and with them its count.
+            self._electing = None
+            self._mind(nursery, elected, self._spec.rules.lost_after)
 
     async def _remove(self, leader: KeyValue) -> None:
         """Take away a leader's key that is under no lease, so that somebody is elected: nobody who lives stands behind

@@ -51,6 +51,8 @@ class Watch:
 
         Raises Compacted, Mistake, and Away when no endpoint takes the watch up again.
         """
+        if any(revision < following - 1 for following in self._next_revisions):
+            raise Away("it has lost data since the watch began")
         clock = asyncio.get_running_loop()
         failures = 0
         why = ""
@@ -106,6 +108,10 @@ class Watch:
             index = self._indexes[response.watch_id] = len(self._indexes)
             if self._next_revisions[index] == _FROM_NOW:
                 self._next_revisions[index] = response.header.revision + 1
+            elif response.header.revision < self._next_revisions[index] - 1:
+                # A member that lags behind for a moment, or all of them after a backup was restored, on which this
+                # watch would be silent until the past has come back.
+                raise Broken("it does not know yet what others have told")
         if response.events:
             # All changes of one revision come in one response.
             self._next_revisions[self._indexes[response.watch_id]] = response.events[-1].kv.mod_revision + 1

@@ -52,6 +52,8 @@ class Watch:
 
     async def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
         """The changes after that revision."""
+        if any(revision < following - 1 for following in self._next.values()):
+            raise Away("etcd has lost data since the watch began")
         while True:
             while not self._heard:
                 await self._wait()
