@@ -348,4 +348,4 @@ def _in_use(there: KeyValue) -> str:
         status = unpack(there.value, NodeStatus)
     except BadMessage as error:
         return f"what stands in etcd under {there.key} is {error}"
-    return f"node id {status.node_id} is in use by another process, on {status.host}, that is alive"
+    return f"node id {status.node_id} is in use by another process, on {status.host}, that is alive or died a moment ago"

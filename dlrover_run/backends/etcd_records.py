@@ -104,7 +104,7 @@ def unpack(data: bytes, kind: type[Record]) -> Record:
         if not data.startswith(b"{"):
             unpacking = zlib.decompressobj()
             data = unpacking.decompress(data, MOST_UNPACKED)
-            if not unpacking.eof:
+            if unpacking.unconsumed_tail:
                 raise BadMessage("longer than any record of ours")
         return msgspec.json.decode(data, type=kind)
     except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
