@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dlrover_run.backends.board import Listener
-from dlrover_run.backends.etcd_leadership import Leadership
+from dlrover_run.backends.etcd_election import Election
 from dlrover_run.backends.etcd_records import Keys, Word, bucket_of, pack, rules_of, unpack
 from dlrover_run.backends.patience import ID_IN_USE_PATIENCE
 from dlrover_run.backends.remote_board import RemoteBoard
@@ -52,9 +52,6 @@ LEAST_LEASE = 2
 LEASE_MARGIN = 2.0
 """Seconds after the end of a lease at which everybody knows of it: etcd looks for such leases every half a second."""
 
-ELECTIONS_PER_SECOND = 500
-"""Nodes that stand for election in a second, when the elected agent is gone: all of them see that in one moment."""
-
 
 def lease_time(rules: Rules) -> int:
     """Seconds for which a node's lease runs: a node that is silent for so long is gone, as with a master."""
@@ -84,16 +81,12 @@ class EtcdBoard(RemoteBoard):
         self._endpoints = spec.etcd.endpoints
         self._keys = Keys(spec.etcd.prefix, spec.run_id)
         self._store = store
-        self._chance = chance
         self._ttl = lease_time(spec.rules)
         self._rules = replace(spec.rules, unnoticed=self._ttl + LEASE_MARGIN)
         self._lease = 0
-        self._put_at = 0
-        self._leadership: Leadership | None = None
-        self._leading: asyncio.Task[None] | None = None
-        self._electing: asyncio.Task[None] | None = None
         place = f"etcd at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
         super().__init__(spec, place, listener, say, chance)
+        self._election = Election(store, self._keys, self._rules, self._orders, chance, self._tell_once)
         # A dead process with this node's id is in the way until its lease has run out.
         self._search.refusal_patience = max(ID_IN_USE_PATIENCE, 2.0 * self._ttl)
 
@@ -107,7 +100,7 @@ class EtcdBoard(RemoteBoard):
     async def _attempt(self) -> None:
         try:
             async with self._store.watch((Range(self._keys.leader), self._words)) as watch:
-                await self._stay(*await self._enter(), watch)
+                await self._stay(await self._enter(), watch)
         except Compacted:
             # What was missed is not kept any more, so it is read how things stand.
             return
@@ -135,38 +128,32 @@ class EtcdBoard(RemoteBoard):
                 self._note_refusal(str(refused), retry=True)
                 await self._until_gone(refused)
 
-    async def _enter(self) -> tuple[Outcome, NodeStatus | None]:
-        """Have this node's status in etcd, and read who leads and what is wanted; also which status was put, None when
-        one was there that may be older. Raises Refused."""
+    async def _enter(self) -> Outcome:
+        """Have this node's status in etcd, and read it, who leads and what is wanted. Raises Refused."""
         await self._find_own_address()
         if not self._lease or not await self._store.renew(self._lease):
             self._lease = 0
             self._lease = await self._store.grant(self._ttl)
         status = self._own_status()
         own = self._keys.node(status.node_id)
-        outcome = await self._store.commit(self._entry(status))
-        over = outcome.found.get(self._keys.over)
+        outcome = await self._store.commit(self._entry(own, status))
+        over, there = outcome.found.get(self._keys.over), outcome.found.get(own)
         if over is not None and not status.epoch:
             reason = f"the job {self._spec.run_id!r} has just ended; its name is free again in a moment"
             raise Refused(reason, over)
-        there = outcome.found.get(own)
         if there is not None and not there.lease:
             # No process that lives stands behind it, for that one would have put it under a lease.
             await self._store.commit(Txn((Changed(own, there.changed),), (Put(own, pack(status), self._lease),)))
-            outcome = await self._store.commit(self._entry(status))
+            outcome = await self._store.commit(self._entry(own, status))
             there = outcome.found.get(own)
         if there is not None and there.lease != self._lease:
             raise Refused(_in_use(there), there)
-        self._put_at = outcome.revision if outcome.succeeded else there.changed if there is not None else 0
-        return outcome, status if outcome.succeeded else None
+        return outcome
 
-    def _entry(self, status: NodeStatus) -> Txn:
-        own = self._keys.node(status.node_id)
-        leader, over = Range(self._keys.leader), Range(self._keys.over)
-        reads = (Get(leader), Get(self._words))
-        stand = Txn((Absent(leader),), (Put(leader.key, status.node_id.encode(), self._lease),))
-        join = (Put(own, pack(status), self._lease), stand, *reads)
-        return Txn((Absent(Range(own)), Absent(over)), join, (Get(Range(own)), Get(over), *reads))
+    def _entry(self, own: str, status: NodeStatus) -> Txn:
+        over, reads = Range(self._keys.over), (Get(Range(own)), Get(self._words))
+        join = (Put(own, pack(status), self._lease), self._election.stand(status.key, self._lease), *reads)
+        return Txn((Absent(Range(own)), Absent(over)), join, (Get(over), Get(Range(self._keys.leader)), *reads))
 
     async def _find_own_address(self) -> None:
         """The address from which this node reaches etcd; one that others can reach too if any member's is such. A
@@ -186,20 +173,21 @@ class EtcdBoard(RemoteBoard):
                     break
         self._own_address = found or self._own_address
 
-    async def _stay(self, entry: Outcome, sent: NodeStatus | None, watch: Watch) -> None:
+    async def _stay(self, entry: Outcome, watch: Watch) -> None:
         """Take part until the lease or etcd is lost, or until `close` has been carried out."""
         nursery = Nursery()
+        own = self._own_status().key
         self._note_connected()
         try:
+            self._election.begin(nursery, own, self._lease)
             nursery.start(self._renew())
-            nursery.start(self._follow(nursery, entry, watch))
-            await nursery.until_done(nursery.start(self._report(sent)))
-            if self._leading is not None and self._own_status().phase is NodePhase.LEFT:
+            nursery.start(self._follow(entry, watch))
+            await nursery.until_done(nursery.start(self._report(entry.found.get(self._keys.node(own.node_id)))))
+            if self._election.leading is not None and self._own_status().phase is NodePhase.LEFT:
                 # Whoever is elected next would first have to find out that this node is gone.
-                await nursery.until_done(self._leading)
+                await nursery.until_done(self._election.leading)
         finally:
             await nursery.close()
-            self._leading = self._electing = None
         await self._depart()
 
     async def _renew(self) -> None:
@@ -210,92 +198,44 @@ class EtcdBoard(RemoteBoard):
             if not await self._store.renew(self._lease):
                 raise LeaseGone
 
-    async def _report(self, sent: NodeStatus | None) -> None:
-        """Put each change of the status, until there will be no further one."""
+    async def _report(self, there: KeyValue | None) -> None:
+        """Put each change of the status over what stands there, until there will be no further one."""
+        key = self._keys.node(self._own_status().node_id)
         while True:
-            status = self._own_status()
-            if self._closing and (status == sent or self.assignment.phase in OVER):
+            status = pack(self._own_status())
+            stands = there is not None and there.value == status
+            if self._closing and (stands or self.assignment.phase in OVER):
                 return
-            if status != sent:
-                await self._put(status)
-                sent = status
-            else:
+            if stands:
                 await self._wait_for_change()
+            else:
+                there = await self._put(key, there, status)
 
-    async def _put(self, status: NodeStatus) -> None:
-        """Put a status after the last one. What was sent may be carried out twice, or late, and must not bring an older
-        status back. Raises LeaseGone."""
-        key, data = self._keys.node(status.node_id), pack(status)
-        while True:
-            last = Changed(key, self._put_at) if self._put_at else Absent(Range(key))
-            outcome = await self._store.commit(Txn((last,), (Put(key, data, self._lease),), (Get(Range(key)),)))
-            there = outcome.found.get(key)
-            if there is not None and there.lease != self._lease:
-                raise LeaseGone
-            self._put_at = outcome.revision if outcome.succeeded else there.changed if there is not None else 0
-            if outcome.succeeded or (there is not None and there.value == data):
-                return
+    async def _put(self, key: str, there: KeyValue | None, status: bytes) -> KeyValue | None:
+        """Put a status after the last one; what stands there then. A request may be carried out twice, or late, and
+        must not bring an older status back. Raises LeaseGone."""
+        last = Absent(Range(key)) if there is None else Changed(key, there.changed)
+        read = Get(Range(key))
+        outcome = await self._store.commit(Txn((last,), (Put(key, status, self._lease), read), (read,)))
+        now = outcome.found.get(key)
+        if now is not None and now.lease != self._lease:
+            raise LeaseGone
+        return now
 
-    async def _follow(self, nursery: Nursery, entry: Outcome, watch: Watch) -> None:
-        """Hear who leads and what is wanted, and stand for election when nobody leads."""
-        self._mind(nursery, entry.found.get(self._keys.leader), RETURN_GRACE)
+    async def _follow(self, entry: Outcome, watch: Watch) -> None:
+        """Hear who leads and what is wanted."""
+        self._election.mind(entry.found.get(self._keys.leader), RETURN_GRACE)
         if (word := entry.found.get(self._words.key)) is not None:
             self._read(word)
         async for changes in watch.after(entry.revision):
             for change in changes:
                 if change.key == self._keys.leader:
-                    self._mind(nursery, change.now, self._spec.rules.lost_after)
+                    self._election.mind(change.now, self._rules.lost_after)
                 elif change.now is not None:
                     self._read(change.now)
                 elif self.assignment.phase not in OVER:
                     # By hand, and our status with it; or etcd has lost its data.
                     raise Away("the keys of the job have been deleted")
-
-    def _mind(self, nursery: Nursery, leader: KeyValue | None, return_grace: float) -> None:
-        """Somebody leads, or nobody does. `return_grace` is for the members of a plan that this agent takes over: who
-        has watched all the time knows that the others could have renewed their leases too."""
-        if self._electing is not None:
-            self._electing.cancel()
-            self._electing = None
-        is_ours = leader is not None and leader.lease == self._lease
-        fence = leader.created if leader is not None else None
-        if self._leading is not None and not (is_ours and self._leadership and self._leadership.fence == fence):
-            self._leading.cancel()
-            self._leading = None
-        if leader is None:
-            if self.assignment.phase not in OVER and not self._closing:
-                self._electing = nursery.start(self._stand_for_election(nursery))
-        elif not leader.lease:
-            nursery.start(self._remove(leader))
-        elif is_ours and self._leading is None:
-            if self._leadership is None or self._leadership.fence != leader.created:
-                self._leadership = Leadership(
-                    self._store,
-                    self._keys,
-                    self._rules,
-                    self._own_status().key,
-                    leader.created,
-                    return_grace,
-                    self._tell_once,
-                )
-            self._leading = nursery.start(self._leadership.lead())
-
-    async def _stand_for_election(self, nursery: Nursery) -> None:
-        seat = self.assignment.seat
-        await asyncio.sleep(self._chance() * (seat.nodes if seat else 0) / ELECTIONS_PER_SECOND)
-        leader = self._keys.leader
-        put = Put(leader, self._own_status().node_id.encode(), self._lease)
-        free = (Absent(Range(leader)), Absent(Range(self._keys.over)))
-        outcome = await self._store.commit(Txn(free, (put, Get(Range(leader))), (Get(Range(leader)),)))
-        if (elected := outcome.found.get(leader)) is not None:
-            # Everybody hears of it by the watch, unless etcd has lost the data of before and with them its count.
-            self._electing = None
-            self._mind(nursery, elected, self._spec.rules.lost_after)
-
-    async def _remove(self, leader: KeyValue) -> None:
-        """Take away a leader's key that is under no lease, so that somebody is elected: nobody who lives stands behind
-        it, for it was put by hand or copied from another etcd."""
-        await self._store.commit(Txn((Changed(leader.key, leader.changed),), (Delete(Range(leader.key)),)))
 
     def _read(self, current: KeyValue) -> None:
         try:
@@ -348,4 +288,4 @@ def _in_use(there: KeyValue) -> str:
         status = unpack(there.value, NodeStatus)
     except BadMessage as error:
         return f"what stands in etcd under {there.key} is {error}"
-    return f"node id {status.node_id} is in use by another process, on {status.host}, that is alive or died a moment ago"
+    return f"node id {status.node_id} is in use by another process, on {status.host}, that is alive or just died"
