@@ -13,7 +13,16 @@ from dlrover_run.backends.etcd_records import BUCKETS, Keys, bucket_of, pack
 from dlrover_run.backends.etcd_words import words_for
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.plausible import MAX_EPOCH
-from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, PlanPhase, Waiting, assignment
+from dlrover_run.coordination.records import (
+    Member,
+    NodeKey,
+    NodePhase,
+    NodeStatus,
+    Plan,
+    PlanPhase,
+    Waiting,
+    assignment,
+)
 from dlrover_run.etcd.operations import Change, KeyValue
 
 KEYS = Keys("/dlrover-run", "job")
@@ -106,13 +115,20 @@ def test_of_a_whole_reading_what_is_missing_is_gone() -> None:
     assert hearing.connected == ["b", "c"]
 
 
-def test_who_said_goodbye_is_known_until_its_key_is_gone() -> None:
+def test_who_said_goodbye_is_awaited_no_more() -> None:
     hearing = Hearing()
-    hearing.put(status("a", phase=NodePhase.LEFT))
+    plan = Plan(members=(Member("a", "one", "a", 2), Member("b", "one", "b", 2), Member("c", "one", "c", 2, done=True)))
+    hearing.put(status("a"), "a")
+    assert hearing.attendance.awaits(plan)
+    hearing.put(status("b"), "b")
+    assert not hearing.attendance.awaits(plan)
+    hearing.put(status("a", phase=NodePhase.LEFT), "a")
     assert hearing.attendance.has_left(NodeKey("a", "one"))
     assert not hearing.attendance.has_left(NodeKey("a", "two"))
     hearing.drop("a")
-    assert not hearing.attendance.has_left(NodeKey("a", "one"))
+    assert not hearing.attendance.awaits(plan)
+    hearing.drop("b")
+    assert hearing.attendance.awaits(plan)
 
 
 @pytest.mark.parametrize(

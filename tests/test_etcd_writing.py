@@ -35,7 +35,7 @@ class Bed:
         self.late: list[Txn] = []
         self.elect()
         store: Any = self
-        self.writing = Writing(store, KEYS, self.cluster.keys[KEYS.leader].created)
+        self.writing = Writing(store, KEYS, self.cluster.keys[KEYS.leader])
 
     def elect(self) -> None:
         self.cluster.commit(Txn((Absent(Range(KEYS.leader)),), (Put(KEYS.leader, b"n0", self.lease),)), self.owner)
@@ -204,5 +204,5 @@ def test_what_is_too_long_for_one_transaction_is_written_in_several(monkeypatch:
     assert bed.values(*values) == list(values.values())
     written = [[put.key for put in txn.then if isinstance(put, Put) and put.key != KEYS.turn] for txn in bed.sent[1:]]
     assert [key for batch in written for key in batch] == list(values)
-    assert all(len(batch) == 1 or sum(len(values[key]) for key in batch) <= 200 for batch in written)
+    assert all(len(batch) == 1 or sum(len(values[key]) for key in batch) <= 100 for batch in written)
     assert len(written) > 4

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dlrover_run.backends.etcd_records import Keys, unpack
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.plausible import implausible
-from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus
+from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, Plan
 from dlrover_run.coordination.rules import MOST_NODES
 from dlrover_run.etcd.operations import Change, KeyValue
 from dlrover_run.wire.messages import BadMessage
@@ -24,8 +24,13 @@ class Attendance:
         self._left: set[NodeKey] = set()
 
     def has_left(self, key: NodeKey) -> bool:
-        """Whether that node was the last time heard to say goodbye."""
+        """Whether that node has said goodbye."""
         return key in self._left
+
+    def awaits(self, plan: Plan) -> bool:
+        """Whether a member of the plan is not here, and may come back to learn what has become of the job."""
+        here = {*self._nodes.values(), *self._left}
+        return any(not member.done and member.key not in here for member in plan.members)
 
     def hear_all(self, coordinator: Coordinator, found: Iterable[KeyValue], now: float) -> None:
         """Hear how everything stands at one revision."""
@@ -66,7 +71,6 @@ class Attendance:
 
     def _lose(self, coordinator: Coordinator, node_id: str, now: float) -> None:
         key = self._nodes.pop(node_id)
-        self._left.discard(key)
         coordinator.disconnect(key, now)
 
     def _reject(self, node_id: str, current: KeyValue, problem: str) -> None:

@@ -44,7 +44,7 @@ from dlrover_run.nursery import Nursery
 from dlrover_run.spec import JobSpec
 from dlrover_run.wire.address import join_address
 from dlrover_run.wire.messages import BadMessage
-from dlrover_run.wire.own_address import Unknown, look_up, route_source
+from dlrover_run.wire.own_address import Address, Unknown, look_up, route_source
 
 LEAST_LEASE = 2
 """Seconds of the shortest lease that etcd gives with its usual election time-out. A shorter one would be prolonged."""
@@ -83,7 +83,7 @@ class EtcdBoard(RemoteBoard):
         self._store = store
         self._ttl = lease_time(spec.rules)
         self._rules = replace(spec.rules, unnoticed=self._ttl + LEASE_MARGIN)
-        self._lease = 0
+        self._lease = self._result_lease = 0
         place = f"etcd at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
         super().__init__(spec, place, listener, say, chance)
         self._election = Election(store, self._keys, self._rules, self._orders, chance, self._tell_once)
@@ -92,6 +92,7 @@ class EtcdBoard(RemoteBoard):
 
     async def close(self) -> None:
         """Let the last status be stored, if etcd can be reached now, and let go of the connection."""
+        self._election.retire()
         try:
             await super().close()
         finally:
@@ -158,20 +159,20 @@ class EtcdBoard(RemoteBoard):
     async def _find_own_address(self) -> None:
         """The address from which this node reaches etcd; one that others can reach too if any member's is such. A
         member on this machine may have a name that stands for loopback here, as Debian sets up a machine's own."""
-        if self._spec.local_addr is not None:
+        if self._own_address is not None:
             return
-        found = None
-        for host, port in self._endpoints:
-            try:
-                address = (await look_up(host, port))[0]
-            except Unknown:
-                continue
-            source = route_source(address)
-            if source is not None and (found is None or not address.loopback):
-                found = source
-                if not address.loopback:
-                    break
-        self._own_address = found or self._own_address
+        asked = await asyncio.gather(*(look_up(*endpoint) for endpoint in self._endpoints), return_exceptions=True)
+        found: list[Address] = []
+        for answer in asked:
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, Unknown):
+                    raise answer
+            else:
+                found.append(answer[0])
+        for address in sorted(found, key=lambda address: address.loopback):
+            if (source := route_source(address)) is not None:
+                self._own_address = source
+                return
 
     async def _stay(self, entry: Outcome, watch: Watch) -> None:
         """Take part until the lease or etcd is lost, or until `close` has been carried out."""
@@ -183,8 +184,9 @@ class EtcdBoard(RemoteBoard):
             nursery.start(self._renew())
             nursery.start(self._follow(entry, watch))
             await nursery.until_done(nursery.start(self._report(entry.found.get(self._keys.node(own.node_id)))))
-            if self._election.leading is not None and self._own_status().phase is NodePhase.LEFT:
-                # Whoever is elected next would first have to find out that this node is gone.
+            leaves = self.assignment.phase in OVER or self._own_status().phase is NodePhase.LEFT
+            if self._election.leading is not None and leaves:
+                # It ends by itself. Whoever is elected next would first have to find out that this node is gone.
                 await nursery.until_done(self._election.leading)
         finally:
             await nursery.close()
@@ -197,6 +199,9 @@ class EtcdBoard(RemoteBoard):
             await asyncio.sleep(interval)
             if not await self._store.renew(self._lease):
                 raise LeaseGone
+            if self._result_lease:
+                # Who stops his workers slowly must find no other job under this name, nor be found by one.
+                await self._store.renew(self._result_lease)
 
     async def _report(self, there: KeyValue | None) -> None:
         """Put each change of the status over what stands there, until there will be no further one."""
@@ -218,7 +223,9 @@ class EtcdBoard(RemoteBoard):
         read = Get(Range(key))
         outcome = await self._store.commit(Txn((last,), (Put(key, status, self._lease), read), (read,)))
         now = outcome.found.get(key)
-        if now is not None and now.lease != self._lease:
+        if now is not None and now.lease not in (0, self._lease):
+            # Another process has taken the id, after somebody had deleted the key by hand.
+            await self._store.revoke(self._lease)
             raise LeaseGone
         return now
 
@@ -247,6 +254,7 @@ class EtcdBoard(RemoteBoard):
         self._search.join_timeout = rules.join_timeout
         if notice := differences(rules, self._rules):
             self._tell_once(f"warning: {notice}")
+        self._result_lease = current.lease if word.wanted.phase in OVER else 0
         self._take(word.assignment(self._own_status().key))
 
     @property
@@ -272,13 +280,18 @@ class EtcdBoard(RemoteBoard):
                 self._search.invited()
         finally:
             seeing.cancel()
+            await asyncio.gather(seeing, return_exceptions=True)
 
     async def _depart(self) -> None:
-        """Take this node's keys away; the last one to leave takes all that is left of the job along."""
+        """Take this node's keys away; the last one to leave takes all that is left of the job along, unless somebody
+        who is away may come back to learn how it ended."""
         await self._store.revoke(self._lease)
         self._lease = 0
-        anybody, plan = Absent(Range(self._keys.nodes, prefix=True)), Range(self._keys.plan)
-        outcome = await self._store.commit(Txn((anybody,), (Get(plan), Delete(Range(self._keys.job, prefix=True)))))
+        keys, plan = self._keys, Range(self._keys.plan)
+        # By their names: what else stands below may be another job's, whose prefix has this one's name in it.
+        rest = (plan, *map(Range, (keys.leader, keys.over, keys.turn)), Range(keys.all_words, prefix=True))
+        nobody = (Absent(Range(keys.nodes, prefix=True)), Absent(Range(keys.unaware)))
+        outcome = await self._store.commit(Txn(nobody, (Get(plan), *map(Delete, rest))))
         if (job := outcome.found.get(plan.key)) is not None:
             await self._store.revoke(job.lease)
 

@@ -40,6 +40,7 @@ class Election:
         self._orders = orders
         self._chance = chance
         self._say = say
+        self._retired = False
         self._leadership: Leadership | None = None
         self._standing: asyncio.Task[None] | None = None
         self.leading: asyncio.Task[None] | None = None
@@ -50,6 +51,10 @@ class Election:
         self._own = own
         self._lease = lease
         self._standing = self.leading = None
+
+    def retire(self) -> None:
+        """Stand no more: this node leaves, and the key would go with it."""
+        self._retired = True
 
     def stand(self, own: NodeKey, lease: int) -> Txn:
         """The transaction by which the leader's key is created where there is none, and read."""
@@ -66,18 +71,18 @@ class Election:
         if leader is None or leader.lease != self._lease:
             self._resign()
         if leader is None:
-            if self._orders.assignment.phase not in OVER:
+            if self._orders.assignment.phase not in OVER and not self._retired:
                 self._standing = self._nursery.start(self._stand_soon())
         elif not leader.lease:
             self._nursery.start(self._remove(leader))
         elif leader.lease == self._lease:
-            self._lead(leader.created, return_grace)
+            self._lead(leader, return_grace)
 
-    def _lead(self, fence: int, return_grace: float) -> None:
-        if self._leadership is None or self._leadership.fence != fence:
+    def _lead(self, leader: KeyValue, return_grace: float) -> None:
+        if self._leadership is None or self._leadership.leader != leader:
             self._resign()
             self._leadership = Leadership(
-                self._store, self._keys, self._rules, self._own, fence, return_grace, self._say
+                self._store, self._keys, self._rules, self._own, leader, return_grace, self._say
             )
         if self.leading is None:
             self.leading = self._nursery.start(self._leadership.lead())

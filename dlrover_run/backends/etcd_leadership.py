@@ -29,7 +29,7 @@ agent the time does not pass."""
 
 
 class Leadership:
-    """One election's, of the agent of the node `own`. `fence` is the revision at which the leader's key was created;
+    """One election's, of the agent of the node `own`. `leader` is the leader's key as it was created in it;
     `return_grace` is how many seconds the members of a plan that is taken over have to come back. `say` prints one line
     for the person at the console.
     """
@@ -40,11 +40,11 @@ class Leadership:
         keys: Keys,
         rules: Rules,
         own: NodeKey,
-        fence: int,
+        leader: KeyValue,
         return_grace: float,
         say: Callable[[str], None],
     ) -> None:
-        self.fence = fence
+        self.leader = leader
         self._own = own
         self._store = store
         self._keys = keys
@@ -52,7 +52,7 @@ class Leadership:
         self._return_grace = return_grace
         self._say = say
         self._loop = asyncio.get_running_loop()
-        self._writing = Writing(store, keys, fence)
+        self._writing = Writing(store, keys, leader)
         self._attendance = Attendance(keys, say)
         self._punctuality = Punctuality(self._loop.time())
         self._coordinator: Coordinator | None = None
@@ -61,7 +61,7 @@ class Leadership:
         self._lease = 0
         self._renew_at = 0.0
         self._owing = True
-        self._over = False
+        self._done = False
 
     async def lead(self) -> None:
         """Decide for the job until it is over, or this node has left it, or another agent is elected.
@@ -70,7 +70,7 @@ class Leadership:
         """
         try:
             was_away = self._coordinator is not None
-            while not self._is_done:
+            while not self._done:
                 async with self._store.watch([Range(self._keys.nodes, prefix=True)]) as watch:
                     revision, coordinator = await self._read_all(was_away)
                     was_away = False
@@ -83,13 +83,9 @@ class Leadership:
                         continue
                     finally:
                         watching.cancel()
-                        await asyncio.wait([watching])
+                        await asyncio.gather(watching, return_exceptions=True)
         except Deposed:
             return
-
-    @property
-    def _is_done(self) -> bool:
-        return self._over or self._attendance.has_left(self._own)
 
     async def _read_all(self, was_away: bool) -> tuple[int, Coordinator]:
         """Hear how everything stands at one revision; `was_away` after a time without etcd. Raises Deposed."""
@@ -117,7 +113,7 @@ class Leadership:
             except BadMessage as error:
                 self._say(f"warning: the plan in etcd under {self._keys.plan} is {error}; it is made anew")
             else:
-                epoch = max(self.fence, record.plan.epoch + 1)
+                epoch = max(self.leader.created, record.plan.epoch + 1)
                 # One lease for the whole job, so that none is left to run for a day after it.
                 self._lease = stored.lease
                 return Coordinator(self._rules, now, epoch, record.plan, self._return_grace)
@@ -132,7 +128,7 @@ class Leadership:
     def _first_epoch(self) -> int:
         """The epoch of a coordinator without a predecessor's plan. Revisions begin anew where etcd has lost its data,
         and rounds of before and after that must not have one name; so time counts too, as with a master."""
-        return max(self.fence, time.time_ns() // 1_000_000)
+        return max(self.leader.created, time.time_ns() // 1_000_000)
 
     async def _listen(self, watch: Watch, revision: int) -> None:
         async for changes in watch.after(revision):
@@ -141,7 +137,7 @@ class Leadership:
 
     async def _decide(self, coordinator: Coordinator, watching: asyncio.Future[None]) -> None:
         """Settle whatever is heard. Raises Deposed, Overtaken, Away and Compacted."""
-        while not self._is_done:
+        while True:
             now = self._loop.time()
             self._excuse(coordinator, now)
             changes, self._heard = self._heard, []
@@ -150,9 +146,12 @@ class Leadership:
                     self._progress.outdated = True
             await self._keep_job(now)
             coordinator = await self._settle(coordinator)
+            if coordinator.plan.phase in OVER or self._attendance.has_left(self._own):
+                self._done = True
+                return
             if watching.done():
                 watching.result()
-            if not self._heard and not self._is_done:
+            if not self._heard:
                 self._news.clear()
                 await wait_until(self._news, self._wake_at(coordinator) - self._loop.time())
 
@@ -180,7 +179,7 @@ class Leadership:
             if self._owing and not coordinator.adopting:
                 await self._write(coordinator, now)
                 self._owing = False
-            if self._over or not advanced:
+            if not advanced:
                 return coordinator
 
     def _anew(self, before: Coordinator, now: float) -> Coordinator:
@@ -207,6 +206,8 @@ class Leadership:
         for bucket, word in words_for(coordinator, self._progress.told(now)).items():
             values[self._keys.words(bucket)] = pack(word)
         if plan.phase in OVER:
+            if self._attendance.awaits(plan):
+                values[self._keys.unaware] = b""
             values[self._keys.over] = plan.phase.value.encode()
             # From now on etcd cleans up by itself.
             lease = await self._store.grant(int(RESULT_KEPT))
@@ -214,8 +215,8 @@ class Leadership:
             await self._writing.write(values, lease)
         except LeaseGone:
             # Not this node's: somebody has ended the job's. What stood under it is gone, so all is written again.
-            self._lease, self._renew_at = 0, 0.0
+            if lease == self._lease:
+                self._lease, self._renew_at = 0, 0.0
             raise Overtaken from None
-        self._over = plan.phase in OVER
-        if self._over:
+        if lease != self._lease:
             await self._store.revoke(self._lease)

@@ -7,6 +7,7 @@
 | `plan` | the elected agent: rules and plan, for its successor | a lease of a day, of 20 s once the job is over |
 | `words/BUCKET` | the elected agent: what the nodes of that bucket shall do | the same as the plan |
 | `over` | the elected agent, once the job is over | the same |
+| `unaware` | the elected agent, if a member was away then that may come back to learn of it | the same |
 | `turn` | the elected agent: which of its writes was the last | the same |
 
 A node reads only `leader` and the words of its own bucket. The plan of 512 nodes is 60 KB, and each of them would have
@@ -69,9 +70,11 @@ class Keys:
     def __init__(self, prefix: str, run_id: str) -> None:
         self.job = f"{prefix}/{quote(run_id, safe='')}/"
         self.nodes = f"{self.job}nodes/"
+        self.all_words = f"{self.job}words/"
         self.leader = f"{self.job}leader"
         self.plan = f"{self.job}plan"
         self.over = f"{self.job}over"
+        self.unaware = f"{self.job}unaware"
         self.turn = f"{self.job}turn"
 
     def node(self, node_id: str) -> str:
@@ -80,7 +83,7 @@ class Keys:
 
     def words(self, bucket: int) -> str:
         """Where the word for a bucket stands."""
-        return f"{self.job}words/{bucket:02}"
+        return f"{self.all_words}{bucket:02}"
 
 
 def bucket_of(node_id: str) -> int:

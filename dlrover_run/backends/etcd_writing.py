@@ -8,10 +8,21 @@ each write names the last one before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 
 from dlrover_run.backends.etcd_records import Keys
-from dlrover_run.etcd.operations import Absent, Changed, Created, Get, Outcome, Put, Range, Store, Txn
+from dlrover_run.etcd.operations import (
+    Absent,
+    Changed,
+    Created,
+    Get,
+    KeyValue,
+    Outcome,
+    Put,
+    Range,
+    Store,
+    Txn,
+    Under,
+)
 
 LARGEST_WRITE = 1_000_000
 """Bytes of values in one transaction; etcd refuses a request of more than 1.5 MB by default."""
@@ -26,14 +37,18 @@ class Overtaken(Exception):
 
 
 class Writing:
-    """The writes of one election. `fence` is the revision at which the leader's key was created."""
+    """The writes of one election. `leader` is the leader's key as it was created in it.
 
-    def __init__(self, store: Store, keys: Keys, fence: int) -> None:
+    The revision of its creation tells two elections apart, and its lease two nodes: an etcd that has lost its data may
+    give the same revision again.
+    """
+
+    def __init__(self, store: Store, keys: Keys, leader: KeyValue) -> None:
         self._store = store
         self._leader = Range(keys.leader)
         self._turn = Range(keys.turn)
-        self._elected = Created(keys.leader, fence)
-        self._fence = fence
+        self._elected = (Created(leader.key, leader.created), Under(leader.key, leader.lease))
+        self._election = leader.created, leader.lease
         self._last: Absent | Changed = Absent(self._turn)
         self._turns = 0
         self._written: dict[str, bytes] = {}
@@ -41,7 +56,7 @@ class Writing:
 
     async def read(self, *ranges: Range) -> Outcome:
         """What stands there, from which the next write goes on. Raises Deposed."""
-        outcome = await self._store.commit(Txn((self._elected,), tuple(map(Get, (self._turn, *ranges)))))
+        outcome = await self._store.commit(Txn(self._elected, tuple(map(Get, (self._turn, *ranges)))))
         if not outcome.succeeded:
             raise Deposed
         turn = outcome.found.get(self._turn.key)
@@ -62,13 +77,15 @@ class Writing:
 
     async def _carry_out(self, batch: Sequence[Put]) -> None:
         self._turns += 1
-        number = f"{self._fence}.{self._turns}".encode()
+        number = f"{self._election[0]}.{self._election[1]:x}.{self._turns}".encode()
         puts = (*batch, Put(self._turn.key, number, self._lease))
-        outcome = await self._store.commit(Txn((self._elected, self._last), puts, (Get(self._leader), Get(self._turn))))
+        outcome = await self._store.commit(
+            Txn((*self._elected, self._last), puts, (Get(self._leader), Get(self._turn)))
+        )
         revision = outcome.revision
         if not outcome.succeeded:
             leader, turn = outcome.found.get(self._leader.key), outcome.found.get(self._turn.key)
-            if leader is None or leader.created != self._fence:
+            if leader is None or (leader.created, leader.lease) != self._election:
                 raise Deposed
             if turn is None or turn.value != number:
                 raise Overtaken
@@ -79,12 +96,13 @@ class Writing:
 
 def _batches(puts: Sequence[Put]) -> Iterator[list[Put]]:
     """The same in the same order, in parts that etcd takes in one transaction."""
-    total = 0
-
-    def number(put: Put) -> int:
-        nonlocal total
-        total += len(put.value)
-        return total // LARGEST_WRITE
-
-    for _, batch in groupby(puts, number):
-        yield list(batch)
+    batch: list[Put] = []
+    size = 0
+    for put in puts:
+        if batch and size + len(put.value) > LARGEST_WRITE:
+            yield batch
+            batch, size = [], 0
+        batch.append(put)
+        size += len(put.value)
+    if batch:
+        yield batch

@@ -17,7 +17,9 @@ _FLAGS = {
 
 def differences(job: Rules, node: Rules) -> str:
     """One sentence that names what differs; empty when nothing does."""
-    names = [field.name for field in fields(Rules) if getattr(job, field.name) != getattr(node, field.name)]
+    # Those that nobody can set follow from others.
+    names = [field.name for field in fields(Rules) if field.name not in ("store", "unnoticed")]
+    names = [name for name in names if getattr(job, name) != getattr(node, name)]
     if not names:
         return ""
     said = (f"{_FLAGS.get(name, name)} is {getattr(job, name)}, not {getattr(node, name)}" for name in names)

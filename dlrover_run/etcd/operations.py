@@ -68,6 +68,13 @@ class Created(NamedTuple):
     revision: int
 
 
+class Under(NamedTuple):
+    """The condition that a key exists and is under that lease."""
+
+    key: str
+    lease: int
+
+
 class Changed(NamedTuple):
     """The condition that a key exists and was last put at that revision."""
 
@@ -99,7 +106,7 @@ class Delete(NamedTuple):
 class Txn:
     """A transaction: `then` is done in order when all conditions hold, else `otherwise`; both see their own writes."""
 
-    conditions: tuple[Absent | Created | Changed, ...] = ()
+    conditions: tuple[Absent | Created | Changed | Under, ...] = ()
     then: tuple[Get | Put | Delete | Txn, ...] = ()
     otherwise: tuple[Get | Put | Delete | Txn, ...] = ()
 

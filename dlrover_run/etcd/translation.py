@@ -18,6 +18,7 @@ from dlrover_run.etcd.operations import (
     Put,
     Range,
     Txn,
+    Under,
 )
 
 _EVERYTHING = b"\0"
@@ -50,16 +51,18 @@ def read_changes(events: Sequence[Any]) -> list[Change]:
     return [Change(_text(e.kv.key), None if e.type == e.DELETE else _key_value(e.kv)) for e in events]
 
 
-def _write_condition(api: Api, condition: Absent | Created | Changed) -> Any:
+def _write_condition(api: Api, condition: Absent | Created | Changed | Under) -> Any:
     compare = api.message("Compare")
     if isinstance(condition, Absent):
         # A key that does not exist counts as created at 0, and so does a range without any.
         bounds = _bounds(condition.range)
         return compare(**bounds, target=compare.CREATE, result=compare.EQUAL, create_revision=0)
-    key, revision = _bytes(condition.key), condition.revision
+    key = _bytes(condition.key)
+    if isinstance(condition, Under):
+        return compare(key=key, target=compare.LEASE, result=compare.EQUAL, lease=condition.lease)
     if isinstance(condition, Created):
-        return compare(key=key, target=compare.CREATE, result=compare.EQUAL, create_revision=revision)
-    return compare(key=key, target=compare.MOD, result=compare.EQUAL, mod_revision=revision)
+        return compare(key=key, target=compare.CREATE, result=compare.EQUAL, create_revision=condition.revision)
+    return compare(key=key, target=compare.MOD, result=compare.EQUAL, mod_revision=condition.revision)
 
 
 def _write_operation(api: Api, operation: Get | Put | Delete | Txn) -> Any:

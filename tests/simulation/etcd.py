@@ -25,6 +25,7 @@ from dlrover_run.etcd.operations import (
     Put,
     Range,
     Txn,
+    Under,
 )
 from simulation.laws import demand
 from simulation.timeline import Process, Timeline
@@ -177,12 +178,14 @@ class EtcdCluster:
                 self._carry_out(operation, changes, found)
         return holds
 
-    def _holds(self, condition: Absent | Created | Changed) -> bool:
+    def _holds(self, condition: Absent | Created | Changed | Under) -> bool:
         if isinstance(condition, Absent):
             return not self._in(condition.range)
         known = self.keys.get(condition.key)
         if known is None:
             return False
+        if isinstance(condition, Under):
+            return known.lease == condition.lease
         return (known.created if isinstance(condition, Created) else known.changed) == condition.revision
 
     def _in(self, range: Range) -> list[str]:

@@ -12,6 +12,7 @@ from dlrover_run.backends.etcd_board import EtcdBoard, lease_time
 from dlrover_run.backends.etcd_records import Keys
 from dlrover_run.coordination.records import OVER, Assignment, NodeStatus, Plan
 from dlrover_run.coordination.rules import RESULT_KEPT
+from dlrover_run.etcd.operations import KeyValue
 from dlrover_run.spec import EtcdSpec, JobSpec
 from simulation.etcd import EXPIRY_TICK, EtcdCluster
 from simulation.etcd_client import Client
@@ -24,6 +25,9 @@ from simulation.scenario import TROUBLES, Outcome, Scenario
 from simulation.timeline import Timeline
 
 SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
+
+NEIGHBOUR = f"{SPEC.prefix}/job/team/plan"
+"""The key of another job, of people whose prefix is this job's name."""
 
 LEAVING = 30.0
 """Seconds in which an agent that leaves has ended, with a store that answers or without one."""
@@ -110,6 +114,8 @@ class EtcdScenario(Scenario):
     def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
         super().__init__(seed, tell)
         random = self.timeline.random
+        # The product's default with etcd is 0.
+        self.rules = replace(self.rules, lost_after=random.choice((0.0, 0.0, 1.0)))
         self.trouble = random.choice(TROUBLES)
         self.durable = self.trouble == "gentle" or random.random() < 0.8
         if self.trouble == "gentle":
@@ -127,9 +133,13 @@ class EtcdScenario(Scenario):
         self.cluster = EtcdCluster(self.timeline)
         # Other users of etcd have made changes too.
         self.cluster.revision = random.choice((1, random.randint(1, 1000)))
+        self.cluster.keys[NEIGHBOUR] = KeyValue(NEIGHBOUR, b"", 1, 1, 0)
         self.store = Store(self.cluster, self.laws, Keys(SPEC.prefix, "job"))
         self.clients: dict[Node, Client] = {}
         self._furnish(weather)
+        if random.random() < 0.2:
+            # Workers that take longer to end than the result of a job is kept.
+            self.place = replace(self.place, slow_stop=2 * RESULT_KEPT)
         self.faults = EtcdFaults(self)
         self._describe("etcd keeps its data" if self.durable else "etcd may lose its data")
 
@@ -179,4 +189,6 @@ class EtcdScenario(Scenario):
         self.timeline.run_until(self.timeline.now + RESULT_KEPT + ttl + 4 * EXPIRY_TICK, lambda: False)
         plan = self.plan
         if plan is None or plan.phase in OVER:
-            demand(not self.cluster.keys, f"a job that is over leaves nothing in etcd, not {[*self.cluster.keys]}")
+            left = self.cluster.keys.keys() - {NEIGHBOUR}
+            demand(not left, f"a job that is over leaves nothing in etcd, not {left}")
+        demand(not self.durable or NEIGHBOUR in self.cluster.keys, "nobody touches the keys of another job")
