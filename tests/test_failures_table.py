@@ -7,6 +7,7 @@ import importlib
 import re
 from pathlib import Path
 
+from dlrover_run.cli import parse
 from dlrover_run.command_line import rendezvous_conf
 from dlrover_run.coordination.rules import Rules
 
@@ -16,6 +17,12 @@ TEXT = (TESTS.parent / "docs" / "failures.md").read_text()
 
 def names_in(file: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+def rules_of(backend: str) -> Rules:
+    """The rules of a job for which no time is given."""
+    command = ["--nnodes=2", f"--rdzv-backend={backend}", "--rdzv-endpoint=a", __file__]
+    return parse(command, {}, warn=print).rules
 
 
 def test_every_fault_names_a_test_that_exists() -> None:
@@ -30,16 +37,20 @@ def test_every_fault_names_a_test_that_exists() -> None:
 
 
 def test_the_times_are_those_of_the_code() -> None:
-    rows = re.findall(r"^\| `([\w.]+)` \| ([\d.]+) \|", TEXT, re.MULTILINE)
-    assert len(rows) > 15
-    for name, seconds in rows:
+    _, _, times = TEXT.partition("## The times")
+    rows = re.findall(r"^\| `([\w.]+)` \| ([\d.]+)(?:; ([\d.]+) with etcd)? \|", times, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"^\| `", times, re.MULTILINE)) > 15
+    for name, seconds, with_etcd in rows:
         module, _, constant = name.rpartition(".")
         if module:
             value = getattr(importlib.import_module(f"dlrover_run.{module}"), constant)
+            assert not with_etcd, name
+            assert value == float(seconds) * (1000 if constant.endswith("_MS") else 1), name
         else:
-            key = next(key for key in rendezvous_conf.TABLE if key.name == name)
-            value = getattr(Rules(), key.rule)
-        assert value == float(seconds), name
+            rule = next(key.rule for key in rendezvous_conf.TABLE if key.name == name)
+            assert rule is not None, name
+            assert getattr(rules_of("c10d"), rule) == float(seconds), name
+            assert getattr(rules_of("etcd"), rule) == float(with_etcd or seconds), name
     counts = dict(re.findall(r"`(\w+)` [^`]*?, (\d+) by default", TEXT.splitlines()[-1]))
     assert counts == {"keep_alive_max_attempt": "3", "early_failure_limit": "5"}
     assert (Rules().keep_alive_attempts, Rules().early_failure_limit) == (3, 5)
