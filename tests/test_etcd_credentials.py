@@ -1,0 +1,183 @@
+"""Jobs in an etcd that lets in only whom it knows: by a certificate, or by a user and a password. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, succeed, tell
+from etcd_server import PASSWORD, Etcd, Tls, serving
+from harness import OURS, WORKERS, run
+from meeting_places import InEtcd, MeetingPlace
+
+PERMITTED = "/permitted"
+"""The path below which the user `trainer` may work, and nowhere else."""
+
+WRONG = "another-secret-entirely"
+"""A password that no user has."""
+
+KNOWN = {"DLROVER_ETCD_PASSWORD": PASSWORD}
+
+PUBLIC = ("environ", "cmdline")
+"""Files of a process that others can read, on many machines everybody."""
+
+
+@pytest.fixture(scope="module")
+def etcd_of_certificates(tmp_path_factory: pytest.TempPathFactory, etcd_certificates: Path) -> Iterator[Etcd]:
+    """A server that speaks TLS with those whose certificate `ca` has signed."""
+    with serving(tmp_path_factory.mktemp("etcd"), tls=Tls(etcd_certificates)) as etcd:
+        yield etcd
+
+
+@pytest.fixture(scope="module")
+def etcd_of_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """A server without TLS that knows the user `trainer`, and `reader` who may only read what is there."""
+    with serving(tmp_path_factory.mktemp("etcd")) as etcd:
+        etcd.demand_users(prefix=f"{PERMITTED}/")
+        for command in (
+            ("user", "add", f"reader:{PASSWORD}"),
+            ("role", "add", "readers"),
+            ("role", "grant-permission", "--prefix=true", "readers", "read", f"{PERMITTED}/"),
+            ("user", "grant-role", "reader", "readers"),
+        ):
+            etcd.ctl(*command, user="root")
+        yield etcd
+
+
+class OfCertificates(InEtcd):
+    """Keys that only a holder of a certificate can reach."""
+
+    def __init__(self, etcd: Etcd, folder: Path) -> None:
+        super().__init__(etcd)
+        files = {"cacert": "ca.pem", "cert": "client.pem", "key": "client.key"}
+        self.conf = {**self.conf, **{name: folder / file for name, file in files.items()}}
+
+
+class OfUsers(InEtcd):
+    """Keys that only a user can reach."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        super().__init__(etcd)
+        self.prefix = f"{PERMITTED}{self.prefix}"
+        # Without TLS a password has to be meant to go unencrypted.
+        self.conf = {**self.conf, "prefix": self.prefix, "user": "trainer", "protocol": "http"}
+
+    def all_keys(self) -> list[str]:
+        return self.etcd.ctl("get", "--prefix", "--keys-only", f"{self.prefix}/", user="trainer").split()
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> MeetingPlace:
+    """Of users, unless the test says otherwise."""
+    if getattr(request, "param", "users") == "users":
+        return OfUsers(request.getfixturevalue("etcd_of_users"))
+    folder: Path = request.getfixturevalue("etcd_certificates")
+    return OfCertificates(request.getfixturevalue("etcd_of_certificates"), folder)
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("place", ["certificates", "users"], indirect=True)
+def test_two_nodes_train_and_go_on_after_a_failure(cluster: Cluster, place: InEtcd) -> None:
+    env = KNOWN if isinstance(place, OfUsers) else {}
+    nodes = cluster.nodes("ab", "2", "--max-restarts=1", script=WORKERS / "train.py", env=env)
+    world = cluster.world(2)
+    assert place.all_keys(), "they meet below the prefix"
+    tell(world[:1], signal.SIGKILL)
+    world = cluster.world(2)
+    assert {m["restart"] for m in world} == {1}
+    succeed(world, *nodes)
+
+
+@pytest.mark.parametrize(
+    ("way", "method"), [("variable", "spawn"), ("file of a variable", "forkserver"), ("setting", "spawn")]
+)
+def test_the_password_is_in_no_environment_no_command_line_no_log_and_no_output(
+    cluster: Cluster, tmp_path: Path, way: str, method: str
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text(PASSWORD + "\n")
+    file.chmod(0o600)
+    env = {"variable": KNOWN, "file of a variable": {"DLROVER_ETCD_PASSWORD_FILE": str(file)}}.get(way, {})
+    conf = {"password_file": file} if way == "setting" else {}
+    logs = tmp_path / "logs"
+    options = ("2", "--max-restarts=1", f"--log-dir={logs}", "-r", "3", f"--start-method={method}")
+    nodes = cluster.nodes("ab", *options, env={**env, "LOGLEVEL": "DEBUG"}, conf=conf)
+    os.kill(cluster.world(2)[0]["pid"], signal.SIGKILL)
+    world = cluster.world(2)
+    processes = [process for node in nodes for process in node.processes]
+    # Guard, agent, relay and worker of each node.
+    assert len(processes) >= 8
+    seen = {(p.pid, name): Path(f"/proc/{p.pid}/{name}").read_bytes() for p in processes for name in PUBLIC}
+    assert {m["pid"] for m in world} <= {pid for pid, _ in seen}
+    for member in world:
+        inherited = seen[member["pid"], "environ"]
+        assert b"TEST_MAILBOX" in inherited, "environments can be read here"
+        assert b"DLROVER_ETCD_PASSWORD" not in inherited, "not even where it can be read"
+    assert not [where for where, content in seen.items() if PASSWORD.encode() in content]
+    succeed(world, *nodes)
+    written = [path for path in logs.rglob("*") if path.is_file()]
+    assert written
+    assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
+    assert not [node.name for node in nodes if PASSWORD in node.said]
+
+
+def refused(etcd: Etcd, directory: Path, conf: dict[str, object], password: str | None = None) -> str:
+    """The one line that a launcher says before it ends with 2, as for a flag that is wrong."""
+    settings = ",".join(f"{name}={value}" for name, value in conf.items())
+    done = run(
+        OURS,
+        [
+            *("--nnodes=2", "--rdzv-backend=etcd", f"--rdzv-endpoint={etcd.endpoints}", f"--rdzv-conf={settings}"),
+            *("--no-python", "touch", "started"),
+        ],
+        cwd=directory,
+        env={"DLROVER_ETCD_PASSWORD": password},
+    )
+    assert (done.code, done.out) == (2, ""), done
+    (line,) = done.err.splitlines()
+    assert not (directory / "started").exists()
+    assert not password or password not in line
+    assert line.startswith("dlrover-run: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "words"),
+    [
+        ("trainer", WRONG, "no user 'trainer' with the password that was given"),
+        ("stranger", PASSWORD, "no user 'stranger' with the password that was given"),
+        ("reader", PASSWORD, f"The user 'reader' may not read and write below {PERMITTED}/ in etcd: permit it a role"),
+    ],
+)
+def test_a_node_that_cannot_log_in_says_so_in_one_line(
+    etcd_of_users: Etcd, tmp_path: Path, user: str, password: str, words: str
+) -> None:
+    conf: dict[str, object] = {"user": user, "protocol": "http", "prefix": PERMITTED}
+    assert words in refused(etcd_of_users, tmp_path, conf, password)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"cacert": "other-ca.pem", "cert": "client.pem", "key": "client.key"}, "is not signed by cacert, "),
+        ({"cacert": "ca.pem", "cert": "stranger.pem", "key": "stranger.key"}, "does not take the certificate of this"),
+        ({"cacert": "ca.pem"}, "demands a certificate of this node: give one that its --trusted-ca-file signed"),
+        ({"cert": "client.pem", "key": "client.key"}, "This system does not trust who signed the certificate of etcd"),
+        ({}, "speaks TLS: add protocol=https to --rdzv-conf, and cacert=PATH"),
+    ],
+)
+def test_a_node_with_a_wrong_certificate_or_none_says_so_in_one_line(
+    etcd_of_certificates: Etcd, etcd_certificates: Path, tmp_path: Path, files: dict[str, str], words: str
+) -> None:
+    conf: dict[str, object] = {name: etcd_certificates / file for name, file in files.items()}
+    assert words in refused(etcd_of_certificates, tmp_path, {"join_timeout": 60, **conf})
+
+
+def test_a_node_that_speaks_tls_to_an_etcd_without_it_says_so_in_one_line(
+    etcd_of_users: Etcd, etcd_certificates: Path, tmp_path: Path
+) -> None:
+    conf: dict[str, object] = {"protocol": "https", "cacert": etcd_certificates / "ca.pem"}
+    assert "does not speak TLS: leave protocol=https" in refused(etcd_of_users, tmp_path, conf)
