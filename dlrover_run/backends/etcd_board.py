@@ -85,10 +85,9 @@ class EtcdBoard(RemoteBoard):
         self._rules = replace(spec.rules, unnoticed=self._ttl + LEASE_MARGIN)
         self._lease = self._result_lease = 0
         place = f"etcd at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
-        super().__init__(spec, place, listener, say, chance)
-        self._election = Election(store, self._keys, self._rules, self._orders, chance, self._tell_once)
         # A dead process with this node's id is in the way until its lease has run out.
-        self._search.refusal_patience = max(ID_IN_USE_PATIENCE, 2.0 * self._ttl)
+        super().__init__(spec, place, listener, say, chance, max(ID_IN_USE_PATIENCE, 2.0 * self._ttl))
+        self._election = Election(store, self._keys, self._rules, self._orders, chance, self._tell_once)
 
     async def close(self) -> None:
         """Let the last status be stored, if etcd can be reached now, and let go of the connection."""

@@ -1,4 +1,5 @@
-"""How a node spaces its attempts to reach a master, how long it goes on, and when silence means that a master is gone.
+"""How a node spaces its attempts to reach the place of its job's records, a master or etcd, how long it goes on, and
+when silence means that a master is gone.
 
 Pure: whoever owns these tells them what happened and at which time of one monotonic clock, in seconds.
 """
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dlrover_run.coordination.records import NodePhase
 
 RETRY_FIRST = 0.2
-"""Seconds that a pause between the first attempt to reach a master and the second one can last at most."""
+"""Seconds that a pause between the first attempt to reach the place and the second one can last at most."""
 
 RETRY_MOST = 3.0
 """Seconds that no pause between two attempts is longer than. A coordinator's RETURN_GRACE is twice that."""
@@ -18,7 +19,7 @@ RETRY_MOST = 3.0
 ID_IN_USE_PATIENCE = 30.0
 """Seconds for which a refusal that may pass is met with another attempt; then the node gives up with its reason.
 
-A master refuses a node id while another process with that id is alive, which may be this node's dying predecessor.
+A node id is refused while another process with that id is alive, which may be this node's dying predecessor.
 """
 
 LATENESS = 0.5
@@ -28,16 +29,21 @@ _IDLE = frozenset({NodePhase.WAITING, NodePhase.SUCCEEDED, NodePhase.FAILED})
 
 
 class Search:
-    """One node's search for its master: when to try again, and whether there is any use in that.
+    """One node's search for that place: when to try again, and whether there is any use in that.
 
-    It goes on for ever while workers run. A node without any gives up when the master has stayed away for
-    `join_timeout` seconds, or has refused it for `refusal_patience` seconds. `chance` returns a random number from 0 to
-    1.
+    It goes on for ever while workers run. A node without any gives up when the place has stayed away for `join_timeout`
+    seconds, or has refused it for `refusal_patience` seconds. `chance` returns a random number from 0 to 1.
     """
 
-    def __init__(self, join_timeout: float, now: float, chance: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        join_timeout: float,
+        now: float,
+        chance: Callable[[], float],
+        refusal_patience: float = ID_IN_USE_PATIENCE,
+    ) -> None:
         self.join_timeout = join_timeout
-        self.refusal_patience = ID_IN_USE_PATIENCE
+        self.refusal_patience = refusal_patience
         self._chance = chance
         self._failures = 0
         self._connected_at = now
@@ -53,7 +59,7 @@ class Search:
             self._idle_since = now
 
     def connected(self, now: float) -> None:
-        """A master has taken the node in."""
+        """The node has been taken in."""
         self._connected_at = now
         self._away_since = None
         self._refused_since = None
@@ -66,12 +72,12 @@ class Search:
         self._failures = 0 if now - self._connected_at >= RETRY_MOST else self._failures + 1
 
     def failed(self) -> None:
-        """An attempt has failed because no master answered."""
+        """An attempt has failed because nobody answered."""
         self._failures += 1
         self._refused_since = None
 
     def refused(self, now: float) -> bool:
-        """A master has refused the node and says that this may pass; whether it has refused it for too long."""
+        """The node is refused, which may pass; whether it has been for too long."""
         self._failures += 1
         if self._away_since is None:
             self._away_since = now
@@ -93,7 +99,7 @@ class Search:
         return self._chance() * min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(self._failures, 16))
 
     def left(self, now: float) -> float | None:
-        """Seconds after which the node gives up; None while it has a master or workers that run."""
+        """Seconds after which the node gives up; None while it is taken in or has workers that run."""
         if self._away_since is None or self._idle_since is None:
             return None
         return max(0.0, max(self._away_since, self._idle_since) + self.join_timeout - now)

@@ -15,7 +15,7 @@ import msgspec
 
 from dlrover_run.backends.board import Listener
 from dlrover_run.backends.orders import Orders
-from dlrover_run.backends.patience import Search
+from dlrover_run.backends.patience import ID_IN_USE_PATIENCE, Search
 from dlrover_run.coordination.records import MAX_WHAT, OVER, Assignment, NodePhase, NodeStatus, Waiting
 from dlrover_run.nursery import wait_until
 from dlrover_run.spec import JobSpec
@@ -38,13 +38,14 @@ class RemoteBoard(abc.ABC):
         listener: Listener,
         say: Callable[[str], None],
         chance: Callable[[], float] = random.random,
+        refusal_patience: float = ID_IN_USE_PATIENCE,
     ) -> None:
         self._spec = spec
         self._place = place
         self._listener = listener
         self._say = say
         self._loop = asyncio.get_running_loop()
-        self._search = Search(spec.rules.join_timeout, self._loop.time(), chance)
+        self._search = Search(spec.rules.join_timeout, self._loop.time(), chance, refusal_patience)
         self._status: NodeStatus | None = None
         self._changed = asyncio.Event()
         self._own_address = spec.local_addr
