@@ -16,6 +16,8 @@ from harness import WAIT
 
 from dlrover_run.etcd import messages
 from dlrover_run.etcd.messages import PackageMissing
+from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec
+from dlrover_run.torchrun.membership import Membership
 
 METHODS = [
     "KV.Txn",
@@ -29,9 +31,10 @@ METHODS = [
 
 @pytest.fixture(autouse=True)
 def _loaded_anew() -> Iterator[None]:
-    messages.load.cache_clear()
+    load = messages.load
+    load.cache_clear()
     yield
-    messages.load.cache_clear()
+    load.cache_clear()
 
 
 def run_program(body: str, path: Path | None = None) -> None:
@@ -167,3 +170,45 @@ def test_a_package_that_another_one_has_overwritten_is_named(tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PackageMissing, match="pip uninstall etcd3-py"):
         messages.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "text", "words"),
+    [
+        ("google", "__init__.py", "", "No module named 'google.protobuf'): pip install 'dlrover-run[etcd]'"),
+        ("etcd3/etcdrpc", "kv_pb2.py", "# as etcd3-py leaves it", "is damaged, perhaps by etcd3-py"),
+    ],
+    ids=["no protobuf", "etcd3-py"],
+)
+def test_a_launch_without_what_it_needs_ends_with_2_and_one_line(
+    tmp_path: Path, name: str, module: str, text: str, words: str
+) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name.partition("/")[0] / "__init__.py").touch()
+    (tmp_path / name / module).write_text(text)
+    (tmp_path / "train.py").write_text("print('begun')")
+    command = [sys.executable, "-m", "dlrover_run", "--nnodes=2", "--rdzv-backend=etcd", "--rdzv-id=job"]
+    done = subprocess.run(
+        [*command, "--rdzv-endpoint=127.0.0.1:1", str(tmp_path / "train.py")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+    )
+    assert words in done.stderr
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+
+
+def test_torchrun_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise PackageMissing("What a client of etcd needs is not installed.")
+
+    monkeypatch.setattr(messages, "load", refuse)
+    spec = JobSpec(
+        entrypoint=Entrypoint("script", "train.py"), backend="etcd", etcd=EtcdSpec((("127.0.0.1", 1),)), run_id="job"
+    )
+    member = Membership(spec, print)
+    member.join()
+    assert member.wait(lambda view: view.problem is not None, WAIT)
+    assert member.view.problem == "What a client of etcd needs is not installed."
+    member.leave()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dlrover_run import exit_codes
 from dlrover_run.agent.host import host_name
 from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.verdict import Verdict
@@ -14,7 +15,7 @@ from dlrover_run.console.voice import PLAIN_WIDTH, Voice, terminal_columns
 from dlrover_run.descent import guard, lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing
-from dlrover_run.spec import JobSpec
+from dlrover_run.spec import JobSpec, SpecError
 
 
 async def run_agent(
@@ -24,14 +25,21 @@ async def run_agent(
 
     voice = Voice(relay.say, lambda: terminal_columns(2, os.environ.get("TERM")))
     relay.attach(voice.say)
-    agent = Agent(spec, run_dir, relay, lifelines, voice, lambda listener: open_board(spec, listener, voice.say))
-    verdict = await agent.run()
+    try:
+        agent = Agent(spec, run_dir, relay, lifelines, voice, lambda listener: open_board(spec, listener, voice.say))
+    except SpecError as mistake:
+        # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
+        verdict = Verdict(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
+        pids_to_spare: set[int] = set()
+    else:
+        verdict = await agent.run()
+        pids_to_spare = agent.pids_to_spare
     if not run_dir.keep:
         verdict = _without_paths(verdict)
     _tell(spec, verdict, voice)
     await relay.drain(timeout=None)
     await relay.close()
-    lineage.end_children(agent.pids_to_spare)
+    lineage.end_children(pids_to_spare)
     leave_nothing(run_dir)
     if verdict_fd is not None:
         import msgspec

@@ -9,7 +9,10 @@ from dlrover_run.spec import JobSpec
 
 
 def open_board(spec: JobSpec, listener: Listener, say: Callable[[str], None]) -> Board:
-    """The board of a job; `say` prints one line for the person at the console. A running loop is needed."""
+    """The board of a job; `say` prints one line for the person at the console. A running loop is needed.
+
+    Raises SpecError when what the person has installed is not enough for it.
+    """
     if spec.backend == "master":
         # Imported only here: one node needs no gRPC.
         from dlrover_run.backends.master_board import MasterBoard

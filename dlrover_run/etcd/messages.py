@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlrover_run.spec import SpecError
 from dlrover_run.wire import transport
 
 INSTALL = "pip install 'dlrover-run[etcd]'"
@@ -29,7 +30,7 @@ _FILES = ("kv", "auth", "rpc")
 """Each needs those before it."""
 
 
-class PackageMissing(Exception):
+class PackageMissing(SpecError):
     """The client's packages are not installed, or not as a whole; the message is a sentence that says what to do."""
 
 

@@ -18,7 +18,7 @@ from dlrover_run.agent.standing import Standing
 from dlrover_run.backends.opening import open_board
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, RoundKey, Seat
 from dlrover_run.descent import guard
-from dlrover_run.spec import JobSpec
+from dlrover_run.spec import JobSpec, SpecError
 
 LEAVE_TIMEOUT = 5.0
 """Seconds for the thread to say that this node has left and to end, which the board does in 2; after that the process
@@ -140,6 +140,9 @@ class Membership:
         problem = "this node has left the job"
         try:
             asyncio.run(self._take_part())
+        except SpecError as mistake:
+            # What is installed is not enough for the backend.
+            problem = str(mistake)
         except Exception as error:
             problem = f"internal error in the rendezvous: {error!r}; please report it"
         with self._changed:
