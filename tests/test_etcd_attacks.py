@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster import SOON, Cluster, leave, succeed, tell
+from etcd_conversation import RENEW_TIMEOUT
 from etcd_server import PASSWORD, Etcd, serving
 from harness import WAIT
 from meeting_places import InEtcd
@@ -80,14 +81,14 @@ def test_a_machine_that_is_a_member_too_advertises_no_loopback(
     monkeypatch.setattr(etcd_board, "route_source", lambda address: routes.get(address.host))
 
     async def join() -> NodeStatus:
-        watching = EtcdClient(EtcdSpec(etcd.places))
+        watching = EtcdClient(EtcdSpec(etcd.places), RENEW_TIMEOUT)
         spec = JobSpec(
             entrypoint=Entrypoint("script", "train.py"),
             run_id="job",
             backend="etcd",
             etcd=EtcdSpec(tuple((name, 2379) for name in names)),
         )
-        board = EtcdBoard(spec, lambda: None, print, EtcdClient(EtcdSpec(etcd.places)))
+        board = EtcdBoard(spec, lambda: None, print, EtcdClient(EtcdSpec(etcd.places), RENEW_TIMEOUT))
         key = Keys(EtcdSpec.prefix, "job").node("n")
         async with watching.watch([Range(key)]) as watch:
             board.publish(NodeStatus(node_id="n", incarnation="i", host="h", address="", port=0, workers=1))

@@ -9,15 +9,15 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.descent import guard
-from dlrover_run.spec import MasterSpec, TlsSpec
-from dlrover_run.wire import messages, proof, transport
+from dlrover_run.spec import MasterSpec
+from dlrover_run.wire import calls, clauses, messages, proof, tls_files, transport
 from dlrover_run.wire.address import join_address
+from dlrover_run.wire.clauses import Trouble
 from dlrover_run.wire.messages import BadMessage, Challenge, FromMaster, FromNode, Hello, Join, Proof, Refused, Welcome
 from dlrover_run.wire.own_address import Address
 
@@ -25,11 +25,14 @@ HANDSHAKE_TIMEOUT = 20.0
 """Seconds from the first byte to the master's welcome. Two thousand nodes that come at once took 5 s with TLS; after
 this a node comes again later."""
 
-_MOST_DETAILS = 300
-"""Characters of gRPC's own words that are worth a place in a sentence."""
+_MASTER = clauses.Kind("master", "master")
 
-_OF_OTHER_PROGRAMS = ("Failed parsing HTTP/2", "http2 header with status", "Method not found")
-"""Words of gRPC's about an answer that no server of gRPC gives, or none that is a master."""
+_OF_TLS = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by tls_ca, or is not valid now",
+    "Hostname Verification": "its certificate is for another name than the endpoint's",
+    "WRONG_VERSION_NUMBER": "it does not use TLS, and this node does",
+}
+"""What is said for words of gRPC's about a handshake that failed."""
 
 
 class SessionEnded(Exception):
@@ -69,7 +72,10 @@ class Session:
             if spec.tls is None:
                 self._channel = grpc.aio.insecure_channel(target, options=options)
             else:
-                credentials = grpc.ssl_channel_credentials(*_read(spec.tls))
+                try:
+                    credentials = grpc.ssl_channel_credentials(*tls_files.read(spec.tls))
+                except tls_files.Unreadable as error:
+                    raise SessionEnded(str(error)) from None
                 self._channel = grpc.aio.secure_channel(target, credentials, options=options)
             self._stream = self._channel.stream_stream(messages.METHOD)()
         # Unlike `read()`, the iterator gives also what the master said just before it ended the stream.
@@ -115,19 +121,12 @@ class Session:
         return message
 
     async def _next(self) -> bytes:
-        # gRPC raises CancelledError for a stream that was broken off, as if this task had been cancelled; so another
-        # task reads, and it is seen which of the two is meant.
-        reading = asyncio.ensure_future(self._incoming.__anext__())
         try:
-            await asyncio.wait([reading])
-        finally:
-            reading.cancel()
-        if reading.cancelled():
-            raise SessionEnded("the connection was broken off")
-        try:
-            data: bytes = reading.result()
+            data: bytes = await calls.settle(self._incoming.__anext__())
+        except calls.BrokenOff as error:
+            raise SessionEnded(str(error)) from None
         except StopAsyncIteration:
-            raise SessionEnded("it ended the connection") from None
+            raise SessionEnded(clauses.ENDED) from None
         return data
 
     async def finish(self) -> None:
@@ -140,38 +139,19 @@ class Session:
         await self._channel.close()
 
 
-def _read(tls: TlsSpec) -> tuple[bytes | None, bytes | None, bytes | None]:
-    """Root certificates, private key and certificate chain, in gRPC's order."""
-    contents: list[bytes | None] = []
-    for path in (tls.ca, tls.key, tls.cert):
-        try:
-            contents.append(None if path is None else Path(path).read_bytes())
-        except OSError as error:
-            raise SessionEnded(f"a file of TLS cannot be read ({error.strerror}): {path}") from None
-    ca, key, cert = contents
-    return ca, key, cert
-
-
 def _clause(error: Any, encrypted: bool) -> str:
-    """Why an RPC failed, from gRPC's own words, which begin with what everybody knows; `encrypted` by this node."""
-    details = " ".join((error.details() or error.code().name).split())
-    details = details.rpartition("last error: ")[2]
-    if "Connection refused" in details:
-        return "the connection was refused, so nobody listens there"
-    if "CERTIFICATE_VERIFY_FAILED" in details:
-        return "its certificate is not signed by tls_ca, or is not valid now"
-    if "Hostname Verification" in details:
-        return "its certificate is for another name than the endpoint's"
-    if "WRONG_VERSION_NUMBER" in details:
-        return "it does not use TLS, and this node does"
-    if "before receiving SETTINGS" in details:
-        return "whoever listens there says nothing: another program, or a master that is stopped"
-    if any(words in details for words in _OF_OTHER_PROGRAMS):
-        return "another program listens there, which is no master: give --rdzv-endpoint another port"
-    if "security handshaker" in details:
+    """Why an RPC failed, from gRPC's own words; `encrypted` by this node."""
+    details = clauses.shorten(error.details() or error.code().name)
+    for words, clause in _OF_TLS.items():
+        if words in details:
+            return clause
+    trouble = clauses.find_trouble(details)
+    if trouble is Trouble.OTHER_PROGRAM:
+        return f"{_MASTER.missing}: give --rdzv-endpoint another port"
+    if trouble is not Trouble.REFUSED and "security handshaker" in details:
         return "tls_cert and tls_key do not belong together, or tls_ca is damaged"
-    if encrypted and ("Socket closed" in details or "Connection reset" in details):
-        return "it closed the connection, as a master does that does not trust tls_cert, or asks for one"
-    if "Socket closed" in details:
-        return "it closed the connection, as a master with TLS does to a node without"
-    return details[:_MOST_DETAILS]
+    if trouble is Trouble.CLOSED and encrypted:
+        return f"{clauses.CLOSED}, as a master does that does not trust tls_cert, or asks for one"
+    if trouble is Trouble.CLOSED and "Socket closed" in details:
+        return f"{clauses.CLOSED}, as a master with TLS does to a node without"
+    return details if trouble is None else clauses.say(trouble, _MASTER)

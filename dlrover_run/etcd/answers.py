@@ -6,24 +6,17 @@ from collections.abc import Mapping
 
 from dlrover_run.etcd.operations import Compacted, LeaseGone, Mistake, Unfit
 from dlrover_run.spec import EtcdSpec
+from dlrover_run.wire import clauses
 
-_MOST_DETAILS = 300
-"""Characters of somebody else's words that are worth a place in a sentence."""
+ETCD = clauses.Kind("etcd", "member")
 
 _CLAUSES = {
-    "Connection refused": "the connection was refused, so nobody listens there",
-    "Failed parsing HTTP/2": "another program listens there, which is no etcd",
-    "http2 header with status": "another program listens there, which is no etcd",
-    "before receiving SETTINGS": "whoever listens there says nothing: another program, or a member that is stopped",
-    "Socket closed": "it closed the connection",
-    "Connection reset": "it closed the connection",
     "no leader": "its cluster has no leader now, as when most members are away",
     "leader changed": "its cluster has just changed its leader",
     "request timed out": "the members of its cluster did not agree in time",
     "database space exceeded": "its database is full: an administrator has to compact it and clear the alarm",
 }
-"""What is said for words in the message of a failure that another member, or the same one later, may not have."""
-
+"""What is said for etcd's own words for a failure that another member, or the same one later, may not have."""
 
 _NO_USER = (
     "etcd demands a user and none was given: add user=NAME to --rdzv-conf and put the password into "
@@ -66,11 +59,13 @@ def judge(code: str, details: str, spec: EtcdSpec) -> Exception:
     if "has been compacted" in details:
         return Compacted()
     if code == "INVALID_ARGUMENT":
-        return Unfit(f"etcd takes no such request: {_short(details)}.{_limit(details)}")
+        return Unfit(f"etcd takes no such request: {clauses.shorten(details)}.{_limit(details)}")
     if code == "UNIMPLEMENTED":
-        return Broken("another program listens there, which is no etcd v3")
-    clauses = [clause for words, clause in _CLAUSES.items() if words in details]
-    return Broken(clauses[0] if clauses else _short(details or code))
+        return Broken(f"{ETCD.missing} v3")
+    if trouble := clauses.find_trouble(details):
+        return Broken(clauses.say(trouble, ETCD))
+    own = [clause for words, clause in _CLAUSES.items() if words in details]
+    return Broken(own[0] if own else clauses.shorten(details or code))
 
 
 def join_clauses(problems: Mapping[str, str]) -> str:
@@ -108,7 +103,3 @@ def _limit(details: str) -> str:
     if "too many operations" in details:
         return " Start etcd with a greater --max-txn-ops."
     return ""
-
-
-def _short(details: str) -> str:
-    return " ".join(details.split()).rpartition("last error: ")[2][:_MOST_DETAILS]

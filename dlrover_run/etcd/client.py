@@ -14,21 +14,17 @@ from dlrover_run.etcd.line import Metadata
 from dlrover_run.etcd.operations import LeaseGone, Outcome, Range, Store, Txn
 from dlrover_run.etcd.watching import Watch
 from dlrover_run.spec import EtcdSpec
-
-RENEW_TIMEOUT = 2.0
-"""Seconds that a member gets to renew a lease before the next one is asked, so that three can be asked within the
-shortest life that a lease has by default."""
+from dlrover_run.wire import clauses
 
 
 class EtcdClient(Store):
-    """`operations.Store` with etcd. `chance` returns a random number from 0 to 1; `renew_timeout` is in seconds.
+    """`operations.Store` with etcd. A member has `renew_timeout` seconds to renew a lease before the next one is asked;
+    `chance` returns a random number from 0 to 1.
 
     Raises PackageMissing where the packages that it needs are not installed.
     """
 
-    def __init__(
-        self, spec: EtcdSpec, renew_timeout: float = RENEW_TIMEOUT, chance: Callable[[], float] = random.random
-    ) -> None:
+    def __init__(self, spec: EtcdSpec, renew_timeout: float, chance: Callable[[], float] = random.random) -> None:
         self._connection = Connection(spec, chance)
         self._api = self._connection.api
         self._renew_timeout = renew_timeout
@@ -52,7 +48,7 @@ class EtcdClient(Store):
             finally:
                 stream.cancel()
             if not isinstance(response, method.response):
-                raise Broken("it ended the connection")
+                raise Broken(clauses.ENDED)
             left: int = response.TTL
             return left > 0
 

@@ -9,12 +9,14 @@ from typing import Any
 from dlrover_run.etcd import diagnosis, line, messages
 from dlrover_run.etcd.answers import Broken, LoginNeeded, WithoutUsers, join_clauses
 from dlrover_run.etcd.line import Action, Answer, Line, Metadata
+from dlrover_run.etcd.names import Names
 from dlrover_run.etcd.operations import Away
 from dlrover_run.spec import EtcdSpec
 
 CALL_TIMEOUT = 3.0
-"""Seconds that a member gets to answer, a new connection to it included; then the next one is asked. A cluster that has
-lost its leader chooses another one in one or two, but what it was asked just before may never be answered."""
+"""Seconds that a member gets to answer, the look-up of its name and a new connection to it included; then the next one
+is asked. A cluster that has lost its leader chooses another one in one or two, but what it was asked just before may
+never be answered."""
 
 
 class Connection:
@@ -25,6 +27,7 @@ class Connection:
         self.spec = spec
         self._endpoints = sorted(spec.endpoints, key=lambda _: chance())
         self.tries = max(2, len(self._endpoints))
+        self._names = Names()
         self._turn = 0
         self._line = self._next_line()
         self._reached = self._closed = False
@@ -57,7 +60,7 @@ class Connection:
                 self._reached = True
                 return tried, answer
         if not self._reached:
-            problems |= await diagnosis.examine(self.spec)
+            problems |= await diagnosis.examine(self.spec, self._names)
         raise Away(join_clauses(problems))
 
     async def leave(self, broken: Line) -> None:
@@ -70,11 +73,12 @@ class Connection:
     async def close(self) -> None:
         """Let go of the connection."""
         self._closed = True
+        self._names.close()
         await self._line.close()
 
     def _next_line(self) -> Line:
         lap, place = divmod(self._turn, len(self._endpoints))
-        return Line(self.spec, *self._endpoints[place], lap)
+        return Line(self.spec, self._names, *self._endpoints[place], lap)
 
     async def _with_login(self, tried: Line, action: Action[Answer], timeout: float) -> Answer:
         token = await self._log_in(tried, None) if self._token is None else self._token

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlrover_run.etcd.line import find_authorities
+from dlrover_run.etcd.answers import ETCD, Broken
+from dlrover_run.etcd.names import Names
 from dlrover_run.etcd.operations import Mistake
 from dlrover_run.spec import EtcdSpec, TlsSpec
-from dlrover_run.wire import own_address
+from dlrover_run.wire import clauses
 from dlrover_run.wire.address import join_address
+from dlrover_run.wire.own_address import Address
+from dlrover_run.wire.tls_files import find_authorities
 
 PROBE_TIMEOUT = 3.0
-"""Seconds for all that is tried with one endpoint; after this it counts as one that says nothing."""
+"""Seconds for all that is tried with one endpoint; after this it counts as one that says nothing. Its name gets as many
+before."""
 
 _SETTINGS = 4
 """The type of HTTP/2's frame of settings."""
@@ -37,36 +42,40 @@ _NOT_NOW = (9, 10)
 class _Endpoint(NamedTuple):
     host: str
     port: int
+    addresses: Sequence[Address]
 
     def __str__(self) -> str:
         return join_address(self.host, self.port)
 
 
-async def examine(spec: EtcdSpec) -> dict[str, str]:
+async def examine(spec: EtcdSpec, names: Names) -> dict[str, str]:
     """A clause for each endpoint, HOST:PORT, of which more can be said than that a call failed.
 
     Raises Mistake for what the person has to change. What is wrong with one endpoint counts only if no other one works.
     """
     context = None if spec.tls is None else _context(spec.tls)
-    endpoints = [_Endpoint(*endpoint) for endpoint in spec.endpoints]
-    findings = await asyncio.gather(*(_examine(endpoint, spec.tls, context) for endpoint in endpoints))
+    findings = await asyncio.gather(*(_examine(names, *place, spec.tls, context) for place in spec.endpoints))
     mistakes = [finding for finding in findings if isinstance(finding, Mistake)]
     if mistakes and None not in findings:
         raise mistakes[0]
-    return {str(endpoint): str(finding) for endpoint, finding in zip(endpoints, findings, strict=True) if finding}
+    return {join_address(*place): str(found) for place, found in zip(spec.endpoints, findings, strict=True) if found}
 
 
-async def _examine(endpoint: _Endpoint, tls: TlsSpec | None, context: ssl.SSLContext | None) -> Mistake | str | None:
+async def _examine(
+    names: Names, host: str, port: int, tls: TlsSpec | None, context: ssl.SSLContext | None
+) -> Mistake | str | None:
     """What the person has done wrong, else a clause about the endpoint; None where nothing is wrong."""
+    try:
+        endpoint = _Endpoint(host, port, await names.find(host, port, PROBE_TIMEOUT))
+    except Broken as error:
+        return str(error)
     probe = _probe_plain(endpoint) if tls is None or context is None else _probe_tls(endpoint, tls, context)
     try:
         return await asyncio.wait_for(probe, PROBE_TIMEOUT)
     except asyncio.TimeoutError:
-        return "whoever listens there says nothing: another program, or a member that is stopped"
-    except own_address.Unknown as error:
-        return str(error)
+        return ETCD.silent
     except ConnectionRefusedError:
-        return "the connection was refused, so nobody listens there"
+        return clauses.REFUSED
     except OSError as error:
         return f"it cannot be reached ({_reason(error)})"
 
@@ -79,7 +88,7 @@ async def _probe_plain(endpoint: _Endpoint) -> Mistake | str | None:
             f"etcd at {endpoint} speaks TLS: add protocol=https to --rdzv-conf, and cacert=PATH unless this system "
             "trusts who signed its certificate."
         )
-    return "another program listens there, which is no etcd"
+    return ETCD.missing
 
 
 async def _probe_tls(endpoint: _Endpoint, tls: TlsSpec, context: ssl.SSLContext) -> Mistake | str | None:
@@ -103,7 +112,7 @@ async def _probe_tls(endpoint: _Endpoint, tls: TlsSpec, context: ssl.SSLContext)
         return Mistake(
             f"etcd at {endpoint} does not speak TLS: leave protocol=https, cacert, cert and key out of --rdzv-conf."
         )
-    return "another program listens there, which is no etcd, or no etcd with TLS"
+    return f"{ETCD.missing}, or no etcd with TLS"
 
 
 def _distrusted(endpoint: _Endpoint, tls: TlsSpec, error: ssl.SSLCertVerificationError) -> str:
@@ -202,13 +211,13 @@ async def _speaks_tls(endpoint: _Endpoint) -> bool:
 async def _connect(
     endpoint: _Endpoint, context: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    addresses = await own_address.look_up(*endpoint)
     name = endpoint.host if context is not None else None
-    for address in addresses[:-1]:
+    for address in endpoint.addresses[:-1]:
         try:
             return await asyncio.open_connection(address.host, address.port, ssl=context, server_hostname=name)
         except ssl.SSLError:
             raise
         except OSError:
             continue
-    return await asyncio.open_connection(addresses[-1].host, addresses[-1].port, ssl=context, server_hostname=name)
+    last = endpoint.addresses[-1]
+    return await asyncio.open_connection(last.host, last.port, ssl=context, server_hostname=name)

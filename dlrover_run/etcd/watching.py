@@ -12,6 +12,7 @@ from dlrover_run.etcd.answers import Broken, LoginNeeded, judge
 from dlrover_run.etcd.connection import Connection
 from dlrover_run.etcd.line import Line, Metadata
 from dlrover_run.etcd.operations import Away, Change, Compacted, Range
+from dlrover_run.wire import clauses
 
 SHORT_LIFE = 1.0
 """Seconds below which a stream counts as one more failure although its watches were created. Else something between us
@@ -98,7 +99,7 @@ class Watch:
         """Keep what a WatchResponse brings. Raises for one that says that a watch has ended."""
         # At the end of a stream gRPC gives something that is no response.
         if not isinstance(response, self._connection.api.message("WatchResponse")):
-            raise Broken("it ended the connection")
+            raise Broken(clauses.ENDED)
         if response.compact_revision:
             raise Compacted
         if response.canceled:

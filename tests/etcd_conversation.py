@@ -1,0 +1,97 @@
+"""What tests say to etcd through the client: a conversation, and the turns that it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from etcd_server import PASSWORD, Etcd
+from harness import WAIT
+
+from dlrover_run.etcd.client import EtcdClient
+from dlrover_run.etcd.operations import Absent, Change, Get, Outcome, Put, Range, Txn
+from dlrover_run.etcd.watching import Watch
+from dlrover_run.spec import EtcdSpec, TlsSpec
+
+ALL = Range("/", prefix=True)
+
+OWN = Range("/dlrover-run/", prefix=True)
+"""Below which the user that `Etcd.demand_users` makes may do what it likes."""
+
+RENEW_TIMEOUT = 3.0
+"""Seconds, as with the lease that a node has by default."""
+
+Answer = TypeVar("Answer")
+
+
+def talk(spec: EtcdSpec, conversation: Callable[[EtcdClient], Awaitable[Answer]]) -> Answer:
+    """Hold a conversation with etcd, beginning at the first endpoint."""
+
+    async def whole() -> Answer:
+        client = EtcdClient(spec, RENEW_TIMEOUT, chance=lambda: 0.0)
+        try:
+            return await asyncio.wait_for(conversation(client), WAIT)
+        finally:
+            await client.close()
+
+    return asyncio.run(whole())
+
+
+def put(key: str, value: bytes = b"", lease: int = 0) -> Txn:
+    return Txn(then=(Put(key, value, lease),))
+
+
+async def write_once(client: EtcdClient, key: str) -> None:
+    """Create a key, and do no harm when that is carried out twice."""
+    await client.commit(Txn((Absent(Range(key)),), (Put(key, b""),)))
+
+
+async def read(client: EtcdClient, range: Range = ALL) -> Outcome:
+    return await client.commit(Txn(then=(Get(range),)))
+
+
+async def next_keys(changes: AsyncIterator[Sequence[Change]], count: int) -> list[str]:
+    """The keys of the next changes."""
+    keys: list[str] = []
+    while len(keys) < count:
+        keys += [change.key for change in await anext(changes)]
+    return keys
+
+
+async def resumed(client: EtcdClient, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
+    """The changes from that revision on, as of a watch that has lost its stream when it had heard all before."""
+    watch = Watch(client._connection, ranges)
+    watch._next_revisions = [revision] * len(ranges)
+    try:
+        async for changes in watch.after(revision - 1):
+            yield changes
+    finally:
+        watch.end()
+
+
+async def hold(client: EtcdClient) -> None:
+    """What a node does: write under a lease, read, watch, renew."""
+    lease = await client.grant(60)
+    outcome = await client.commit(Txn(then=(Put("/dlrover-run/a", b"1", lease),)))
+    async with client.watch([Range("/dlrover-run/", prefix=True)]) as watch:
+        await client.commit(Txn(then=(Put("/dlrover-run/b", b"1", lease),)))
+        assert await next_keys(watch.after(outcome.revision), 1) == ["/dlrover-run/b"]
+    assert await client.renew(lease)
+    await client.revoke(lease)
+
+
+def known(etcd: Etcd, **changes: Any) -> EtcdSpec:
+    """As the user that `Etcd.demand_users` makes."""
+    return EtcdSpec(etcd.places, **{"user": "trainer", "password": PASSWORD, **changes})
+
+
+def files(folder: Path, ca: str | None = "ca", name: str | None = "client", key: str | None = None) -> TlsSpec:
+    """The files of TLS in a folder, by their names without an ending."""
+    cert = None if name is None else str(folder / f"{name}.pem")
+    return TlsSpec(
+        None if ca is None else str(folder / f"{ca}.pem"),
+        cert,
+        None if name is None else str(folder / f"{key or name}.key"),
+    )

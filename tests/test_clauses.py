@@ -1,0 +1,76 @@
+"""What gRPC's words for a connection that failed mean, in sentences about a master and about etcd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dlrover_run.backends import session
+from dlrover_run.etcd.answers import judge
+from dlrover_run.spec import EtcdSpec, TlsSpec
+from dlrover_run.wire import clauses, tls_files
+
+FIRST = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:2379: "
+
+
+def of_master(details: str, *, encrypted: bool = False) -> str:
+    return session._clause(SimpleNamespace(details=lambda: details), encrypted)
+
+
+def of_etcd(details: str) -> str:
+    return str(judge("UNAVAILABLE", details, EtcdSpec((("10.0.0.1", 2379),))))
+
+
+@pytest.mark.parametrize(
+    ("words", "master", "etcd"),
+    [
+        ("connect: Connection refused (111)", clauses.REFUSED, clauses.REFUSED),
+        (
+            "Failed parsing HTTP/2",
+            "another program listens there, which is no master: give --rdzv-endpoint another port",
+            "another program listens there, which is no etcd",
+        ),
+        (
+            "connection attempt timed out before receiving SETTINGS frame",
+            "whoever listens there says nothing: another program, or a master that is stopped",
+            "whoever listens there says nothing: another program, or a member that is stopped",
+        ),
+        (
+            "Socket closed",
+            "it closed the connection, as a master with TLS does to a node without",
+            "it closed the connection",
+        ),
+        ("recvmsg: Connection reset by peer", "it closed the connection", "it closed the connection"),
+        ("odd\n  words", "UNAVAILABLE: ipv4:10.0.0.1:2379: odd words", "UNAVAILABLE: ipv4:10.0.0.1:2379: odd words"),
+    ],
+)
+def test_the_same_words_mean_the_same_of_a_master_and_of_etcd(words: str, master: str, etcd: str) -> None:
+    assert (of_master(FIRST + words), of_etcd(FIRST + words)) == (master, etcd)
+
+
+@pytest.mark.parametrize(
+    ("words", "clause"),
+    [
+        ("security handshaker failed: CERTIFICATE_VERIFY_FAILED", "its certificate is not signed by tls_ca"),
+        ("security handshaker failed: Hostname Verification Check failed", "its certificate is for another name"),
+        ("security handshaker failed: WRONG_VERSION_NUMBER", "it does not use TLS"),
+        ("security handshaker creation failed", "tls_cert and tls_key do not belong together"),
+        ("recvmsg: Connection reset by peer", "as a master does that does not trust tls_cert, or asks for one"),
+    ],
+)
+def test_what_a_master_with_tls_does_is_said(words: str, clause: str) -> None:
+    assert clause in of_master(FIRST + words, encrypted=True)
+
+
+def test_the_files_of_tls_are_read_in_the_order_of_grpc(tmp_path: Path) -> None:
+    for name in ("ca", "key", "cert"):
+        (tmp_path / name).write_text(name)
+    tls = TlsSpec(ca=f"{tmp_path}/ca", cert=f"{tmp_path}/cert", key=f"{tmp_path}/key")
+    assert tls_files.read(tls) == (b"ca", b"key", b"cert")
+
+
+def test_a_file_of_tls_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(tls_files.Unreadable, match=r"a file of TLS cannot be read \(No such file.*\): .*/gone"):
+        tls_files.read(TlsSpec(ca=f"{tmp_path}/gone"))

@@ -1,0 +1,202 @@
+"""The client of etcd against real members that die, hang and come back, and names that nobody tells."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+from cluster import quiet_port
+from etcd_conversation import (
+    ALL,
+    RENEW_TIMEOUT,
+    hold,
+    next_keys,
+    put,
+    read,
+    resumed,
+    talk,
+    write_once,
+)
+from etcd_server import Etcd
+
+from dlrover_run.etcd import line, messages
+from dlrover_run.etcd.client import EtcdClient
+from dlrover_run.etcd.operations import (
+    Away,
+    Compacted,
+    Range,
+)
+from dlrover_run.spec import EtcdSpec
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_all_goes_on_when_a_member_dies_and_nothing_is_told_twice(etcd_cluster: Etcd, victim: int) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        lease = await client.grant(30)
+        start = (await client.commit(put("/mine", b"", lease))).revision
+        changes = resumed(client, [Range("/n/", prefix=True), Range("/mine")], start)
+        assert await next_keys(changes, 1) == ["/mine"]
+        # Each one in turn is the one that is talked with.
+        for member in etcd_cluster.members[: victim + 1]:
+            await write_once(client, f"/n/{member.name}/before")
+            member.kill()
+            await write_once(client, f"/n/{member.name}/after")
+            assert await client.renew(lease)
+            expected = [f"/n/{member.name}/before", f"/n/{member.name}/after"]
+            assert await next_keys(changes, 2) == expected
+            await asyncio.to_thread(etcd_cluster.start)
+        assert (await read(client)).found["/mine"].lease == lease
+
+    talk(EtcdSpec(etcd_cluster.places), conversation)
+
+
+def test_a_member_that_hangs_is_left_for_another_one(etcd_cluster: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        lease = await client.grant(30)
+        await write_once(client, "/n/0")
+        changes = resumed(client, [ALL], 1)
+        assert await next_keys(changes, 1) == ["/n/0"]
+        etcd_cluster.members[0].stop()
+        assert await client.renew(lease)
+        await write_once(client, "/n/1")
+        assert await next_keys(changes, 1) == ["/n/1"]
+        etcd_cluster.members[0].resume()
+
+    talk(EtcdSpec(etcd_cluster.places), conversation)
+
+
+def test_a_watch_that_slept_through_a_compaction_says_so(etcd_cluster: Etcd) -> None:
+    first = etcd_cluster.members[0]
+
+    async def conversation(client: EtcdClient) -> None:
+        await write_once(client, "/n/0")
+        changes = resumed(client, [Range("/n/", prefix=True)], 1)
+        assert await next_keys(changes, 1) == ["/n/0"]
+        first.stop()
+        # Whoever needs the leader has waited for a new one when this is answered.
+        other = EtcdClient(EtcdSpec(etcd_cluster.places[1:]), RENEW_TIMEOUT)
+        for _ in range(3):
+            revision = (await other.commit(put("/n/1"))).revision
+        await other.close()
+        etcd_cluster.ctl("compaction", str(revision))
+        first.kill()
+        with pytest.raises(Compacted):
+            await anext(changes)
+
+    talk(EtcdSpec(etcd_cluster.places), conversation)
+
+
+def test_calls_that_fail_together_go_on_to_the_same_member(etcd_cluster: Etcd) -> None:
+    first, second, third = etcd_cluster.members
+
+    async def conversation(client: EtcdClient) -> None:
+        await read(client)
+        first.kill()
+        # The others choose a leader before they answer this, so that none of the calls below is in vain.
+        await read(EtcdClient(EtcdSpec(etcd_cluster.places[1:2]), RENEW_TIMEOUT))
+        before = third.counted("grpc_server_started_total")["Txn"]
+        await asyncio.gather(*(read(client) for _ in range(10)))
+        assert third.counted("grpc_server_started_total")["Txn"] == before
+        assert second.counted("grpc_server_started_total")["Txn"] >= 10
+
+    talk(EtcdSpec(etcd_cluster.places), conversation)
+
+
+def test_calls_that_are_given_up_while_their_member_dies_leave_nothing_in_the_terminal(etcd: Etcd) -> None:
+    complaints: list[str] = []
+
+    async def conversation(client: EtcdClient) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        await read(client)
+        etcd.members[0].stop()
+        failed = asyncio.Event()
+        request = messages.load().message("TxnRequest")()
+        ask = line.ask(messages.load().method("KV.Txn"), request)
+
+        async def ask_and_tell(channel: Any, metadata: line.Metadata) -> Any:
+            try:
+                return await ask(channel, metadata)
+            finally:
+                # Whoever waits for this call has not been woken yet when this is heard.
+                failed.set()
+
+        calls = [asyncio.ensure_future(client._connection.carry_out(ask_and_tell)) for _ in range(10)]
+        await asyncio.to_thread(etcd.kill)
+        await failed.wait()
+        for call in calls:
+            call.cancel()
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(end) for end in ends] == [asyncio.CancelledError] * 10
+        gc.collect()
+
+    talk(EtcdSpec(etcd.places), conversation)
+    assert complaints == []
+
+
+def test_clients_begin_at_different_members(etcd_cluster: Etcd) -> None:
+    async def conversation() -> None:
+        for chances in ([0.5, 0.1, 0.9], [0.1, 0.5, 0.9], [0.9, 0.5, 0.1]):
+            client = EtcdClient(EtcdSpec(etcd_cluster.places), RENEW_TIMEOUT, chance=iter(chances).__next__)
+            await read(client)
+            await client.close()
+
+    asyncio.run(conversation())
+    assert [member.counted("grpc_server_started_total")["Txn"] for member in etcd_cluster.members] == [1, 1, 1]
+
+
+def test_where_nobody_listens_etcd_is_away_and_each_endpoint_is_named(etcd: Etcd) -> None:
+    ports = [quiet_port(), quiet_port()]
+    etcd.kill()
+    for places in ([*etcd.places], [("127.0.0.1", port) for port in ports]):
+        with pytest.raises(Away, match="the connection was refused, so nobody listens there"):
+            talk(EtcdSpec(tuple(places)), read)
+    with pytest.raises(Away, match=r"127.0.0.1:\d+: the connection was refused.*; no-such-host.invalid:2379: no-such-"):
+        talk(EtcdSpec((*etcd.places, ("no-such-host.invalid", 2379))), read)
+
+
+def test_a_server_that_comes_back_on_its_data_is_found_again(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        lease = await client.grant(60)
+        revision = (await client.commit(put("/k", b"1", lease))).revision
+        changes = resumed(client, [ALL], revision)
+        await next_keys(changes, 1)
+        waiting = asyncio.ensure_future(anext(changes))
+        etcd.kill()
+        with pytest.raises(Away, match="refused"):
+            await waiting
+        with pytest.raises(Away, match="refused"):
+            await client.renew(lease)
+        await asyncio.to_thread(etcd.start)
+        assert await client.renew(lease)
+        assert (await read(client)).found["/k"].value == b"1"
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_members_without_a_leader_are_away(etcd_cluster: Etcd) -> None:
+    etcd_cluster.members[1].kill()
+    etcd_cluster.members[2].kill()
+
+    async def conversation(client: EtcdClient) -> None:
+        with pytest.raises(Away):
+            await client.commit(put("/k"))
+        with pytest.raises(Away):
+            await anext(resumed(client, [ALL], 1))
+
+    talk(EtcdSpec(etcd_cluster.places[:1]), conversation)
+
+
+def test_a_name_is_looked_up_as_the_system_does_it(etcd: Etcd) -> None:
+    talk(EtcdSpec((("localhost", etcd.members[0].port),)), hold)
+
+
+def test_whoever_has_let_go_of_etcd_asks_in_vain(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        await read(client)
+        await client.close()
+        with pytest.raises(Away, match="has let go"):
+            await read(client)
+
+    talk(EtcdSpec(etcd.places), conversation)

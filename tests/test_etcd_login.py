@@ -1,0 +1,133 @@
+"""The client of etcd against real servers that demand a user."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from etcd_conversation import (
+    OWN,
+    hold,
+    known,
+    next_keys,
+    put,
+    read,
+    resumed,
+    talk,
+    write_once,
+)
+from etcd_server import PASSWORD, Etcd
+
+from dlrover_run.etcd.client import EtcdClient
+from dlrover_run.etcd.operations import (
+    Mistake,
+    Range,
+)
+
+
+def test_a_user_may_do_what_is_permitted_without_tls(etcd: Etcd) -> None:
+    etcd.demand_users()
+    talk(known(etcd), hold)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"password": "wrong"}, "no user 'trainer' with the password.*DLROVER_ETCD_PASSWORD or password_file=PATH"),
+        ({"user": "stranger"}, "no user 'stranger' with the password.*user=NAME"),
+        ({"password": ""}, "demands a password of the user 'trainer'.*DLROVER_ETCD_PASSWORD.*password_file=PATH"),
+        ({"user": "", "password": ""}, "demands a user and none was given.*user=NAME.*DLROVER_ETCD_PASSWORD"),
+    ],
+)
+def test_who_is_not_known_gets_one_sentence(etcd: Etcd, changes: dict[str, str], words: str) -> None:
+    etcd.demand_users()
+    with pytest.raises(Mistake, match=words) as caught:
+        talk(known(etcd, **changes), read)
+    assert "\n" not in str(caught.value)
+    assert "wrong" not in str(caught.value)
+    assert repr(known(etcd)).find(PASSWORD) < 0
+
+
+def test_what_is_not_permitted_is_one_sentence(etcd: Etcd) -> None:
+    etcd.demand_users()
+    words = "'trainer' may not read and write below /other/ in etcd.*grant-permission --prefix ROLE readwrite /other/"
+
+    async def watch(client: EtcdClient) -> None:
+        await anext(resumed(client, [Range("/other/", prefix=True)], 1))
+
+    for conversation in (lambda client: client.commit(put("/other/k")), watch):
+        with pytest.raises(Mistake, match=words):
+            talk(known(etcd, prefix="/other"), conversation)
+
+
+def forget_tokens(etcd: Etcd) -> None:
+    etcd.members[0].terminate()
+    etcd.start()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        hold,
+        lambda client: read(client, OWN),
+        lambda client: next_keys(resumed(client, [OWN], 1), 1),
+        lambda client: asyncio.gather(*(read(client, OWN) for _ in range(20))),
+    ],
+    ids=["all", "read", "watch", "many"],
+)
+def test_a_token_that_died_with_the_server_is_made_anew_once(
+    etcd: Etcd, ask: Callable[[EtcdClient], Awaitable[Any]]
+) -> None:
+    etcd.demand_users()
+
+    async def conversation(client: EtcdClient) -> None:
+        await client.commit(put("/dlrover-run/k"))
+        await asyncio.to_thread(forget_tokens, etcd)
+        await ask(client)
+
+    talk(known(etcd), conversation)
+    assert etcd.calls()["Authenticate"] == 1
+
+
+def test_a_watch_goes_on_with_a_new_token(etcd_cluster: Etcd) -> None:
+    etcd_cluster.demand_users()
+
+    async def conversation(client: EtcdClient) -> None:
+        revision = (await client.commit(put("/dlrover-run/0"))).revision
+        changes = resumed(client, [OWN], revision)
+        assert await next_keys(changes, 1) == ["/dlrover-run/0"]
+        first, second, _ = etcd_cluster.members
+        # The second one has forgotten the token by the time that the watch comes there.
+        await asyncio.to_thread(second.terminate)
+        await asyncio.to_thread(etcd_cluster.start)
+        first.kill()
+        told = asyncio.ensure_future(next_keys(changes, 1))
+        await write_once(client, "/dlrover-run/1")
+        assert await told == ["/dlrover-run/1"]
+
+    talk(known(etcd_cluster), conversation)
+
+
+def test_users_survive_the_death_of_a_member(etcd_cluster: Etcd) -> None:
+    etcd_cluster.demand_users()
+
+    async def conversation(client: EtcdClient) -> None:
+        changes = resumed(client, [Range("/dlrover-run/", prefix=True)], 1)
+        for member in etcd_cluster.members:
+            await write_once(client, f"/dlrover-run/{member.name}")
+            assert await next_keys(changes, 1) == [f"/dlrover-run/{member.name}"]
+            member.kill()
+            await asyncio.to_thread(etcd_cluster.start)
+
+    talk(known(etcd_cluster), conversation)
+
+
+def test_a_user_that_etcd_does_not_ask_for_yet_does_no_harm(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        await hold(client)
+        await asyncio.to_thread(etcd.demand_users)
+        await hold(client)
+
+    talk(known(etcd), conversation)

@@ -1,0 +1,129 @@
+"""The names of etcd's endpoints while the name server is slow, away, or answers at last."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+from etcd_conversation import read, talk
+from etcd_server import Etcd
+
+from dlrover_run.etcd import diagnosis, line
+from dlrover_run.etcd.answers import Broken
+from dlrover_run.etcd.client import EtcdClient
+from dlrover_run.etcd.names import Names
+from dlrover_run.etcd.operations import Away
+from dlrover_run.spec import EtcdSpec
+from dlrover_run.wire import own_address
+from dlrover_run.wire.own_address import Address
+
+HERE = Address(socket.AF_INET, "127.0.0.1", 2379)
+ELSEWHERE = Address(socket.AF_INET, "127.0.0.2", 2379)
+
+
+class NameServer:
+    """Answers each question with `answer` as it is then: addresses, a problem, or None: nothing until `speak`."""
+
+    def __init__(self) -> None:
+        self.answer: list[Address] | own_address.Unknown | None = None
+        self.asked = 0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def look_up(self, host: str, port: int) -> list[Address]:
+        self.asked += 1
+        if self.answer is None:
+            silence: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(silence)
+            await silence
+        assert self.answer is not None
+        if isinstance(self.answer, own_address.Unknown):
+            raise self.answer
+        return [address._replace(port=port) for address in self.answer]
+
+    def speak(self, answer: list[Address]) -> None:
+        self.answer = answer
+        for silence in self._waiting:
+            silence.set_result(None)
+
+
+@pytest.fixture
+def name_server(monkeypatch: pytest.MonkeyPatch) -> NameServer:
+    server = NameServer()
+    monkeypatch.setattr(own_address, "look_up", server.look_up)
+    monkeypatch.setattr(line, "LOOKUP_SHARE", 0.01)
+    monkeypatch.setattr(diagnosis, "PROBE_TIMEOUT", 0.01)
+    return server
+
+
+def ask(question: Callable[[Names], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        names = Names()
+        await question(names)
+        names.close()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("answer", [None, own_address.Unknown("etcd.test has no address")], ids=["silent", "lost"])
+def test_a_name_that_nobody_tells_any_more_stands_for_what_it_stood_for(
+    name_server: NameServer, answer: own_address.Unknown | None
+) -> None:
+    async def question(names: Names) -> None:
+        name_server.answer = [HERE]
+        await names.find("etcd.test", 2379, 1)
+        name_server.answer = answer
+        assert await names.find("etcd.test", 2379, 0.01) == [HERE]
+        with pytest.raises(Broken):
+            await names.find("other.test", 2379, 0.01)
+
+    ask(question)
+
+
+def test_a_name_that_has_moved_is_found_where_it_is_now(name_server: NameServer) -> None:
+    async def question(names: Names) -> None:
+        for answer in ([HERE], [ELSEWHERE]):
+            name_server.answer = answer
+            assert await names.find("etcd.test", 2379, 1) == answer
+
+    ask(question)
+
+
+def test_an_answer_that_comes_late_serves_whoever_asks_next(name_server: NameServer) -> None:
+    async def question(names: Names) -> None:
+        for _ in range(3):
+            with pytest.raises(Broken, match=r"no name server told the address of etcd\.test within 0\.01 s"):
+                await names.find("etcd.test", 2379, 0.01)
+        name_server.speak([HERE])
+        assert await names.find("etcd.test", 2379, 1) == [HERE]
+        assert name_server.asked == 1
+
+    ask(question)
+
+
+def test_a_lease_is_renewed_over_a_new_connection_while_no_name_server_answers(
+    etcd: Etcd, name_server: NameServer
+) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        name_server.answer = [HERE]
+        lease = await client.grant(60)
+        name_server.answer = None
+        etcd.kill()
+        with pytest.raises(Away, match="refused"):
+            await client.renew(lease)
+        await asyncio.to_thread(etcd.start)
+        assert await client.renew(lease)
+
+    talk(EtcdSpec((("etcd.test", etcd.members[0].port),)), conversation)
+
+
+def test_a_name_server_that_never_answers_is_said_and_holds_up_no_call(etcd: Etcd, name_server: NameServer) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        with pytest.raises(Away, match=r"no name server told the address of etcd\.test"):
+            await asyncio.gather(*(read(client) for _ in range(5)))
+        name_server.speak([HERE])
+        await read(client)
+        assert name_server.asked <= 2
+
+    talk(EtcdSpec((("etcd.test", etcd.members[0].port),)), conversation)

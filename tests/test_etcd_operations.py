@@ -1,0 +1,279 @@
+"""The operations of the client of etcd against a real server: transactions, leases and watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from etcd_conversation import (
+    ALL,
+    next_keys,
+    put,
+    read,
+    resumed,
+    talk,
+)
+from etcd_server import Etcd
+
+from dlrover_run.etcd.client import EtcdClient
+from dlrover_run.etcd.operations import (
+    Absent,
+    Away,
+    Change,
+    Changed,
+    Compacted,
+    Created,
+    Delete,
+    Get,
+    KeyValue,
+    LeaseGone,
+    Mistake,
+    Outcome,
+    Put,
+    Range,
+    Txn,
+)
+from dlrover_run.spec import EtcdSpec
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        (lambda key: Absent(Range("/k")), False),
+        (lambda key: Absent(Range("/k/")), True),
+        (lambda key: Absent(Range("/k", prefix=True)), False),
+        (lambda key: Absent(Range("/k/", prefix=True)), True),
+        (lambda key: Absent(Range("", prefix=True)), False),
+        (lambda key: Created("/k", key.created), True),
+        (lambda key: Created("/k", key.changed), False),
+        (lambda key: Created("/other", key.created), False),
+        (lambda key: Changed("/k", key.changed), True),
+        (lambda key: Changed("/k", key.created), False),
+    ],
+)
+def test_a_condition_decides_which_branch_is_carried_out(
+    etcd: Etcd, condition: Callable[[KeyValue], Any], holds: bool
+) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        await client.commit(put("/k", b"1"))
+        await client.commit(put("/k", b"2"))
+        key = (await read(client)).found["/k"]
+        assert key.created < key.changed
+        outcome = await client.commit(Txn((condition(key),), (Put("/yes", b""),), (Put("/no", b""),)))
+        assert outcome.succeeded is holds
+        assert set((await read(client)).found) == {"/k", "/yes" if holds else "/no"}
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_all_conditions_have_to_hold(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        await client.commit(put("/k"))
+        outcome = await client.commit(Txn((Absent(Range("/new")), Absent(Range("/k"))), (Put("/new", b""),)))
+        assert not outcome.succeeded
+        assert set((await read(client)).found) == {"/k"}
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_what_nested_transactions_read_is_found_with_the_rest(etcd: Etcd) -> None:
+    """And a branch sees what it has written itself."""
+
+    async def conversation(client: EtcdClient) -> Outcome:
+        await client.commit(put("/word", "ein Wörtchen".encode()))
+        lead = Txn(
+            (Absent(Range("/leader")),), (Put("/leader", b"me"), Get(Range("/leader"))), (Get(Range("/leader")),)
+        )
+        return await client.commit(
+            Txn(then=(Put("/node", b"\x00\xff"), lead, Get(Range("/word")), Get(Range("/node"))))
+        )
+
+    outcome = talk(EtcdSpec(etcd.places), conversation)
+    revision = outcome.revision
+    assert outcome.found == {
+        "/word": KeyValue("/word", "ein Wörtchen".encode(), revision - 1, revision - 1, 0),
+        "/leader": KeyValue("/leader", b"me", revision, revision, 0),
+        "/node": KeyValue("/node", b"\x00\xff", revision, revision, 0),
+    }
+
+
+def test_a_deletion_takes_the_range_and_no_more(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        for key in ("/a", "/a/1", "/a/2", "/b"):
+            await client.commit(put(key))
+        await client.commit(Txn(then=(Delete(Range("/a/", prefix=True)),)))
+        assert set((await read(client)).found) == {"/a", "/b"}
+        await client.commit(Txn(then=(Delete(Range("/a")),)))
+        assert set((await read(client)).found) == {"/b"}
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_values_of_a_megabyte_and_thousands_of_keys_come_whole(etcd: Etcd) -> None:
+    """Together they are many times what gRPC takes by itself."""
+
+    async def conversation(client: EtcdClient) -> None:
+        start = (await read(client)).revision + 1
+        values = {f"/big/{number}": bytes([number]) * 1_000_000 for number in range(20)}
+        for key, value in values.items():
+            await client.commit(put(key, value))
+        for block in range(40):
+            await client.commit(Txn(then=tuple(Put(f"/many/{block}/{n}", b"x") for n in range(100))))
+        found = (await read(client)).found
+        assert {key: found[key].value for key in values} == values
+        assert len(found) == 20 + 4000
+        assert len(await next_keys(resumed(client, [ALL], start), 4020)) == 4020
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+@pytest.mark.parametrize(
+    ("txn", "remedy"),
+    [
+        (put("/k", b"x" * 2_000_000), "--max-request-bytes"),
+        (Txn(then=tuple(Put(f"/{number}", b"") for number in range(200))), "--max-txn-ops"),
+    ],
+)
+def test_what_is_too_much_for_etcd_is_refused_in_one_sentence(etcd: Etcd, txn: Txn, remedy: str) -> None:
+    with pytest.raises(Mistake, match=remedy):
+        talk(EtcdSpec(etcd.places), lambda client: client.commit(txn))
+
+
+# --- leases
+
+
+def test_a_lease_lives_while_it_is_renewed_and_takes_its_keys_along(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        lease = await client.grant(1)
+        outcome = await client.commit(put("/k", b"", lease))
+        changes = resumed(client, [ALL], outcome.revision + 1)
+        assert await client.renew(lease)
+        assert (await read(client)).found["/k"].lease == lease
+        assert await anext(changes) == [Change("/k", None)]
+        assert not await client.renew(lease)
+        with pytest.raises(LeaseGone):
+            await client.commit(put("/k", b"", lease))
+        assert not (await read(client)).found
+        await client.revoke(lease)
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_a_revoked_lease_takes_its_keys_along_at_once(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        lease = await client.grant(3600)
+        await client.commit(put("/k", b"", lease))
+        await client.revoke(lease)
+        assert not (await read(client)).found
+        assert not await client.renew(lease)
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+# --- watches
+
+
+def test_whoever_watches_before_he_reads_hears_what_changes_after_that_and_nothing_before(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        async with client.watch([Range("/a"), Range("/b")]) as watch:
+            await client.commit(put("/a", b"old"))
+            read_at = (await client.commit(put("/b", b"old"))).revision
+            await client.commit(put("/a", b"new"))
+            await client.commit(put("/b", b"new"))
+            changes = watch.after(read_at)
+            heard = [change for _ in range(2) for change in await anext(changes)]
+            values = sorted((change.key, change.now and change.now.value) for change in heard)
+            assert values == [("/a", b"new"), ("/b", b"new")]
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_a_member_that_dies_between_watching_and_reading_hides_nothing(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        async with client.watch([Range("/a")]) as watch:
+            etcd.kill()
+            await asyncio.to_thread(etcd.start)
+            read_at = (await client.commit(put("/b"))).revision
+            await client.commit(put("/a", b"new"))
+            assert await next_keys(watch.after(read_at), 1) == ["/a"]
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_a_watch_that_knows_more_than_etcd_does_is_not_deaf_but_says_so(etcd: Etcd) -> None:
+    """As after a loss of data, or where a backup was restored."""
+
+    async def conversation(client: EtcdClient) -> None:
+        revision = (await client.commit(put("/a"))).revision
+        with pytest.raises(Away, match="does not know yet what others have told"):
+            await anext(resumed(client, [ALL], revision + 2))
+        async with client.watch([ALL]) as watch:
+            with pytest.raises(Away, match="lost data since the watch began"):
+                await anext(watch.after(revision - 1))
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_a_watch_tells_all_from_its_revision_on_in_order(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        await client.commit(put("/before"))
+        start = (await client.commit(put("/a", b"1"))).revision
+        await client.commit(put("/a", b"2"))
+        await client.commit(put("/elsewhere"))
+        changes = resumed(client, [Range("/a")], start)
+        assert await anext(changes) == [
+            Change("/a", KeyValue("/a", b"1", start, start, 0)),
+            Change("/a", KeyValue("/a", b"2", start, start + 1, 0)),
+        ]
+        await client.commit(Txn(then=(Delete(Range("/a")),)))
+        assert await anext(changes) == [Change("/a", None)]
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_all_ranges_of_a_watch_share_one_stream(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        changes = resumed(client, [Range("/leader"), Range("/words/", prefix=True)], 1)
+        told = asyncio.ensure_future(next_keys(changes, 3))
+        for key in ("/words/1", "/leader", "/other", "/words/2"):
+            await client.commit(put(key))
+        assert sorted(await told) == ["/leader", "/words/1", "/words/2"]
+
+    talk(EtcdSpec(etcd.places), conversation)
+    assert (etcd.calls()["Watch"], etcd.requests()["Watch"]) == (1, 2)
+
+
+def test_a_watch_from_a_revision_that_is_not_kept_says_so(etcd: Etcd) -> None:
+    async def conversation(client: EtcdClient) -> None:
+        for _ in range(3):
+            revision = (await client.commit(put("/k"))).revision
+        etcd.ctl("compaction", str(revision))
+        with pytest.raises(Compacted):
+            await anext(resumed(client, [Range("/other"), Range("/k")], 1))
+        assert await next_keys(resumed(client, [Range("/k")], revision), 1) == ["/k"]
+
+    talk(EtcdSpec(etcd.places), conversation)
+
+
+def test_whoever_is_cancelled_while_he_waits_is_told_so(etcd: Etcd) -> None:
+    """gRPC uses the same exception for a connection that was broken off."""
+
+    async def conversation(client: EtcdClient) -> None:
+        revision = (await client.commit(put("/k"))).revision
+        changes = resumed(client, [ALL], revision)
+        await anext(changes)
+        waiting = asyncio.ensure_future(anext(changes))
+        etcd.members[0].stop()
+        asking = asyncio.ensure_future(client.commit(put("/k")))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        asking.cancel()
+        assert [type(end) for end in await asyncio.gather(waiting, asking, return_exceptions=True)] == [
+            asyncio.CancelledError,
+            asyncio.CancelledError,
+        ]
+        etcd.members[0].resume()
+
+    talk(EtcdSpec(etcd.places), conversation)

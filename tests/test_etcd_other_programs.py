@@ -1,0 +1,115 @@
+"""The client of etcd where something else listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etcd_conversation import (
+    ALL,
+    RENEW_TIMEOUT,
+    files,
+    read,
+    resumed,
+    talk,
+)
+from harness import WAIT
+
+from dlrover_run.etcd import diagnosis, messages
+from dlrover_run.etcd.client import EtcdClient
+from dlrover_run.etcd.names import Names
+from dlrover_run.etcd.operations import (
+    Away,
+)
+from dlrover_run.spec import EtcdSpec
+from dlrover_run.wire import transport
+
+
+@contextlib.asynccontextmanager
+async def gateway(watch: Callable[[Any, Any], AsyncIterator[Any]] | None = None) -> AsyncIterator[EtcdSpec]:
+    """A server of gRPC that offers this handler for watches, if any, and nothing else."""
+    grpc = transport.load_grpc()
+    method = messages.load().method("Watch.Watch")
+    decode, encode = method.request.FromString, method.response.SerializeToString
+    handlers = {} if watch is None else {"Watch": grpc.stream_stream_rpc_method_handler(watch, decode, encode)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("etcdserverpb.Watch", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield EtcdSpec((("127.0.0.1", port),))
+    finally:
+        await server.stop(None)
+
+
+def test_a_stream_that_ends_whenever_it_is_opened_is_not_opened_for_ever() -> None:
+    opened = 0
+
+    async def end_at_once(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        nonlocal opened
+        opened += 1
+        await anext(requests)
+        yield messages.load().message("WatchResponse")(created=True)
+
+    async def conversation() -> None:
+        async with gateway(end_at_once) as spec:
+            client = EtcdClient(spec, RENEW_TIMEOUT)
+            with pytest.raises(Away, match="it ended the connection"):
+                await anext(resumed(client, [ALL], 1))
+            await client.close()
+
+    asyncio.run(conversation())
+    assert opened == 2
+
+
+def test_a_server_of_grpc_that_is_no_etcd_is_away() -> None:
+    async def conversation() -> None:
+        async with gateway() as spec:
+            client = EtcdClient(spec, RENEW_TIMEOUT)
+            with pytest.raises(Away, match="another program listens there, which is no etcd v3"):
+                await read(client)
+            await client.close()
+
+    asyncio.run(conversation())
+
+
+@contextlib.contextmanager
+def other_program(says: bytes | None) -> Iterator[tuple[str, int]]:
+    """A server that says something to everybody who has spoken, or None: nothing, for ever."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while says is not None:
+                with server.accept()[0] as connection:
+                    connection.recv(4096)
+                    connection.sendall(says)
+
+    serving_thread = threading.Thread(target=serve, daemon=True)
+    serving_thread.start()
+    yield "127.0.0.1", server.getsockname()[1]
+    server.shutdown(socket.SHUT_RDWR)
+    serving_thread.join(WAIT)
+    server.close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0-Other\r\n", b""])
+def test_another_program_is_no_etcd(etcd_certificates: Path, says: bytes, tls: bool) -> None:
+    with other_program(says) as place, pytest.raises(Away, match="another program listens there, which is no etcd"):
+        talk(EtcdSpec((place,), tls=files(etcd_certificates) if tls else None), read)
+
+
+def test_a_program_that_says_nothing_is_no_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "PROBE_TIMEOUT", 0.2)
+    with other_program(None) as place:
+        found = asyncio.run(diagnosis.examine(EtcdSpec((place,)), Names()))
+    assert found == {
+        f"127.0.0.1:{place[1]}": "whoever listens there says nothing: another program, or a member that is stopped"
+    }

@@ -1,0 +1,92 @@
+"""The client of etcd against real servers with TLS, and what a person may give wrongly for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from etcd_conversation import (
+    files,
+    hold,
+    known,
+    read,
+    talk,
+)
+from etcd_server import Etcd, Tls, serving
+
+from dlrover_run.etcd.operations import (
+    Mistake,
+)
+from dlrover_run.spec import EtcdSpec
+
+
+@pytest.fixture
+def etcd_tls(tmp_path: Path, etcd_certificates: Path) -> Iterator[Etcd]:
+    """A server that demands certificates of its clients."""
+    with serving(tmp_path / "etcd-tls", tls=Tls(etcd_certificates)) as server:
+        yield server
+
+
+def test_a_certificate_of_the_right_authority_lets_a_node_in(etcd_tls: Etcd, etcd_certificates: Path) -> None:
+    etcd_tls.demand_users()
+    talk(known(etcd_tls, tls=files(etcd_certificates)), hold)
+
+
+def test_a_server_may_demand_no_certificates(tmp_path: Path, etcd_certificates: Path) -> None:
+    with serving(tmp_path / "e", tls=Tls(etcd_certificates, authority=None)) as server:
+        talk(EtcdSpec(server.places, tls=files(etcd_certificates, name=None)), hold)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"name": None}, "demands a certificate of this node.*cert=PATH,key=PATH"),
+        ({"name": "stranger"}, "does not take the certificate of this node, .*stranger.pem"),
+        ({"ca": "other-ca"}, "is not signed by cacert, .*other-ca.pem"),
+        ({"ca": None}, "This system does not trust who signed the certificate.*cacert=PATH"),
+        ({"key": "server"}, "client.pem, and key, .*server.key, do not belong together"),
+        ({"ca": "nowhere"}, r"cacert, .*nowhere.pem, cannot be used \(No such file or directory\)"),
+        ({"ca": "empty"}, "cacert, .*empty.pem, cannot be used"),
+        ({"name": "nowhere"}, r"nowhere.pem, or key, .*, cannot be used \(No such file or directory\)"),
+        ({"name": "empty"}, "empty.pem, or key, .*empty.key, cannot be used"),
+        ({"name": "client", "key": "locked"}, "a key without a password"),
+    ],
+)
+def test_each_wrong_file_of_tls_is_one_sentence(
+    etcd_tls: Etcd, etcd_certificates: Path, given: dict[str, str | None], words: str
+) -> None:
+    with pytest.raises(Mistake, match=words) as caught:
+        talk(EtcdSpec(etcd_tls.places, tls=files(etcd_certificates, **given)), read)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_certificate_for_another_name_is_one_sentence(tmp_path: Path, etcd_certificates: Path) -> None:
+    with (
+        serving(tmp_path / "e", tls=Tls(etcd_certificates, "elsewhere", None)) as server,
+        pytest.raises(Mistake, match=r"is for another name than 127\.0\.0\.1.*--rdzv-endpoint"),
+    ):
+        talk(EtcdSpec(server.places, tls=files(etcd_certificates)), read)
+
+
+@pytest.mark.parametrize("authority", ["ca", None])
+def test_plain_words_to_a_server_with_tls_are_one_sentence(
+    tmp_path: Path, etcd_certificates: Path, authority: str | None
+) -> None:
+    with (
+        serving(tmp_path / "e", tls=Tls(etcd_certificates, authority=authority)) as server,
+        pytest.raises(Mistake, match=r"speaks TLS: add protocol=https.*cacert=PATH"),
+    ):
+        talk(EtcdSpec(server.places), read)
+
+
+def test_tls_to_a_server_without_it_is_one_sentence(etcd: Etcd, etcd_certificates: Path) -> None:
+    with pytest.raises(Mistake, match="does not speak TLS: leave protocol=https"):
+        talk(EtcdSpec(etcd.places, tls=files(etcd_certificates)), read)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_wrong_with_one_endpoint_is_no_matter_while_another_one_works(
+    etcd: Etcd, etcd_tls: Etcd, order: int
+) -> None:
+    talk(EtcdSpec((*etcd.places, *etcd_tls.places)[::order]), hold)
