@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from typing import Any
 
@@ -29,6 +30,7 @@ from dlrover_run.etcd.operations import (
     Range,
 )
 from dlrover_run.spec import EtcdSpec
+from dlrover_run.wire import transport
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -106,32 +108,38 @@ def test_calls_that_fail_together_go_on_to_the_same_member(etcd_cluster: Etcd) -
 
 def test_calls_that_are_given_up_while_their_member_dies_leave_nothing_in_the_terminal(etcd: Etcd) -> None:
     complaints: list[str] = []
+    working: list[asyncio.Future[Any]] = []
+    all_asked = asyncio.Event()
+    ask = line.ask(messages.load().method("KV.Txn"), messages.load().message("TxnRequest")())
+
+    async def ask_to_the_end(channel: Any, metadata: line.Metadata) -> Any:
+        """As a call of gRPC does when it is cancelled in the moment in which it fails."""
+        asking = asyncio.ensure_future(ask(channel, metadata))
+        working.append(asking)
+        if len(working) == 10:
+            all_asked.set()
+        while not asking.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([asking])
+        return asking.result()
 
     async def conversation(client: EtcdClient) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
         await read(client)
         etcd.members[0].stop()
-        failed = asyncio.Event()
-        request = messages.load().message("TxnRequest")()
-        ask = line.ask(messages.load().method("KV.Txn"), request)
-
-        async def ask_and_tell(channel: Any, metadata: line.Metadata) -> Any:
-            try:
-                return await ask(channel, metadata)
-            finally:
-                # Whoever waits for this call has not been woken yet when this is heard.
-                failed.set()
-
-        calls = [asyncio.ensure_future(client._connection.carry_out(ask_and_tell)) for _ in range(10)]
-        await asyncio.to_thread(etcd.kill)
-        await failed.wait()
+        calls = [asyncio.ensure_future(client._connection.carry_out(ask_to_the_end)) for _ in range(10)]
+        await all_asked.wait()
         for call in calls:
             call.cancel()
         ends = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(end) for end in ends] == [asyncio.CancelledError] * 10
-        gc.collect()
+        await asyncio.to_thread(etcd.kill)
+        failures = await asyncio.gather(*working, return_exceptions=True)
+        assert all(isinstance(failure, transport.load_grpc().aio.AioRpcError) for failure in failures)
 
     talk(EtcdSpec(etcd.places), conversation)
+    working.clear()
+    gc.collect()
     assert complaints == []
 
 
