@@ -188,7 +188,7 @@ class Cluster:
 
     def master(self) -> psutil.Process:
         """The master that one of the nodes has started. One that came too late to listen ends by itself."""
-        found = [process for process in self._below() if is_master(process) and _listens(process, self.port)]
+        found = [process for process in self._below() if is_master(process) and listens(process, self.port)]
         assert len(found) == 1, f"{len(found)} masters"
         return found[0]
 
@@ -208,6 +208,16 @@ class Cluster:
         assert seen == [(rank, size) for rank in range(size)], world
         assert len({(m["port"], m["restart"], m["nodes"]) for m in world}) == 1, world
         return world
+
+    def step_of(self, world: World, since: int) -> int:
+        """The step that a world of `workers/count.py` is at, which must be later than `since`, and which the same
+        workers have all taken."""
+        os.kill(world[0]["pid"], signal.SIGUSR2)
+        reports = self.world(len(world))
+        assert [(m["rank"], m["pid"], m["port"]) for m in reports] == [(m["rank"], m["pid"], m["port"]) for m in world]
+        (step,) = {member["step"] for member in reports}
+        assert step > since
+        return int(step)
 
     def close(self) -> None:
         """Fail unless the test has ended its launchers and all else has ended by itself."""
@@ -279,7 +289,8 @@ def is_master(process: psutil.Process) -> bool:
     return False
 
 
-def _listens(process: psutil.Process, port: int) -> bool:
+def listens(process: psutil.Process, port: int) -> bool:
+    """Whether a process, which must be of this user, listens on a port and lives."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp"))
     return False

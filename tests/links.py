@@ -59,10 +59,11 @@ class Link:
                     threading.Thread(target=self._carry, args=(source, sink, gate), daemon=True).start()
 
     def _carry(self, source: socket.socket, sink: socket.socket, gate: threading.Event) -> None:
+        tail = b""
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if gate is self.up and self._links is not None:
-                    self._links.look(data)
+                    tail = self._links.look(tail, data)
                 gate.wait()
                 sink.sendall(data)
         for end in (source, sink):
@@ -114,15 +115,19 @@ class Links:
             self._connections += 1
             self._taken.notify_all()
 
-    def look(self, data: bytes) -> None:
-        """These bytes are about to go up."""
-        if self._trap is None or self._trap[0] not in data:
-            return
+    def look(self, tail: bytes, data: bytes) -> bytes:
+        """These bytes are about to go up after `tail`; the tail for those that follow, for words come in any pieces."""
+        if self._trap is None:
+            return b""
         words, gate, skip = self._trap
-        self._trap = (words, gate, skip - 1) if skip else None
-        if not skip:
-            gate.clear()
-            self._sprung.set()
+        seen = tail + data
+        if words in seen:
+            self._trap = (words, gate, skip - 1) if skip else None
+            if not skip:
+                gate.clear()
+                self._sprung.set()
+        # Too short for the words, so that they are not counted twice.
+        return seen[-(len(words) - 1) :] if len(words) > 1 else b""
 
 
 def _open_gate() -> threading.Event:

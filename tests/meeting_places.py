@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import abc
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
+import psutil
 import pytest
-from cluster import quiet_port
+from cluster import is_master, listens, quiet_port
 from etcd_server import Etcd, serving
 
 EVERYWHERE = pytest.mark.parametrize("place", ["c10d", "etcd", "etcd of three"], indirect=True)
@@ -19,9 +21,13 @@ EVERYWHERE = pytest.mark.parametrize("place", ["c10d", "etcd", "etcd of three"],
 
 class MeetingPlace(abc.ABC):
     """One place, which serves one test. `name` is what nodes call it, `ports` are those on loopback where it is, and
-    `conf` is what every node is told. `guest` is told to a node that shall only visit it."""
+    `conf` is what every node is told. `guest` is told to a node that shall only visit it. `refusal` is what stands
+    before the reason why it lets a node not in. `tells_of_a_cut` says whether a node says so when it has lost its
+    connection for a moment, instead of quietly making another one."""
 
     name: str
+    refusal: str
+    tells_of_a_cut: bool
     ports: tuple[int, ...]
     conf: Mapping[str, object] = {}
     guest: Mapping[str, object] = {}
@@ -44,6 +50,8 @@ class AtMaster(MeetingPlace):
     """The master that one of the nodes starts, or one that the test has started."""
 
     name = "the master"
+    refusal = "refuses this node: "
+    tells_of_a_cut = True
     guest: Mapping[str, object] = {"is_host": 0}
 
     def __init__(self) -> None:
@@ -53,11 +61,18 @@ class AtMaster(MeetingPlace):
         (port,) = ports
         return ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
 
+    def left(self) -> list[str]:
+        """Masters of the job that live, also those that got away from below the test, which only ends what is there."""
+        living = [process for process in psutil.process_iter() if is_master(process)]
+        return [f"the master {p.pid}" for p in living for port in self.ports if listens(p, port)]
+
 
 class InEtcd(MeetingPlace):
     """Keys below a path in etcd that no other test has."""
 
     name = "etcd"
+    refusal = "waiting: "
+    tells_of_a_cut = False
 
     def __init__(self, etcd: Etcd) -> None:
         self.etcd = etcd
@@ -82,8 +97,15 @@ class InEtcd(MeetingPlace):
 
     def elected(self) -> str:
         """The node id of the elected agent; AssertionError when there is none."""
-        (key,) = [key for key in self.all_keys() if key.endswith("/leader")]
-        return self.etcd.ctl("get", "--print-value-only", key).strip()
+        keys = self.all_keys()
+        leaders = [key for key in keys if key.endswith("/leader")]
+        assert len(leaders) == 1, f"no agent is elected: {keys}"
+        return self.etcd.ctl("get", "--print-value-only", *leaders).strip()
+
+    def leases(self) -> set[str]:
+        """Under which the keys of the test's jobs are now, as etcdctl writes them."""
+        answer = self.etcd.ctl("get", "--prefix", "--write-out=json", f"{self.prefix}/")
+        return {f"{int(lease):x}" for lease in re.findall(r'"lease":(\d+)', answer)}
 
 
 @pytest.fixture(scope="module")

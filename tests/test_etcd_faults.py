@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import SOON, Cluster, Node, World, places, quiet_port, succeed, tell
+from cluster import SOON, Cluster, Node, Talker, World, places, quiet_port, succeed, tell
 from etcd_server import Etcd, program
 from harness import WAIT, WORKERS, still_alive, watched
 from links import Links
@@ -31,16 +31,6 @@ def train(cluster: Cluster, names: str, nnodes: str, *flags: str, **options: obj
     return {name: cluster.node(name, nnodes, *flags, script=COUNT, **options) for name in names}
 
 
-def count(cluster: Cluster, world: World, since: int) -> int:
-    """The step that a world is at, which must be later than `since`, and which the same workers have all taken."""
-    os.kill(world[0]["pid"], signal.SIGUSR2)
-    reports = cluster.world(len(world))
-    assert [(m["rank"], m["pid"], m["port"]) for m in reports] == [(m["rank"], m["pid"], m["port"]) for m in world]
-    (step,) = {member["step"] for member in reports}
-    assert step > since
-    return int(step)
-
-
 def next_round(cluster: Cluster, size: int, last: int) -> World:
     """The world of the next round, which goes on where the last one was: it was at `last` at least."""
     world = cluster.world(size)
@@ -54,18 +44,22 @@ def outlive_a_lease(etcd: Etcd, directory: Path) -> None:
     lease = etcd.ctl("lease", "grant", "4").split()[1]
     etcd.ctl("put", "/clock", "runs", f"--lease={lease}")
     places = ",".join(member.endpoint for member in etcd.answering())
-    watch = subprocess.Popen(
+    process = subprocess.Popen(
         [program("etcdctl"), "--endpoints", places, "watch", "--rev=1", "/clock"],
         env={"PATH": os.defpath, "ETCDCTL_API": "3"},
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         cwd=directory,
     )
-    assert watch.stdout is not None
-    assert any(line.strip() == "DELETE" for line in watch.stdout)
-    watch.kill()
-    watch.wait(WAIT)
-    watch.stdout.close()
+    assert process.stdout is not None
+    try:
+        Talker("the watch of a lease", process).until_says("DELETE\n")
+    finally:
+        process.kill()
+        process.wait(WAIT)
+        process.stdout.close()
 
 
 @pytest.mark.torchrun
@@ -76,12 +70,12 @@ def test_each_member_goes_in_turn_and_rounds_change_without_it(cluster: Cluster,
     for restart, member in enumerate(etcd_cluster.members):
         assert {m["restart"] for m in world} == {restart}
         member.kill() if how == "killed" else member.stop()
-        step = count(cluster, world, step)
+        step = cluster.step_of(world, step)
         tell(world[restart : restart + 1], signal.SIGKILL)
         world = next_round(cluster, 3, step)
         etcd_cluster.start() if how == "killed" else member.resume()
     assert {m["restart"] for m in world} == {3}
-    count(cluster, world, step)
+    cluster.step_of(world, step)
     succeed(world, *nodes.values())
 
 
@@ -90,12 +84,12 @@ def test_each_member_goes_in_turn_and_rounds_change_without_it(cluster: Cluster,
 def test_the_leader_of_etcd_goes_and_nobody_who_trains_notices(cluster: Cluster, etcd_cluster: Etcd, how: str) -> None:
     nodes = train(cluster, "abc", "3:4", conf=SOON)
     world = cluster.world(3)
-    step = count(cluster, world, 0)
+    step = cluster.step_of(world, 0)
     leader = etcd_cluster.leader()
     leader.stop() if how == "stopped" else leader.kill()
     outlive_a_lease(etcd_cluster, cluster.directory)
     assert cluster.mailbox.pending() == []
-    step = count(cluster, world, step)
+    step = cluster.step_of(world, step)
     nodes["d"] = cluster.node("d", "3:4", script=COUNT, conf=SOON)
     after = next_round(cluster, 4, step)
     assert places(after) == {**places(world), "d": 3}
@@ -110,12 +104,12 @@ def test_all_members_die_and_are_started_again(cluster: Cluster, etcd_cluster: E
     """Without its data etcd knows of no job, and the elected agent makes the plan anew from what the nodes say."""
     nodes = train(cluster, "abc", "3:4", conf=SOON)
     world = cluster.world(3)
-    step = count(cluster, world, 0)
+    step = cluster.step_of(world, 0)
     etcd_cluster.kill()
     for node in nodes.values():
         node.until_says("lost etcd at 127.0.0.1:")
         node.until_says("; the workers train on")
-    step = count(cluster, world, step)
+    step = cluster.step_of(world, step)
     if data == "lost":
         for folder in (tmp_path / "etcd").glob("*.etcd"):
             shutil.rmtree(folder)
@@ -124,7 +118,7 @@ def test_all_members_die_and_are_started_again(cluster: Cluster, etcd_cluster: E
         node.until_says("is back")
     outlive_a_lease(etcd_cluster, cluster.directory)
     assert cluster.mailbox.pending() == []
-    step = count(cluster, world, step)
+    step = cluster.step_of(world, step)
     # A newcomer shows that the round is known.
     nodes["d"] = cluster.node("d", "3:4", script=COUNT, conf=SOON)
     after = next_round(cluster, 4, step)
@@ -203,7 +197,7 @@ def test_connections_of_one_agent_break_and_it_goes_on_by_others(cluster: Cluste
     step = 0
     for _ in range(3):
         links.until_taken_again(links.cut())
-        step = count(cluster, world, step)
+        step = cluster.step_of(world, step)
     tell(world[:1], signal.SIGKILL)
     succeed(next_round(cluster, 3, step), *nodes.values())
 
@@ -221,14 +215,14 @@ def test_a_network_cut_between_one_agent_and_etcd_takes_that_node_out_until_it_h
             nodes[name].until_says("waiting: ")
     world = cluster.world(3)
     assert (place.elected() == "c") is elected
-    step = count(cluster, world, 0)
+    step = cluster.step_of(world, 0)
     links.up.clear()
     links.down.clear()
     # Its worker trains with those of the others until these are told to stop.
     after = next_round(cluster, 2, step)
     assert sorted(places(after)) == ["a", "b"]
     assert {m["restart"] for m in after} == {0}
-    step = count(cluster, after, step)
+    step = cluster.step_of(after, step)
     nodes["c"].until_says("lost etcd at 127.0.0.1:")
     links.up.set()
     links.down.set()
