@@ -6,6 +6,8 @@ What a job promises it promises wherever its nodes meet, so a test of that runs 
 from __future__ import annotations
 
 import abc
+import base64
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +16,8 @@ import psutil
 import pytest
 from cluster import is_master, listens, quiet_port
 from etcd_server import Etcd, serving
+
+from dlrover_run.coordination.rules import RESULT_KEPT
 
 EVERYWHERE = pytest.mark.parametrize("place", ["c10d", "etcd", "etcd of three"], indirect=True)
 """For tests of what a job promises wherever its nodes meet."""
@@ -68,8 +72,9 @@ class AtMaster(MeetingPlace):
 
 
 class InEtcd(MeetingPlace):
-    """Keys below a path in etcd that no other test has."""
+    """Keys below a path in etcd that no other test has. `user` is who may read them, empty for everybody."""
 
+    user = ""
     name = "etcd"
     refusal = "waiting: "
     tells_of_a_cut = False
@@ -89,23 +94,34 @@ class InEtcd(MeetingPlace):
         return frozenset(member.process.pid for member in self.etcd.members if member.runs)
 
     def left(self) -> list[str]:
-        return self.all_keys()
+        """All but what runs out by itself: the result of a job that a node may still come back to learn."""
+        keys = self._leases_by_key()
+        kept = {lease for key, lease in keys.items() if key.endswith("/unaware") and self._runs_out_soon(lease)}
+        return [key for key, lease in keys.items() if lease not in kept]
 
     def all_keys(self) -> list[str]:
         """The keys of the test's jobs as they are now."""
-        return self.etcd.ctl("get", "--prefix", "--keys-only", f"{self.prefix}/").split()
+        return list(self._leases_by_key())
 
     def elected(self) -> str:
         """The node id of the elected agent; AssertionError when there is none."""
         keys = self.all_keys()
         leaders = [key for key in keys if key.endswith("/leader")]
         assert len(leaders) == 1, f"no agent is elected: {keys}"
-        return self.etcd.ctl("get", "--print-value-only", *leaders).strip()
+        return self.etcd.ctl("get", "--print-value-only", *leaders, user=self.user).strip()
 
     def leases(self) -> set[str]:
         """Under which the keys of the test's jobs are now, as etcdctl writes them."""
-        answer = self.etcd.ctl("get", "--prefix", "--write-out=json", f"{self.prefix}/")
-        return {f"{int(lease):x}" for lease in re.findall(r'"lease":(\d+)', answer)}
+        return set(self._leases_by_key().values())
+
+    def _leases_by_key(self) -> dict[str, str]:
+        answer = json.loads(self.etcd.ctl("get", "--prefix", "--write-out=json", f"{self.prefix}/", user=self.user))
+        return {base64.b64decode(kv["key"]).decode(): f"{kv.get('lease', 0):x}" for kv in answer.get("kvs", ())}
+
+    def _runs_out_soon(self, lease: str) -> bool:
+        life = self.etcd.ctl("lease", "timetolive", lease, user=self.user)
+        granted = re.search(r"granted with TTL\((\d+)s\)", life)
+        return granted is not None and int(granted[1]) <= RESULT_KEPT
 
 
 @pytest.fixture(scope="module")

@@ -59,14 +59,13 @@ class OfCertificates(InEtcd):
 class OfUsers(InEtcd):
     """Keys that only a user can reach."""
 
+    user = "trainer"
+
     def __init__(self, etcd: Etcd) -> None:
         super().__init__(etcd)
         self.prefix = f"{PERMITTED}{self.prefix}"
         # Without TLS a password has to be meant to go unencrypted.
-        self.conf = {**self.conf, "prefix": self.prefix, "user": "trainer", "protocol": "http"}
-
-    def all_keys(self) -> list[str]:
-        return self.etcd.ctl("get", "--prefix", "--keys-only", f"{self.prefix}/", user="trainer").split()
+        self.conf = {**self.conf, "prefix": self.prefix, "user": self.user, "protocol": "http"}
 
 
 @pytest.fixture
