@@ -5,6 +5,7 @@ No two worlds share a round: each round has a port of its own, and every place i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -88,26 +89,49 @@ class Job:
             links.close()
 
 
+@contextlib.contextmanager
+def followed(cluster: Cluster, place: InEtcd, *flags: str, **options: Any) -> Iterator[Job]:
+    """A job that is checked at its end."""
+    job = Job(cluster, place, *flags, **options)
+    try:
+        yield job
+        job.check()
+    finally:
+        job.close()
+
+
+FAILING: dict[str, Any] = {"conf": {**SOON, "early_failure_limit": 0}}
+"""For a job whose workers fail on and on."""
+
+
 @pytest.fixture
 def job(cluster: Cluster, place: InEtcd) -> Iterator[Job]:
     """Two or three nodes, of which the first is elected."""
-    job = Job(cluster, place, "2:3", "--max-restarts=99", conf={**SOON, "early_failure_limit": 0})
-    yield job
-    job.check()
-    job.close()
+    with followed(cluster, place, "2:3", "--max-restarts=99", **FAILING) as job:
+        yield job
+
+
+@pytest.fixture
+def training(cluster: Cluster, place: InEtcd) -> Iterator[Job]:
+    """The same, with workers of torch that count their steps."""
+    with followed(cluster, place, "2:3", "--max-restarts=99", script=WORKERS / "count.py", **FAILING) as job:
+        yield job
 
 
 LOSE = pytest.mark.parametrize("lose", ["request", "answer"])
 """Whether the elected agent dies just before it has written what it decided, or just after."""
 
 
+@pytest.mark.torchrun
 @LOSE
 def test_the_elected_agent_dies_when_it_begins_the_next_round(
-    job: Job, place: InEtcd, lose: Literal["request", "answer"]
+    training: Job, place: InEtcd, lose: Literal["request", "answer"]
 ) -> None:
+    job = training
     job.start("a", "b", "c")
     before = job.world()
     assert place.elected() == "a"
+    step = job.cluster.step_of(before, 0)
     job.links["a"].set_trap(b'"phase":"training"', lose)
     tell([member for member in before if member["node"] == "b"], signal.SIGKILL)
     job.links["a"].until_sprung()
@@ -115,9 +139,12 @@ def test_the_elected_agent_dies_when_it_begins_the_next_round(
     after = job.world()
     assert sorted(places(after)) == ["b", "c"]
     assert after[0]["restart"] <= 1, "it costs a restart at most once"
+    assert after[0]["step"] >= step
+    step = job.cluster.step_of(after, after[0]["step"])
     job.start("a")
     together = job.world()
     assert {m["restart"] for m in together} == {after[0]["restart"]}
+    assert together[0]["step"] >= step
     assert place.elected() in ("b", "c")
     succeed(together, *job.nodes.values())
 
@@ -126,21 +153,19 @@ def test_the_elected_agent_dies_when_it_begins_the_next_round(
 def test_the_elected_agent_dies_when_it_ends_a_round_that_has_lost_a_node(
     cluster: Cluster, place: InEtcd, lose: Literal["request", "answer"]
 ) -> None:
-    job = Job(cluster, place, "3", "--max-restarts=1")
-    job.start("a", "b", "c")
-    before = job.world()
-    assert place.elected() == "a"
-    job.links["a"].set_trap(b'"phase":"gathering"', lose)
-    job.lose("c")
-    job.links["a"].until_sprung()
-    job.lose("a")
-    job.start("a", "c")
-    after = job.world()
-    assert {m["restart"] for m in after} == {0}
-    assert places(after)["b"] == places(before)["b"]
-    succeed(after, *job.nodes.values())
-    job.check()
-    job.close()
+    with followed(cluster, place, "3", "--max-restarts=1") as job:
+        job.start("a", "b", "c")
+        before = job.world()
+        assert place.elected() == "a"
+        job.links["a"].set_trap(b'"phase":"gathering"', lose)
+        job.lose("c")
+        job.links["a"].until_sprung()
+        job.lose("a")
+        job.start("a", "c")
+        after = job.world()
+        assert {m["restart"] for m in after} == {0}
+        assert places(after)["b"] == places(before)["b"]
+        succeed(after, *job.nodes.values())
 
 
 def test_the_elected_agent_dies_at_any_moment_after_a_worker(job: Job, place: InEtcd) -> None:
@@ -166,30 +191,28 @@ def test_the_elected_agent_dies_at_any_moment_after_a_worker(job: Job, place: In
 
 @pytest.mark.torchrun
 def test_an_elected_agent_that_was_stopped_decides_no_more(cluster: Cluster, place: InEtcd) -> None:
-    job = Job(cluster, place, "2:3", conf=SOON, script=WORKERS / "count.py")
-    job.start("a", "b", "c")
-    before = job.world()
-    assert place.elected() == "a"
-    agent = job.nodes["a"].agent
-    agent.suspend()
-    stopped = job.nodes.pop("a")
-    after = job.world()
-    assert {m["restart"] for m in after} == {0}
-    assert after[0]["step"] >= before[0]["step"]
-    elected = place.elected()
-    assert elected in ("b", "c")
-    (worker,) = [member["pid"] for member in before if member["node"] == "a"]
-    with watched(worker) as old:
-        agent.resume()
-        assert still_alive(old, WAIT) == 0
-    job.nodes["a"] = stopped
-    together = job.world()
-    assert {m["restart"] for m in together} == {0}
-    assert together[0]["step"] >= after[0]["step"]
-    assert place.elected() == elected
-    succeed(together, *job.nodes.values())
-    job.check()
-    job.close()
+    with followed(cluster, place, "2:3", conf=SOON, script=WORKERS / "count.py") as job:
+        job.start("a", "b", "c")
+        before = job.world()
+        assert place.elected() == "a"
+        agent = job.nodes["a"].agent
+        agent.suspend()
+        stopped = job.nodes.pop("a")
+        after = job.world()
+        assert {m["restart"] for m in after} == {0}
+        assert after[0]["step"] >= before[0]["step"]
+        elected = place.elected()
+        assert elected in ("b", "c")
+        (worker,) = [member["pid"] for member in before if member["node"] == "a"]
+        with watched(worker) as old:
+            agent.resume()
+            assert still_alive(old, WAIT) == 0
+        job.nodes["a"] = stopped
+        together = job.world()
+        assert {m["restart"] for m in together} == {0}
+        assert together[0]["step"] >= after[0]["step"]
+        assert place.elected() == elected
+        succeed(together, *job.nodes.values())
 
 
 @pytest.mark.parametrize("elected", [True, False])
@@ -256,11 +279,12 @@ def test_an_election_that_somebody_undoes_is_held_again(cluster: Cluster, place:
     succeed(after, *nodes)
 
 
-def test_a_lease_that_somebody_revokes_is_taken_anew(cluster: Cluster, place: InEtcd) -> None:
+def test_leases_that_somebody_revokes_are_taken_anew(cluster: Cluster, place: InEtcd) -> None:
     conf = {**SOON, "lost_after": NEVER}
     nodes = cluster.nodes("ab", "2:3", conf=conf)
     world = cluster.world(2)
-    leases = place.etcd.ctl("lease", "list").split()[4:]
+    leases = place.leases()
+    assert len(leases) == 3, "one of each node, and one of the job"
     for lease in leases:
         place.etcd.ctl("lease", "revoke", lease)
     nodes.append(cluster.node("c", "2:3", conf=conf))
