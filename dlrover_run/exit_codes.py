@@ -14,6 +14,10 @@ CANNOT_START = 71
 """The machine did not let us start or stop the workers (sysexits' EX_OSERR)."""
 CANNOT_JOIN = 72
 """This node could take no part in the job, or no further one: no master was found, or it refused."""
+FAULTY_NODE = 73
+"""The node check found that this node is broken: put another machine in its place."""
+STRAGGLER = 74
+"""The node check found that this node is much slower than the others, and `--exclude-straggler` was given."""
 TOO_FEW_NODES = 75
 """Fewer nodes came, or were left, than the job needs (sysexits' EX_TEMPFAIL): another try may find them."""
 

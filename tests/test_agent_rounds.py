@@ -18,7 +18,8 @@ from scripted_agent import FINISHED, Answer, Play, gathering, over, seat, traini
 from dlrover_run import exit_codes
 from dlrover_run.agent.verdict import Ending, judge
 from dlrover_run.agent.work_evidence import store_clients
-from dlrover_run.coordination.records import MAX_TRACE, Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
+from dlrover_run.coordination.bounds import MAX_TRACE
+from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
 from dlrover_run.failures.outcome import WorkerEnd
 
 WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED

@@ -16,7 +16,7 @@ import dlrover_run
 from dlrover_run.api import elastic_launch
 from dlrover_run.cli import job_or_code, parse
 from dlrover_run.command_line import credentials, rendezvous_conf
-from dlrover_run.coordination.records import NodeId
+from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.launch import LaunchRequest
 from dlrover_run.spec import JobSpec, MasterSpec, SpecError, TlsSpec

@@ -7,7 +7,8 @@ from dlrover_run.agent.group import StuckWorkers
 from dlrover_run.agent.host import host_name
 from dlrover_run.agent.round import Round
 from dlrover_run.agent.standing import Standing
-from dlrover_run.coordination.records import MAX_TRACE, MAX_WHAT, Failure, NodePhase, NodeStatus
+from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.coordination.records import Failure, NodePhase, NodeStatus
 from dlrover_run.failures.outcome import WorkerEnd
 
 

@@ -16,7 +16,8 @@ import msgspec
 from dlrover_run.backends.board import Listener
 from dlrover_run.backends.orders import Orders
 from dlrover_run.backends.patience import ID_IN_USE_PATIENCE, Search
-from dlrover_run.coordination.records import MAX_WHAT, OVER, Assignment, NodePhase, NodeStatus, Waiting
+from dlrover_run.coordination.bounds import MAX_WHAT
+from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus, Waiting
 from dlrover_run.nursery import wait_until
 from dlrover_run.spec import JobSpec
 

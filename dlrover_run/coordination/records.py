@@ -12,19 +12,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-MAX_WHAT = 2000
-"""Characters of the sentence that says how a worker ended."""
-
-MAX_TRACE = 8000
-"""Characters of a worker's traceback that travel to the other nodes."""
-
-# Without control characters: a name comes into the environment of other nodes' workers, which cannot hold a NUL.
-Name = Annotated[str, Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
-NodeId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:-]{1,128}\Z")]
-Count = Annotated[int, Meta(ge=0, le=1_000_000)]
-# A sum of counts, or one that only grows: what one node says of itself must not make it too large to be told.
-Total = Annotated[int, Meta(ge=0, le=2**53)]
-Port = Annotated[int, Meta(ge=0, le=65535)]
+from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, Total
+from dlrover_run.coordination.check_records import MOST_ROWS, Check, CheckTask, Checkup, Computed, Linked
 
 
 class NodePhase(str, enum.Enum):
@@ -120,7 +109,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     speak of: the place that the node has taken, None before its first and while it waits without one. `heard` is the
     latest round that it has heard of, whether it had a place in it or not, and `epoch` the latest coordinator that it
     obeys, which told it of `restart_count` restarts. `met` says that in this round the workers have found each other or
-    a checkpoint was written. `rank_wish` is the node rank that somebody gave it by hand.
+    a checkpoint was written. `rank_wish` is the node rank that somebody gave it by hand. `computed` and `linked` are
+    what last came of its part in a node check, and `check_port` is held for the store of links, 0 without a check.
     """
 
     node_id: NodeId
@@ -138,6 +128,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     restart_count: Count = 0
     met: bool = False
     failure: Failure | None = None
+    check_port: Port = 0
+    computed: Computed | None = None
+    linked: Linked | None = None
 
     @property
     def key(self) -> NodeKey:
@@ -174,7 +167,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     round, `members` the nodes of it in the order of their ranks; while GATHERING those of the last round, whose ranks
     are kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
     times `charged`. `barren` rounds in succession failed before any worker got to work. `failure` is what ended
-    the last round, if a worker did. `reason` is one plain sentence that says why the plan is as it is.
+    the last round, if a worker did. `reason` is one plain sentence that says why the plan is as it is. `check` is the
+    node check that goes on, `checks` how many there were, and `checked` what is known of each node that is here.
     """
 
     epoch: int = 0
@@ -190,17 +184,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     barren: int = 0
     failure: Failure | None = None
     reason: str = "no node has reported yet"
+    check: Check | None = None
+    checks: int = 0
+    checked: tuple[Checkup, ...] = ()
 
 
 class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node that has no seat waits for: a sentence, and how many seconds at most from now, None for no limit."""
+    """What a node that has no seat waits for: a sentence, and how many seconds at most from now, None for no limit.
+    `rows` is how a node check stands that goes on."""
 
     text: Annotated[str, Meta(max_length=MAX_WHAT)]
     seconds: float | None = None
+    rows: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part of the plan that one node needs. `seat` is None for a node without a place in the round, which waits."""
+    """The part of the plan that one node needs. `seat` is None for a node without a place in the round, which waits.
+
+    `task` is what it shall try for a node check, and `checkup` what is known of its health; the node with rank 0 is
+    told that of `others` too, for the person who reads its console.
+    """
 
     epoch: int = 0
     phase: PlanPhase = PlanPhase.GATHERING
@@ -210,6 +213,9 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seat: Seat | None = None
     failure: Failure | None = None
     waiting: Waiting | None = None
+    task: CheckTask | None = None
+    checkup: Checkup | None = None
+    others: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
 
 
 def seats(plan: Plan) -> dict[NodeKey, Seat]:

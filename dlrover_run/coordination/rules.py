@@ -42,6 +42,17 @@ that name is refused because of the result of this one.
 """
 
 
+STRAGGLER_THRESHOLD = 2.0
+"""How many times slower than the others a node has to be to count as a straggler (as DLRover)."""
+
+CHECK_TIMEOUT = 120.0
+"""Seconds that a node has for one round of a node check, before what it does is ended and counts as failed. A link has
+a quarter of that. The work takes about two seconds; the rest is for a disk from which torch has never been read."""
+
+CHECK_NEVER, CHECK_ONCE, CHECK_ALWAYS = 0, 1, 2
+"""When nodes are checked before they train: once in the life of each launcher, or before each round."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """The rules of one job. Those of the first node that joins hold for all of it.
@@ -52,6 +63,9 @@ class Rules:
     meanwhile. `early_failure_limit` 0 is no limit. `store` is (address, port) when flags name the place of the workers'
     store, else None: then the node with rank 0 offers a port that it holds. The loss of a node may stay unknown for
     `unnoticed` seconds: a lease's time where the records live under leases, 0 where a connection ends with the node.
+
+    `check` says when nodes are checked. One that is `straggler_threshold` times slower than the others is a straggler,
+    which leaves with `exclude_stragglers` 1. `measure_links` 1 has every pair of nodes linked, to be shown.
 
     All times are seconds.
     """
@@ -71,6 +85,11 @@ class Rules:
     keep_alive_interval: float = KEEP_ALIVE_INTERVAL
     keep_alive_attempts: int = KEEP_ALIVE_ATTEMPTS
     unnoticed: float = 0.0
+    check: int = CHECK_NEVER
+    check_timeout: float = CHECK_TIMEOUT
+    straggler_threshold: float = STRAGGLER_THRESHOLD
+    exclude_stragglers: int = 0
+    measure_links: int = 0
     store: tuple[str, int] | None = None
 
     def size(self, nodes: int) -> int:
@@ -113,4 +132,6 @@ class Rules:
             return "a time or a count is below 0 or not finite"
         if self.keep_alive_interval <= 0 or self.keep_alive_attempts < 1:
             return "signs of life need an interval and an attempt"
+        if self.check > CHECK_ALWAYS or self.check_timeout <= 0 or self.straggler_threshold <= 1:
+            return "a node check needs a known mode, a time and a threshold above 1"
         return None

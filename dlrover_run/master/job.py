@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.notice import differences
 from dlrover_run.coordination.pacing import Progress
 from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.records import (
-    MAX_WHAT,
     OVER,
     Assignment,
     NodeKey,

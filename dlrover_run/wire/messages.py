@@ -17,7 +17,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.records import Assignment, NodeId, NodeStatus
+from dlrover_run.coordination.bounds import NodeId
+from dlrover_run.coordination.records import Assignment, NodeStatus
 from dlrover_run.coordination.rules import Rules
 
 PROTOCOL = 1

@@ -1,0 +1,27 @@
+"""The bounds of what travels: whatever a record holds is one of these, so that no reader meets a surprise."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+MAX_WHAT = 2000
+"""Characters of the sentence that says how a worker ended."""
+
+MAX_TRACE = 8000
+"""Characters of a worker's traceback that travel to the other nodes."""
+
+MAX_PROBLEM = 500
+"""Characters of the sentence that says what a node check found."""
+
+# Without control characters: a name comes into the environment of other nodes' workers, which cannot hold a NUL.
+Name = Annotated[str, Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+NodeId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:-]{1,128}\Z")]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+# A sum of counts, or one that only grows: what one node says of itself must not make it too large to be told.
+Total = Annotated[int, Meta(ge=0, le=2**53)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Problem = Annotated[str, Meta(max_length=MAX_PROBLEM)]
+# JSON has no infinity, and no device is that fast.
+Rate = Annotated[float, Meta(ge=0, le=1e12)]

@@ -1,0 +1,178 @@
+"""The records of the node check: what a node is asked to try, what came of it, and what follows from that.
+
+A node *computes* (each of its devices for itself) and *links* (all local ranks of two nodes gather each other's data).
+The two are timed apart, because a link's time says as much of the other end as of one's own. Speeds are in standard
+units: TFLOP/s (1e12 operations) and GB/s (1e9 bytes).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from dlrover_run.coordination.bounds import Count, Name, NodeId, Port, Problem, Rate, Total
+
+MOST_DEVICES = 64
+"""Devices of a node whose speed travels: of more than that the slowest."""
+
+MOST_LINKS = 4
+"""Links that a node tries in one round: a triple has two for each."""
+
+MOST_ROWS = 64
+"""Nodes of a check of which a person is shown a line each: of more than that those of whom there is most to say."""
+
+
+class Verdict(str, enum.Enum):
+    """What a check has come to for one node. PENDING: it goes on."""
+
+    PENDING = "pending"
+    PASSED = "passed"
+    STRAGGLER = "straggler"
+    FAULT = "fault"
+
+
+class TaskKey(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """Which task: the coordinator that gave it, its check's number from 1, and the round of that check from 0.
+
+    All zero is what a node tries of its own accord before anybody has asked.
+    """
+
+    epoch: int = 0
+    number: Total = 0
+    round: Count = 0
+
+
+class DeviceSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How fast the device of one local rank multiplied matrices."""
+
+    local_rank: Count
+    name: Name
+    tflops: Rate
+
+
+class Computed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came of computing. `problem` is a clause about the first local rank that failed, empty when none did;
+    `wrong` says that a result was wrong, which no second try makes right."""
+
+    key: TaskKey = TaskKey()
+    devices: Annotated[tuple[DeviceSpeed, ...], Meta(max_length=MOST_DEVICES)] = ()
+    problem: Problem = ""
+    wrong: bool = False
+
+    @property
+    def tflops(self) -> float:
+        """The speed of the slowest device, for which all others wait; 0 when there is none."""
+        return min((device.tflops for device in self.devices), default=0.0)
+
+
+class LinkTried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came of one link. `other` is the place of the other end in the check, this node's own for a link within it;
+    `gigabytes` per second is 0 and `problem` says why when it failed."""
+
+    other: Count
+    gigabytes: Rate = 0.0
+    problem: Problem = ""
+
+
+class Linked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came of the links of one task. `problem` says that this node's own check process ended, or hung where no
+    other node was concerned; empty when it did not."""
+
+    key: TaskKey
+    tried: Annotated[tuple[LinkTried, ...], Meta(max_length=MOST_LINKS)] = ()
+    problem: Problem = ""
+
+
+class LinkEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One end of a link: its place in the check, and its address; `port` is held there for the store of links."""
+
+    node: Count
+    address: Name
+    port: Port
+    workers: Count
+
+
+class CheckTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node shall try now: compute if asked to, then its links one after the other, in that order.
+
+    Each link is named by its ends; the first of them hosts the store. A link of one end is within the node. `node` is
+    this node's place in the check; `timeout` is how many seconds the whole may take, and a link a quarter of that.
+    """
+
+    key: TaskKey
+    node: Count
+    compute: bool
+    links: Annotated[tuple[tuple[LinkEnd, ...], ...], Meta(max_length=MOST_LINKS)]
+    timeout: float
+
+
+class Checkup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of one node's health. `gigabytes` is the best of its links, 0 where there was none. `reason` is a
+    clause, empty where there is nothing to say. `dismissed` says that the node shall leave."""
+
+    node_id: NodeId
+    incarnation: NodeId
+    host: Name
+    verdict: Verdict
+    tflops: Rate = 0.0
+    gigabytes: Rate = 0.0
+    reason: Problem = ""
+    dismissed: bool = False
+
+
+class Examinee(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of a running check. `trusted` says that it has passed an earlier one and is here as a partner, or only
+    to be compared with; `present` that it was still here when the last round of the check ended."""
+
+    node_id: str
+    incarnation: str
+    host: str
+    address: str
+    port: int
+    workers: int
+    trusted: bool = False
+    present: bool = True
+
+
+class ComputeFact(msgspec.Struct, frozen=True):
+    """One try at computing: of which examinee, with which speed; `problem` when it failed."""
+
+    node: int
+    tflops: float = 0.0
+    problem: str = ""
+    wrong: bool = False
+
+
+class LinkFact(msgspec.Struct, frozen=True):
+    """One try at a link between two examinees, `one` < `other`; or within one, when they are the same."""
+
+    one: int
+    other: int
+    gigabytes: float = 0.0
+    problem: str = ""
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Which link."""
+        return self.one, self.other
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """A check that goes on: a part of the plan. Examinees are named by their place in `nodes`.
+
+    In the round `key`, since job time `since`, those in `compute` compute and those of each of `groups` try the links
+    between them. `computed` and `linked` are what came of earlier rounds. `beside` says that others train meanwhile, so
+    that nobody links.
+    """
+
+    key: TaskKey
+    since: float
+    nodes: tuple[Examinee, ...]
+    compute: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+    computed: tuple[ComputeFact, ...] = ()
+    linked: tuple[LinkFact, ...] = ()
+    beside: bool = False
