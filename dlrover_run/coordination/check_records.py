@@ -24,6 +24,12 @@ MOST_LINKS = 4
 MOST_ROWS = 64
 """Nodes of a check of which a person is shown a line each: of more than that those of whom there is most to say."""
 
+MOST_LINK_ROWS = 120
+"""Links of which a person is shown a line each, every pair of 16 nodes: of more than that the slowest."""
+
+MOST_LINK_PROBLEM = 120
+"""Characters of what is told of one link that failed: with all the rows there are, they fit into one message."""
+
 
 class Verdict(str, enum.Enum):
     """What a check has come to for one node. PENDING: it goes on."""
@@ -121,6 +127,17 @@ class Checkup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gigabytes: Rate = 0.0
     reason: Problem = ""
     dismissed: bool = False
+
+
+class LinkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One link as a person is shown it. `one` < `other` are places in the list of nodes that is told with it, or equal
+    for a link within a node; places, because several nodes may have one name. `gigabytes` per second is the best of its
+    tries, 0 when all failed, and `problem` is then a clause that says why."""
+
+    one: Count
+    other: Count
+    gigabytes: Rate = 0.0
+    problem: Annotated[str, Meta(max_length=MOST_LINK_PROBLEM)] = ""
 
 
 class Examinee(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,16 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, Total
-from dlrover_run.coordination.check_records import MOST_ROWS, Check, CheckTask, Checkup, Computed, Linked
+from dlrover_run.coordination.check_records import (
+    MOST_LINK_ROWS,
+    MOST_ROWS,
+    Check,
+    CheckTask,
+    Checkup,
+    Computed,
+    Linked,
+    LinkRow,
+)
 
 
 class NodePhase(str, enum.Enum):
@@ -202,7 +211,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The part of the plan that one node needs. `seat` is None for a node without a place in the round, which waits.
 
     `task` is what it shall try for a node check, and `checkup` what is known of its health; the node with rank 0 is
-    told that of `others` too, for the person who reads its console.
+    told that of `others` too, for the person who reads its console, and of the `links` between them if each was tried.
     """
 
     epoch: int = 0
@@ -216,6 +225,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     task: CheckTask | None = None
     checkup: Checkup | None = None
     others: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
+    links: Annotated[tuple[LinkRow, ...], Meta(max_length=MOST_LINK_ROWS)] = ()
 
 
 def seats(plan: Plan) -> dict[NodeKey, Seat]:
