@@ -11,11 +11,13 @@ import itertools
 from collections.abc import Callable
 
 from dlrover_run.backends.board import Listener
+from dlrover_run.backends.clock import tell_skew
 from dlrover_run.backends.hosting import Hosting
 from dlrover_run.backends.patience import Silence
 from dlrover_run.backends.remote_board import RemoteBoard
 from dlrover_run.backends.session import MasterRefuses, MasterUnproven, Session, SessionEnded
 from dlrover_run.coordination.records import NodeStatus
+from dlrover_run.coordination.rules import CHECK_NEVER
 from dlrover_run.spec import JobSpec
 from dlrover_run.wire.address import join_address
 from dlrover_run.wire.messages import Assigned, BadMessage, Report, Welcome, rules_from
@@ -30,6 +32,7 @@ class MasterBoard(RemoteBoard):
         self._master = spec.master
         self._rules = spec.rules
         self._hosting = Hosting(spec.master, say)
+        self._skew_told = False
         super().__init__(spec, f"the master at {join_address(spec.master.host, spec.master.port)}", listener, say)
 
     @property
@@ -73,6 +76,7 @@ class MasterBoard(RemoteBoard):
             status = self._own_status()
             welcome = await session.join(self._spec.run_id, status, self._rules)
             self._take_welcome(welcome)
+            self._note_skew(session.skew)
             await self._stay(session, status)
         finally:
             await session.close()
@@ -136,6 +140,12 @@ class MasterBoard(RemoteBoard):
         self._note_connected()
         if welcome.notice:
             self._tell_once(f"warning: {welcome.notice}")
+
+    def _note_skew(self, skew: float | None) -> None:
+        """Tell of clocks that do not agree, once, where the job checks its nodes."""
+        if skew is not None and self._rules.check != CHECK_NEVER and not self._skew_told:
+            self._skew_told = True
+            self._say(f"warning: {tell_skew(skew)}")
 
     def _note_unproven(self) -> None:
         """Whoever sits at the endpoint of a running job cannot end it; at the start somebody has mistaken the token."""

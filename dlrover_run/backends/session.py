@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
+from dlrover_run.backends.clock import clock_skew
 from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.descent import guard
@@ -52,7 +54,8 @@ class MasterUnproven(Exception):
 
 
 class Session:
-    """One stream, open until `close`. `addresses` are those of one family.
+    """One stream, open until `close`. `addresses` are those of one family. `skew` is how many seconds this node's clock
+    is ahead of the master's, None when they agree or the master has not said.
 
     Raises SessionEnded at once when the files of TLS cannot be read.
     """
@@ -80,6 +83,7 @@ class Session:
             self._stream = self._channel.stream_stream(messages.METHOD)()
         # Unlike `read()`, the iterator gives also what the master said just before it ended the stream.
         self._incoming = aiter(self._stream)
+        self.skew: float | None = None
 
     async def join(self, job: str, status: NodeStatus, rules: Rules) -> Welcome:
         """Prove each other and take part. Raises SessionEnded, MasterRefuses and MasterUnproven."""
@@ -96,11 +100,14 @@ class Session:
             raise SessionEnded("it does not speak as a master does")
         if self._token and not proof.same(challenge.mac, proof.master_mac(self._token, hello, challenge.nonce)):
             raise MasterUnproven
+        asked = time.monotonic()
         await self.tell(Proof(proof.node_mac(self._token, hello, challenge.nonce)))
         await self.tell(Join(status, messages.rule_values(rules)))
         welcome = await self.hear()
         if not isinstance(welcome, Welcome):
             raise SessionEnded("it does not speak as a master does")
+        if welcome.time:
+            self.skew = clock_skew(welcome.time, time.time(), time.monotonic() - asked)
         return welcome
 
     async def tell(self, message: FromNode) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+import msgspec
 
 from dlrover_run.coordination.records import Assignment, NodeKey
 from dlrover_run.master import handshake
@@ -100,7 +103,7 @@ class Session:
         job, welcome = self._jobs.join(hello.job, self, join)
         self._joined = job, join.status.key
         self._timer.cancel()
-        self._first.append(welcome)
+        self._first.append(msgspec.structs.replace(welcome, time=time.time()))
         self._write_soon()
         return job
 

@@ -37,6 +37,7 @@ JobId = Annotated[str, Meta(min_length=1, max_length=255)]
 Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Mac = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
 Sentence = Annotated[str, Meta(max_length=2000)]
+WallTime = Annotated[float, Meta(ge=0, le=1e12)]
 RuleValues = dict[str, int | float]
 
 
@@ -82,10 +83,12 @@ class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fie
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=True):
     """The node is heard from now on. `rules` are those of the job; `notice` is a sentence for the person who started
-    the node, such as that his rules are others."""
+    the node, such as that his rules are others. `time` is the master's clock as it says so, in seconds since 1970, and
+    0 when it does not say; nothing is decided by it."""
 
     rules: RuleValues
     notice: Sentence = ""
+    time: WallTime = 0.0
 
 
 class Assigned(msgspec.Struct, frozen=True, tag="assigned", forbid_unknown_fields=True):
