@@ -16,8 +16,10 @@ from dlrover_run.command_line import credentials, etcd_place, flags, lookup, mee
 from dlrover_run.command_line.argv import CommandLine, UsageError, cut
 from dlrover_run.command_line.conceal import conceal
 from dlrover_run.command_line.flags import Given
+from dlrover_run.command_line.job_size import find_size
 from dlrover_run.command_line.meeting import Endpoint, Meeting
 from dlrover_run.command_line.no_effect import without_effect
+from dlrover_run.command_line.node_check import NodeCheck, settle_check
 from dlrover_run.command_line.rendezvous_conf import RendezvousConf
 from dlrover_run.command_line.settings import Settings
 from dlrover_run.coordination.rules import MOST_NODES, Rules
@@ -53,13 +55,15 @@ def parse(
 
 def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, warn: Callable[[str], None]) -> JobSpec:
     settings = Settings(line, environ)
-    place = _meeting(settings, environ)
+    size = find_size(settings, environ)
+    place = _meeting(settings, size.nodes, environ)
     conf = rendezvous_conf.read(*settings.text("rdzv_conf"))
-    workers = _workers(settings, environ, count)
+    check = settle_check(settings, place, conf)
+    workers = _workers(size.workers, environ, count)
     logs = _logs(settings, environ, workers)
     spares_given = settings.asked("spares") is not None
     ineffective = without_effect(place, conf, environ, spares_given=spares_given)
-    warnings = [*place.warnings, *ineffective, *_unseen_ranks(logs, workers)]
+    warnings = [*size.warnings, *place.warnings, *ineffective, *check.warnings, *_unseen_ranks(logs, workers)]
     flags.seconds(*settings.text("monitor_interval"), zero_allowed=False)
     # Forking straight from the launcher would copy its descriptors and its loop; a template is what is meant by fork.
     forking = settings.choice("start_method") != "spawn"
@@ -75,7 +79,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         entrypoint=_entrypoint(line, settings, environ),
         run_id=place.run_id,
         workers_per_node=workers,
-        rules=_rules(settings, place, conf),
+        rules=_rules(settings, size.nodes, place, conf, check),
         backend=place.backend,
         master=_master(place.endpoint, conf, environ) if place.endpoint else None,
         etcd=etcd,
@@ -104,17 +108,16 @@ def _count_workers(kind: str, environ: Mapping[str, str]) -> int:
     return count_workers(kind, environ)
 
 
-def _workers(settings: Settings, environ: Mapping[str, str], count: CountWorkers) -> int:
-    place, text = settings.text("nproc_per_node")
-    number = flags.workers(place, text)
-    return count(text, environ) if number is None else number
+def _workers(given: Given, environ: Mapping[str, str], count: CountWorkers) -> int:
+    number = flags.workers(*given)
+    return count(given.text, environ) if number is None else number
 
 
-def _meeting(settings: Settings, environ: Mapping[str, str]) -> Meeting:
+def _meeting(settings: Settings, nodes: Given, environ: Mapping[str, str]) -> Meeting:
     import uuid
 
     wish = meeting.Wish(
-        nodes=settings.text("nnodes"),
+        nodes=nodes,
         spares=settings.number("spares", 0, MOST_NODES),
         standalone=settings.on("standalone"),
         backend=settings.asked("rdzv_backend"),
@@ -135,9 +138,9 @@ def _role(given: Given, place: Meeting) -> str:
     return given.text
 
 
-def _rules(settings: Settings, place: Meeting, conf: RendezvousConf) -> Rules:
+def _rules(settings: Settings, nodes: Given, place: Meeting, conf: RendezvousConf, check: NodeCheck) -> Rules:
     rules = replace(
-        conf.rules,
+        check.add_to(conf.rules),
         least=place.least,
         most=place.most,
         unit=settings.number("node_unit", 1, MOST_NODES),
@@ -153,8 +156,7 @@ def _rules(settings: Settings, place: Meeting, conf: RendezvousConf) -> Rules:
         # Nothing is heard of other nodes, so there is none whose loss could explain a failure.
         rules = replace(rules, lost_after=0.0)
     if problem := rules.problem():
-        given = f"{settings.text('nnodes').text} with --node-unit {rules.unit}"
-        raise SpecError(f"--nnodes {given} cannot be had: {problem}.")
+        raise SpecError(f"{nodes.place} {nodes.text} with --node-unit {rules.unit} cannot be had: {problem}.")
     return rules
 
 

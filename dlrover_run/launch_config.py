@@ -16,7 +16,8 @@ class LaunchConfig:
     `rdzv_backend` is empty for one node, where no rendezvous is needed, and not torch's `etcd`, which wants a server.
     `rdzv_configs` has the keys of `--rdzv-conf`. `logs_specs` takes a `LogsSpecs` of ours or
     torch's `DefaultLogsSpecs`, `numa_options` the name of a binding or torch's `NumaOptions`. `metrics_cfg` has no
-    effect. `preload`, `spares` and `node_unit` are not torch's; they mean what the flags of these names do.
+    effect. `preload` and what follows it are not torch's; they mean what the flags of these names do. `network_check`
+    is a switch, or "always" (or "once").
     """
 
     min_nodes: int
@@ -45,6 +46,10 @@ class LaunchConfig:
     preload: list[str] | None = None
     spares: int = 0
     node_unit: int = 1
+    network_check: bool | str = False
+    comm_perf_test: bool = False
+    exclude_straggler: bool = False
+    straggler_threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.rdzv_timeout != -1:
@@ -72,9 +77,16 @@ class LaunchConfig:
             "preload": _comma_list(self.preload),
             "spares": self.spares or None,
             "node-unit": self.node_unit,
+            "network-check": "once" if self.network_check is True else self.network_check or None,
+            "straggler-threshold": self.straggler_threshold,
+        }
+        switches = {
+            "virtual-local-rank": self.virtual_local_rank,
+            "comm-perf-test": self.comm_perf_test,
+            "exclude-straggler": self.exclude_straggler,
         }
         flags = [f"--{name}={value}" for name, value in given.items() if value not in (None, "")]
-        return [*flags, "--virtual-local-rank"] if self.virtual_local_rank else flags
+        return [*flags, *(f"--{name}" for name, on in switches.items() if on)]
 
 
 def _conf(configs: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dlrover_run import exit_codes
 from dlrover_run.cli import main, parse
 from dlrover_run.command_line import options
 from dlrover_run.command_line.argv import UsageError, cut
@@ -148,8 +150,17 @@ def test_a_mistake_is_one_sentence_that_says_what_would_do(text: str, sentence: 
             "--stdalone is not a flag of dlrover-run; did you mean --standalone?",
         ),
         ("--zzz train.py", "--zzz is not a flag of dlrover-run."),
+        (
+            "--accelerator=ascend-npu train.py",
+            "--accelerator is a flag of DLRover's that is not here: leave it out, since",
+        ),
+        (
+            "--numa_affinity train.py",
+            "--numa_affinity is a flag of DLRover's that is not here: give --numa-binding=node",
+        ),
         ("--role", "--role needs a value: NAME."),
         ("--role --standalone train.py", "--role needs a value (NAME), and '--standalone' is a flag: write --role="),
+        ("--exclude-straggler=1 train.py", "--exclude-straggler takes no value, but '--exclude-straggler=1' gives it"),
         ("--standalone=1 train.py", "--standalone takes no value, but '--standalone=1' gives it one."),
     ],
 )
@@ -167,12 +178,19 @@ def test_our_own_flags_yield_to_torchruns_abbreviations() -> None:
     assert offered == {"--s", "--standalone", "--start-method", "--signals-to-handle", "--shutdown-timeout"}
 
 
+def test_the_readme_lists_every_exit_code() -> None:
+    page = (Path(__file__).parents[1] / "README.md").read_text()
+    table = page.partition("### Exit codes")[2].partition("###")[0]
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    assert listed == {code for name, code in vars(exit_codes).items() if name.isupper()}
+
+
 def test_no_two_flags_share_a_spelling() -> None:
     assert len(options.BY_SPELLING) == sum(len(flag.spellings) for flag in options.TABLE)
 
 
 def test_our_own_flags_may_be_abbreviated_where_torchrun_has_nothing() -> None:
-    assert cut(["--pre", "torch", "train.py"]).values == {"preload": ["torch"]}
+    assert cut(["--prel", "torch", "train.py"]).values == {"preload": ["torch"]}
     assert cut(["--vers"]).request == options.BY_DEST["version"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from dlrover_run.api import elastic_launch
 from dlrover_run.cli import job_or_code, parse
 from dlrover_run.command_line import credentials, rendezvous_conf
 from dlrover_run.coordination.bounds import NodeId
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import CHECK_ONCE, Rules
 from dlrover_run.launch import LaunchRequest
 from dlrover_run.spec import JobSpec, MasterSpec, SpecError, TlsSpec
 from dlrover_run.wire import messages
@@ -211,7 +211,7 @@ def test_a_name_that_no_record_takes_is_refused_in_a_sentence(name: str) -> None
 def test_the_settings_of_a_rendezvous_become_rules() -> None:
     conf = (
         "join_timeout=60.5,last_call_timeout=0.25,pend_timeout=0,lost_after=2,scale_up_delay=5,restart_window=3600,"
-        "keep_alive_interval=0.5,keep_alive_max_attempt=6,early_failure_limit=0"
+        "keep_alive_interval=0.5,keep_alive_max_attempt=6,early_failure_limit=0,check_timeout=7.5"
     )
     assert job(f"--nnodes=2 {AT_NODE0} --rdzv-conf={conf}").rules == Rules(
         least=2,
@@ -225,12 +225,14 @@ def test_the_settings_of_a_rendezvous_become_rules() -> None:
         keep_alive_interval=0.5,
         keep_alive_attempts=6,
         early_failure_limit=0,
+        check_timeout=7.5,
     )
 
 
 def test_every_rule_has_a_key_or_a_flag() -> None:
     by_key = {key.rule for key in rendezvous_conf.TABLE if key.rule}
     by_flag = {"least", "most", "unit", "spares", "max_restarts", "store"}
+    by_flag |= {"check", "straggler_threshold", "exclude_stragglers", "measure_links"}
     by_place = {"unnoticed"}  # In etcd a lease's time, which the keep-alive keys set.
     assert by_key | by_flag | by_place == {field.name for field in fields(Rules)}
 
@@ -253,6 +255,7 @@ def test_the_master_is_told_where_to_listen_and_where_to_write(here: Path) -> No
         ("keep_alive_max_attempt=0", "'0' is out of range: give an integer from 1 to 1000000."),
         ("early_failure_limit=1.5", "--rdzv-conf early_failure_limit '1.5' is not an integer"),
         ("read_timeout=0", "--rdzv-conf read_timeout '0' is out of range: give an integer of 1 or more."),
+        ("check_timeout=0", "--rdzv-conf check_timeout '0' is out of range: give a number of seconds above 0."),
         ("store_type=redis", "--rdzv-conf store_type 'redis' is not known: give tcp or file."),
         ("is_host=maybe", "--rdzv-conf is_host 'maybe' is not known"),
         ("auth=always", "--rdzv-conf auth 'always' is not known: give auto or required."),
@@ -432,9 +435,13 @@ def test_a_configuration_of_several_nodes_is_the_same_job(here: Path, monkeypatc
         rdzv_timeout=5,
         spares=1,
         node_unit=2,
+        network_check=True,
+        exclude_straggler=True,
+        straggler_threshold=1.5,
     )
     spec = launched(config, monkeypatch)
-    assert spec.rules == Rules(least=2, most=4, spares=1, unit=2, max_restarts=3, join_timeout=60)
+    known = Rules(least=2, most=4, spares=1, unit=2, max_restarts=3, join_timeout=60)
+    assert spec.rules == replace(known, check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.5)
     assert spec.master == MasterSpec("node0", 4000, is_host=True, token=TOKEN)
     assert (spec.run_id, spec.node_rank, spec.workers_per_node) == ("none", 1, 2)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dlrover_run.command_line.flags import either
-from dlrover_run.command_line.options import BY_SPELLING, Flag
+from dlrover_run.command_line.options import BY_SPELLING, OF_DLROVER, Flag
 from dlrover_run.spec import SpecError
 
 
@@ -23,7 +23,8 @@ class UsageError(SpecError):
 class CommandLine(NamedTuple):
     """A command line in parts.
 
-    `values` holds every text given for a flag, in order, by `Flag.dest`; a switch has an empty text for each time.
+    `values` holds every text given for a flag, in order, by `Flag.dest`: an empty one for a switch, and what a flag
+    stands for that came without the value which it may have.
     `request` is the flag that asks for help, the version or completion: nothing after it was looked at.
     """
 
@@ -67,7 +68,9 @@ def cut(argv: Sequence[str]) -> CommandLine:
         if flag.request:
             return line._replace(request=flag)
         text = match.attached
-        if text is None and flag.value:
+        if text is None and flag.bare:
+            text = flag.bare
+        elif text is None and flag.value:
             if position == len(argv):
                 raise UsageError(f"{match.spelling} needs a value: {flag.value}.")
             text = argv[position]
@@ -119,6 +122,8 @@ def _resolve(word: str) -> _Match:
         # torchrun refuses a prefix that two spellings of one flag share, so here too.
         names = either(list(flags) if len(flags) > 1 else [match.spelling for match in matches])
         raise UsageError(f"{head} is ambiguous: it may be {names}.")
+    if instead := OF_DLROVER.get(head.removeprefix("--").replace("_", "-")):
+        raise UsageError(f"{head} is a flag of DLRover's that is not here: {instead}.")
     import difflib
 
     close = difflib.get_close_matches(head, [*_TORCHRUN_SPELLINGS, *_OUR_SPELLINGS], n=1)

@@ -12,7 +12,8 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlrover_run.command_line.options import WORKER_COUNTS
+from dlrover_run.command_line.options import CHECK_WORDS, WORKER_COUNTS
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.spec import SpecError, Std, StreamMap
 
 STATIC_PORT = 29500
@@ -56,6 +57,29 @@ def switch(place: str, text: str) -> bool:
         return bool(int(word))
     except ValueError:
         raise wrong(place, text, "is neither on nor off", "give 1 or 0 (true, yes, on, false, no, off)") from None
+
+
+def check_mode(place: str, text: str) -> int:
+    """When nodes are checked: `once`, `always`, or whatever switches a flag on (once) or off (never)."""
+    word = text.strip().lower()
+    if word in CHECK_WORDS:
+        return CHECK_ALWAYS if word == "always" else CHECK_ONCE
+    try:
+        return CHECK_ONCE if switch(place, text) else CHECK_NEVER
+    except SpecError:
+        remedy = f"give {either(CHECK_WORDS)}, or 1 or 0 (true, yes, on, false, no, off)"
+        raise wrong(place, text, "is not known", remedy) from None
+
+
+def ratio(place: str, text: str) -> float:
+    """A finite number above 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise wrong(place, text, "is not a number", "give a number above 1") from None
+    if not 1 < value < math.inf:
+        raise wrong(place, text, "is out of range", "give a number above 1")
+    return value
 
 
 def whole_number(place: str, text: str, lowest: int, highest: int | None = None) -> int:

@@ -134,16 +134,17 @@ def _parameter(name: str, kind: Any, declaration: Any) -> inspect.Parameter:
 def _kind(flag: Flag) -> Any:
     if flag.files:
         return Path
-    return str if flag.value else bool
+    # A flag with a value that may be left out is a switch to typer, which would take the next word for the value.
+    return str if flag.value and not flag.bare else bool
 
 
 def _option(flag: Flag, *, hidden: bool) -> Any:
     spellings = [f"--{flag.dest}"] if hidden else [f"--{flag.name}", *([flag.short] if flag.short else [])]
     return typer.Option(
-        (flag.default or None) if flag.value else False,
+        (flag.default or None) if _kind(flag) is not bool else False,
         *spellings,
         help=flag.help,
-        metavar=flag.value or " ",
+        metavar=f"[={flag.value}]" if flag.bare else flag.value or " ",
         rich_help_panel=flag.panel,
         show_default=bool(flag.value and flag.default),
         hidden=hidden,

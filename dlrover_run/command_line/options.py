@@ -11,6 +11,7 @@ SIZE = "Job size"
 MEETING = "Rendezvous"
 WORKERS = "Workers"
 FAILURES = "Failures and restarts"
+CHECK = "Node check"
 OUTPUT = "Output"
 DEVICES = "Devices"
 OTHER = "Other"
@@ -20,6 +21,7 @@ EVENT_LOGS = ("null", "console")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 BACKENDS = ("static", "c10d", "master", "etcd")
 WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
+CHECK_WORDS = ("once", "always")
 
 STATIC_ADDRESS = "127.0.0.1"
 """Where node 0 of static is when nobody says so, as in torchrun."""
@@ -28,9 +30,11 @@ STATIC_ADDRESS = "127.0.0.1"
 class Flag(NamedTuple):
     """One flag.
 
-    `value` is the name of its value in the help, empty for a switch. `pet` says that `PET_<DEST>` gives its default.
-    `ours` marks what torchrun does not have: such a flag never makes one of torchrun's abbreviations ambiguous. A
-    `request` answers by itself and starts no job. `files` asks the shell to complete file names.
+    `value` is the name of its value in the help, empty for a switch. `bare` is the value that it has where none is
+    given: such a flag takes one only behind a `=`, so that the word after it may be the script. `pet` says that
+    `PET_<DEST>` gives its default. `ours` marks what torchrun does not have: such a flag never makes one of torchrun's
+    abbreviations ambiguous. A `request` answers by itself and starts no job. `files` asks the shell to complete file
+    names.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Flag(NamedTuple):
     request: bool = False
     choices: tuple[str, ...] = ()
     files: Literal["", "directory"] = ""
+    bare: str = ""
 
     @property
     def dest(self) -> str:
@@ -95,6 +100,13 @@ TABLE: tuple[Flag, ...] = (
         ours=True,
     ),
     Flag("node-unit", SIZE, "A round has a multiple of this many nodes.", "N", "1", ours=True),
+    Flag(
+        "auto-config",
+        SIZE,
+        "Nodes as many as NODE_NUM (or WORKER_NUM) says, workers as auto counts them, and --network-check from 4 nodes "
+        "on; what is given by a flag holds.",
+        ours=True,
+    ),
     Flag("standalone", MEETING, "One node on its own; flags that say where nodes meet are ignored."),
     Flag(
         "rdzv-backend",
@@ -172,6 +184,36 @@ TABLE: tuple[Flag, ...] = (
     ),
     Flag("compat-exit-codes", FAILURES, "Answer 1 to every failure, as torchrun does.", ours=True),
     Flag(
+        "network-check",
+        CHECK,
+        "Before training, find nodes that are broken or slow: [b]once[/] in the life of each launcher, or before each "
+        "round, [b]always[/]. A broken node leaves with exit code 73.",
+        "once|always",
+        bare="once",
+        ours=True,
+        choices=CHECK_WORDS,
+    ),
+    Flag("comm-perf-test", CHECK, "Check, and show how fast each pair of nodes is linked.", ours=True),
+    Flag(
+        "precheck",
+        CHECK,
+        "DLRover's newer name for the two: [b]1[/] is --network-check, [b]2[/] is --comm-perf-test too; [b]0[/] leaves "
+        "it to them.",
+        "0|1|2",
+        "0",
+        ours=True,
+        choices=("0", "1", "2"),
+    ),
+    Flag("exclude-straggler", CHECK, "A slow node leaves too, with exit code 74; else it is a warning.", ours=True),
+    Flag(
+        "straggler-threshold",
+        CHECK,
+        "How many times slower than the others a node is that counts as slow.",
+        "RATIO",
+        "2",
+        ours=True,
+    ),
+    Flag(
         "log-dir",
         OUTPUT,
         "Where log files go; /dev/null forbids any file.",
@@ -218,6 +260,17 @@ TABLE: tuple[Flag, ...] = (
     Flag("install-completion", OTHER, "Install completion for this shell.", ours=True, request=True),
     Flag("show-completion", OTHER, "Show the completion script for this shell.", ours=True, request=True),
 )
+
+OF_DLROVER = {
+    "accelerator": "leave it out, since what this machine has is found by itself",
+    "auto-tunning": "leave it out, since batch size and learning rate are the script's own",
+    "membind-policy": "leave it out, since only CPUs are bound, by --numa-binding",
+    "numa-affinity": "give --numa-binding=node instead",
+    "save-at-breakpoint": "leave it out, since no checkpoint is held in memory",
+    "training-port": "leave it out, since each round takes ports that are free",
+    "ucp-device-type": "leave it out, since it has no effect there either",
+}
+"""Flags of DLRover's that are not here, and what to do instead, for people who paste their command lines."""
 
 BY_DEST = {flag.dest: flag for flag in TABLE}
 BY_SPELLING = {spelling: flag for flag in TABLE for spelling in flag.spellings}

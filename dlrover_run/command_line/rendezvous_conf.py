@@ -171,6 +171,12 @@ TABLE: tuple[Key, ...] = (
         "Like failures in a row, before any worker got to work, after which the job stops; 0 for no limit",
         "early_failure_limit",
     ),
+    Key(
+        "check_timeout",
+        _time_above_zero,
+        "Seconds for a round of --network-check, after which a node that did not answer has failed",
+        "check_timeout",
+    ),
     Key("is_host", _yes_or_no, "1 if this node runs the master, 0 if not; else the endpoint's address tells"),
     Key("auth", _auth, "auto, or required to refuse to run with nothing that proves who this node is", scope="nodes"),
     Key(

@@ -1,0 +1,279 @@
+"""The flags of the node check and of `--auto-config`: what they come to, alone and together, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dlrover_run import exit_codes
+from dlrover_run.api import LaunchConfig
+from dlrover_run.cli import main, parse
+from dlrover_run.command_line import options
+from dlrover_run.command_line.argv import cut
+from dlrover_run.coordination.notice import differences
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
+from dlrover_run.spec import JobSpec, SpecError
+
+AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory with one script, and no variable of the machine that could change a job."""
+    for name in [*os.environ]:
+        if name.startswith(("PET_", "DLROVER_", "NODE_", "WORKER_")):
+            monkeypatch.delenv(name)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def count(kind: str, environ: Mapping[str, str]) -> int:
+    """A machine with eight devices."""
+    return {"auto": 8, "gpu": 8}[kind]
+
+
+def told(line: str, **environ: str) -> tuple[JobSpec, list[str]]:
+    """The job of these flags and variables, and what was said about them."""
+    said: list[str] = []
+    return parse([*line.split(), "train.py", "--lr"], environ, count_workers=count, warn=said.append), said
+
+
+def rules(line: str, **environ: str) -> Rules:
+    """The rules of a job about which there was nothing to say."""
+    spec, said = told(line, **environ)
+    assert said == []
+    assert (spec.entrypoint.target, spec.entrypoint.args) == ("train.py", ("--lr",))
+    return spec.rules
+
+
+def refusal(line: str, **environ: str) -> str:
+    """The one sentence with which this job is refused."""
+    with pytest.raises(SpecError) as refused:
+        told(line, **environ)
+    sentence = str(refused.value)
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "mode"),
+    [
+        ("", {}, CHECK_NEVER),
+        ("--network-check", {}, CHECK_ONCE),
+        ("--network_check", {}, CHECK_ONCE),
+        ("--network-check=once", {}, CHECK_ONCE),
+        ("--network_check=always", {}, CHECK_ALWAYS),
+        ("--network-check --network-check=always", {}, CHECK_ALWAYS),
+        ("--network-check=always --network-check", {}, CHECK_ONCE),
+        ("--network-check=True", {}, CHECK_ONCE),
+        ("", {"PET_NETWORK_CHECK": "1"}, CHECK_ONCE),
+        ("", {"PET_NETWORK_CHECK": "Always"}, CHECK_ALWAYS),
+        ("", {"PET_NETWORK_CHECK": "off"}, CHECK_NEVER),
+        ("--network-check", {"PET_NETWORK_CHECK": "always"}, CHECK_ONCE),
+        ("--network-check=0", {"PET_NETWORK_CHECK": "always"}, CHECK_NEVER),
+        ("--comm-perf-test", {}, CHECK_ONCE),
+        ("--comm_perf_test --network-check=always", {}, CHECK_ALWAYS),
+        ("--precheck=0", {}, CHECK_NEVER),
+        ("--precheck=1", {}, CHECK_ONCE),
+        ("--precheck 2", {}, CHECK_ONCE),
+        ("--precheck=0 --network-check", {}, CHECK_ONCE),
+        ("--precheck=1 --network-check=always", {}, CHECK_ALWAYS),
+        ("", {"PET_PRECHECK": "1"}, CHECK_ONCE),
+    ],
+)
+@pytest.mark.parametrize("nodes", ["", f"--nnodes=2:4 {AT_NODE0}"])
+def test_nodes_are_checked_when_a_flag_asks_for_it(line: str, environ: dict[str, str], mode: int, nodes: str) -> None:
+    assert rules(f"{nodes} {line}", **environ).check == mode
+
+
+def test_the_check_is_off_by_default_and_so_are_its_rules() -> None:
+    assert rules(f"--nnodes=2 {AT_NODE0}") == Rules(least=2, most=2)
+
+
+def test_the_word_after_the_flag_is_the_script_whatever_it_is() -> None:
+    assert cut(["--network-check", "always", "once"]).script == "always"
+    assert cut(["--network-check", "-r3", "train.py"]).values == {"network_check": ["once"], "redirects": ["3"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "measured"),
+    [
+        ("--network-check", 0),
+        ("--precheck=1", 0),
+        ("--comm-perf-test", 1),
+        ("--precheck=2", 1),
+        ("--precheck=1 --comm-perf-test", 1),
+    ],
+)
+def test_every_link_is_measured_when_a_flag_asks_for_it(line: str, measured: int) -> None:
+    assert rules(line).measure_links == measured
+
+
+def test_what_counts_as_a_straggler_and_what_follows_are_rules() -> None:
+    assert rules("--network-check").straggler_threshold == 2
+    by_flag = rules("--network-check --exclude-straggler --straggler-threshold=1.25 --rdzv-conf=check_timeout=30")
+    assert (by_flag.exclude_stragglers, by_flag.straggler_threshold, by_flag.check_timeout) == (1, 1.25, 30)
+    by_variable = {"PET_NETWORK_CHECK": "1", "PET_EXCLUDE_STRAGGLER": "true", "PET_STRAGGLER_THRESHOLD": "1.25"}
+    assert rules("--exclude_straggler --rdzv-conf=check_timeout=30", **by_variable) == by_flag
+
+
+def test_the_published_command_line_means_what_it_says() -> None:
+    line = (
+        "--network-check --exclude-straggler --nnodes=3:$NODE_NUM --nproc_per_node=2 --max_restarts=3 "
+        "--rdzv_conf pend_timeout=600"
+    ).replace("$NODE_NUM", "4")
+    expected = Rules(3, 4, max_restarts=3, pend_timeout=600, check=CHECK_ONCE, exclude_stragglers=1)
+    assert rules(line, DLROVER_MASTER_ADDR="master:1") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "sentence"),
+    [
+        ("--network-check=", {}, "--network-check '' is not known: give once or always, or 1 or 0 (true, yes, on, "),
+        ("--network-check=twice", {}, "--network-check 'twice' is not known: give once or always"),
+        ("", {"PET_NETWORK_CHECK": "maybe"}, "PET_NETWORK_CHECK 'maybe' is not known: give once or always"),
+        ("", {"PET_NETWORK_CHECK": ""}, "PET_NETWORK_CHECK '' is not known"),
+        ("--precheck=3", {}, "--precheck '3' is not known: give 0, 1 or 2."),
+        ("", {"PET_PRECHECK": "on"}, "PET_PRECHECK 'on' is not known: give 0, 1 or 2."),
+        ("--straggler-threshold=1", {}, "--straggler-threshold '1' is out of range: give a number above 1."),
+        ("--straggler-threshold=nan", {}, "'nan' is out of range: give a number above 1."),
+        ("--straggler-threshold=inf", {}, "'inf' is out of range: give a number above 1."),
+        ("--straggler-threshold=twice", {}, "--straggler-threshold 'twice' is not a number: give a number above 1."),
+        ("", {"PET_COMM_PERF_TEST": "x"}, "PET_COMM_PERF_TEST 'x' is neither on nor off"),
+        ("--auto-config", {}, "--auto-config finds no number of nodes: set NODE_NUM or WORKER_NUM, or give --nnodes."),
+        ("--auto-config", {"NODE_NUM": "", "WORKER_NUM": " "}, "--auto-config finds no number of nodes"),
+        ("--auto-config", {"NODE_NUM": "2:4"}, "NODE_NUM '2:4' is not an integer: give an integer from 1 to 20000."),
+        ("--auto-config", {"WORKER_NUM": "0"}, "WORKER_NUM '0' is out of range: give an integer from 1 to 20000."),
+        ("--auto-config --standalone", {"NODE_NUM": "2"}, "--standalone is for one node, and NODE_NUM asks for 2"),
+        (f"--auto-config --node-unit=4 {AT_NODE0}", {"NODE_NUM": "3"}, "NODE_NUM 3 with --node-unit 4 cannot be had"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_its_place(line: str, environ: dict[str, str], sentence: str) -> None:
+    assert sentence in refusal(line, **environ)
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "place"),
+    [
+        ("--network-check", {}, "--network-check"),
+        ("", {"PET_NETWORK_CHECK": "1"}, "PET_NETWORK_CHECK"),
+        ("--comm-perf-test", {}, "--comm-perf-test"),
+        ("--precheck=1", {}, "--precheck"),
+        ("--precheck=2 --network-check=off", {}, "--precheck"),
+    ],
+)
+def test_nodes_that_never_meet_are_not_checked(
+    line: str, environ: dict[str, str], place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert main(["--nnodes=2", *line.split(), "train.py"]) == exit_codes.BAD_COMMAND_LINE
+    assert capsys.readouterr().err == (
+        f"dlrover-run: {place} is of no use with static, whose nodes never meet: give --rdzv-backend=c10d and "
+        "--rdzv-endpoint=HOST:PORT, where HOST is one of the nodes.\n"
+    )
+
+
+def test_one_node_of_static_is_checked_by_itself() -> None:
+    spec, said = told("--master-port=4000 --network-check")
+    assert (spec.backend, spec.rules.check, said) == ("static", CHECK_ONCE, [])
+
+
+def test_what_only_has_an_effect_with_a_check_says_so_without_one() -> None:
+    spec, said = told("--exclude-straggler --straggler-threshold=3 --rdzv-conf=check_timeout=5")
+    assert (spec.rules.exclude_stragglers, spec.rules.straggler_threshold) == (0, 2)
+    assert said == [
+        "--exclude-straggler has no effect without --network-check.",
+        "--straggler-threshold has no effect without --network-check.",
+        "check_timeout of --rdzv-conf has no effect without --network-check.",
+    ]
+    assert told("", PET_EXCLUDE_STRAGGLER="0")[1] == []
+    assert told("", PET_EXCLUDE_STRAGGLER="1")[1] == ["PET_EXCLUDE_STRAGGLER has no effect without --network-check."]
+
+
+@pytest.mark.parametrize(
+    ("environ", "nodes", "mode"),
+    [
+        ({"NODE_NUM": "3", "WORKER_NUM": "9"}, 3, CHECK_NEVER),
+        ({"NODE_NUM": "", "WORKER_NUM": "4"}, 4, CHECK_ONCE),
+        ({"NODE_NUM": "4", "PET_NETWORK_CHECK": "off"}, 4, CHECK_NEVER),
+        ({"NODE_NUM": "4", "PET_NETWORK_CHECK": "always"}, 4, CHECK_ALWAYS),
+        ({"NODE_NUM": "2", "PET_NETWORK_CHECK": "1"}, 2, CHECK_ONCE),
+    ],
+)
+@pytest.mark.parametrize("line", ["--auto-config", "--auto_config"])
+def test_a_job_that_configures_itself_asks_the_cluster(
+    line: str, environ: dict[str, str], nodes: int, mode: int
+) -> None:
+    spec, said = told(f"{line} {AT_NODE0}", **environ)
+    assert (spec.workers_per_node, said) == (8, [])
+    assert spec.rules == Rules(nodes, nodes, check=mode)
+
+
+def test_one_node_configures_itself_too() -> None:
+    for line, environ in (("--auto-config", {"NODE_NUM": "1"}), ("--auto-config --standalone", {})):
+        spec, said = told(line, **environ)
+        assert (spec.backend, spec.workers_per_node, said) == ("memory", 8, [])
+
+
+def test_what_was_typed_holds_and_a_sentence_says_so() -> None:
+    """DLRover overrides it, and whoever typed a number wonders where it went."""
+    spec, said = told(f"--auto-config --nnodes=4:6 --nproc-per-node=2 {AT_NODE0}", NODE_NUM="8")
+    assert (spec.rules.least, spec.rules.most, spec.workers_per_node, spec.rules.check) == (4, 6, 2, CHECK_ONCE)
+    assert said == [
+        "--nnodes 4:6 holds for --auto-config too, not NODE_NUM=8.",
+        "--nproc-per-node 2 holds for --auto-config too, which counts no devices then.",
+    ]
+    spec, said = told(f"--auto-config {AT_NODE0}", NODE_NUM="8", PET_NPROC_PER_NODE="3")
+    assert (spec.rules.most, spec.workers_per_node) == (8, 3)
+    assert said == ["PET_NPROC_PER_NODE 3 holds for --auto-config too, which counts no devices then."]
+
+
+@pytest.mark.parametrize("environ", [{}, {"NODE_NUM": "2"}])
+def test_what_was_typed_and_is_no_contradiction_is_not_worth_a_sentence(environ: dict[str, str]) -> None:
+    spec, said = told(f"--auto-config --nnodes=2 --nproc-per-node=auto {AT_NODE0}", **environ)
+    assert (spec.rules.most, spec.workers_per_node, said) == (2, 8, [])
+
+
+def test_nodes_that_never_meet_configure_themselves_without_a_check() -> None:
+    spec, said = told("--auto-config", NODE_NUM="4")
+    assert (spec.backend, spec.rules.most, spec.rules.check) == ("static", 4, CHECK_NEVER)
+    assert len(said) == 1
+    assert said[0].startswith("--auto-config checks no nodes of static, which never meet: give --rdzv-backend=c10d")
+
+
+def test_a_node_with_other_rules_is_told_so_in_the_words_of_the_flags() -> None:
+    job = Rules(check=CHECK_ALWAYS, straggler_threshold=3, exclude_stragglers=1, measure_links=1, check_timeout=60)
+    assert differences(job, Rules()) == (
+        "the rules of the job's first node hold: --network-check is always, not off; check_timeout is 60, not 120.0; "
+        "--straggler-threshold is 3, not 2.0; --exclude-straggler is on, not off; --comm-perf-test is on, not off"
+    )
+
+
+def test_no_rule_of_a_flag_goes_by_another_name_in_the_notice() -> None:
+    changed = {
+        field.name: getattr(Rules(), field.name) + 1
+        for field in fields(Rules)
+        if field.name not in ("store", "unnoticed")
+    }
+    said = differences(Rules(), Rules(**changed)).partition(": ")[2].split("; ")
+    named = {name.removeprefix("--") for name in (sentence.split()[0] for sentence in said) if name.startswith("--")}
+    assert named <= {flag.name for flag in options.TABLE}
+    assert {flag.name for flag in options.TABLE if flag.panel == options.CHECK} - {"precheck"} <= named
+
+
+@pytest.mark.parametrize(("said", "flag"), [(True, "once"), ("always", "always"), ("once", "once")])
+def test_a_configuration_of_python_says_it_with_a_switch_or_a_word(said: bool | str, flag: str) -> None:
+    config = LaunchConfig(1, 1, 1, network_check=said, comm_perf_test=True)
+    assert config.flags()[-1] == "--comm-perf-test"
+    assert f"--network-check={flag}" in config.flags()
+    assert not [word for word in LaunchConfig(1, 1, 1).flags() if "check" in word or "straggler" in word]
+
+
+def test_flags_of_dlrover_that_are_not_here_are_really_not_here() -> None:
+    assert not {f"--{name}" for name in options.OF_DLROVER} & options.BY_SPELLING.keys()
