@@ -1,0 +1,295 @@
+"""Who is broken and who is slow, from all that the nodes of a check have tried. Pure, and asked after each round.
+
+Two rules keep a healthy node from being named. Its computing speaks of itself alone, and an accident is tried again.
+Its links speak of the other end as much, so they count only as far as several others agree that have links which do
+well. What cannot be told is said, and nobody is blamed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from dlrover_run.coordination.bounds import MAX_PROBLEM
+from dlrover_run.coordination.check_records import Check, Verdict
+from dlrover_run.coordination.evidence import Evidence, Standing, call, compare, weigh
+from dlrover_run.coordination.words import names
+
+ENOUGH_WITNESSES = 3
+"""Different partners that have to agree about a node's links: so a node that has two bad links is not blamed."""
+
+FEWEST_WITNESSES = 2
+"""How many are enough when there is nobody else left to ask. One would never do: the link has two ends."""
+
+SLOW_TRIES = 2
+"""Slow readings at computing that make a straggler: the first may have been an accident."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What has been found of one examinee. `tflops` and `gigabytes` are its best, 0 where there is none; `reason` is a
+    clause with figures, empty where there is nothing to say."""
+
+    verdict: Verdict
+    tflops: float = 0.0
+    gigabytes: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`findings` are one for each examinee, in order, never PENDING: what would hold if the check ended now.
+
+    More rounds of links could tell more about those in `open`, another try at computing about those in `compute_again`.
+    `notes` are sentences about links, and about what cannot be told. `well` are those whose links leave no doubt: who
+    links with one of them learns something.
+    """
+
+    findings: tuple[Finding, ...]
+    open: tuple[int, ...] = ()
+    compute_again: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+    well: tuple[int, ...] = ()
+
+
+def diagnose(check: Check, threshold: float) -> Diagnosis:
+    """What the facts of the check say. Who is `threshold` times slower than is usual, and no less, is a straggler.
+
+    Source of the rules: issue 5, and `docs/node-check.md`, which has their rates.
+    """
+    return _Judge(weigh(check), threshold).diagnosis()
+
+
+class _Judge:
+    """All that is derived from the evidence on the way to a diagnosis, each thing once."""
+
+    def __init__(self, evidence: Evidence, threshold: float) -> None:
+        self.evidence = evidence
+        self.check = evidence.check
+        self.threshold = threshold
+        self.called = call(self.check)
+        kin = {node: evidence.kin(node) for node in evidence.tries}
+        self.computing = compare(_known(evidence.computes_at, evidence.tries.keys() - evidence.broken), kin, threshold)
+        self.linking = compare(_known(evidence.best_with_kin, evidence.links), kin, threshold)
+        self.cut = self._find_cut()
+        self.slow_linked = {node for node in self.linking.slow if self._slowness_is_agreed(node)} - self.cut
+
+    def diagnosis(self) -> Diagnosis:
+        """The whole answer."""
+        findings = tuple(self._find(node) for node in range(len(self.check.nodes)))
+        again = tuple(node for node in self._judged(self.evidence.tries) if self._computes_again(node))
+        unsettled = () if self.check.beside else self._judged(self.evidence.links)
+        still_open = tuple(node for node in unsettled if self._is_open(node) and self._could_learn(node))
+        doing_well = (node for node in self.evidence.links if self.evidence.works(node))
+        well = tuple(node for node in sorted(doing_well) if node not in self.linking.doubtful)
+        return Diagnosis(findings, still_open, again, tuple(self._notes()), well)
+
+    def _judged(self, nodes: Collection[int]) -> tuple[int, ...]:
+        return tuple(node for node in sorted(nodes) if not self.check.nodes[node].trusted)
+
+    # Computing
+
+    def _computes_again(self, node: int) -> bool:
+        if node in self.evidence.broken:
+            return False
+        tries = self.evidence.tries[node]
+        good = sum(not fact.problem for fact in tries)
+        return not good or (node in self.computing.doubtful and good < SLOW_TRIES)
+
+    def _computes_slowly(self, node: int) -> bool:
+        return node in self.computing.slow and not self._computes_again(node)
+
+    # Links
+
+    def _find_cut(self) -> set[int]:
+        """Nodes no link of which works, where others say that it is not for them."""
+        cut = {node for node, tries in self.evidence.within.items() if len(tries) > 1 and not any(map(_worked, tries))}
+        failing = {node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)} - cut
+        while True:
+            found = {
+                node
+                for node in failing
+                if not self.check.nodes[node].trusted
+                and _agree(self._witnesses_of_failing(node), self._unmet(node, leave_out=cut))
+            }
+            if not found:
+                return cut
+            # With these out of the way there may be nobody left whom another one has yet to meet.
+            cut |= found
+            failing -= found
+
+    def _witnesses_of_failing(self, node: int) -> list[int]:
+        return [other for other, speed in self._met(node) if speed is None and self.evidence.works(other)]
+
+    def _witnesses_of_slowness(self, node: int) -> list[int]:
+        return [
+            other
+            for other, speed in self._met(node)
+            if speed is not None
+            and self.evidence.kin(other) == self.evidence.kin(node)
+            and speed * self.threshold < (self.evidence.best_with_kin(other) or 0.0)
+        ]
+
+    def _slowness_is_agreed(self, node: int) -> bool:
+        return _agree(self._witnesses_of_slowness(node), self._unmet_kin(node))
+
+    def _met(self, node: int) -> list[tuple[int, float | None]]:
+        return sorted(self.evidence.links.get(node, {}).items())
+
+    def _unmet(self, node: int, leave_out: Collection[int]) -> set[int]:
+        met = self.evidence.links[node]
+        return {other for other in self.evidence.links if other != node and other not in met and other not in leave_out}
+
+    def _unmet_kin(self, node: int) -> set[int]:
+        unmet = self._unmet(node, leave_out=self.cut)
+        return {other for other in unmet if self.evidence.kin(other) == self.evidence.kin(node)}
+
+    def _is_open(self, node: int) -> bool:
+        """Whether its links leave a doubt about it."""
+        if node in self.cut:
+            return False
+        if not self.evidence.works(node):
+            return bool(self._others()) or self._within_is_open(node)
+        doubted = node in self.linking.doubtful and not self._slowness_is_agreed(node)
+        return doubted and not self._computes_slowly(node)
+
+    def _within_is_open(self, node: int) -> bool:
+        tries = self.evidence.within[node]
+        return len(tries) == 1 and not any(map(_worked, tries))
+
+    def _others(self) -> bool:
+        return len(self.evidence.links) > 1
+
+    def _could_learn(self, node: int) -> bool:
+        """Whether a link that nobody has tried would tell more of it, be it a link of a partner that is in doubt."""
+        if self._within_is_open(node):
+            return True
+        if not self.evidence.works(node):
+            if self._unmet(node, leave_out=self.cut):
+                return True
+            partners = [other for other, _ in self._met(node) if not self.evidence.works(other)]
+            return any(self._unmet(other, leave_out=self.cut) for other in partners if other not in self.cut)
+        partners = [other for other, _ in self._met(node) if other in self.linking.doubtful]
+        return any(self._unmet_kin(other) for other in [node, *partners])
+
+    # Words
+
+    def _find(self, node: int) -> Finding:
+        evidence = self.evidence
+        verdict, reason = self._verdict(node)
+        return Finding(
+            verdict, evidence.computes_at(node) or 0.0, evidence.best_link(node) or 0.0, reason[:MAX_PROBLEM]
+        )
+
+    def _verdict(self, node: int) -> tuple[Verdict, str]:
+        tries = self.evidence.tries.get(node, ())
+        if not self.check.nodes[node].present or self.check.nodes[node].trusted:
+            return Verdict.PASSED, ""
+        problems = [fact.problem for fact in tries if fact.problem]
+        if node in self.evidence.broken:
+            wrong = next((fact for fact in tries if fact.wrong), None)
+            if wrong is not None:
+                return Verdict.FAULT, f"computes wrongly: {wrong.problem}" if wrong.problem else "computes wrongly"
+            return Verdict.FAULT, f"failed to compute {len(problems)} times: {problems[-1]}"
+        if node in self.cut:
+            return Verdict.FAULT, self._why_cut(node)
+        if self._computes_slowly(node):
+            speed, usual = self.evidence.computes_at(node) or 0.0, self.computing.usual[node]
+            return Verdict.STRAGGLER, f"computes at {speed:.3g} TFLOP/s where the others reach {usual:.3g}"
+        if node in self.slow_linked:
+            partners = self._named(self._witnesses_of_slowness(node))
+            speed, usual = self.evidence.best_with_kin(node) or 0.0, self.linking.usual[node]
+            slow = f"links at {speed:.3g} GB/s at best where the others reach {usual:.3g}"
+            return Verdict.STRAGGLER, f"{slow}: so with {partners}, who are quick with others"
+        if problems and len(problems) < len(tries):
+            return Verdict.PASSED, f"computed when asked again: {problems[-1]}"
+        return Verdict.PASSED, ""
+
+    def _why_cut(self, node: int) -> str:
+        if not self.evidence.links[node]:
+            return f"the link among its own {self.check.nodes[node].workers} workers does not work{self._because(node)}"
+        witnesses = self._named(self._witnesses_of_failing(node))
+        return f"no link of it works{self._because(node)}, and {witnesses} have links that do"
+
+    def _because(self, *ends: int) -> str:
+        """The problem of the first link that failed between these, or of the one of which this is an end."""
+        problems = (fact.problem for fact in self.check.linked if set(ends) <= set(fact.ends) and fact.problem)
+        problem = next(problems, "")
+        return f" ({problem})" if problem else ""
+
+    def _named(self, nodes: Collection[int]) -> str:
+        return names([self.called[node] for node in sorted(nodes)])
+
+    def _notes(self) -> list[str]:
+        return [
+            *self._notes_on_speed(self.computing, self.evidence.computes_at, "compute", "TFLOP/s"),
+            *self._notes_on_speed(self.linking, self.evidence.best_with_kin, "link", "GB/s"),
+            *self._notes_on_links(),
+            *self._notes_on_silence(),
+        ]
+
+    def _notes_on_speed(
+        self, standing: Standing, speed: Callable[[int], float | None], do: str, unit: str
+    ) -> list[str]:
+        """Said where so many are slow that it is unusual to be quick."""
+        notes = []
+        for workers in sorted({self.evidence.kin(node) for node in standing.usual}):
+            speeds = {node: speed(node) or 0.0 for node in standing.usual if self.evidence.kin(node) == workers}
+            top = max(speeds.values())
+            behind = [node for node, value in speeds.items() if value * self.threshold < top]
+            if 2 * len(behind) < len(speeds) or set(behind) <= standing.slow:
+                continue
+            quickest = max(speeds[node] for node in behind)
+            notes.append(
+                f"{len(behind)} of {len(speeds)} nodes {do} at no more than {quickest:.3g} {unit} where others reach "
+                f"{top:.3g}: there may be two kinds of machine, so these are not compared"
+            )
+        return notes
+
+    def _notes_on_links(self) -> list[str]:
+        notes = []
+        for one, met in sorted(self.evidence.links.items()):
+            for other, speed in sorted(met.items()):
+                if one > other or {one, other} & (self.cut | self.slow_linked):
+                    continue
+                between = f"the link between {self.called[one]} and {self.called[other]}"
+                if speed is None and self.evidence.works(one) and self.evidence.works(other):
+                    reason = self._because(one, other)
+                    notes.append(f"{between} does not work{reason}, though both have others that do")
+                elif speed is not None and self._link_is_slow(one, other, speed):
+                    elsewhere = min(self.evidence.best_with_kin(end) or 0.0 for end in (one, other))
+                    notes.append(f"{between} is slow: {speed:.3g} GB/s, where each of them reaches {elsewhere:.3g}")
+        return notes
+
+    def _link_is_slow(self, one: int, other: int, speed: float) -> bool:
+        bests = [self.evidence.best_with_kin(end) or 0.0 for end in (one, other)]
+        return self.evidence.kin(one) == self.evidence.kin(other) and speed * self.threshold < min(bests)
+
+    def _notes_on_silence(self) -> list[str]:
+        """What is left in the dark because too few others could be asked."""
+        failing = [node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)]
+        unknown = [node for node in failing if node not in self.cut and not self.check.nodes[node].trusted]
+        if not unknown:
+            return []
+        if not any(self.evidence.works(node) for node in self.evidence.links):
+            return [
+                f"no link between {self._named(failing)} works{self._because(failing[0])}, and nobody else was "
+                "there to link with: it cannot be told whose fault that is"
+            ]
+        return [
+            f"no link of {self.called[node]} works{self._because(node)}, but too few others have links that do to tell "
+            "whose fault that is"
+            for node in unknown
+        ]
+
+
+def _known(speed: Callable[[int], float | None], nodes: Collection[int]) -> Mapping[int, float]:
+    return {node: value for node in sorted(nodes) if (value := speed(node)) is not None}
+
+
+def _agree(witnesses: Collection[int], unmet: Collection[int]) -> bool:
+    return len(witnesses) >= (FEWEST_WITNESSES if not unmet else ENOUGH_WITNESSES)
+
+
+def _worked(speed: float | None) -> bool:
+    return speed is not None

@@ -1,0 +1,142 @@
+"""What the facts of a node check come to, node by node and link by link, before anybody judges them.
+
+Facts about examinees that are gone count for nothing, and neither do links with one that cannot compute: its own fault
+is no news of the other end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dlrover_run.coordination.check_records import Check, ComputeFact
+
+MOST_FAILURES = 2
+"""Failures at computing that make a fault: the first may have been an accident."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """`tries` at computing of each examinee that is present. `broken` are those that computed wrongly or failed too
+    often, `unsure` those that have failed, and not computed yet: they link only when they have.
+
+    `links` has, for each examinee that may link, the speed in GB/s of its link with each other one that it has met,
+    None where no try at it worked. `within` is the same for its link within itself, one entry for each try.
+    """
+
+    check: Check
+    tries: Mapping[int, tuple[ComputeFact, ...]]
+    broken: frozenset[int]
+    unsure: frozenset[int]
+    links: Mapping[int, Mapping[int, float | None]]
+    within: Mapping[int, tuple[float | None, ...]]
+
+    def computes_at(self, node: int) -> float | None:
+        """Its best TFLOP/s, None when it has not computed: a node may be disturbed, but is never quicker than it is."""
+        return max((fact.tflops for fact in self.tries.get(node, ()) if not fact.problem), default=None)
+
+    def works(self, node: int) -> bool:
+        """Whether some link of it does."""
+        return any(speed is not None for speed in self.links.get(node, {}).values())
+
+    def best_link(self, node: int) -> float | None:
+        """The quickest of its links, the one within it where it has no other."""
+        speeds = [*self.links.get(node, {}).values(), *self.within.get(node, ())]
+        return max((speed for speed in speeds if speed is not None), default=None)
+
+    def kin(self, node: int) -> int:
+        """What its speed may be compared by: nodes with other numbers of workers share their cores and cards among more
+        or fewer processes, and a link with more ranks is another task."""
+        return self.check.nodes[node].workers
+
+    def best_with_kin(self, node: int) -> float | None:
+        """The quickest of its links with nodes that have as many workers."""
+        met = self.links.get(node, {})
+        return max(
+            (speed for other, speed in met.items() if speed is not None and self.kin(other) == self.kin(node)),
+            default=None,
+        )
+
+
+def weigh(check: Check) -> Evidence:
+    """Put the facts of the check together."""
+    present = [node for node, examinee in enumerate(check.nodes) if examinee.present]
+    tries: dict[int, list[ComputeFact]] = {node: [] for node in present}
+    for fact in check.computed:
+        if fact.node in tries:
+            tries[fact.node].append(fact)
+    failures = {node: sum(bool(fact.problem) for fact in facts) for node, facts in tries.items()}
+    broken = {
+        node for node, facts in tries.items() if failures[node] >= MOST_FAILURES or any(fact.wrong for fact in facts)
+    }
+    unsure = {node for node, facts in tries.items() if facts and failures[node] == len(facts)} - broken
+    links: dict[int, dict[int, float | None]] = {node: {} for node in present if node not in broken}
+    within: dict[int, list[float | None]] = {node: [] for node in links}
+    for link in check.linked:
+        if link.one not in links or link.other not in links:
+            continue
+        speed = None if link.problem else link.gigabytes
+        if link.one == link.other:
+            within[link.one].append(speed)
+            continue
+        known = links[link.one].get(link.other)
+        best = max((s for s in (known, speed) if s is not None), default=None)
+        links[link.one][link.other] = links[link.other][link.one] = best
+    return Evidence(
+        check=check,
+        tries={node: tuple(facts) for node, facts in tries.items()},
+        broken=frozenset(broken),
+        unsure=frozenset(unsure),
+        links=links,
+        within={node: tuple(speeds) for node, speeds in within.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How nodes compare by one kind of speed. `slow` are fewer than those that are quicker by the threshold, so that
+    these are the usual; `doubtful` are all who may turn out to be slow when more is known. `usual` is the speed that a
+    node is compared with."""
+
+    slow: frozenset[int]
+    doubtful: frozenset[int]
+    usual: Mapping[int, float]
+
+
+def compare(speeds: Mapping[int, float], kin: Mapping[int, int], threshold: float) -> Standing:
+    """Compare each node with all of its kin.
+
+    The usual speed is the lower median of all, oneself included. So as many slow nodes as quick ones are two kinds of
+    machine, of which none is blamed. Of two nodes the other one is the usual.
+
+    A slow end makes a link slow for both, and so a third of the nodes may for a while slow another third: doubtful is
+    who is slower than the last third.
+    """
+    slow, doubtful, usual = set(), set(), {}
+    for nodes in _parted(speeds, kin):
+        ordered = sorted(speeds[node] for node in nodes)
+        median = ordered[1] if len(ordered) == 2 else ordered[(len(ordered) - 1) // 2]
+        quick = ordered[min(2 * len(ordered) // 3, len(ordered) - 1)]
+        for node in nodes:
+            usual[node] = median
+            if speeds[node] * threshold < median:
+                slow.add(node)
+            if speeds[node] * threshold < quick:
+                doubtful.add(node)
+    return Standing(frozenset(slow), frozenset(slow | doubtful), usual)
+
+
+def _parted(nodes: Iterable[int], kin: Mapping[int, int]) -> list[list[int]]:
+    parts: dict[int, list[int]] = {}
+    for node in nodes:
+        parts.setdefault(kin[node], []).append(node)
+    return list(parts.values())
+
+
+def call(check: Check) -> list[str]:
+    """A name for each examinee: its host, and its place where two have the same host."""
+    hosts = Counter(node.host for node in check.nodes)
+    return [
+        node.host if hosts[node.host] == 1 else f"node {place} on {node.host}" for place, node in enumerate(check.nodes)
+    ]

@@ -1,0 +1,180 @@
+"""Who computes and who links with whom in the next round of a node check. Pure.
+
+Round 0 has neighbours in pairs. In later rounds those about whom there is a doubt meet nodes that did well, and whom
+they have not met: a link that works clears both of its ends, and one that does not is one more witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from dlrover_run.coordination.check_records import Check, Verdict
+from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
+from dlrover_run.coordination.evidence import Evidence, weigh
+from dlrover_run.coordination.rules import STRAGGLER_THRESHOLD
+
+MAX_ROUNDS = 6
+"""Rounds after which a check ends with what it knows. The simulated checks that we have seen needed five at most."""
+
+EVERY_PAIR = 16
+"""Most nodes of which every pair is linked where links are measured: among more, as many rounds as these need."""
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+class RoundTasks(NamedTuple):
+    """What is tried in one round: who computes, and groups whose members try all links between them; a group of one
+    tries the link within the node. Nothing is to be tried when both are empty."""
+
+    compute: tuple[int, ...]
+    groups: Groups
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is no round to hold."""
+        return not self.compute and not self.groups
+
+
+def first_round(check: Check, measure_links: bool, threshold: float = STRAGGLER_THRESHOLD) -> RoundTasks:
+    """What is tried first; `check.computed` has what the nodes computed of their own accord.
+
+    Who has failed or was slow at it computes again. Who has failed does nothing else in this round, so that nobody
+    waits for a link with a node that may be dead; it links in the next one.
+    """
+    evidence = weigh(check)
+    return RoundTasks(diagnose(check, threshold).compute_again, _first_groups(evidence, measure_links))
+
+
+def next_round(check: Check, diagnosis: Diagnosis, measure_links: bool) -> RoundTasks | None:
+    """What is tried after the round `check.key`, which is among the facts already; None when the check is over."""
+    evidence = weigh(check)
+    following = check.key.round + 1
+    groups: Groups = ()
+    if measure_links and following < _most_measuring_rounds(check):
+        groups = _unmeasured(evidence)
+    if not groups:
+        if following >= MAX_ROUNDS:
+            return None
+        groups = _groups_in_doubt(evidence, diagnosis)
+    tasks = RoundTasks(diagnosis.compute_again, groups)
+    return None if tasks.nothing else tasks
+
+
+def _linkers(evidence: Evidence) -> list[int]:
+    """Who may link in the next round."""
+    return [] if evidence.check.beside else sorted(evidence.links.keys() - evidence.unsure)
+
+
+def _first_groups(evidence: Evidence, measure_links: bool) -> Groups:
+    nodes = evidence.check.nodes
+    linkers = _linkers(evidence)
+    if len(evidence.links) == 1:
+        return tuple((node,) for node in linkers if nodes[node].workers > 1)
+    if measure_links and (groups := _unmeasured(evidence)):
+        return groups
+    examined = [node for node in linkers if not nodes[node].trusted]
+    pairs = [list(examined[at : at + 2]) for at in range(0, len(examined), 2)]
+    trusted = [node for node in linkers if nodes[node].trusted]
+    if pairs and trusted and (len(pairs) == 1 or len(pairs[-1]) == 1):
+        # A link that is the only one of its round would have nothing to be compared with: so three nodes, if there are.
+        missing = 3 - len(pairs[-1]) if len(pairs) == 1 else 1
+        pairs[-1] += _nearest(evidence, pairs[-1][0], trusted)[:missing]
+    elif len(pairs) > 1 and len(pairs[-1]) == 1:
+        pairs[-2] += pairs.pop()
+    return tuple(tuple(sorted(group)) for group in pairs if len(group) > 1)
+
+
+def _nearest(evidence: Evidence, node: int, others: Iterable[int]) -> list[int]:
+    """Those first with which its speed can be compared, and the neighbours first of these."""
+    return sorted(others, key=lambda other: (evidence.kin(other) != evidence.kin(node), abs(other - node), other))
+
+
+def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
+    """Pairs for those about whom more can be told: each with somebody who does well if there are enough of these, else
+    with another one in doubt."""
+    linkers = set(_linkers(evidence))
+    in_doubt = [node for node in diagnosis.open if node in linkers]
+    if not in_doubt:
+        return ()
+    if len(evidence.links) == 1:
+        return tuple((node,) for node in in_doubt)
+    cut = {node for node, finding in enumerate(diagnosis.findings) if finding.verdict is Verdict.FAULT}
+    well = [node for node in diagnosis.well if node in linkers]
+    # The doubt about a trusted partner is cleared too, for only then does its word count.
+    nodes = evidence.check.nodes
+    partners = {node for node in linkers if nodes[node].trusted and evidence.links[node]} - set(well)
+    seekers = sorted({*in_doubt, *partners}, key=lambda node: (node in partners, -len(evidence.links[node]), node))
+    # Who does well and has been asked least comes first, so that no node is kept from the others by one.
+    well.sort(key=lambda node: (len(evidence.links[node]), node))
+    others = sorted(linkers - cut - set(well) - set(seekers))
+    return _match(evidence, seekers, well, others)
+
+
+def _match(evidence: Evidence, seekers: Sequence[int], well: Sequence[int], others: Sequence[int]) -> Groups:
+    free, waiting = dict.fromkeys(well), []
+    groups: list[tuple[int, int]] = []
+    for seeker in seekers:
+        partner = _partner(evidence, seeker, free)
+        if partner is None:
+            waiting.append(seeker)
+        else:
+            del free[partner]
+            groups.append((min(seeker, partner), max(seeker, partner)))
+    free = dict.fromkeys([*waiting, *others])
+    for seeker in waiting:
+        if seeker not in free:
+            continue
+        del free[seeker]
+        partner = _partner(evidence, seeker, free)
+        if partner is not None:
+            del free[partner]
+            groups.append((min(seeker, partner), max(seeker, partner)))
+    return tuple(sorted(groups))
+
+
+def _partner(evidence: Evidence, seeker: int, free: Iterable[int]) -> int | None:
+    """The first of the free ones whom it has not met, of its own kind if it can be."""
+    met = evidence.links[seeker]
+    unmet = None
+    for other in free:
+        if other in met or other == seeker:
+            continue
+        if evidence.kin(other) == evidence.kin(seeker):
+            return other
+        unmet = other if unmet is None else unmet
+    # One whose links work but are slow learns nothing where speeds cannot be compared.
+    return None if evidence.works(seeker) else unmet
+
+
+def _most_measuring_rounds(check: Check) -> int:
+    # Twice as many as are needed when nobody is late, for one that computed in the second try only has missed a round.
+    return 2 * len(check.nodes) if len(check.nodes) <= EVERY_PAIR else EVERY_PAIR - 1
+
+
+def _unmeasured(evidence: Evidence) -> Groups:
+    """A round of a round-robin: the one with the most pairs that have not been linked."""
+    linkers = set(_linkers(evidence))
+    nodes = evidence.check.nodes
+    rounds = (
+        tuple(
+            (one, other)
+            for one, other in pairs
+            if {one, other} <= linkers
+            and other not in evidence.links[one]
+            and not (nodes[one].trusted and nodes[other].trusted)
+        )
+        for pairs in _round_robin(len(nodes))
+    )
+    return max(rounds, key=len, default=())
+
+
+def _round_robin(nodes: int) -> list[list[tuple[int, int]]]:
+    """Rounds in which everybody meets everybody else once: one stays, the others go round. At most fifteen of them."""
+    places = nodes + nodes % 2
+    rounds = []
+    for turn in range(min(places - 1, EVERY_PAIR - 1)):
+        circle = [0, *((at + turn) % (places - 1) + 1 for at in range(places - 1))]
+        pairs = (sorted((circle[at], circle[-1 - at])) for at in range(places // 2))
+        rounds.append(sorted((one, other) for one, other in pairs if other < nodes))
+    return rounds
