@@ -1,0 +1,164 @@
+"""The check processes of a node: they do as they are told, and how one ends is known at once and in words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import WAIT, WORKERS
+
+from dlrover_run.agent.crew import Crew, CrewLost
+from dlrover_run.agent.process import WorkerStart, spawn
+
+COMPUTE = {"do": "compute", "seconds": 0.5}
+ARGV = (sys.executable, "-u", str(WORKERS / "fake_check"))
+
+
+async def spawned(start: WorkerStart) -> int:
+    return spawn(start)
+
+
+def with_crew(scene: Callable[[Crew], Awaitable[None]], workers: int = 2) -> None:
+    """Play a scene with a crew that has been started, and end it, of which nothing may be left."""
+
+    async def play() -> None:
+        crew = Crew(ARGV, [{**os.environ, "LOCAL_RANK": str(rank)} for rank in range(workers)])
+        try:
+            await crew.start(spawned, contextlib.nullcontext)
+            pids = crew.pids
+            assert len(pids) == workers
+            await scene(crew)
+        finally:
+            await crew.end()
+        assert not crew.pids
+        assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+    before = os.listdir("/proc/self/fd")
+    asyncio.run(play())
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.fixture(autouse=True)
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_each_local_rank_answers_every_order_in_its_place() -> None:
+    async def scene(crew: Crew) -> None:
+        computed = await crew.ask([COMPUTE] * 2, WAIT)
+        assert [(answer.device, answer.tflops) for answer in computed] == [("fake", 1.0), ("fake", 2.0)]
+        linked = await crew.ask([{"do": "link", "name": "1/1/0/0-1"}] * 2, WAIT)
+        assert [(answer.name, answer.gigabytes) for answer in linked] == [("1/1/0/0-1", 8.0), ("1/1/0/0-1", 7.0)]
+        assert crew.idle
+
+    with_crew(scene)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "clause", "own"),
+    [
+        ("die 9", "the check process of local rank 1 was killed by SIGKILL: what it said last", True),
+        ("die 6", "the check process of local rank 1 was killed by SIGABRT (abort): what it said last", False),
+        ("exit", "the check process of local rank 1 ended with code 1: LookupError: nothing there", False),
+    ],
+)
+def test_the_end_of_one_is_told_at_once_though_another_never_answers(
+    stage: Path, behaviour: str, clause: str, own: bool
+) -> None:
+    (stage / "behave").write_text(f"0 compute hang\n1 compute {behaviour}\n")
+
+    async def scene(crew: Crew) -> None:
+        with pytest.raises(CrewLost) as lost:
+            await crew.ask([COMPUTE] * 2, WAIT)
+        assert str(lost.value) == clause
+        assert (lost.value.own, lost.value.lacks_torch) == (own, False)
+        assert not crew.idle
+
+    with_crew(scene)
+
+
+def test_one_that_does_not_answer_in_time_is_named(stage: Path) -> None:
+    (stage / "behave").write_text("1 compute hang\n")
+
+    async def scene(crew: Crew) -> None:
+        with pytest.raises(CrewLost, match=r"^the check process of local rank 1 gave no answer in 0.2 s$") as lost:
+            await crew.ask([COMPUTE] * 2, 0.2)
+        assert not lost.value.own
+        assert not crew.idle
+
+    with_crew(scene)
+
+
+def test_one_that_has_ended_while_nobody_asked_is_known_to_be_gone() -> None:
+    async def scene(crew: Crew) -> None:
+        await crew.ask([COMPUTE] * 2, WAIT)
+        assert crew.idle
+        first = min(crew.pids)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(CrewLost, match="was killed by SIGKILL"):
+            await crew.ask([COMPUTE] * 2, WAIT)
+        assert not crew.idle
+        with pytest.raises(CrewLost, match="was killed by SIGKILL"):
+            await crew.ask([COMPUTE] * 2, WAIT)
+
+    with_crew(scene)
+
+
+def test_what_is_no_answer_is_a_problem_of_that_rank(stage: Path) -> None:
+    (stage / "behave").write_text("1 compute babble\n")
+
+    async def scene(crew: Crew) -> None:
+        answers = await crew.ask([COMPUTE] * 2, WAIT)
+        assert [answer.problem for answer in answers] == ["", "the check process said what is no answer"]
+
+    with_crew(scene)
+
+
+def test_an_interpreter_without_torch_is_told_from_other_ends(stage: Path) -> None:
+    (stage / "behave").write_text("0 start no torch\n")
+
+    async def scene(crew: Crew) -> None:
+        with pytest.raises(CrewLost) as lost:
+            await crew.ask([COMPUTE], WAIT)
+        assert lost.value.lacks_torch
+
+    with_crew(scene, workers=1)
+
+
+def test_of_an_endless_complaint_the_last_line_is_kept(stage: Path) -> None:
+    (stage / "behave").write_text("0 compute complain\n")
+
+    async def scene(crew: Crew) -> None:
+        with pytest.raises(CrewLost) as lost:
+            await crew.ask([COMPUTE], WAIT)
+        assert str(lost.value).endswith(" ended with code 3: the last of them")
+
+    with_crew(scene, workers=1)
+
+
+def test_a_process_that_cannot_be_started_leaves_none_of_the_others() -> None:
+    started: list[int] = []
+
+    async def second_fails(start: WorkerStart) -> int:
+        if started:
+            raise BlockingIOError(11, "no more processes")
+        started.append(spawn(start))
+        return started[0]
+
+    async def play() -> None:
+        crew = Crew(ARGV, [{**os.environ, "LOCAL_RANK": "0"}] * 2)
+        with pytest.raises(BlockingIOError):
+            await crew.start(second_fails, contextlib.nullcontext)
+        assert not crew.idle
+        await crew.end()
+
+    asyncio.run(play())
+    assert not psutil.pid_exists(started[0])

@@ -1,0 +1,74 @@
+"""Answers the orders of a node check as `dlrover_run/node_check` does, without torch, in the way that a test says.
+
+Each order is noted in the file `orders` of the working directory. The first line of `behave`, if there is such a file,
+says what happens next, and is taken from it by the process that it happens to; `0 die` is meant for local rank 0 alone.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+RANK = os.environ["LOCAL_RANK"]
+
+
+def note(what: dict) -> None:
+    with open("orders", "a") as file:
+        file.write(json.dumps({"local_rank": int(RANK), "pid": os.getpid(), **what}) + "\n")
+
+
+def behaviour(moment: str) -> str:
+    """What the test wants now, and no second time; `moment` is the order, or `start`."""
+    if not os.path.exists("behave"):
+        return ""
+    with open("behave", "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lines = file.read().splitlines()
+        for line in lines:
+            rank, at, what = line.split(maxsplit=2)
+            if rank == RANK and at == moment:
+                lines.remove(line)
+                file.seek(0)
+                file.truncate()
+                file.write("".join(f"{rest}\n" for rest in lines))
+                return what
+    return ""
+
+
+def obey(order: dict, what: str) -> None:
+    done = {"done": order["do"], **({"name": order["name"]} if "name" in order else {})}
+    if what.startswith("die"):
+        sys.stderr.write("what it said last\n")
+        sys.stderr.flush()
+        os.kill(os.getpid(), int(what.split()[1]))
+    if what.startswith("exit"):
+        raise LookupError("nothing there")
+    if what == "complain":
+        for _ in range(5000):
+            sys.stderr.write("a long complaint of a library, which is of no use to anybody\n")
+        sys.stderr.write("the last of them\n\n")
+        sys.exit(3)
+    if what == "hang":
+        signal.pause()
+    if what == "babble":
+        os.write(1, b"babble\n")
+    elif what.startswith("problem"):
+        os.write(1, json.dumps({**done, "problem": what.partition(" ")[2], "wrong": "wrong" in what}).encode() + b"\n")
+    elif order["do"] == "compute":
+        os.write(1, json.dumps({**done, "device": "fake", "tflops": 1.0 + int(RANK)}).encode() + b"\n")
+    else:
+        os.write(1, json.dumps({**done, "gigabytes": 8.0 - int(RANK)}).encode() + b"\n")
+
+
+start = behaviour("start")
+if start == "no torch":
+    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+if start == "hang":
+    Path("hangs").touch()
+    signal.pause()
+for line in sys.stdin:
+    order = json.loads(line)
+    note(order)
+    obey(order, behaviour(order["do"]))
