@@ -41,17 +41,31 @@ def worker_environment(
         TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(s.name for s in spec.signals),
     )
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    if seat.workers > 1:
-        # torch spreads over all cores by default, and that many times the workers of a node overload it (as torchrun).
-        environment.setdefault("OMP_NUM_THREADS", "1")
+    _bound_threads(environment, seat.workers)
     # What a cluster manager says of its nodes stays; on a bare machine the round's numbers stand in for it.
     for prefix in ("NODE", "WORKER"):
         environment.setdefault(f"{prefix}_RANK", str(seat.node_rank))
         environment.setdefault(f"{prefix}_NUM", str(seat.nodes))
     if spec.virtual_local_rank:
-        environment["LOCAL_RANK"] = "0"
-        environment["CUDA_VISIBLE_DEVICES"] = _own_device(parent.get("CUDA_VISIBLE_DEVICES"), local_rank)
+        _show_own_device(environment, local_rank)
     return environment
+
+
+def check_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[str, str]]:
+    """The environments of the processes of a node check, by local rank: devices and threads are as the workers have
+    them, and there is no round yet.
+
+    Raises what `worker_environment` raises.
+    """
+
+    def environment(local_rank: int) -> dict[str, str]:
+        own = {**parent, "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(spec.workers_per_node)}
+        _bound_threads(own, spec.workers_per_node)
+        if spec.virtual_local_rank:
+            _show_own_device(own, local_rank)
+        return own
+
+    return [environment(local_rank) for local_rank in range(spec.workers_per_node)]
 
 
 def seatless_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[str, str]]:
@@ -77,6 +91,17 @@ def seatless_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict
         for number in (1, 2)
         for local_rank in range(spec.workers_per_node)
     ]
+
+
+def _bound_threads(environment: dict[str, str], workers: int) -> None:
+    if workers > 1:
+        # torch spreads over all cores by default, and that many times the workers of a node overload it (as torchrun).
+        environment.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _show_own_device(environment: dict[str, str], local_rank: int) -> None:
+    environment["LOCAL_RANK"] = "0"
+    environment["CUDA_VISIBLE_DEVICES"] = _own_device(environment.get("CUDA_VISIBLE_DEVICES"), local_rank)
 
 
 def _own_device(visible: str | None, local_rank: int) -> str:

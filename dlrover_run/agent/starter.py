@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dlrover_run.agent.command import python_program
 from dlrover_run.agent.environment import seatless_environments
-from dlrover_run.agent.forkserver import Template, TemplateError, UnsafeToFork, WorkerCommand
+from dlrover_run.agent.forkserver import ProgramKind, Template, TemplateError, UnsafeToFork, WorkerCommand
 from dlrover_run.agent.process import WorkerStart, spawn
 from dlrover_run.spec import JobSpec
 
@@ -49,6 +49,12 @@ class Starter:
         if self._forking and self._template is None and self._warming is None:
             self._warming = asyncio.ensure_future(self._make_ready(seatless_environments(self._spec, parent)))
 
+    async def warmed(self, parent: Mapping[str, str]) -> None:
+        """`warm`, and wait until that template is ready. Whoever waits no more leaves it as it is."""
+        self.warm(parent)
+        if self._warming is not None:
+            await asyncio.wait([self._warming])
+
     async def prepare(self, environments: Sequence[Mapping[str, str]]) -> None:
         """Have a template ready for workers with these environments: a new one, or the old one with what it has
         learned since."""
@@ -76,9 +82,17 @@ class Starter:
 
     async def start(self, start: WorkerStart) -> int:
         """Start one worker and return its pid. Raises OSError when it cannot be started."""
-        if self._forking and self._template is not None and self._program is not None:
+        return await self._start(start, self._program, records=start.local_rank == 0)
+
+    async def start_folder(self, start: WorkerStart, folder: str) -> int:
+        """The same for a process that runs another program than the workers do: a folder with a `__main__`, by its
+        path. Nothing is learned from it."""
+        return await self._start(start, ("script", folder), records=False)
+
+    async def _start(self, start: WorkerStart, program: tuple[ProgramKind, str] | None, records: bool) -> int:
+        if self._forking and self._template is not None and program is not None:
             stdin, stdout, stderr = start.stdio
-            kind, target = self._program
+            kind, target = program
             command = WorkerCommand(
                 argv_title=start.argv,
                 kind=kind,
@@ -90,7 +104,7 @@ class Starter:
                 stdout=stdout,
                 stderr=stderr,
                 sched_affinity=start.cpus,
-                record_imports=start.local_rank == 0,
+                record_imports=records,
             )
             try:
                 return await self._template.fork(command)
