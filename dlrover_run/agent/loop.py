@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dlrover_run import failures
+from dlrover_run.agent.checkup import CheckPart
 from dlrover_run.agent.departure import Departure
 from dlrover_run.agent.events import EventLog
 from dlrover_run.agent.group import StuckWorkers
@@ -45,7 +46,8 @@ RESTART_DRAIN_TIMEOUT = 0.5
 
 
 class Agent:
-    """Runs one job on this node. `voice` speaks to the person at the console."""
+    """Runs one job on this node. `voice` speaks to the person at the console. `ailments` are clauses about what makes
+    this node unfit as it is, for a job that checks its nodes."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Agent:
         lifelines: Sequence[int],
         voice: Voice,
         open_board: Callable[[Listener], Board],
+        ailments: Sequence[str] = (),
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
@@ -68,6 +71,7 @@ class Agent:
         self._plugin = _logs_plugin(spec)
         self._asking: asyncio.Future[Answer] | None = None
         self._strays = StraySweep(self._own_children)
+        self._check = CheckPart(spec, self._starter, self._strays.paused, self._wake.set, ailments)
         self._narration = Narration(spec, voice)
         self._events = EventLog(spec, relay.say)
         self._departure = Departure(self._take_signal, self._lose_launcher)
@@ -101,7 +105,8 @@ class Agent:
     async def _follow_plan(self) -> None:
         while True:
             self._report()
-            action = reconcile(self._situation())
+            situation = self._situation()
+            action = reconcile(situation)
             if action is Action.LEAVE:
                 return
             if action is Action.START:
@@ -109,6 +114,8 @@ class Agent:
             elif action is Action.STOP:
                 await self._stop_workers()
             else:
+                if situation.wanted is None and not situation.live:
+                    self._check.follow(self._board.assignment.task)
                 if self._board.assignment.waiting is not None:
                     # Its place may come at any moment.
                     self._starter.warm(os.environ)
@@ -126,7 +133,9 @@ class Agent:
 
     @property
     def _is_over(self) -> bool:
-        return self._board.assignment.phase in OVER or self._board.problem is not None
+        wanted = self._board.assignment
+        dismissed = wanted.checkup is not None and wanted.checkup.dismissed
+        return dismissed or wanted.phase in OVER or self._board.problem is not None
 
     def _hear(self) -> None:
         """Something of the board has changed."""
@@ -155,11 +164,14 @@ class Agent:
             self._narration.follow(wanted)
         if self._round is not None and (self._is_over or self._round.key != self._standing.round):
             self._round.cancel()
-        self._board.publish(statement(self._standing, self._round, self._departure.wanted))
+        self._board.publish(self._check.add_to(statement(self._standing, self._round, self._departure.wanted)))
 
     async def _start_round(self) -> None:
         seat = self._standing.seat
         assert seat is not None, "only a seat is a reason to start"
+        await self._check.rest()
+        if not self._is_wanted(seat):
+            return
         if self._round is not None:
             await self._leave_behind(self._round, seat)
             if not self._is_wanted(seat):
@@ -221,6 +233,7 @@ class Agent:
         wanted, problem = self._board.assignment, self._board.problem
         # The others form their next round as soon as they know; what follows may wait for somebody at the console.
         succeeded = self._say_goodbye(gave_up)
+        await self._check.close()
         ends: tuple[WorkerEnd, ...] = ()
         results: dict[int, bytes] = {}
         if self._round is not None:
@@ -275,7 +288,7 @@ class Agent:
     def _own_children(self) -> set[int]:
         plugin = self._plugin.pids if self._plugin is not None else set()
         workers = self._round.group.pids if self._round is not None else set()
-        return {self._relay.pid} | self._starter.pids | plugin | workers | self._board.pids
+        return {self._relay.pid} | self._starter.pids | self._check.pids | plugin | workers | self._board.pids
 
     def _note_end(self, worker: WorkerProcess) -> None:
         self._wake.set()

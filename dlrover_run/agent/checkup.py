@@ -1,0 +1,324 @@
+"""This node's part in a node check: it computes of its own accord, then tries what the coordinator asks for.
+
+Nobody else is needed for computing, so a node begins with that at once, while it looks for the others and they for it.
+What came of everything goes into its status. All is of the latest word alone: a task is obeyed once, and a newer one
+takes its place.
+
+The crew lives from the first task to the start of the workers, whose devices it would hold. The template that it was
+forked from goes then too: it costs 200 MB for as long as the job trains, and starting another takes two seconds of a
+rare wait. Where each round is checked it stays, for then every restart would wait for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from dlrover_run.agent.crew import Answer, Crew, CrewLost, Order
+from dlrover_run.agent.environment import check_environments
+from dlrover_run.agent.group import StuckWorkers
+from dlrover_run.agent.ports import HeldPort
+from dlrover_run.agent.starter import Starter
+from dlrover_run.coordination.bounds import MAX_PROBLEM
+from dlrover_run.coordination.check_records import (
+    MOST_DEVICES,
+    CheckTask,
+    Computed,
+    DeviceSpeed,
+    Linked,
+    LinkEnd,
+    LinkTried,
+    TaskKey,
+)
+from dlrover_run.coordination.records import NodeStatus
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER
+from dlrover_run.spec import Entrypoint, JobSpec, SpecError
+
+COMPUTE_SECONDS = 0.5
+"""Seconds that the devices compute: a clock that is still rising, or a neighbour's burst, averages out, and nobody
+waits for it who waits for a second."""
+
+LINK_SHARE = 0.25
+"""The part of a task's time that one link may take; then the crew is ended, and what it answers counts for nothing."""
+
+GROUP_SHARE = 0.8
+"""The part of a link's time after which its processes give up by themselves, and live to try the next one."""
+
+NODE_CHECK_FOLDER = str(Path(__file__).resolve().parent.parent / "node_check")
+
+PRELOAD = ("torch", "torch.distributed")
+"""What a template of the crew's own imports before it forks."""
+
+
+class CheckPart:
+    """What this node does for a check, and what came of it; nothing where nobody checks.
+
+    `starter` is that of the workers, whose template serves the crew too where it has one. `undisturbed` keeps strays
+    from being reaped while processes are forked; `on_news` is called when there is more to say. `ailments` are what
+    makes this node unfit as it is, clauses, of which the first is told in place of a speed. `folder` is the program of
+    the crew.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        starter: Starter,
+        undisturbed: Callable[[], AbstractContextManager[None]],
+        on_news: Callable[[], None],
+        ailments: Sequence[str] = (),
+        folder: str = NODE_CHECK_FOLDER,
+    ) -> None:
+        self._spec = spec
+        self._workers_starter = starter
+        self._undisturbed = undisturbed
+        self._on_news = on_news
+        self._ailments = ailments
+        self._folder = folder
+        self._python = spec.entrypoint.python or sys.executable
+        # With `static` ranks nothing is heard of the others.
+        self._wanted = spec.rules.check != CHECK_NEVER and (spec.backend != "static" or spec.rules.most == 1)
+        self._port = HeldPort() if self._wanted else None
+        self._key = TaskKey()
+        self._computed: Computed | None = None
+        self._linked: Linked | None = None
+        self._work: asyncio.Future[None] | None = None
+        self._crew: Crew | None = None
+        self._ending: set[Crew] = set()
+        self._own_starter: Starter | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._closed = False
+        self._error: BaseException | None = None
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes of the crew and of its own template, while they run."""
+        found = set(self._own_starter.pids) if self._own_starter is not None else set()
+        for crew in (*self._ending, self._crew):
+            if crew is not None:
+                found |= crew.pids
+        return found
+
+    def add_to(self, status: NodeStatus) -> NodeStatus:
+        """A status of this node together with what is to be said of its check."""
+        if self._port is None:
+            return status
+        return msgspec.structs.replace(
+            status, check_port=self._port.number, computed=self._computed, linked=self._linked
+        )
+
+    def follow(self, task: CheckTask | None) -> None:
+        """Do what the coordinator asks for, or compute where nothing has come of that yet. No worker may run.
+
+        Raises SpecError when the interpreter has no torch, and what else ended the work.
+        """
+        if self._error is not None:
+            raise self._error
+        if not self._wanted or self._closed:
+            return
+        if task is not None and task.key > self._key:
+            self._key = task.key
+            self._begin(partial(self._obey, task))
+        elif self._computed is None and (self._work is None or self._work.done()):
+            self._begin(self._compute_alone)
+
+    async def rest(self) -> None:
+        """End the crew, for the workers come now; a later task finds another. Raises StuckWorkers when the kernel does
+        not end it."""
+        await self._stop_work()
+        await self._end_crew()
+        for crew in list(self._ending):
+            await self._end(crew)
+        if self._own_starter is not None and self._closing is None and self._spec.rules.check != CHECK_ALWAYS:
+            # The workers need not wait for that: it holds no device.
+            self._closing = asyncio.ensure_future(self._close_starter())
+
+    async def close(self) -> None:
+        """End everything, for good."""
+        self._closed = True
+        with contextlib.suppress(StuckWorkers):
+            await self.rest()
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+        await self._close_starter()
+        if self._port is not None:
+            self._port.release()
+
+    def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._work = asyncio.ensure_future(self._replace(self._work, work))
+        self._work.add_done_callback(self._note_end)
+
+    async def _replace(self, before: asyncio.Future[None] | None, work: Callable[[], Awaitable[None]]) -> None:
+        if before is not None and not before.done():
+            before.cancel()
+            await asyncio.wait([before])
+        await work()
+
+    def _note_end(self, work: asyncio.Future[None]) -> None:
+        if not work.cancelled() and (error := work.exception()) is not None:
+            self._error = error
+        self._on_news()
+
+    async def _stop_work(self) -> None:
+        work = self._work
+        if work is not None and not work.done():
+            work.cancel()
+            await asyncio.wait([work])
+
+    async def _compute_alone(self) -> None:
+        self._computed = await self._compute(TaskKey(), self._after(self._spec.rules.check_timeout))
+
+    async def _obey(self, task: CheckTask) -> None:
+        deadline = self._after(task.timeout)
+        if task.compute:
+            self._computed = await self._compute(task.key, deadline)
+            self._on_news()
+        if task.links:
+            self._linked = await self._try_links(task, deadline)
+
+    async def _compute(self, key: TaskKey, deadline: float) -> Computed:
+        if self._ailments:
+            return Computed(key, problem=_clipped(self._ailments[0]))
+        order = {"do": "compute", "seconds": COMPUTE_SECONDS}
+        try:
+            answers = await self._ask([order] * self._spec.workers_per_node, deadline)
+        except CrewLost as lost:
+            return Computed(key, problem=_clipped(str(lost)))
+        good = [(rank, answer) for rank, answer in enumerate(answers) if not answer.problem]
+        slowest = sorted((DeviceSpeed(rank, a.device, a.tflops) for rank, a in good), key=lambda device: device.tflops)
+        wrong = any(answer.wrong for answer in answers)
+        return Computed(key, tuple(slowest[:MOST_DEVICES]), _first_problem(answers), wrong)
+
+    async def _try_links(self, task: CheckTask, deadline: float) -> Linked:
+        tried: list[LinkTried] = []
+        problem, gone = "", ""
+        for link in task.links:
+            other = next((end.node for end in link if end.node != task.node), task.node)
+            if gone:
+                tried.append(LinkTried(other, problem=gone))
+                continue
+            seconds = task.timeout * LINK_SHARE
+            try:
+                orders = link_orders(task.key, link, task.node, seconds * GROUP_SHARE)
+                answers = await self._ask(orders, min(deadline, self._after(seconds)))
+            except CrewLost as lost:
+                gone = _clipped(str(lost))
+                if lost.own or len(link) == 1:
+                    problem = gone
+                tried.append(LinkTried(other, problem=gone))
+            else:
+                trouble = _first_problem(answers)
+                speed = 0.0 if trouble else min(answer.gigabytes for answer in answers)
+                tried.append(LinkTried(other, speed, trouble))
+        return Linked(task.key, tuple(tried), problem)
+
+    async def _ask(self, orders: Sequence[Order], deadline: float) -> list[Answer]:
+        """Have a crew that does as it is told. Raises CrewLost when it does not, or is not there in time."""
+        crew = await self._crew_by(deadline)
+        try:
+            return await crew.ask(orders, deadline - self._after(0.0))
+        except CrewLost as lost:
+            crew.kill()
+            if lost.lacks_torch:
+                raise SpecError(
+                    f"--network-check needs torch in {self._python}, which has none: install it there, or leave the "
+                    "flag out."
+                ) from None
+            raise
+
+    async def _crew_by(self, deadline: float) -> Crew:
+        starting = asyncio.ensure_future(self._ready_crew())
+        try:
+            await asyncio.wait([starting], timeout=max(0.0, deadline - self._after(0.0)))
+        finally:
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait([starting])
+        if starting.cancelled():
+            raise CrewLost("the processes of the node check could not be started in time", own=True)
+        return starting.result()
+
+    async def _ready_crew(self) -> Crew:
+        if self._crew is not None:
+            if self._crew.idle:
+                return self._crew
+            # One that the kernel does not end is no reason to say nothing: the next one meets the same and says so.
+            with contextlib.suppress(StuckWorkers):
+                await self._end_crew()
+        starter = await self._starter()
+        await starter.warmed(os.environ)
+        argv = (self._python, "-u", self._folder)
+        self._crew = crew = Crew(argv, check_environments(self._spec, os.environ))
+        await crew.start(lambda start: starter.start_folder(start, self._folder), self._undisturbed)
+        return crew
+
+    async def _starter(self) -> Starter:
+        if self._spec.start_method == "forkserver" and self._spec.entrypoint.kind != "program":
+            return self._workers_starter
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+        if self._own_starter is None:
+            entrypoint = Entrypoint("script", self._folder, python=self._python)
+            own = replace(self._spec, entrypoint=entrypoint, start_method="forkserver", preload=PRELOAD)
+            # That it spawns after all is nothing that a person could do much about.
+            self._own_starter = Starter(own, lambda sentence: None)
+        return self._own_starter
+
+    async def _close_starter(self) -> None:
+        if self._own_starter is not None:
+            await self._own_starter.close()
+        self._own_starter = self._closing = None
+
+    async def _end_crew(self) -> None:
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            self._ending.add(crew)
+            await self._end(crew)
+
+    async def _end(self, crew: Crew) -> None:
+        await crew.end()
+        self._ending.discard(crew)
+
+    def _after(self, seconds: float) -> float:
+        return asyncio.get_running_loop().time() + seconds
+
+
+def link_orders(key: TaskKey, link: Sequence[LinkEnd], node: int, timeout: float) -> list[Order]:
+    """What the local ranks of `node` are told to do for a link: its ranks are those of the first end, then those of the
+    other, and rank 0 hosts the store."""
+    first, last = link[0], link[-1]
+    at = next(place for place, end in enumerate(link) if end.node == node)
+    first_rank = sum(end.workers for end in link[:at])
+    return [
+        {
+            "do": "link",
+            "name": f"{key.epoch}/{key.number}/{key.round}/{first.node}-{last.node}",
+            "address": first.address,
+            "port": first.port,
+            "host": rank == 0,
+            "rank": rank,
+            "world": sum(end.workers for end in link),
+            "timeout": timeout,
+        }
+        for rank in range(first_rank, first_rank + link[at].workers)
+    ]
+
+
+def _first_problem(answers: Sequence[Answer]) -> str:
+    """A clause about the first local rank that failed, which it names where there are several."""
+    for local_rank, answer in enumerate(answers):
+        if answer.problem:
+            return _clipped(answer.problem if len(answers) == 1 else f"local rank {local_rank}: {answer.problem}")
+    return ""
+
+
+def _clipped(clause: str) -> str:
+    return " ".join(clause.split())[:MAX_PROBLEM]
