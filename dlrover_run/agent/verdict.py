@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.refusal import explain
+from dlrover_run.coordination import check_records
+from dlrover_run.coordination.check_records import Checkup
 from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase, Seat
 from dlrover_run.failures.outcome import WorkerEnd
 from dlrover_run.spec import SpecError
@@ -61,7 +63,9 @@ def judge(ending: Ending, compat: bool) -> Verdict:
     elsewhere = wanted.failure if failed and not _is_own(wanted.failure, ending) else None
     root = None if failed and (elsewhere or wanted.failure is None) else _own_root(ending)
     reason = wanted.reason
-    if wanted.phase not in OVER and ending.stopped_by is not None:
+    if (checkup := _dismissal(ending)) is not None:
+        reason = f"the node check dismissed this node: {checkup.reason}"
+    elif wanted.phase not in OVER and ending.stopped_by is not None:
         reason = f"{ending.stopped_by.name} stopped the job"
     return Verdict(
         exit_code=_exit_code(ending, root, compat),
@@ -74,6 +78,26 @@ def judge(ending: Ending, compat: bool) -> Verdict:
         why_over=wanted.reason.removeprefix(str(wanted.failure)).lstrip(";, ") if failed else "",
         results=ending.results,
     )
+
+
+def _dismissal(ending: Ending) -> Checkup | None:
+    """What the node check said of this node if that is why it leaves, else None."""
+    checkup = ending.wanted.checkup
+    if checkup is None or not checkup.dismissed or ending.wanted.phase is PlanPhase.FINISHED:
+        return None
+    return checkup if ending.gave_up is None and ending.stopped_by is None else None
+
+
+def _explain_dismissal(checkup: Checkup) -> str:
+    """The line that people look for, as DLRover prints it, and below it why, and what to do."""
+    reason = checkup.reason or "no reason was given"
+    if checkup.verdict is check_records.Verdict.STRAGGLER:
+        advice = "put another machine in its place, or leave --exclude-straggler out to train at its pace"
+        return (
+            f"RuntimeError: The node is a straggler and exits.\n  The node check found it too slow: {reason}; {advice}."
+        )
+    advice = "repair it or put another machine in its place"
+    return f"RuntimeError: The node network is breakdown.\n  The node check found it broken: {reason}; {advice}."
 
 
 def _start_problem(error: Exception) -> str:
@@ -104,11 +128,15 @@ def _exit_code(ending: Ending, root: WorkerEnd | None, compat: bool) -> int:
     """The launcher's exit code; the README's table is made of this rule."""
     if ending.gave_up is not None:
         # A mistake of the user's that only a restart showed is no reason to tell him that nothing was started.
-        mistake = isinstance(ending.gave_up, SpecError) and ending.wanted.key.number <= 1
+        first = ending.seat is None or ending.wanted.key.number <= 1
+        mistake = isinstance(ending.gave_up, SpecError) and first
         return exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
     phase = ending.wanted.phase
     if phase is PlanPhase.FINISHED:
         return exit_codes.SUCCESS
+    if (checkup := _dismissal(ending)) is not None:
+        straggler = checkup.verdict is check_records.Verdict.STRAGGLER
+        return exit_codes.of_failure(exit_codes.STRAGGLER if straggler else exit_codes.FAULTY_NODE, compat)
     if ending.stopped_by is not None:
         return exit_codes.of_failure(exit_codes.of_signal(ending.stopped_by), compat)
     if phase is PlanPhase.FAILED:
@@ -130,6 +158,8 @@ def _exit_code(ending: Ending, root: WorkerEnd | None, compat: bool) -> int:
 def _error(ending: Ending) -> str | None:
     if ending.gave_up is not None:
         return _start_problem(ending.gave_up)
+    if (checkup := _dismissal(ending)) is not None:
+        return _explain_dismissal(checkup)
     wanted = ending.wanted
     if wanted.phase is PlanPhase.FAILED and wanted.failure is None:
         return f"the job failed: {wanted.reason}"
