@@ -146,18 +146,24 @@ def read_gpus(nvml: Nvml | None = None) -> list[PhysicalGpu]:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as problem:
-        absent = getattr(problem, "value", None) in (_NVML_DRIVER_NOT_LOADED, _NVML_LIBRARY_NOT_FOUND)
+        absent = means_absent(problem)
         what = "no NVIDIA driver was found" if absent else "the NVIDIA driver does not answer"
         raise NvmlUnavailable(f"{what} (NVML: {problem})", absent) from None
     try:
-        return [_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError as problem:
         raise NvmlUnavailable(f"the NVIDIA driver cannot list its GPUs (NVML: {problem})", False) from None
     finally:
         nvml.nvmlShutdown()
 
 
-def _read_gpu(nvml: Nvml, index: int) -> PhysicalGpu:
+def means_absent(problem: Exception) -> bool:
+    """Whether an NVMLError of `nvmlInit` only means that there is no NVIDIA driver on this machine."""
+    return getattr(problem, "value", None) in (_NVML_DRIVER_NOT_LOADED, _NVML_LIBRARY_NOT_FOUND)
+
+
+def read_gpu(nvml: Nvml, index: int) -> PhysicalGpu:
+    """One GPU as NVML, which has been started, shows it. Raises its NVMLError."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     address = sysfs_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     device = DeviceId(_text(nvml.nvmlDeviceGetUUID(handle)), address)

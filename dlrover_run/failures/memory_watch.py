@@ -90,7 +90,7 @@ def read_counters(proc: Path) -> MemoryCounters:
 
 def _read_v2(proc: Path) -> tuple[GroupCounters, ...]:
     groups = []
-    for group in _lineage(proc, "cgroup2", ""):
+    for group in group_folders(proc, "cgroup2", ""):
         kills = _field(group / "memory.events", "oom_kill")
         if kills is None:
             continue  # The root of the hierarchy, or one that has no memory controller.
@@ -103,18 +103,18 @@ def _read_v2(proc: Path) -> tuple[GroupCounters, ...]:
 def _read_v1(proc: Path) -> tuple[GroupCounters, ...]:
     # Version 1 counts kills only in the dying process's own group; `failcnt` rises where a limit was in the way.
     groups = []
-    for group in _lineage(proc, "cgroup", "memory"):
+    for group in group_folders(proc, "cgroup", "memory"):
         if (group / "memory.oom_control").exists():
             kills = _field(group / "memory.oom_control", "oom_kill")
             for path, prefix in ((str(group), "memory."), (f"{group} with swap", "memory.memsw.")):
                 # Memory with swap has a limit of its own. It is asked first, so where the two are equal, as they often
                 # are in a container, it alone counts.
                 limit = _limit(group / f"{prefix}limit_in_bytes")
-                groups.append(GroupCounters(path, limit, kills, _number(group / f"{prefix}failcnt")))
+                groups.append(GroupCounters(path, limit, kills, read_number(group / f"{prefix}failcnt")))
     return tuple(groups)
 
 
-def _lineage(proc: Path, kind: str, controller: str) -> list[Path]:
+def group_folders(proc: Path, kind: str, controller: str) -> list[Path]:
     """The directories of this process's control group and of its ancestors as far as mounted, nearest first."""
     own = _own_group(proc, controller)
     mount = _mount(proc, kind, controller)
@@ -163,11 +163,12 @@ def _field(path: Path, name: str) -> int | None:
     return None
 
 
-def _number(path: Path) -> int | None:
+def read_number(path: Path) -> int | None:
+    """The number in a file of the kernel; None where there is none, such as `max` for no limit."""
     text = "".join(_lines(path)).strip()
     return int(text) if text.isdecimal() else None
 
 
 def _limit(path: Path) -> int | None:
-    limit = _number(path)  # Version 2 writes `max` where there is none.
+    limit = read_number(path)  # Version 2 writes `max` where there is none.
     return None if limit is None or limit >= _NO_LIMIT else limit

@@ -1,0 +1,483 @@
+"""The look at a machine before its devices are tried: GPUs by a made-up NVML, limits by real ones too."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_devices import FOUR, FakeNvml, FakeNvmlError
+
+from dlrover_run.coordination.bounds import MAX_PROBLEM
+from dlrover_run.devices.health import examine
+from dlrover_run.devices.health_ailment import Ailment
+from dlrover_run.devices.health_gpus import MEMORY_TAKEN_MOST, examine_gpus
+from dlrover_run.devices.health_limits import (
+    DISK_LEAST,
+    FILES_LEAST,
+    INODES_LEAST,
+    PIDS_PER_WORKER,
+    SHM_PER_WORKER,
+    Machine,
+    examine_limits,
+)
+from dlrover_run.devices.health_xids import Xids, find_xids, read_kernel_log
+
+GIB = 1 << 30
+UNSUPPORTED = FakeNvmlError(3, "Not Supported")
+
+
+@dataclass
+class HealthNvml(FakeNvml):
+    """NVML that tells of the health of its GPUs, by UUID; what is not named is as on a healthy GPU of today."""
+
+    used: dict[str, int] = field(default_factory=dict)
+    users: dict[str, list[tuple[int, int | None]]] = field(default_factory=dict)
+    ecc: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, tuple[int, int, int, int] | None] = field(default_factory=dict)
+    pages_pending: set[str] = field(default_factory=set)
+    recovery: dict[str, int | None] = field(default_factory=dict)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:
+        return SimpleNamespace(used=self.used.get(handle, GIB // 2), total=80 * GIB)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> Sequence[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.users.get(handle, [])]
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: Any, error_type: int, counter_type: int) -> int:
+        assert (error_type, counter_type) == (1, 0), "uncorrected ones since the driver was loaded"
+        return self.ecc.get(handle, 0)
+
+    def nvmlDeviceGetRemappedRows(self, handle: Any) -> Sequence[int]:
+        rows = self.rows.get(handle, (0, 0, 0, 0))
+        if rows is None or handle in self.mig:
+            raise UNSUPPORTED
+        return rows
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, handle: Any) -> int:
+        return 1 if handle in self.pages_pending else 0
+
+    def nvmlDeviceGetFieldValues(self, handle: Any, fields: Sequence[int]) -> Sequence[Any]:
+        assert fields == [230]
+        action = self.recovery.get(handle, 0)
+        value = SimpleNamespace(uiVal=0 if action is None else action)
+        return [SimpleNamespace(nvmlReturn=3 if action is None else 0, value=value)]
+
+
+class SilentNvml(HealthNvml):
+    """An old GPU with an old driver, which can answer none of the questions."""
+
+    def refuse(self, *_: Any) -> Any:
+        raise UNSUPPORTED
+
+    nvmlDeviceGetMemoryInfo = nvmlDeviceGetComputeRunningProcesses = nvmlDeviceGetTotalEccErrors = refuse
+    nvmlDeviceGetRemappedRows = nvmlDeviceGetRetiredPagesPendingStatus = nvmlDeviceGetFieldValues = refuse
+
+
+def ails(
+    nvml: HealthNvml | None,
+    workers: int = 4,
+    gpu_each: bool = False,
+    dev: Path = Path("/nowhere"),
+    log: str = "",
+    **env: str,
+) -> list[Ailment]:
+    found = list(examine_gpus(workers, env, gpu_each, nvml, dev, lambda: log))
+    for ailment in found:
+        assert "\n" not in ailment.text
+        assert not ailment.text.endswith(".")
+        assert ": " in ailment.text, "what is wrong, then what to do"
+        assert len(ailment.text) <= MAX_PROBLEM
+    return found
+
+
+def only(found: list[Ailment], *words: str, severe: bool) -> None:
+    """There is one ailment, with these words and of this weight."""
+    assert len(found) == 1, found
+    assert [word for word in words if word not in found[0].text] == []
+    assert found[0].severe is severe, found
+
+
+def test_nothing_ails_healthy_gpus() -> None:
+    nvml = HealthNvml(FOUR)
+    assert ails(nvml) == []
+    assert ails(nvml, workers=2, gpu_each=True, CUDA_VISIBLE_DEVICES="2,3") == []
+    assert nvml.shutdowns == 2
+
+
+def test_nothing_ails_gpus_that_cannot_tell() -> None:
+    assert ails(SilentNvml(FOUR)) == []
+
+
+def test_a_machine_without_a_driver_is_well_and_loads_no_nvml(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from dlrover_run.devices.health_gpus import examine_gpus\n"
+        f"print(list(examine_gpus(2, {{}}, dev=Path({str(tmp_path)!r}))))\n"
+        "print([name for name in ('pynvml', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n[]\n"
+
+
+def test_a_driver_that_is_missing_is_told_where_gpus_are_named_and_severe_where_asked_for(
+    tmp_path: Path,
+) -> None:
+    only(ails(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="0,1"), "names 2 GPUs", "nvidiactl is missing", severe=False)
+    only(ails(None, dev=tmp_path, gpu_each=True), "each worker needs a GPU", "nvidiactl is missing", severe=True)
+    assert ails(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="") == []
+    assert ails(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="-1") == []
+
+
+def test_half_a_driver_is_told_only_where_gpus_are_expected() -> None:
+    nvml = HealthNvml(init_error=FakeNvmlError(12, "NVML Shared Library Not Found"))
+    assert ails(nvml) == []
+    only(ails(nvml, CUDA_VISIBLE_DEVICES="0"), "NVML Shared Library Not Found", severe=True)
+
+
+def test_a_driver_that_does_not_answer_is_severe_only_where_gpus_are_expected() -> None:
+    nvml = HealthNvml(FOUR, init_error=FakeNvmlError(18, "Driver/library version mismatch"))
+    only(ails(nvml), "Driver/library version mismatch", severe=False)
+    only(ails(nvml, CUDA_VISIBLE_DEVICES="0"), "Driver/library version mismatch", severe=True)
+    only(ails(nvml, gpu_each=True), "Driver/library version mismatch", severe=True)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "gpu_each", "setting", "words", "severe"),
+    [
+        (
+            FOUR[:3],
+            4,
+            False,
+            "0,1,2,3",
+            "names 4 GPUs, of which 3 can be used (3 on this machine), for 4 workers",
+            True,
+        ),
+        (FOUR[:3], 4, True, None, "4 workers and 3 GPUs", True),
+        (FOUR[:3], 4, False, None, "4 workers and 3 GPUs", False),
+        (FOUR, 4, False, "0,1", "4 workers and 2 GPUs that can be used (4 on this machine)", False),
+        (FOUR, 1, True, "", "1 worker and 0 GPUs", True),
+        (FOUR[:1], 1, False, "GPU-zz99", "names 1 GPU, of which 0 can be used", True),
+    ],
+)
+def test_fewer_gpus_than_workers(
+    gpus: list[str], workers: int, gpu_each: bool, setting: str | None, words: str, severe: bool
+) -> None:
+    environ = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
+    only(ails(HealthNvml(gpus), workers, gpu_each, **environ), words, severe=severe)
+
+
+@pytest.mark.parametrize("setting", ["", "-1", "NoDevFiles", "0,-1,1"])
+def test_a_job_that_hides_gpus_on_purpose_lacks_none(setting: str) -> None:
+    assert ails(HealthNvml(FOUR), 1, CUDA_VISIBLE_DEVICES=setting) == []
+
+
+def test_workers_on_cpus_beside_no_gpu_are_well() -> None:
+    assert ails(HealthNvml([]), 4) == []
+
+
+def test_a_gpu_that_is_lost_is_severe_for_those_who_use_it_and_nothing_to_others() -> None:
+    nvml = HealthNvml(FOUR, lost="GPU-bb33")
+    only(ails(nvml), "GPU 2 does not answer (NVML: GPU is lost)", "--gpu-reset -i 2", severe=True)
+    only(ails(nvml, 1, CUDA_VISIBLE_DEVICES="2"), "GPU 2 does not answer", severe=True)
+    only(ails(nvml, 1, CUDA_VISIBLE_DEVICES="GPU-bb33"), "names 1 GPU, of which 0 can be used", severe=True)
+    assert ails(nvml, 3, CUDA_VISIBLE_DEVICES="0,1,3") == []
+    assert nvml.shutdowns == 4
+
+
+@pytest.mark.parametrize(
+    ("action", "words"), [(1, "it reset"), (2, "rebooted"), (3, "links"), (6, "bus"), (7, "rebooted")]
+)
+def test_what_the_driver_wants_done_first_is_severe(action: int, words: str) -> None:
+    found = ails(HealthNvml(FOUR, recovery={"GPU-aa22": action}))
+    only(found, "GPU 1 (0000:1b:00.0) has failed: the NVIDIA driver wants", words, severe=True)
+
+
+@pytest.mark.parametrize("action", [0, 4, 5, None, 99])
+def test_what_the_driver_wants_done_some_time_is_no_fault(action: int | None) -> None:
+    assert ails(HealthNvml(FOUR, recovery={"GPU-aa22": action})) == []
+
+
+def test_rows_that_could_not_be_replaced_are_severe() -> None:
+    only(ails(HealthNvml(FOUR, rows={"GPU-aa11": (0, 8, 0, 1)})), "GPU 0", "(8 were)", "exchanged", severe=True)
+
+
+def test_a_reset_that_may_wait_is_a_warning() -> None:
+    only(ails(HealthNvml(FOUR, rows={"GPU-aa11": (0, 1, 1, 0)})), "GPU 0", "when convenient", severe=False)
+    only(ails(HealthNvml(FOUR, pages_pending={"GPU-cc44"})), "GPU 3", "when convenient", severe=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "action", "severe"),
+    [((0, 1, 0, 0), 0, False), ((0, 1, 0, 0), None, False), (None, 0, False), (None, None, True)],
+)
+def test_uncorrected_errors_are_severe_where_neither_gpu_nor_driver_deals_with_them(
+    rows: tuple[int, int, int, int] | None, action: int | None, severe: bool
+) -> None:
+    nvml = HealthNvml(FOUR, ecc={"GPU-aa22": 3}, rows={"GPU-aa22": rows}, recovery={"GPU-aa22": action})
+    only(ails(nvml), "GPU 1 (0000:1b:00.0) has had 3 uncorrected errors", "--gpu-reset -i 1", severe=severe)
+
+
+def test_a_gpu_that_somebody_else_fills_is_a_warning_with_the_figures() -> None:
+    nvml = HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": [(7, GIB), (4711, 60 * GIB), (8, None)]})
+    only(ails(nvml), "GPU 0", "61 GiB of 80 GiB taken, most by process 4711", severe=False)
+    nvml = HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": []})
+    only(ails(nvml), "61 GiB of 80 GiB taken, and no worker runs yet", severe=False)
+
+
+def test_a_gpu_that_is_half_full_is_left_alone() -> None:
+    assert ails(HealthNvml(FOUR, used={"GPU-aa11": int(80 * GIB * MEMORY_TAKEN_MOST)})) == []
+
+
+def test_gpus_that_the_job_does_not_see_are_not_its_concern() -> None:
+    nvml = HealthNvml(
+        FOUR,
+        used={"GPU-aa11": 79 * GIB},
+        ecc={"GPU-aa11": 1},
+        rows={"GPU-aa11": (0, 0, 0, 1)},
+        recovery={"GPU-aa11": 1},
+    )
+    assert ails(nvml, 2, CUDA_VISIBLE_DEVICES="1,2", log="NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off") == []
+    assert len(ails(nvml, 2, CUDA_VISIBLE_DEVICES="1,0")) == 4
+
+
+def test_a_mig_device_is_well_and_has_the_errors_of_its_gpu() -> None:
+    nvml = HealthNvml(["GPU-a", "GPU-b"], mig={"GPU-b": ["MIG-1", "MIG-2"]}, used={"GPU-b": 79 * GIB})
+    assert ails(nvml, 1) == []
+    assert ails(nvml, 1, CUDA_VISIBLE_DEVICES="MIG-2,MIG-1") == []
+    nvml.recovery["GPU-b"] = 1
+    only(ails(nvml, 1, CUDA_VISIBLE_DEVICES="MIG-2"), "GPU 1 (0000:1b:00.0) has failed", severe=True)
+    assert ails(nvml, 1, CUDA_VISIBLE_DEVICES="GPU-a") == []
+
+
+def test_errors_of_the_past_on_a_mig_gpu_are_a_warning() -> None:
+    nvml = HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1"]}, ecc={"GPU-a": 1}, recovery={"GPU-a": None})
+    only(ails(nvml, 1), "has had 1 uncorrected error", severe=False)
+
+
+KERNEL_LOG = """\
+<6>[   12.500000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.158.01
+<3>[ 1000.250000] NVRM: Xid (PCI:0000:1a:00): 31, pid=77, name=python, Ch 00000010, MMU Fault
+<3>[ 1500.000000] NVRM: Xid (PCI:0000:1b:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked
+<3>[ 2000.000000] NVRM: Xid (PCI:0000:1b:00): 94, pid=1896, name=python, Contained: CE User Channel (0x9)
+<3>[ 2000.750000] NVRM: Xid (PCI:0000:1B:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected
+[ 2001.000000] NVRM: Xid (PCI:0000:1b:00): 45, pid=1896, name=python, Ch 00000009
+NVRM: Xid (PCI:0001:05:00 GPU-I:01): 79, GPU has fallen off the bus.
+NVRM: Xid (0000:03:00): 48, An uncorrectable double bit error
+somebody writes Xid 79 here
+"""
+
+
+def test_the_errors_of_each_gpu_are_found_in_the_kernels_log() -> None:
+    assert find_xids(KERNEL_LOG) == {
+        "0000:1b:00": Xids(2, 74, 2000.75),
+        "0001:05:00": Xids(1, 79, None),
+        "0000:03:00": Xids(1, 48, None),
+    }
+    assert find_xids("") == {}
+
+
+def test_an_error_in_the_kernels_log_is_a_warning_as_the_gpu_may_have_been_reset_since() -> None:
+    only(
+        ails(HealthNvml(FOUR), log=KERNEL_LOG),
+        "has 2 errors of GPU 1 (0000:1b:00.0)",
+        "Xid 74, ",
+        "h ago",
+        severe=False,
+    )
+
+
+def test_the_kernels_log_is_read_up_to_its_end_or_not_at_all() -> None:
+    try:
+        dmesg = subprocess.run(["dmesg", "--syslog", "--notime"], capture_output=True, text=True, errors="replace")
+    except FileNotFoundError:
+        pytest.skip("this machine has no dmesg")
+    log = read_kernel_log()
+    assert [line for line in dmesg.stdout.splitlines()[-1:] if line not in log] == []
+    assert log == "" or dmesg.returncode == 0
+
+
+def test_the_severe_come_first() -> None:
+    nvml = HealthNvml(FOUR, used={"GPU-aa11": 79 * GIB}, recovery={"GPU-cc44": 1})
+    found = examine(4, None, {}, nvml=nvml, dev=Path("/nowhere"))
+    assert [ailment.severe for ailment in found][:2] == [True, False]
+    assert any("/nowhere/shm cannot be used" in ailment.text for ailment in found)
+
+
+def test_this_machine_is_looked_at_without_a_fault() -> None:
+    assert [ailment for ailment in examine(1, None, {}) if ailment.severe] == []
+
+
+SPACIOUS = os.statvfs_result((4096, 4096, 1 << 30, 1 << 29, 1 << 29, 1 << 20, 1 << 20, 1 << 20, 0, 255))
+
+
+def machine(limit: int | None = 20000, proc: Path = Path("/nowhere"), **spaces: Any) -> Machine:
+    """A machine with room for all, but for what is named: a word in the folder's path, and its space."""
+
+    def statvfs(path: str) -> os.statvfs_result:
+        return next((space for word, space in spaces.items() if word in path), SPACIOUS)
+
+    return Machine(statvfs, lambda: limit, proc)
+
+
+def short(machine: Machine, workers: int = 2, log_dir: str | None = None, **environ: str) -> list[str]:
+    found = list(examine_limits(workers, log_dir, environ, Path("/dev"), machine))
+    assert [ailment for ailment in found if ailment.severe] == []
+    return [ailment.text for ailment in found]
+
+
+def space(free: int, whole: int = 100 * GIB, files: int = 1 << 20, files_free: int = 1 << 20, flags: int = 0) -> Any:
+    return os.statvfs_result((1, 1, whole, free, free, files, files_free, files_free, flags, 255))
+
+
+def test_nothing_is_short_on_a_spacious_machine() -> None:
+    assert short(machine()) == []
+    assert short(machine(limit=None)) == []
+    assert short(machine(limit=FILES_LEAST)) == []
+    assert short(machine(shm=space(2 * SHM_PER_WORKER))) == []
+    assert short(machine(tmp=space(DISK_LEAST, files_free=INODES_LEAST))) == []
+
+
+def test_shared_memory_of_a_container_is_told_with_the_remedy() -> None:
+    (text,) = short(machine(shm=space(64 << 20, 64 << 20)))
+    assert text.startswith("/dev/shm has 64 MiB free of 64 MiB: data loaders with workers need more")
+    assert "--shm-size=8g" in text
+
+
+def test_shared_memory_that_is_full_of_leftovers_has_another_remedy() -> None:
+    (text,) = short(machine(shm=space(SHM_PER_WORKER, 24 * GIB)))
+    assert "has 256 MiB free of 24 GiB" in text
+    assert "--shm-size" not in text
+
+
+def test_few_open_files_are_told() -> None:
+    (text,) = short(machine(limit=256))
+    assert text.startswith("a process may have 256 files open")
+    assert "ulimit -n 65536" in text
+
+
+def test_the_real_limit_of_open_files_is_read() -> None:
+    code = (
+        "from dlrover_run.devices.health import examine\n"
+        "print([found.text for found in examine(1, None, {}) if 'files open' in found.text])"
+    )
+
+    def said(limit: int) -> str:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard)),
+        )
+        return done.stdout.strip()
+
+    assert "may have 300 files open" in said(300)
+    assert said(2000) == "[]"
+
+
+def test_a_full_disk_is_told_once_for_each_file_system(tmp_path: Path) -> None:
+    full = machine(**{str(tmp_path): space(300 << 20)})
+    logs = tmp_path / "not" / "there" / "yet"
+    (text,) = short(full, log_dir=str(logs), TMPDIR=str(tmp_path))
+    assert text.startswith(f"the disk of {tmp_path} has 300 MiB free of 100 GiB, and logs go there")
+    (text,) = short(full, TMPDIR=str(tmp_path))
+    assert "and temporary files go there" in text
+
+
+def group(root: Path, version: int, current: str, most: str) -> Path:
+    """A /proc of a process in the control group `/a/b`, whose files are under `root`."""
+    here = root / "cg" / "a" / "b"
+    here.mkdir(parents=True)
+    (here / "pids.current").write_text(current + "\n")
+    (here / "pids.max").write_text(most + "\n")
+    proc = root / "proc"
+    (proc / "self").mkdir(parents=True)
+    kind = "cgroup2 cgroup rw" if version == 2 else "cgroup cgroup rw,pids"
+    (proc / "self" / "mountinfo").write_text(f"30 25 0:26 / {root / 'cg'} rw shared:4 - {kind}\n")
+    (proc / "self" / "cgroup").write_text("0::/a/b\n" if version == 2 else "8:pids:/a/b\n0::/\n")
+    return proc
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_few_processes_are_told(version: int, tmp_path: Path) -> None:
+    (text,) = short(machine(proc=group(tmp_path, version, "20", "100")))
+    assert text.startswith(
+        "the control group may have 100 processes and threads and has 20: 2 workers need about 256 more"
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("most", ["max", str(20 + 2 * PIDS_PER_WORKER)])
+def test_enough_processes_are_not_told(version: int, most: str, tmp_path: Path) -> None:
+    assert short(machine(proc=group(tmp_path, version, "20", most))) == []
+
+
+def test_the_tightest_of_the_groups_above_counts(tmp_path: Path) -> None:
+    proc = group(tmp_path, 2, "20", "max")
+    (tmp_path / "cg" / "a" / "pids.current").write_text("90\n")
+    (tmp_path / "cg" / "a" / "pids.max").write_text("100\n")
+    (tmp_path / "cg" / "pids.current").write_text("500\n")
+    (tmp_path / "cg" / "pids.max").write_text("600\n")
+    (text,) = short(machine(proc=proc))
+    assert "may have 100 processes and threads and has 90" in text
+
+
+LOOK = """
+import json, os, subprocess, sys
+from pathlib import Path
+from dlrover_run.devices.health_limits import examine_limits
+for folder, options in json.loads(sys.argv[1]).items():
+    os.makedirs(folder)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
+dev, logs, temporary = sys.argv[2:]
+print(json.dumps([a.text for a in examine_limits(1, logs, {"TMPDIR": temporary}, Path(dev))]))
+"""
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Callable[..., list[str]]:
+    """Looks at real file systems of memory, mounted for one process of its own name space only."""
+    inside = ["unshare", "--user", "--map-root-user", "--mount"]
+    try:
+        allowed = subprocess.run([*inside, "true"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        allowed = False
+    if not allowed:
+        pytest.skip("this machine lets nobody mount a file system of his own")
+
+    def see(**mounts: str) -> list[str]:
+        folders = {str(tmp_path / name.replace("_", "/")): options for name, options in mounts.items()}
+        places = [str(tmp_path / name) for name in ("dev", "logs", "temporary")]
+        command = [*inside, sys.executable, "-c", LOOK, json.dumps(folders), *places]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found: list[str] = json.loads(done.stdout)
+        return [text for text in found if str(tmp_path) in text]
+
+    return see
+
+
+def test_real_file_systems_that_are_small_are_told(look: Callable[..., list[str]], tmp_path: Path) -> None:
+    found = look(dev_shm="size=64m", logs="size=8m", temporary="size=2g,nr_inodes=100")
+    assert found[0].startswith(f"{tmp_path}/dev/shm has 64 MiB free of 64 MiB")
+    assert found[1].startswith(f"the disk of {tmp_path}/logs has 8 MiB free of 8 MiB, and logs go there")
+    assert found[2].startswith(f"the disk of {tmp_path}/temporary has room for 99 more files of 100")
+    assert len(found) == 3
+
+
+def test_a_real_file_system_that_is_read_only_is_told(look: Callable[..., list[str]], tmp_path: Path) -> None:
+    found = look(dev_shm="size=1g", logs="size=2g,ro", temporary="size=2g")
+    assert [text.partition(",")[0] for text in found] == [f"{tmp_path}/logs is mounted read-only"]
+
+
+def test_real_file_systems_with_room_are_well(look: Callable[..., list[str]]) -> None:
+    assert look(dev_shm="size=1g", logs="size=2g", temporary="size=2g") == []
