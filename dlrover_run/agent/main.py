@@ -11,7 +11,7 @@ from dlrover_run.agent.host import host_name
 from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.opening import open_board
-from dlrover_run.console.voice import PLAIN_WIDTH, Voice, terminal_columns
+from dlrover_run.console.voice import PLAIN_WIDTH, Voice, terminal_columns, terminal_lines
 from dlrover_run.descent import guard, lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing
@@ -23,7 +23,7 @@ async def run_agent(
 ) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
 
-    voice = Voice(relay.say, lambda: terminal_columns(2, os.environ.get("TERM")))
+    voice = Voice(relay.say, lambda: terminal_columns(2, os.environ.get("TERM")), lambda: terminal_lines(2))
     relay.attach(voice.say)
     try:
         agent = Agent(spec, run_dir, relay, lifelines, voice, lambda listener: open_board(spec, listener, voice.say))

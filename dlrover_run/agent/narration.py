@@ -1,4 +1,5 @@
-"""What a person is told while the job goes on: whom the node waits for, each round, and why there is another one."""
+"""What a person is told while the job goes on: whom the node waits for, how a node check stands and what has come of
+it, each round, and why there is another one."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ import os
 
 from dlrover_run import failures
 from dlrover_run.agent.round import Round
-from dlrover_run.console.voice import Voice
+from dlrover_run.console.voice import PLAIN_WIDTH, Below, Voice
+from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
 from dlrover_run.coordination.records import OVER, Assignment, Seat, Waiting
 from dlrover_run.spec import JobSpec
 
 _VERBOSE = frozenset({"INFO", "DEBUG"})
+_BAD = frozenset({Verdict.STRAGGLER, Verdict.FAULT})
+
+_Link = tuple[frozenset[str], LinkRow]
 
 
 class Narration:
@@ -20,19 +25,75 @@ class Narration:
         self._spec = spec
         self._voice = voice
         self._waiting: Waiting | None = None
+        self._rows: tuple[Checkup, ...] = ()
+        self._checkup: Checkup | None = None
+        self._others: frozenset[Checkup] = frozenset()
+        self._links: frozenset[_Link] = frozenset()
+        # The variable counts when it is not empty (no-color.org).
+        self._color = not os.environ.get("NO_COLOR")
         alone = spec.backend == "memory" or (spec.backend == "static" and spec.rules.most == 1)
         self._shows_rounds = not alone or os.environ.get("LOGLEVEL", "").upper() in _VERBOSE
 
     def follow(self, wanted: Assignment) -> None:
-        """Show what the node waits for while it has no place in a round, and for how long still."""
+        """Show what the node waits for while it has no place in a round, and for how long still; and once for each node
+        check what has come of it."""
         waiting = wanted.waiting if wanted.seat is None and wanted.phase not in OVER else None
-        if waiting == self._waiting:
+        if waiting != self._waiting:
+            self._waiting = waiting
+            if waiting is None:
+                self._voice.wait_no_more()
+            else:
+                self._voice.wait_for(waiting.text, waiting.seconds, self._table(waiting.rows))
+                self._tell_bad_news(waiting.rows)
+        self._tell_outcome(wanted)
+
+    def _table(self, rows: tuple[Checkup, ...]) -> Below | None:
+        if not rows:
+            return None
+        from dlrover_run.console.check_table import render_live
+
+        return lambda columns, lines: render_live(rows, columns, lines, self._color)
+
+    def _tell_bad_news(self, rows: tuple[Checkup, ...]) -> None:
+        """Where no table can change, a line for each node that has just been found wanting; those that pass are told
+        of when all is over."""
+        if not rows:
             return
-        self._waiting = waiting
-        if waiting is None:
-            self._voice.wait_no_more()
-        else:
-            self._voice.wait_for(waiting.text, waiting.seconds)
+        known = {(row.node_id, row.incarnation): row.verdict for row in self._rows}
+        self._rows = rows
+        if self._voice.columns is not None:
+            return
+        from dlrover_run.console.check_table import render_verdict
+
+        for place, row in enumerate(rows):
+            if row.verdict in _BAD and known.get((row.node_id, row.incarnation)) is not row.verdict:
+                self._voice.say(render_verdict(rows, place))
+
+    def _tell_outcome(self, wanted: Assignment) -> None:
+        """The table for whoever reads the console of the node with rank 0, one line for the others. A round without
+        a check brings nothing new, only fewer nodes or another order of them, and is no reason to speak."""
+        checkup, others = wanted.checkup, wanted.others
+        if checkup is not None and checkup != self._checkup and checkup.verdict is not Verdict.PENDING:
+            self._checkup = checkup
+            # Why a node leaves is in its last words; and one line says no more than the table.
+            if len(others) <= 1 and not checkup.dismissed:
+                from dlrover_run.console.check_table import render_own
+
+                self._voice.say(render_own(checkup))
+        columns = self._voice.columns
+        width, color = columns or PLAIN_WIDTH, self._color and columns is not None
+        if len(others) > 1 and not self._others.issuperset(others):
+            from dlrover_run.console.check_table import render_checkups
+
+            self._others = frozenset(others)
+            self._voice.print(render_checkups(others, width, color))
+        links = tuple(link for link in wanted.links if max(link.one, link.other) < len(others))
+        named = frozenset(_named(link, others) for link in links)
+        if not self._links.issuperset(named):
+            from dlrover_run.console.check_table import render_links
+
+            self._links = named
+            self._voice.print(render_links(others, links, width, color))
 
     def begin_round(self, seat: Seat) -> None:
         """A round begins in which this node has that seat."""
@@ -61,3 +122,9 @@ class Narration:
     def end(self) -> None:
         """The job is over for this node."""
         self._voice.wait_no_more()
+
+
+def _named(link: LinkRow, others: tuple[Checkup, ...]) -> _Link:
+    """The same for the same link whatever ranks its ends have by now."""
+    ends = frozenset({others[link.one].incarnation, others[link.other].incarnation})
+    return ends, LinkRow(0, 0, link.gigabytes, link.problem)

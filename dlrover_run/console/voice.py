@@ -1,4 +1,10 @@
-"""The launcher's own voice on the console: whole lines, and one that changes while the node waits."""
+"""The launcher's own voice on the console: whole lines, and one that changes while the node waits.
+
+Below the line that changes there may be a table, on a terminal. The cursor stays at the end of the line, above the
+table: should something come to the terminal that does not pass here, as the last words of a worker do, it is written
+over the table, and the two are drawn below it the next time. Were the cursor at the end of the table, whoever draws it
+anew would have to begin as many lines above, and take those words away.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ import os
 from collections.abc import Callable
 
 from dlrover_run.console.rounds import render_waiting
-from dlrover_run.console.words import harmless
+from dlrover_run.console.words import clip, harmless
 
 TICK = 1.0
 """Seconds between two sights of a line that changes on a terminal, and before its first: who waits for less long need
@@ -21,22 +27,42 @@ that has not been written yet."""
 PLAIN_WIDTH = 80
 """Columns of what goes to a file, or to a terminal whose size nobody knows."""
 
+PLAIN_LINES = 24
+"""Lines of a terminal whose size nobody knows."""
+
+Below = Callable[[int, int], list[str]]
+"""Draws a table: given the most columns that a line of it may have, and the most lines."""
+
 _ERASE = "\r\x1b[K"
+_ERASE_BELOW = "\r\x1b[J"
 
 
 class Voice:
-    """Writes with `write`, which must not block. `columns` answers the width of the terminal, None where there is none;
-    it is asked again for each sight of the changing line."""
+    """Writes with `write`, which must not block. `columns` answers the width of the terminal, None where there is none,
+    and `lines` its height; they are asked again for each sight of the changing line."""
 
-    def __init__(self, write: Callable[[str], None], columns: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        columns: Callable[[], int | None],
+        lines: Callable[[], int] = lambda: PLAIN_LINES,
+    ) -> None:
         self._write = write
         self._columns = columns
+        self._lines = lines
         self._text = ""
+        self._below: Below | None = None
         self._until: float | None = None
         self._written_text = ""
         self._written_at = -math.inf
         self._drawn = False
+        self._drawn_below = False
         self._next: asyncio.TimerHandle | None = None
+
+    @property
+    def columns(self) -> int | None:
+        """The width of the terminal, None where there is none."""
+        return self._columns()
 
     def say(self, line: str) -> None:
         """Print one line under the launcher's name; it is made harmless."""
@@ -50,9 +76,11 @@ class Voice:
         if was_drawn:
             self._draw(self._columns())
 
-    def wait_for(self, text: str, seconds: float | None) -> None:
-        """Show that the node waits for `text`, for at most that many seconds from now; None is without a limit."""
+    def wait_for(self, text: str, seconds: float | None, below: Below | None = None) -> None:
+        """Show that the node waits for `text`, for at most that many seconds from now; None is without a limit. On a
+        terminal the table that `below` draws stands under it, as far as there is room."""
         loop = asyncio.get_running_loop()
+        self._below = below
         self._text, self._until = " ".join(harmless(text).split()), None if seconds is None else loop.time() + seconds
         if self._next is None:
             self._next = loop.call_later(TICK, self._show)
@@ -84,17 +112,27 @@ class Voice:
     def _draw(self, columns: int | None) -> None:
         if columns is not None:
             # A line that fills the last column would be broken, and only its second half be erased.
-            line = f"dlrover-run: {render_waiting(self._text, self._left())}"
-            self._write(_ERASE + line[: columns - 1])
-            self._drawn = True
+            line = clip(f"dlrover-run: {render_waiting(self._text, self._left())}", columns - 1)
+            # One line above is left for what was said before.
+            below = self._below(columns - 1, self._lines() - 2) if self._below is not None else []
+            erase = _ERASE_BELOW if below or self._drawn_below else _ERASE
+            self._write(f"{erase}{_under(below)}{line}")
+            self._drawn, self._drawn_below = True, bool(below)
 
     def _left(self) -> float | None:
         return None if self._until is None else max(0.0, self._until - asyncio.get_running_loop().time())
 
     def _erase(self) -> None:
         if self._drawn:
-            self._write(_ERASE)
-            self._drawn = False
+            self._write(_ERASE_BELOW if self._drawn_below else _ERASE)
+            self._drawn = self._drawn_below = False
+
+
+def _under(lines: list[str]) -> str:
+    """Lines below the one in which the cursor is, which returns to the beginning of that one."""
+    if not lines:
+        return ""
+    return "".join(f"\r\n{line}" for line in lines) + f"\r\x1b[{len(lines)}A"
 
 
 def terminal_columns(fd: int, term: str | None) -> int | None:
@@ -103,3 +141,11 @@ def terminal_columns(fd: int, term: str | None) -> int | None:
         return None
     # A terminal that does not know its size says 0.
     return os.get_terminal_size(fd).columns or PLAIN_WIDTH
+
+
+def terminal_lines(fd: int) -> int:
+    """The height of the terminal behind a descriptor, or a usual one where nobody knows it."""
+    try:
+        return os.get_terminal_size(fd).lines or PLAIN_LINES
+    except OSError:
+        return PLAIN_LINES

@@ -38,3 +38,27 @@ def rank_words(ranks: Iterable[int]) -> str:
 def harmless(text: str) -> str:
     """Words of another node or a master, without what would steer a terminal: whoever said them may be anybody."""
     return "\n".join(plain_lines(text))
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal a line takes at most: East Asian characters have two. What stands above another
+    character, and takes none, is counted as well, for a line must not turn out longer than was thought."""
+    return len(text) if text.isascii() else sum(map(_cells_of, text))
+
+
+def clip(text: str, columns: int) -> str:
+    """As much of the beginning of a line as fits into so many columns."""
+    if text.isascii():
+        return text[: max(0, columns)]
+    for end, character in enumerate(text):
+        columns -= _cells_of(character)
+        if columns < 0:
+            return text[:end]
+    return text
+
+
+def _cells_of(character: str) -> int:
+    # A library that hardly any launch needs.
+    import unicodedata
+
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
