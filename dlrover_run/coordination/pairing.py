@@ -81,7 +81,8 @@ def _first_groups(evidence: Evidence, measure_links: bool) -> Groups:
         missing = 3 - len(pairs[-1]) if len(pairs) == 1 else 1
         pairs[-1] += _nearest(evidence, pairs[-1][0], trusted)[:missing]
     elif len(pairs) > 1 and len(pairs[-1]) == 1:
-        pairs[-2] += pairs.pop()
+        odd = pairs.pop()
+        pairs[-1] += odd
     return tuple(tuple(sorted(group)) for group in pairs if len(group) > 1)
 
 
