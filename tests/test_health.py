@@ -257,6 +257,11 @@ def test_a_mig_device_is_well_and_has_the_errors_of_its_gpu() -> None:
     assert ails(nvml, 1, CUDA_VISIBLE_DEVICES="GPU-a") == []
 
 
+def test_more_workers_than_the_one_mig_device_that_cuda_shows_are_no_fault_of_the_node() -> None:
+    nvml = HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1", "MIG-2"]})
+    only(ails(nvml, 2, CUDA_VISIBLE_DEVICES="MIG-1,MIG-2"), "2 workers and 1 GPU", severe=False)
+
+
 def test_errors_of_the_past_on_a_mig_gpu_are_a_warning() -> None:
     nvml = HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1"]}, ecc={"GPU-a": 1}, recovery={"GPU-a": None})
     only(ails(nvml, 1), "has had 1 uncorrected error", severe=False)
@@ -343,6 +348,7 @@ def test_nothing_is_short_on_a_spacious_machine() -> None:
     assert short(machine(limit=FILES_LEAST)) == []
     assert short(machine(shm=space(2 * SHM_PER_WORKER))) == []
     assert short(machine(tmp=space(DISK_LEAST, files_free=INODES_LEAST))) == []
+    assert short(machine(tmp=space(DISK_LEAST, files=0, files_free=0))) == [], "btrfs counts no inodes"
 
 
 def test_shared_memory_of_a_container_is_told_with_the_remedy() -> None:
@@ -425,8 +431,8 @@ def test_the_tightest_of_the_groups_above_counts(tmp_path: Path) -> None:
     proc = group(tmp_path, 2, "20", "max")
     (tmp_path / "cg" / "a" / "pids.current").write_text("90\n")
     (tmp_path / "cg" / "a" / "pids.max").write_text("100\n")
-    (tmp_path / "cg" / "pids.current").write_text("500\n")
-    (tmp_path / "cg" / "pids.max").write_text("600\n")
+    (tmp_path / "cg" / "pids.current").write_text("5\n")
+    (tmp_path / "cg" / "pids.max").write_text("60\n")
     (text,) = short(machine(proc=proc))
     assert "may have 100 processes and threads and has 90" in text
 
