@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 RANK = os.environ["LOCAL_RANK"]
 
@@ -37,6 +36,14 @@ def behaviour(moment: str) -> str:
     return ""
 
 
+def hang() -> None:
+    """Never answer, and say so where the test listens."""
+    if os.path.exists("hung"):
+        with open("hung", "w") as fifo:
+            fifo.write("x")
+    signal.pause()
+
+
 def obey(order: dict, what: str) -> None:
     done = {"done": order["do"], **({"name": order["name"]} if "name" in order else {})}
     if what.startswith("die"):
@@ -50,8 +57,12 @@ def obey(order: dict, what: str) -> None:
             sys.stderr.write("a long complaint of a library, which is of no use to anybody\n")
         sys.stderr.write("the last of them\n\n")
         sys.exit(3)
-    if what == "hang":
+    if what.startswith("signal"):
+        # The agent, which is the parent of a forked process too.
+        os.kill(os.getppid(), int(what.split()[1]))
         signal.pause()
+    if what == "hang":
+        hang()
     if what == "babble":
         os.write(1, b"babble\n")
     elif what.startswith("problem"):
@@ -66,8 +77,7 @@ start = behaviour("start")
 if start == "no torch":
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 if start == "hang":
-    Path("hangs").touch()
-    signal.pause()
+    hang()
 for line in sys.stdin:
     order = json.loads(line)
     note(order)

@@ -1,0 +1,525 @@
+"""What an agent does for a node check, before a board that the test speaks for; its check processes need no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from harness import WAIT, WORKERS
+from scripted_agent import FINISHED, Play, Played, gathering, over, seat, training
+
+from dlrover_run import exit_codes
+from dlrover_run.agent import checkup, loop
+from dlrover_run.agent.checkup import CheckPart, link_orders
+from dlrover_run.agent.process import WorkerStart, spawn
+from dlrover_run.agent.verdict import Ending, judge
+from dlrover_run.coordination.check_records import (
+    CheckTask,
+    Checkup,
+    Computed,
+    DeviceSpeed,
+    Linked,
+    LinkEnd,
+    LinkTried,
+    TaskKey,
+    Verdict,
+)
+from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus, PlanPhase
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
+from dlrover_run.spec import Entrypoint, JobSpec
+
+WAITING, RUNNING, SUCCEEDED, FAILED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED
+
+SELF, PEER = LinkEnd(2, "10.0.0.2", 1111, 1), LinkEnd(5, "10.0.0.5", 2222, 3)
+
+LONG = 240.0
+"""Seconds that a task may take: a quarter of it is more than a test ever waits."""
+
+
+def key(number: int, round: int = 0) -> TaskKey:
+    return TaskKey(1, number, round)
+
+
+def task(
+    number: int = 1, *links: tuple[LinkEnd, ...], compute: bool = False, timeout: float = LONG, round: int = 0
+) -> Assignment:
+    """The word that this node, the third of the check, has something to try."""
+    given = CheckTask(key=key(number, round), node=2, compute=compute, links=links, timeout=timeout)
+    return Assignment(epoch=1, task=given)
+
+
+def has_computed(number: int = 0) -> Callable[[NodeStatus], bool]:
+    """Whether a status tells what came of computing in that task; 0 is what nobody asked for."""
+    wanted = key(number) if number else TaskKey()
+    return lambda status: status.computed is not None and status.computed.key == wanted
+
+
+def has_linked(number: int, round: int = 0) -> Callable[[NodeStatus], bool]:
+    return lambda status: status.linked is not None and status.linked.key == key(number, round)
+
+
+@dataclass
+class Stage:
+    """A directory in which an agent plays; its check processes do as `behave` says, and note what they are told."""
+
+    path: Path
+
+    def play(self, shell: str = "exit 0", check: int = CHECK_ONCE, workers: int = 1, **spec: Any) -> Play:
+        rules = Rules(check=check, **spec.pop("rules", {}))
+        return Play(self.path, shell, spec={"rules": rules, "workers_per_node": workers, **spec})
+
+    def behave(self, *lines: str) -> None:
+        (self.path / "behave").write_text("".join(f"{line}\n" for line in lines))
+
+    @property
+    def orders(self) -> list[dict[str, Any]]:
+        noted = self.path / "orders"
+        return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+
+    def told(self, what: str) -> list[dict[str, Any]]:
+        return [order for order in self.orders if order["do"] == what]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    # What is imported is not what is tested here, and torch takes its time.
+    monkeypatch.setattr(checkup, "PRELOAD", ())
+    monkeypatch.setattr(loop, "CheckPart", partial(CheckPart, folder=str(WORKERS / "fake_check")))
+    return Stage(tmp_path)
+
+
+def last(played: Played, what: str) -> Any:
+    """The last that was said of `computed` or `linked`."""
+    return next(found for status in reversed(played.statuses) if (found := getattr(status, what)) is not None)
+
+
+def dismissed(found: Verdict, leaves: bool = True) -> Checkup:
+    reason = "its links with a and b failed"
+    return Checkup(node_id="n", incarnation="i", host="h", verdict=found, reason=reason, dismissed=leaves)
+
+
+BLANK = NodeStatus(node_id="n", incarnation="i", host="h", address="a", port=1, workers=1)
+
+
+class TestComputing:
+    """What a node does before anybody has asked it to."""
+
+    def test_it_computes_of_its_own_accord_and_tells_each_device(self, stage: Stage) -> None:
+        played = stage.play(workers=2).on(has_computed(), FINISHED).run()
+        devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
+        assert last(played, "computed") == Computed(TaskKey(), devices)
+        assert [order["seconds"] for order in stage.orders] == [checkup.COMPUTE_SECONDS] * 2
+        assert len({status.check_port for status in played.statuses if status.phase is WAITING}) == 1
+
+    def test_of_many_devices_the_slowest_are_told(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(checkup, "MOST_DEVICES", 2)
+        played = stage.play(workers=3).on(has_computed(), FINISHED).run()
+        assert [device.tflops for device in last(played, "computed").devices] == [1.0, 2.0]
+
+    def test_nobody_computes_where_nobody_checks(self, stage: Stage) -> None:
+        played = stage.play(check=CHECK_NEVER).on(WAITING, training(seat())).on(SUCCEEDED, FINISHED).run()
+        assert stage.orders == []
+        assert {status.check_port for status in played.statuses} == {0}
+
+    def test_static_ranks_of_several_nodes_are_not_checked(self, stage: Stage) -> None:
+        play = stage.play(backend="static", rules={"most": 2}).on(WAITING, training(seat(), 1))
+        play.on(SUCCEEDED, FINISHED).run()
+        assert stage.orders == []
+
+    def test_a_process_that_is_killed_is_this_nodes_problem(self, stage: Stage) -> None:
+        stage.behave("1 compute die 9")
+        played = stage.play(workers=2).on(has_computed(), FINISHED).run()
+        problem = "the check process of local rank 1 was killed by SIGKILL: what it said last"
+        assert last(played, "computed") == Computed(TaskKey(), problem=problem)
+
+    def test_a_process_that_hangs_is_this_nodes_problem(self, stage: Stage) -> None:
+        stage.behave("0 compute hang")
+        played = stage.play(rules={"check_timeout": 3.0}).on(has_computed(), FINISHED).run()
+        assert "the check process of local rank 0 gave no answer in" in last(played, "computed").problem
+
+    def test_a_wrong_result_is_told_as_such_and_with_its_rank(self, stage: Stage) -> None:
+        stage.behave("1 compute problem wrong by 2e3")
+        played = stage.play(workers=2).on(has_computed(), FINISHED).run()
+        computed = last(played, "computed")
+        assert computed == Computed(TaskKey(), (DeviceSpeed(0, "fake", 1.0),), "local rank 1: wrong by 2e3", True)
+
+    def test_an_ailment_is_told_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        ill = partial(CheckPart, folder="/nowhere", ailments=["GPU 3 has 12 errors", "more"])
+        # The agent gives none of its own accord.
+        monkeypatch.setattr(loop, "CheckPart", lambda *args: ill(*args[:4]))
+        played = stage.play().on(has_computed(), FINISHED).run()
+        assert last(played, "computed") == Computed(TaskKey(), problem="GPU 3 has 12 errors")
+
+    def test_without_torch_it_ends_with_one_line(self, stage: Stage) -> None:
+        stage.behave("0 start no torch")
+        played = stage.play(entrypoint=Entrypoint("script", "x.py", python=sys.executable)).run()
+        assert played.verdict.exit_code == exit_codes.BAD_COMMAND_LINE
+        assert played.verdict.error is not None
+        assert played.verdict.error.startswith(f"--network-check needs torch in {sys.executable}, which has none: ")
+        assert "\n" not in played.verdict.error
+
+
+class TestTasks:
+    """What a node does when it is asked to."""
+
+    def test_the_order_of_the_ends_gives_ranks_and_the_host(self) -> None:
+        name = {"do": "link", "name": "1/4/1/2-5", "address": "10.0.0.2", "port": 1111, "world": 4, "timeout": 6.0}
+        own = link_orders(key(4, 1), (SELF, PEER), 2, 6.0)
+        assert own == [{**name, "host": True, "rank": 0}]
+        other = link_orders(key(4, 1), (SELF, PEER), 5, 6.0)
+        assert other == [{**name, "host": False, "rank": rank} for rank in (1, 2, 3)]
+
+    def test_a_link_within_a_node_has_its_own_ranks_alone(self) -> None:
+        orders = link_orders(key(1), (PEER,), 5, 6.0)
+        assert [(order["rank"], order["host"], order["world"]) for order in orders] == [
+            (0, True, 3),
+            (1, False, 3),
+            (2, False, 3),
+        ]
+        assert orders[0]["name"] == "1/1/0/5-5"
+
+    def test_links_are_tried_one_after_the_other_and_the_slowest_rank_counts(self, stage: Stage) -> None:
+        own = msgspec.structs.replace(SELF, workers=2)
+        wanted = task(1, (own, PEER), (LinkEnd(1, "10.0.0.1", 1, 1), own))
+        played = stage.play(workers=2).on(has_computed(), wanted).on(has_linked(1), FINISHED).run()
+        assert last(played, "linked") == Linked(key(1), (LinkTried(5, 7.0), LinkTried(1, 7.0)))
+        names = [order["name"] for order in stage.told("link") if order["local_rank"] == 0]
+        assert names == ["1/1/0/2-5", "1/1/0/1-2"]
+        assert len(stage.told("compute")) == 2, "it was not asked to compute again"
+        assert len({order["pid"] for order in stage.orders}) == 2, "the same processes did all of it"
+
+    def test_a_task_is_obeyed_once_however_often_it_is_told(self, stage: Stage) -> None:
+        first, second = task(1, (SELF, PEER)), task(1, (SELF, PEER), round=1)
+        again = msgspec.structs.replace(first, epoch=2)
+        play = stage.play().on(has_computed(), first).on(has_linked(1), again)
+        play.on(lambda status: status.epoch == 2, msgspec.structs.replace(second, epoch=2))
+        play.on(has_linked(1, 1), FINISHED).run()
+        assert [order["name"] for order in stage.told("link")] == ["1/1/0/2-5", "1/1/1/2-5"]
+
+    def test_it_computes_again_when_asked_to_and_tells_for_which_task(self, stage: Stage) -> None:
+        play = stage.play().on(has_computed(), task(1, (SELF, PEER), compute=True)).on(has_computed(1))
+        played = play.on(has_linked(1), FINISHED).run()
+        assert [order["do"] for order in stage.orders] == ["compute", "compute", "link"]
+        assert last(played, "computed").key == key(1)
+
+    def test_a_link_fails_when_it_fails_for_any_rank(self, stage: Stage) -> None:
+        stage.behave("1 link problem connection refused")
+        own = msgspec.structs.replace(SELF, workers=2)
+        play = stage.play(workers=2).on(has_computed(), task(1, (own, PEER)))
+        played = play.on(has_linked(1), FINISHED).run()
+        failed = LinkTried(5, problem="local rank 1: connection refused")
+        assert last(played, "linked") == Linked(key(1), (failed,))
+
+    @pytest.mark.parametrize(("number", "own"), [(9, True), (6, False)])
+    def test_a_death_in_a_link_fails_the_rest_of_the_task_and_the_next_finds_another_crew(
+        self, stage: Stage, number: int, own: bool
+    ) -> None:
+        """SIGABRT is how a library ends itself when the other end has gone."""
+        stage.behave(f"0 link die {number}")
+        other = LinkEnd(7, "10.0.0.7", 1, 1)
+        play = stage.play().on(has_computed(), task(1, (SELF, PEER), (SELF, other)))
+        played = play.on(has_linked(1), task(1, (SELF, PEER), round=1)).on(has_linked(1, 1), FINISHED).run()
+        first = next(status.linked for status in played.statuses if status.linked is not None)
+        words = {9: "SIGKILL", 6: "SIGABRT (abort)"}[number]
+        problem = f"the check process of local rank 0 was killed by {words}: what it said last"
+        assert first.problem == (problem if own else "")
+        assert first.tried == (LinkTried(5, problem=problem), LinkTried(7, problem=problem))
+        assert last(played, "linked") == Linked(key(1, 1), (LinkTried(5, 8.0),))
+
+    @pytest.mark.parametrize(("link", "own"), [((SELF, PEER), False), ((SELF,), True)])
+    def test_a_link_that_hangs_is_this_nodes_problem_only_where_no_other_took_part(
+        self, stage: Stage, link: tuple[LinkEnd, ...], own: bool
+    ) -> None:
+        stage.behave("0 link hang")
+        play = stage.play().on(has_computed(), task(1, link, timeout=2.0)).on(has_linked(1), FINISHED)
+        linked = last(play.run(), "linked")
+        assert linked.tried[0].problem.startswith("the check process of local rank 0 gave no answer in ")
+        assert linked.problem == (linked.tried[0].problem if own else "")
+
+
+async def killed(pid: int) -> None:
+    """Kill a process, and let this loop hear of its end."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    pidfd = os.pidfd_open(pid)
+    loop.add_reader(pidfd, ended.set_result, None)
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.wait_for(ended, WAIT)
+    loop.remove_reader(pidfd)
+    os.close(pidfd)
+
+
+class Workers:
+    """Stands in for the workers' starter, whose template serves the crew where it has one."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.started: list[int] = []
+
+    async def warmed(self, parent: object) -> None:
+        pass
+
+    async def start_folder(self, start: WorkerStart, folder: str) -> int:
+        self.started.append(spawn(start))
+        return self.started[-1]
+
+
+class Scene:
+    """A node's part on its own. `tell` is what the coordinator's word does, and `until` waits for what came of it."""
+
+    def __init__(self, workers: int = 1) -> None:
+        entrypoint = Entrypoint("script", "x.py", python=sys.executable)
+        rules = Rules(check=CHECK_ONCE)
+        spec = JobSpec(entrypoint, "job", workers, rules, backend="master", start_method="forkserver")
+        self.workers = Workers(spec)
+        self._news = asyncio.Event()
+        starter: Any = self.workers
+        self.part = CheckPart(spec, starter, nullcontext, self._news.set, folder=str(WORKERS / "fake_check"))
+        self._task: CheckTask | None = None
+        self._hung = os.open("hung", os.O_RDWR | os.O_NONBLOCK)
+
+    def tell(self, word: Assignment) -> None:
+        self._task = word.task
+        self.part.follow(self._task)
+
+    async def until(self, reached: Callable[[NodeStatus], bool]) -> NodeStatus:
+        self.part.follow(self._task)
+        while not reached(status := self.part.add_to(BLANK)):
+            await asyncio.wait_for(self._news.wait(), WAIT)
+            self._news.clear()
+            self.part.follow(self._task)
+        return status
+
+    async def until_it_hangs(self) -> None:
+        loop = asyncio.get_running_loop()
+        heard = loop.create_future()
+        loop.add_reader(self._hung, heard.set_result, None)
+        await asyncio.wait_for(heard, WAIT)
+        loop.remove_reader(self._hung)
+        os.read(self._hung, 1)
+
+    async def close(self) -> None:
+        await self.part.close()
+        os.close(self._hung)
+        assert not [pid for pid in self.workers.started if psutil.pid_exists(pid)]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Scene], Awaitable[None]]], None]:
+    """Plays a scene in the test's directory and looks that nothing is left of it."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("hung")
+
+    def run(act: Callable[[Scene], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            scene = Scene()
+            try:
+                await act(scene)
+            finally:
+                await scene.close()
+
+        asyncio.run(whole())
+
+    return run
+
+
+Playing = Callable[[Callable[[Scene], Awaitable[None]]], None]
+
+
+class TestReplacing:
+    """The latest word counts, whatever the crew is doing."""
+
+    def test_a_newer_task_replaces_one_under_way_whose_processes_hang(self, play: Playing, tmp_path: Path) -> None:
+        (tmp_path / "behave").write_text("0 link hang\n")
+
+        async def act(scene: Scene) -> None:
+            await scene.until(has_computed())
+            scene.tell(task(1, (SELF, PEER)))
+            await scene.until_it_hangs()
+            scene.tell(task(2, (SELF, PEER)))
+            status = await scene.until(has_linked(2))
+            assert status.linked == Linked(key(2), (LinkTried(5, 8.0),))
+            assert len(scene.workers.started) == 2
+            scene.tell(task(1, (SELF, PEER), round=3))
+            assert scene.part.add_to(BLANK) == status, "an earlier one is none that counts"
+
+        play(act)
+
+    def test_a_task_that_comes_while_it_computes_has_it_compute_again_later(
+        self, play: Playing, tmp_path: Path
+    ) -> None:
+        (tmp_path / "behave").write_text("0 compute hang\n")
+
+        async def act(scene: Scene) -> None:
+            scene.part.follow(None)
+            await scene.until_it_hangs()
+            scene.tell(task(1, (SELF, PEER)))
+            assert (await scene.until(has_linked(1))).computed is None
+            assert (await scene.until(has_computed())).linked is not None
+
+        play(act)
+
+    def test_processes_that_do_not_come_up_in_time_are_this_nodes_problem(
+        self, play: Playing, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.until(has_computed())
+            await scene.part.rest()
+
+            async def never(parent: object) -> None:
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(scene.workers, "warmed", never)
+            scene.tell(task(1, (SELF, PEER), compute=True, timeout=0.2))
+            status = await scene.until(has_linked(1))
+            problem = "the processes of the node check could not be started in time"
+            assert status.computed == Computed(key(1), problem=problem)
+            assert status.linked == Linked(key(1), (LinkTried(5, problem=problem),), problem)
+
+        play(act)
+
+    def test_the_crew_ends_with_its_rest_and_a_later_task_finds_another(self, play: Playing) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.until(has_computed())
+            assert scene.part.pids == set(scene.workers.started)
+            await scene.part.rest()
+            assert scene.part.pids == set()
+            assert not psutil.pid_exists(scene.workers.started[0])
+            scene.tell(task(1, (SELF, PEER)))
+            await scene.until(has_linked(1))
+            assert scene.part.pids == {scene.workers.started[1]}
+
+        play(act)
+
+    def test_a_process_that_dies_while_nobody_asks_is_replaced_without_a_word(self, play: Playing) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.until(has_computed())
+            await killed(scene.workers.started[0])
+            assert scene.part.pids == set()
+            scene.tell(task(1, (SELF, PEER)))
+            assert (await scene.until(has_linked(1))).linked == Linked(key(1), (LinkTried(5, 8.0),))
+
+        play(act)
+
+    def test_a_failure_that_nobody_foresaw_is_heard(self, play: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def act(scene: Scene) -> None:
+            def fail(*args: object) -> None:
+                raise OSError(24, "Too many open files")
+
+            monkeypatch.setattr(checkup, "Crew", fail)
+            with pytest.raises(OSError, match="Too many open files"):
+                await scene.until(has_computed())
+
+        play(act)
+
+
+class TestRounds:
+    """The check and the workers share their devices, so that one is over before the other begins."""
+
+    NOBODY_CHECKS = "for pid in $(grep -o 'pid\": [0-9]*' orders | cut -d' ' -f2); do [ -e /proc/$pid ] && exit 9; done"
+    UNTIL_RELEASED = 'trap : TERM; echo x > up; until read word < gate; do :; done; echo \'{"do": "ended"}\' >> orders'
+
+    def test_the_crew_has_ended_before_workers_start(self, stage: Stage) -> None:
+        play = stage.play(f"{self.NOBODY_CHECKS}; exit 0", workers=2).on(has_computed(), training(seat(workers=2)))
+        assert play.on(SUCCEEDED, FINISHED).run().verdict.exit_code == 0
+
+    def test_a_seat_that_comes_while_it_computes_ends_that(self, stage: Stage) -> None:
+        stage.behave("0 start hang")
+        play = stage.play().on(WAITING, training(seat())).on(SUCCEEDED, FINISHED)
+        assert play.run().verdict.exit_code == 0
+
+    @pytest.mark.parametrize(("check", "templates"), [(CHECK_ONCE, 2), (CHECK_ALWAYS, 1)])
+    def test_a_later_task_finds_a_crew_and_its_template_stays_where_every_round_is_checked(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, check: int, templates: int
+    ) -> None:
+        def noted(spec: JobSpec, *rest: Any) -> Any:
+            with open("templates", "a") as file:
+                file.write("x")
+            return real(spec, *rest)
+
+        real = checkup.Starter
+        monkeypatch.setattr(checkup, "Starter", noted)
+        play = stage.play(check=check).on(has_computed(), training(seat()))
+        play.on(SUCCEEDED, msgspec.structs.replace(gathering(1), task=task(1, (SELF, PEER)).task))
+        play.on(has_linked(1), FINISHED).run()
+        assert [order["do"] for order in stage.orders] == ["compute", "link"]
+        assert len((stage.path / "templates").read_text()) == templates
+
+    def test_a_task_waits_for_the_end_of_workers_that_still_run(self, stage: Stage) -> None:
+        for fifo in ("up", "gate"):
+            os.mkfifo(stage.path / fifo)
+
+        def withdrawn() -> Assignment:
+            (stage.path / "up").read_text()
+            return msgspec.structs.replace(gathering(1), task=task(1, (SELF, PEER)).task)
+
+        def release() -> None:
+            (stage.path / "gate").write_text("go\n")
+
+        play = stage.play(self.UNTIL_RELEASED).on(has_computed(), training(seat())).on(RUNNING, withdrawn)
+        play.on(WAITING, release).on(has_linked(1), FINISHED).run()
+        assert [order["do"] for order in stage.orders] == ["compute", "ended", "link"]
+
+
+class TestLeaving:
+    """How a node goes that is in a check, or because of it."""
+
+    @pytest.mark.parametrize(
+        ("found", "code", "line"),
+        [
+            (Verdict.FAULT, exit_codes.FAULTY_NODE, "RuntimeError: The node network is breakdown."),
+            (Verdict.STRAGGLER, exit_codes.STRAGGLER, "RuntimeError: The node is a straggler and exits."),
+        ],
+    )
+    def test_a_dismissed_node_goes_with_a_code_of_its_own_and_says_why(
+        self, stage: Stage, found: Verdict, code: int, line: str
+    ) -> None:
+        word = Assignment(epoch=1, checkup=dismissed(found))
+        played = stage.play().on(has_computed(), word).run()
+        assert played.phases == [WAITING, NodePhase.LEFT]
+        assert played.verdict.exit_code == code
+        assert played.verdict.error is not None
+        first, second = played.verdict.error.split("\n")
+        assert first == line
+        assert "its links with a and b failed" in second
+        assert "another machine in its place" in second
+
+    def test_a_straggler_that_is_not_dismissed_stays(self, stage: Stage) -> None:
+        word = msgspec.structs.replace(training(seat()), checkup=dismissed(Verdict.STRAGGLER, leaves=False))
+        played = stage.play().on(has_computed(), word).on(SUCCEEDED, FINISHED).run()
+        assert (played.verdict.exit_code, played.verdict.error) == (0, None)
+
+    def test_the_job_that_its_dismissal_ends_is_no_other_reason(self) -> None:
+        failed = msgspec.structs.replace(over(PlanPhase.FAILED), checkup=dismissed(Verdict.FAULT))
+        ending = Ending(failed, None, (), False, {}, None, None, None)
+        assert judge(ending, compat=False).exit_code == exit_codes.FAULTY_NODE
+        assert judge(ending, compat=True).exit_code == exit_codes.COMPAT_FAILURE
+
+    def test_a_signal_counts_before_a_dismissal(self) -> None:
+        word = Assignment(checkup=dismissed(Verdict.FAULT))
+        ending = Ending(word, None, (), False, {}, signal.SIGTERM, None, None)
+        assert judge(ending, compat=False).exit_code == 128 + signal.SIGTERM
+
+    def test_a_signal_ends_a_check_that_hangs(self, stage: Stage) -> None:
+        stage.behave(f"0 compute signal {int(signal.SIGTERM)}")
+        played = stage.play(workers=2).run()
+        assert played.verdict.exit_code == 128 + signal.SIGTERM
+        assert played.phases[-1] is NodePhase.LEFT
+
+    def test_no_process_outlives_an_agent_that_is_killed(self, stage: Stage) -> None:
+        stage.behave(f"0 compute signal {int(signal.SIGKILL)}")
+        with pytest.raises(AssertionError, match="the agent failed"):
+            stage.play().run()
+        checking = [psutil.Process(order["pid"]) for order in stage.orders if psutil.pid_exists(order["pid"])]
+        assert psutil.wait_procs(checking, timeout=WAIT)[1] == []
