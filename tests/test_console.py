@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from harness import OURS, WAIT, Launcher, Mailbox, environment, finish, start, still_alive, watched
+from screens import Screen
 
 ROUNDS = 2000
 
@@ -204,3 +205,96 @@ def test_who_failed_first_is_the_root_though_a_peer_died_of_it_sooner(tmp_path: 
     assert "Root Cause (first observed failure):\n  rank 0 raised OSError: no space left\n" in ended.err
     assert "rank 1 failed " in ended.err
     assert ended.code == 1
+
+
+CHECKED_NODE = """
+import asyncio, os, sys
+from dlrover_run.agent.narration import Narration
+from dlrover_run.console import voice
+from dlrover_run.coordination.check_records import Checkup, Verdict
+from dlrover_run.coordination.records import Assignment, Seat, RoundKey, Waiting
+from dlrover_run.output.relay_client import Relay
+from dlrover_run.spec import Entrypoint, JobSpec
+
+voice.TICK = 0.01
+
+def nodes(*verdicts):
+    return tuple(
+        Checkup(node_id=str(n), incarnation=str(n), host=f"gpu-{n}", verdict=Verdict(v), tflops=612.0, gigabytes=24.1)
+        for n, v in enumerate(verdicts)
+    )
+
+def checking(*verdicts):
+    return Assignment(waiting=Waiting("round 1 of a node check", None, nodes(*verdicts)))
+
+async def main(relay):
+    relay.attach(print)
+    loop, spoken = asyncio.get_running_loop(), asyncio.Queue()
+    loop.add_reader(0, lambda: spoken.put_nowait(os.read(0, 1)))
+    lines = voice.Voice(relay.say, lambda: voice.terminal_columns(2, "xterm"), lambda: voice.terminal_lines(2))
+    narration = Narration(JobSpec(entrypoint=Entrypoint("program", "x", ()), run_id="x", backend="master"), lines)
+    narration.follow(checking("pending", "pending"))
+    await spoken.get()
+    # A worker of the last round has not said its last word yet.
+    worker = relay.open_stderr("0", show=True)
+    os.write(worker, b"last words of a worker\\n")
+    os.close(worker)
+    await spoken.get()
+    narration.follow(checking("pending", "fault"))
+    await spoken.get()
+    narration.follow(checking(*["pending"] * 30))
+    await spoken.get()
+    narration.follow(Assignment(
+        seat=Seat(key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0, world_size=2,
+                  role_first_rank=0, role_world_size=2, store_address="a", store_port=1),
+        others=nodes("passed", "straggler"),
+    ))
+    lines.say("this is the end")
+    await relay.drain()
+    await relay.close()
+
+relay = Relay.start((2, 2))
+asyncio.run(main(relay))
+"""
+
+
+def test_a_node_check_is_drawn_in_place_on_a_terminal(tmp_path: Path) -> None:
+    rows, columns = 8, 80
+    screen = Screen(rows, columns)
+    waiting = r"\r\x1b\[\d+Adlrover-run: waiting: round 1 of a node check"
+    with (
+        terminal(rows, columns) as (master, slave),
+        subprocess.Popen(
+            [sys.executable, script(tmp_path, CHECKED_NODE)],
+            env=environment({"NO_COLOR": "1"}),
+            stdin=subprocess.PIPE,
+            stdout=slave,
+            stderr=slave,
+            bufsize=0,
+        ) as process,
+    ):
+        go_on = process.stdin
+        assert go_on is not None
+        screen.feed(read_until(master, f"1 gpu-1 .*{waiting}"))
+        assert [line.split()[:2] for line in screen.lines[1:]] == [["node", "compute"], ["0", "gpu-0"], ["1", "gpu-1"]]
+        go_on.write(b"x")
+        screen.feed(read_until(master, "last words of a worker\n"))
+        go_on.write(b"x")
+        screen.feed(read_until(master, f"fault{waiting}"))
+        assert sum("last words of a worker" in line for line in screen.lines) == 1
+        assert [line[:1] for line in screen.lines[-3:]] == [" ", " ", "!"]
+        go_on.write(b"x")
+        screen.feed(read_until(master, f"and 26 more: 26 open{waiting}"))
+        # As much as there is room for, which is all but one line.
+        assert "waiting" in screen.lines[-rows + 1]
+        go_on.write(b"x")
+        screen.feed(read_until(master, "this is the end\n"))
+        assert process.wait(WAIT) == 0
+    assert screen.lines[-6:] == [
+        "dlrover-run: node check of 2 nodes: 1 passed, 1 straggler",
+        "  node         compute  communication  verdict",
+        "  0 gpu-0  612 TFLOP/s      24.1 GB/s  passed",
+        "! 1 gpu-1  612 TFLOP/s      24.1 GB/s  straggler",
+        "dlrover-run: this is the end",
+        "",
+    ]
