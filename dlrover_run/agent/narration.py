@@ -80,20 +80,23 @@ class Narration:
                 from dlrover_run.console.check_table import render_own
 
                 self._voice.say(render_own(checkup))
-        columns = self._voice.columns
-        width, color = columns or PLAIN_WIDTH, self._color and columns is not None
         if len(others) > 1 and not self._others.issuperset(others):
             from dlrover_run.console.check_table import render_checkups
 
             self._others = frozenset(others)
-            self._voice.print(render_checkups(others, width, color))
+            self._voice.print(render_checkups(others, *self._paper()))
         links = tuple(link for link in wanted.links if max(link.one, link.other) < len(others))
         named = frozenset(_named(link, others) for link in links)
         if not self._links.issuperset(named):
             from dlrover_run.console.check_table import render_links
 
             self._links = named
-            self._voice.print(render_links(others, links, width, color))
+            self._voice.print(render_links(others, links, *self._paper()))
+
+    def _paper(self) -> tuple[int, bool]:
+        """How many columns there are to write on, and whether in colour."""
+        columns = self._voice.columns
+        return columns or PLAIN_WIDTH, self._color and columns is not None
 
     def begin_round(self, seat: Seat) -> None:
         """A round begins in which this node has that seat."""
