@@ -21,7 +21,7 @@ from harness import WAIT, WORKERS
 from scripted_agent import FINISHED, Play, Played, gathering, over, seat, training
 
 from dlrover_run import exit_codes
-from dlrover_run.agent import checkup, loop
+from dlrover_run.agent import ailments, checkup, loop
 from dlrover_run.agent.checkup import CheckPart, link_orders
 from dlrover_run.agent.process import WorkerStart, spawn
 from dlrover_run.agent.verdict import Ending, judge
@@ -38,6 +38,7 @@ from dlrover_run.coordination.check_records import (
 )
 from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus, PlanPhase
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
+from dlrover_run.devices.health import Ailment
 from dlrover_run.spec import Entrypoint, JobSpec
 
 WAITING, RUNNING, SUCCEEDED, FAILED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED
@@ -155,12 +156,19 @@ class TestComputing:
         computed = last(played, "computed")
         assert computed == Computed(TaskKey(), (DeviceSpeed(0, "fake", 1.0),), "local rank 1: wrong by 2e3", True)
 
-    def test_an_ailment_is_told_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        ill = partial(CheckPart, folder="/nowhere", ailments=["GPU 3 has 12 errors", "more"])
-        # The agent gives none of its own accord.
-        monkeypatch.setattr(loop, "CheckPart", lambda *args: ill(*args[:4]))
+    def test_a_nuisance_is_said_and_no_problem(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = (Ailment("the limit on files is 64"),)
+        monkeypatch.setattr(ailments, "examine", lambda *args: found)
+        played = stage.play().on(has_computed(), FINISHED).run()
+        assert last(played, "computed").problem == ""
+        assert played.said == "dlrover-run: warning: the limit on files is 64\n"
+
+    def test_what_is_severe_is_told_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = (Ailment("GPU 3 has 12 errors", severe=True), Ailment("more", severe=True))
+        monkeypatch.setattr(ailments, "examine", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "computed") == Computed(TaskKey(), problem="GPU 3 has 12 errors")
+        assert stage.orders == []
 
     def test_without_torch_it_ends_with_one_line(self, stage: Stage) -> None:
         stage.behave("0 start no torch")
@@ -275,6 +283,10 @@ class Workers:
         return self.started[-1]
 
 
+async def healthy() -> tuple[str, ...]:
+    return ()
+
+
 class Scene:
     """A node's part on its own. `tell` is what the coordinator's word does, and `until` waits for what came of it."""
 
@@ -285,7 +297,7 @@ class Scene:
         self.workers = Workers(spec)
         self._news = asyncio.Event()
         starter: Any = self.workers
-        self.part = CheckPart(spec, starter, nullcontext, self._news.set, folder=str(WORKERS / "fake_check"))
+        self.part = CheckPart(spec, starter, nullcontext, self._news.set, healthy, folder=str(WORKERS / "fake_check"))
         self._task: CheckTask | None = None
         self._hung = os.open("hung", os.O_RDWR | os.O_NONBLOCK)
 

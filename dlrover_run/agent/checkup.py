@@ -47,6 +47,10 @@ COMPUTE_SECONDS = 0.5
 """Seconds that the devices compute: a clock that is still rising, or a neighbour's burst, averages out, and nobody
 waits for it who waits for a second."""
 
+LOOK_TIMEOUT = 10.0
+"""Seconds that a driver gets to say what ails its devices; with one that says nothing it is the computing that shows
+it."""
+
 LINK_SHARE = 0.25
 """The part of a task's time that one link may take; then the crew is ended, and what it answers counts for nothing."""
 
@@ -63,9 +67,9 @@ class CheckPart:
     """What this node does for a check, and what came of it; nothing where nobody checks.
 
     `starter` is that of the workers, whose template serves the crew too where it has one. `undisturbed` keeps strays
-    from being reaped while processes are forked; `on_news` is called when there is more to say. `ailments` are what
-    makes this node unfit as it is, clauses, of which the first is told in place of a speed. `folder` is the program of
-    the crew.
+    from being reaped while processes are forked; `on_news` is called when there is more to say. `find_ailments` finds
+    what makes this node unfit as it is, sentences, of which the first is told in place of a speed. `folder` is the
+    program of the crew.
     """
 
     def __init__(
@@ -74,14 +78,15 @@ class CheckPart:
         starter: Starter,
         undisturbed: Callable[[], AbstractContextManager[None]],
         on_news: Callable[[], None],
-        ailments: Sequence[str] = (),
+        find_ailments: Callable[[], Awaitable[Sequence[str]]],
         folder: str = NODE_CHECK_FOLDER,
     ) -> None:
         self._spec = spec
         self._workers_starter = starter
         self._undisturbed = undisturbed
         self._on_news = on_news
-        self._ailments = ailments
+        self._find_ailments = find_ailments
+        self._ailments: asyncio.Future[Sequence[str]] | None = None
         self._folder = folder
         self._python = spec.entrypoint.python or sys.executable
         # With `static` ranks nothing is heard of the others.
@@ -124,6 +129,8 @@ class CheckPart:
             raise self._error
         if not self._wanted or self._closed:
             return
+        if self._ailments is None:
+            self._ailments = asyncio.ensure_future(self._find_ailments())
         if task is not None and task.key > self._key:
             self._key = task.key
             self._begin(partial(self._obey, task))
@@ -149,6 +156,8 @@ class CheckPart:
         if self._closing is not None:
             await asyncio.wait([self._closing])
         await self._close_starter()
+        if self._ailments is not None:
+            self._ailments.cancel()
         if self._port is not None:
             self._port.release()
 
@@ -185,10 +194,12 @@ class CheckPart:
             self._linked = await self._try_links(task, deadline)
 
     async def _compute(self, key: TaskKey, deadline: float) -> Computed:
-        if self._ailments:
-            return Computed(key, problem=_clipped(self._ailments[0]))
         order = {"do": "compute", "seconds": COMPUTE_SECONDS}
         try:
+            # The look at the machine goes on meanwhile, and is over long before torch has been read.
+            await self._crew_by(deadline)
+            if ailments := await self._known_ailments():
+                return Computed(key, problem=_clipped(ailments[0]))
             answers = await self._ask([order] * self._spec.workers_per_node, deadline)
         except CrewLost as lost:
             return Computed(key, problem=_clipped(str(lost)))
@@ -233,6 +244,12 @@ class CheckPart:
                     "flag out."
                 ) from None
             raise
+
+    async def _known_ailments(self) -> Sequence[str]:
+        looking = self._ailments
+        assert looking is not None, "it begins before any task"
+        await asyncio.wait([looking], timeout=LOOK_TIMEOUT)
+        return looking.result() if looking.done() else ()
 
     async def _crew_by(self, deadline: float) -> Crew:
         starting = asyncio.ensure_future(self._ready_crew())

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlrover_run import failures
@@ -46,8 +47,7 @@ RESTART_DRAIN_TIMEOUT = 0.5
 
 
 class Agent:
-    """Runs one job on this node. `voice` speaks to the person at the console. `ailments` are clauses about what makes
-    this node unfit as it is, for a job that checks its nodes."""
+    """Runs one job on this node. `voice` speaks to the person at the console."""
 
     def __init__(
         self,
@@ -57,7 +57,6 @@ class Agent:
         lifelines: Sequence[int],
         voice: Voice,
         open_board: Callable[[Listener], Board],
-        ailments: Sequence[str] = (),
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
@@ -71,7 +70,8 @@ class Agent:
         self._plugin = _logs_plugin(spec)
         self._asking: asyncio.Future[Answer] | None = None
         self._strays = StraySweep(self._own_children)
-        self._check = CheckPart(spec, self._starter, self._strays.paused, self._wake.set, ailments)
+        look = partial(_find_ailments, spec, voice.say)
+        self._check = CheckPart(spec, self._starter, self._strays.paused, self._wake.set, look)
         self._narration = Narration(spec, voice)
         self._events = EventLog(spec, relay.say)
         self._departure = Departure(self._take_signal, self._lose_launcher)
@@ -324,6 +324,13 @@ class Agent:
             self._asking.cancel()
         if self._round is not None:
             self._round.cancel()
+
+
+async def _find_ailments(spec: JobSpec, say: Callable[[str], None]) -> Sequence[str]:
+    # Imported only here: a job that checks no nodes asks no driver.
+    from dlrover_run.agent.ailments import find_ailments
+
+    return await find_ailments(spec, say)
 
 
 def _logs_plugin(spec: JobSpec) -> LogsPlugin | None:

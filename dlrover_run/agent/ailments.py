@@ -1,0 +1,37 @@
+"""The short look at this machine that comes before a node check, beside whatever else the agent does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+
+from dlrover_run.descent import guard
+from dlrover_run.devices.health import Ailment, examine
+from dlrover_run.spec import JobSpec
+
+
+async def find_ailments(spec: JobSpec, say: Callable[[str], None]) -> tuple[str, ...]:
+    """What makes this machine unfit, a sentence each; `say` prints what may only be a nuisance."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[tuple[Ailment, ...]] = loop.create_future()
+
+    def look() -> None:
+        ailments = examine(spec.workers_per_node, spec.logs.log_dir, os.environ)
+        with contextlib.suppress(RuntimeError):  # The loop may have been closed meanwhile.
+            loop.call_soon_threadsafe(tell, ailments)
+
+    def tell(ailments: tuple[Ailment, ...]) -> None:
+        if not found.done():
+            found.set_result(ailments)
+
+    # A driver may take seconds to answer, and a broken one never does: nobody waits for this thread at the end.
+    with guard.signals_for_this_thread():
+        threading.Thread(target=look, name="health", daemon=True).start()
+    ailments = await found
+    for ailment in ailments:
+        if not ailment.severe:
+            say(f"warning: {ailment.text}")
+    return tuple(ailment.text for ailment in ailments if ailment.severe)
