@@ -781,7 +781,7 @@ def test_the_order_of_the_statuses_does_not_matter_and_deciding_twice_changes_no
 ) -> None:
     plan, present = at_work(len(phases), phases)
     job_rules = rules(1, 6, max_restarts=budget)
-    plan, _ = decide(job_rules, plan, present, 100.0)
+    plan = decide(job_rules, plan, present, 100.0).plan
     shuffled = dict(data.draw(st.permutations(list(present.items()))))
     again, _ = at_work(len(phases), phases)
     assert decide(job_rules, again, shuffled, 100.0).plan == plan

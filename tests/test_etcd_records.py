@@ -12,6 +12,7 @@ from scripted_agent import seat
 
 from dlrover_run.backends import etcd_records
 from dlrover_run.backends.etcd_records import BUCKETS, Keys, Stored, Word, bucket_of, pack, rules_of, unpack
+from dlrover_run.coordination.parts import Part
 from dlrover_run.coordination.records import (
     Assignment,
     Failure,
@@ -32,7 +33,9 @@ names = st.text(min_size=1, max_size=20)
 
 def test_each_kind_of_record_comes_back_as_it_was() -> None:
     failure = Failure(1, "b", "was killed by SIGKILL", trace="é\x1b[31m\x00\U0001f525" * 1000)
-    word = Word(RULES, Assignment(epoch=3, failure=failure), Waiting("2 more nodes", 3.5), (("a", "1", seat()),))
+    word = Word(
+        RULES, Assignment(epoch=3, failure=failure), Waiting("2 more nodes", 3.5), (("a", "1", Part(seat=seat())),)
+    )
     assert unpack(pack(word), Word) == word
     assert unpack(pack(status("a")), NodeStatus) == status("a")
     stored = Stored(RULES, Plan(epoch=7, charged=(1.5, 2.25), members=(Member("a", "1", "host", 8),)))
@@ -83,7 +86,7 @@ def test_what_would_fill_the_memory_is_not_unpacked(monkeypatch: pytest.MonkeyPa
 def test_a_node_finds_its_own_seat_and_without_one_what_it_waits_for() -> None:
     first, second = seat(node_rank=0), seat(node_rank=1)
     waiting = Waiting("a place")
-    word = Word(RULES, Assignment(epoch=3), waiting, (("a", "1", first), ("b", "1", second)))
+    word = Word(RULES, Assignment(epoch=3), waiting, (("a", "1", Part(seat=first)), ("b", "1", Part(seat=second))))
     assert word.assignment(NodeKey("b", "1")) == Assignment(epoch=3, seat=second)
     assert word.assignment(NodeKey("b", "2")) == Assignment(epoch=3, waiting=waiting)
     assert word.assignment(NodeKey("c", "1")) == Assignment(epoch=3, waiting=waiting)

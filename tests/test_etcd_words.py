@@ -49,9 +49,9 @@ def test_each_node_reads_what_a_master_would_tell_it() -> None:
 def test_no_bucket_holds_more_than_its_own() -> None:
     names = [f"node-{i}" for i in range(80)]
     words = words_for(job_of(*names, most=80).coordinator, WAITING)
-    seated = {bucket: {name for name, _, _ in word.seats} for bucket, word in words.items()}
+    seated = {bucket: {name for name, _, _ in word.parts} for bucket, word in words.items()}
     assert seated == {bucket: {name for name in names if bucket_of(name) == bucket} for bucket in words}
-    ranks = [seat.node_rank for word in words.values() for _, _, seat in word.seats]
+    ranks = [part.seat.node_rank for word in words.values() for _, _, part in word.parts if part.seat is not None]
     assert sorted(ranks) == list(range(80))
 
 

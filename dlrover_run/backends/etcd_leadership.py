@@ -179,6 +179,8 @@ class Leadership:
             if self._owing and not coordinator.adopting:
                 await self._write(coordinator, now)
                 self._owing = False
+                for line in coordinator.take_lines():
+                    self._say(line)
             if not advanced:
                 return coordinator
 

@@ -22,7 +22,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from dlrover_run.coordination.records import Assignment, NodeKey, NodeStatus, Plan, Seat, Waiting
+from dlrover_run.coordination.parts import NOBODY, Part, with_part
+from dlrover_run.coordination.records import Assignment, NodeKey, NodeStatus, Plan, Waiting
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.wire.messages import BadMessage, RuleValues, rules_from
 
@@ -47,21 +48,19 @@ class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the nodes of one bucket shall do.
 
-    `wanted` has no seat in it. `seats` are those of the bucket's members, by node id and incarnation; a node without
-    one waits, as `waiting` says.
+    `wanted` is what all nodes are told. `parts` are what concerns single ones of the bucket, by node id and
+    incarnation; a node without a seat waits, as `waiting` says.
     """
 
     rules: RuleValues
     wanted: Assignment
     waiting: Waiting | None = None
-    seats: tuple[tuple[str, str, Seat], ...] = ()
+    parts: tuple[tuple[str, str, Part], ...] = ()
 
     def assignment(self, key: NodeKey) -> Assignment:
         """What one of the nodes shall do."""
-        for node_id, incarnation, seat in self.seats:
-            if (node_id, incarnation) == key:
-                return msgspec.structs.replace(self.wanted, seat=seat)
-        return msgspec.structs.replace(self.wanted, waiting=self.waiting)
+        own = next((part for *process, part in self.parts if tuple(process) == key), NOBODY)
+        return with_part(self.wanted, own, self.waiting if own.seat is None else None)
 
 
 class Keys:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from dlrover_run.backends.etcd_records import BUCKETS, Word, bucket_of
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import OVER, Seat, Waiting, assignment
+from dlrover_run.coordination.parts import NOBODY, Part
+from dlrover_run.coordination.records import OVER, Waiting, assignment
 from dlrover_run.wire.messages import rule_values
 
 
@@ -17,20 +20,21 @@ def words_for(coordinator: Coordinator, waiting: Waiting) -> dict[int, Word]:
     known = {*coordinator.present, *(member.key for member in plan.members)}
     # Who was lost long ago may be back just in time to learn that the job is over.
     buckets = range(BUCKETS) if plan.phase in OVER else {bucket_of(key.node_id) for key in known}
-    seated: dict[int, list[tuple[str, str, Seat]]] = {bucket: [] for bucket in buckets}
+    told: dict[int, list[tuple[str, str, Part]]] = {bucket: [] for bucket in buckets}
     somebody_waits: set[int] = set()
     for key in known:
-        seat = coordinator.seat(key)
-        if seat is not None:
-            seated[bucket_of(key.node_id)].append((*key, seat))
-        elif plan.phase not in OVER:
+        part = coordinator.part(key)
+        if part != NOBODY:
+            told[bucket_of(key.node_id)].append((*key, part))
+        if part.seat is None and plan.phase not in OVER:
             somebody_waits.add(bucket_of(key.node_id))
     rules, wanted = rule_values(coordinator.rules), assignment(plan, None)
     return {
-        bucket: Word(rules, wanted, waiting if bucket in somebody_waits else None, tuple(sorted(seats, key=_rank)))
-        for bucket, seats in sorted(seated.items())
+        bucket: Word(rules, wanted, waiting if bucket in somebody_waits else None, tuple(sorted(parts, key=_rank)))
+        for bucket, parts in sorted(told.items())
     }
 
 
-def _rank(seated: tuple[str, str, Seat]) -> int:
-    return seated[2].node_rank
+def _rank(told: tuple[str, str, Part]) -> tuple[float, str, str]:
+    node_id, incarnation, part = told
+    return math.inf if part.seat is None else part.seat.node_rank, node_id, incarnation

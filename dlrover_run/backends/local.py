@@ -4,13 +4,15 @@ are."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
 from dlrover_run.backends.board import Listener
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 
 
 class LocalBoard:
@@ -18,17 +20,23 @@ class LocalBoard:
 
     With `static` (`node_rank` is given) nothing is ever heard of the other nodes, exactly as in torchrun: their
     statuses are made up, they count as always having done what this node has done, and each node of the job decides on
-    its own.
+    its own. `say` prints one line for the person at the console.
     """
 
     problem: str | None = None
     mistaken = False
 
-    def __init__(self, rules: Rules, node_rank: int | None, listener: Listener) -> None:
-        self._rules = rules
+    def __init__(
+        self, rules: Rules, node_rank: int | None, listener: Listener, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        # Nothing can be asked of nodes that are made up.
+        self._rules = rules if node_rank is None else replace(rules, check=CHECK_NEVER)
+        self._say = say
         self._node_rank = node_rank
         self._listener = listener
         self._coordinator: Coordinator | None = None
+        self._status: NodeStatus | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.assignment = Assignment()
 
     @property
@@ -38,20 +46,41 @@ class LocalBoard:
 
     def publish(self, status: NodeStatus) -> None:
         """Put this node's latest status on the board; the listener hears when that changed what it shall do."""
-        now = asyncio.get_running_loop().time()
+        if self._timer is not None and status == self._status:
+            # While a check goes on, what is waited for has another number of seconds each time that one looks.
+            return
+        self._status = status
+        self._decide(status)
+
+    async def close(self) -> None:
+        """There is nothing to let go of but the next look at the time."""
+        self._rest()
+
+    def _decide(self, status: NodeStatus) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         if self._coordinator is None:
             self._coordinator = Coordinator(self._rules, now)
+        coordinator = self._coordinator
         for one in self._with_peers(status):
-            self._coordinator.hear(one, now)
-        while self._coordinator.advance(now):
+            coordinator.hear(one, now)
+        while coordinator.advance(now):
             pass
-        wanted = self._coordinator.assignment(status.key)
+        for line in coordinator.take_lines():
+            self._say(line)
+        self._rest()
+        waits = self._rules.check != CHECK_NEVER and coordinator.seat(status.key) is None
+        if waits and (due := coordinator.wake_at()) is not None:
+            self._timer = loop.call_at(due, self._decide, status)
+        wanted = coordinator.assignment(status.key, coordinator.waiting(now) if waits else None)
         if wanted != self.assignment:
             self.assignment = wanted
             self._listener()
 
-    async def close(self) -> None:
-        """There is nothing to let go of."""
+    def _rest(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _with_peers(self, status: NodeStatus) -> list[NodeStatus]:
         if self._node_rank is None:

@@ -29,4 +29,4 @@ def open_board(spec: JobSpec, listener: Listener, say: Callable[[str], None]) ->
         return EtcdBoard(spec, listener, say, store)
     from dlrover_run.backends.local import LocalBoard
 
-    return LocalBoard(spec.rules, spec.node_rank if spec.backend == "static" else None, listener)
+    return LocalBoard(spec.rules, spec.node_rank if spec.backend == "static" else None, listener, say)

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dlrover_run.coordination.check_records import Checkup, Verdict
 from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey, Seat
+
+_UNKNOWN = "unknown"
 
 Seated = dict[int, tuple[Seat, NodeStatus]]
 
@@ -57,12 +60,22 @@ def adopt(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool) -> Plan | N
     )
 
 
+def vouch(plan: Plan) -> Plan:
+    """The plan in which all members count as checked: they were, before they had their seats."""
+    checked = tuple(
+        Checkup(node_id=member.node_id, incarnation=member.incarnation, host=member.host, verdict=Verdict.PASSED)
+        for member in plan.members
+        if member.incarnation != _UNKNOWN
+    )
+    return msgspec.structs.replace(plan, checked=checked)
+
+
 def _any(found: Seated) -> Seat:
     return next(seat for seat, _ in found.values())
 
 
 def _member(found: Seated, rank: int) -> Member:
     if rank not in found:
-        return Member(f"unknown-{rank}", "unknown", f"the node with rank {rank}", 0)
+        return Member(f"unknown-{rank}", _UNKNOWN, f"the node with rank {rank}", 0)
     _, status = found[rank]
     return Member(status.node_id, status.incarnation, status.host, status.workers, status.role)

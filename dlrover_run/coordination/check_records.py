@@ -182,7 +182,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     In the round `key`, since job time `since`, those in `compute` compute and those of each of `groups` try the links
     between them. `computed` and `linked` are what came of earlier rounds. `beside` says that others train meanwhile, so
-    that nobody links.
+    that nobody links. `because` is the plan's reason as it was before the check.
     """
 
     key: TaskKey
@@ -193,3 +193,4 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     computed: tuple[ComputeFact, ...] = ()
     linked: tuple[LinkFact, ...] = ()
     beside: bool = False
+    because: str = ""

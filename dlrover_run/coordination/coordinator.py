@@ -13,8 +13,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from dlrover_run.coordination.adoption import adopt, belongs_to_a_round, latest_round
+from dlrover_run.coordination.adoption import adopt, belongs_to_a_round, latest_round, vouch
 from dlrover_run.coordination.decide import decide
+from dlrover_run.coordination.parts import NOBODY, Part, assigned, parts
 from dlrover_run.coordination.presence import Presence, Present, succeeded_round
 from dlrover_run.coordination.progress import progress
 from dlrover_run.coordination.records import (
@@ -29,10 +30,8 @@ from dlrover_run.coordination.records import (
     RoundKey,
     Seat,
     Waiting,
-    assignment,
-    seats,
 )
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 
 RETURN_GRACE = 6.0
 """Seconds that a coordinator which takes over, or was asleep for longer than it lets a node be away, gives the nodes to
@@ -76,7 +75,8 @@ class Coordinator:
         self._present: dict[NodeKey, Presence] = {}
         # The keys of `_present` by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
-        self._seats = seats(self.plan)
+        self._parts = parts(rules, self.plan)
+        self._lines: list[str] = []
         self._has_new_epoch = False
         self._wake_at: float | None = None
         self._advanced_at = before.clock
@@ -85,6 +85,10 @@ class Coordinator:
         for member in before.members:
             if before.phase not in OVER and not member.done:
                 self._expect(member, return_grace)
+        done = {member.key for member in before.members if member.done}
+        for node in () if before.phase in OVER else _checked(before):
+            if node.key not in self._present and node.key not in done:
+                self._expect(node, return_grace, NodePhase.WAITING)
 
     @property
     def present(self) -> Present:
@@ -162,12 +166,13 @@ class Coordinator:
         before, is_new = self.plan, self._has_new_epoch
         self._has_new_epoch = False
         if self._adopting_until is None or self._adopt(time):
-            self.plan, self._wake_at = decide(self.rules, self.plan, self._present, time)
+            self.plan, self._wake_at, lines = decide(self.rules, self.plan, self._present, time)
+            self._lines += lines
             self._forget(time)
         if self.plan is before and not is_new:
             return False
-        if (self.plan.key, self.plan.phase) != (before.key, before.phase):
-            self._seats = seats(self.plan)
+        if _concerns_nodes(before, self.plan):
+            self._parts = parts(self.rules, self.plan)
         # What was just decided may call for more, such as a deadline that is known only now.
         self._wake_at = time
         return True
@@ -180,9 +185,18 @@ class Coordinator:
         times += [time for time in (self._wake_at, self._adopting_until) if time is not None]
         return min(times) + self._origin + WAKE_MARGIN if times else None
 
+    def take_lines(self) -> list[str]:
+        """What there is to say to the person who reads the log, each line once; to be said when the plan is stored."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def part(self, key: NodeKey) -> Part:
+        """What of the plan concerns this node alone."""
+        return self._parts.get(key, NOBODY)
+
     def seat(self, key: NodeKey) -> Seat | None:
         """The node's place in the plan's round, if it has one."""
-        return self._seats.get(key)
+        return self.part(key).seat
 
     def assignment(self, key: NodeKey, waiting: Waiting | None = None) -> Assignment:
         """What the plan asks of a node; `waiting` is for those without a seat.
@@ -191,8 +205,7 @@ class Coordinator:
         """
         if self._adopting_until is not None and key in self._present:
             return _as_before(self.plan, self._present[key].status, waiting)
-        seat = self.seat(key)
-        return assignment(self.plan, seat, waiting if seat is None and self.plan.phase not in OVER else None)
+        return assigned(self.plan, self.part(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
         """What nodes without a seat are told to wait for."""
@@ -216,7 +229,7 @@ class Coordinator:
     def _job_time(self, now: float) -> float:
         return now - self._origin
 
-    def _expect(self, member: Member, within: float) -> None:
+    def _expect(self, member: Member, within: float, phase: NodePhase = NodePhase.RUNNING) -> None:
         clock = self.plan.clock
         status = NodeStatus(
             node_id=member.node_id,
@@ -225,7 +238,7 @@ class Coordinator:
             address="",
             port=0,
             workers=member.workers,
-            phase=NodePhase.RUNNING,
+            phase=phase,
         )
         # It may be away since before anything that the others will have to say.
         lost_at = clock + within
@@ -240,6 +253,7 @@ class Coordinator:
             return False
         self._adopting_until = None
         if plan is not None:
+            plan = plan if self.rules.check == CHECK_NEVER else vouch(plan)
             self.plan = msgspec.structs.replace(plan, since=time, clock=time)
         return True
 
@@ -260,6 +274,19 @@ class Coordinator:
                 self._processes[key.node_id].remove(key)
                 if not self._processes[key.node_id]:
                     del self._processes[key.node_id]
+
+
+def _checked(plan: Plan) -> list[Member]:
+    """Nodes that are here without a seat: those of a check that goes on, and those who have been checked."""
+    examinees = plan.check.nodes if plan.check is not None else ()
+    nodes = [Member(node.node_id, node.incarnation, node.host, node.workers) for node in examinees]
+    return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in plan.checked)]
+
+
+def _concerns_nodes(before: Plan, plan: Plan) -> bool:
+    """Whether what single nodes are told may have become another thing."""
+    same = before.check is plan.check and before.checked is plan.checked and before.links is plan.links
+    return not same or (plan.key, plan.phase) != (before.key, before.phase)
 
 
 def _as_before(plan: Plan, status: NodeStatus, waiting: Waiting | None) -> Assignment:

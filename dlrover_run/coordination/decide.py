@@ -7,11 +7,12 @@ often as one likes and never loses or repeats a restart.
 from __future__ import annotations
 
 from dlrover_run.coordination.budget import forgive
+from dlrover_run.coordination.checking import prune
 from dlrover_run.coordination.decision import Decision, changed, soonest
 from dlrover_run.coordination.gathering import gather
 from dlrover_run.coordination.presence import Present
 from dlrover_run.coordination.records import OVER, Plan, PlanPhase
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 from dlrover_run.coordination.training import train
 
 
@@ -24,6 +25,10 @@ def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     if charged != plan.charged:
         # Written down, for a successor's job time begins at the last plan that was.
         plan = changed(plan, now, charged=charged)
+    if rules.check != CHECK_NEVER:
+        plan = prune(plan, present, now)
     decision = (gather if plan.phase is PlanPhase.GATHERING else train)(rules, plan, present, now)
+    if decision.plan.phase in OVER and decision.plan.check is not None:
+        return Decision(changed(decision.plan, now, check=None), None, decision.lines)
     forgiven_at = charged[0] + rules.restart_window if charged else None
-    return Decision(decision.plan, soonest(decision.wake_at, forgiven_at))
+    return Decision(decision.plan, soonest(decision.wake_at, forgiven_at), decision.lines)

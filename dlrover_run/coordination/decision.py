@@ -10,10 +10,12 @@ from dlrover_run.coordination.records import Plan, PlanPhase
 
 
 class Decision(NamedTuple):
-    """The plan that holds now, and the job time at which to decide again should no status come before that."""
+    """The plan that holds now, the job time at which to decide again should no status come before that, and lines for
+    the person who reads the log of whoever decides, to be said once the plan is stored."""
 
     plan: Plan
     wake_at: float | None = None
+    lines: tuple[str, ...] = ()
 
 
 def changed(plan: Plan, now: float, **changes: Any) -> Plan:

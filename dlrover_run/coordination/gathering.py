@@ -5,12 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from dlrover_run.coordination.checking import (
+    begin,
+    candidates,
+    computed_at,
+    computes_anew,
+    computing,
+    drop_beside,
+    forget,
+    step,
+)
 from dlrover_run.coordination.decision import Decision, changed, over
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 from dlrover_run.coordination.seating import seat_nodes
-from dlrover_run.coordination.words import names
+from dlrover_run.coordination.words import counted, names
 
 Known = Sequence[tuple[Member, Presence | None]]
 """Members of a round, each with what is known of it."""
@@ -18,17 +28,26 @@ Known = Sequence[tuple[Member, Presence | None]]
 
 def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     """What follows while the job has no round that trains."""
-    living = [p for p in present.values() if p.can_train]
     is_first = plan.key.number == 0
     if _all_have_left(present, now):
         # Whoever starts these nodes anew means another job, with a budget of its own.
-        reason = "every node has left" if is_first else f"{plan.reason}, and no node is here any more"
+        untold = is_first and not plan.checks
+        reason = "every node has left" if untold else f"{plan.reason}, and no node is here any more"
         return over(plan, now, PlanPhase.FAILED, reason)
+    plan = drop_beside(plan, now)
+    if plan.check is not None:
+        checked = step(rules, plan, present, now)
+        if checked.plan.check is not None:
+            return checked
+        further = gather(rules, checked.plan, present, now)
+        return Decision(further.plan, further.wake_at, checked.lines + further.lines)
+    living = candidates(rules, plan, present)
     if is_first and not living:
         # Nobody waits.
         return Decision(plan)
     size = rules.size(len(living))
-    patience = rules.join_timeout if is_first else rules.pend_timeout
+    # Where there has been a check there were enough nodes before, and some were lost or dismissed.
+    patience = rules.join_timeout if is_first and not plan.checks else rules.pend_timeout
     if not size:
         deadline = plan.since + patience
         if now >= deadline:
@@ -37,7 +56,21 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     complete_at = _complete_at(rules, plan, present, living, size, now)
     if complete_at is not None and now < complete_at:
         return Decision(plan, complete_at)
+    if rules.check != CHECK_NEVER and not computes_anew(rules, plan):
+        waited_for = {p.status.key for p in computing(rules, plan, living, now)}
+        others = [p for p in living if p.status.key not in waited_for]
+        if rules.size(len(others)) and (plan.key.number or plan.checks):
+            # A newcomer of whom nothing is known yet keeps nobody from training; it is checked beside that.
+            living, size = others, rules.size(len(others))
     seated = seat_nodes(plan.members, living, size)
+    if rules.check != CHECK_NEVER:
+        if not computes_anew(rules, plan):
+            known_at = computed_at(rules, computing(rules, plan, seated, now))
+            if known_at is not None:
+                return Decision(plan, known_at)
+        begun = begin(rules, plan, seated, living, now)
+        if begun is not None:
+            return gather(rules, begun, present, now)
     if not offers_a_fresh_port(rules, plan, seated[0].status):
         deadline = max(plan.since, seated[0].arrived) + patience
         if now >= deadline:
@@ -45,7 +78,9 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
             return over(plan, now, PlanPhase.FAILED, silent)
         return Decision(plan, deadline)
     reason = plan.reason
-    if is_first:
+    if is_first and any(checkup.dismissed for checkup in plan.checked):
+        reason = f"{plan.reason}; {counted(size, 'node')} {'is' if size == 1 else 'are'} left"
+    elif is_first:
         reason = "the one node is here" if size == 1 else f"{size} nodes are here"
         if size < rules.full_size:
             reason += f", and nobody else came for {rules.last_call_timeout:g} s"
@@ -90,7 +125,7 @@ def offers_a_fresh_port(rules: Rules, plan: Plan, leader: NodeStatus) -> bool:
 
 def regroup(rules: Rules, plan: Plan, present: Present, now: float, reason: str) -> Decision:
     """The round is over: form the next one with whoever lives, or wait for others."""
-    ended = changed(plan, now, phase=PlanPhase.GATHERING, since=now, reason=reason)
+    ended = changed(forget(rules, plan), now, phase=PlanPhase.GATHERING, since=now, reason=reason)
     return gather(rules, ended, present, now)
 
 
@@ -113,7 +148,7 @@ def _complete_at(
     times = [until_known(members_of(plan, present), now)]
     if size < rules.full_size:
         times += [p.lost_at for p in present.values() if not p.going]
-        if plan.key.number == 0:
+        if plan.key.number == 0 and not plan.checks:
             times.append(max(p.arrived for p in living) + rules.last_call_timeout)
     # Later everybody who lives is known, so nobody is waited for who may never come.
     return max((time for time in times if time is not None), default=None)
@@ -131,7 +166,7 @@ def _short_of_nodes(rules: Rules, plan: Plan, living: list[Presence], waited: fl
         here = f"none of at least {rules.fewest} nodes is here"
     missing = missing_words(rules, plan, living)
     who = f"; missing: {missing}" if missing else ""
-    before = f"{plan.reason}; " if plan.key.number else ""
+    before = f"{plan.reason}; " if plan.key.number or plan.checks else ""
     return f"{before}after {waited:g} s {here}{who}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from dlrover_run.coordination.check_records import Checkup
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records import Waiting
 
@@ -23,6 +24,7 @@ class Progress:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._text = ""
+        self._rows: tuple[Checkup, ...] = ()
         self._deadline: float | None = None
         self._next = -math.inf
         self.outdated = True
@@ -39,14 +41,14 @@ class Progress:
         self.outdated = False
         self._next = now + max(INTERVAL, nodes / NODES_PER_SECOND)
         waiting = self._coordinator.waiting(now)
-        before = self._text, self._deadline
-        self._text = waiting.text
+        before, deadline = (self._text, self._rows), self._deadline
+        self._text, self._rows = waiting.text, waiting.rows
         self._deadline = None if waiting.seconds is None else now + waiting.seconds
-        return before[0] != self._text or _differ(before[1], self._deadline)
+        return before != (self._text, self._rows) or _differ(deadline, self._deadline)
 
     def told(self, now: float) -> Waiting:
         """The words, with the time that is left now."""
-        return Waiting(self._text, None if self._deadline is None else max(0.0, self._deadline - now))
+        return Waiting(self._text, None if self._deadline is None else max(0.0, self._deadline - now), self._rows)
 
 
 def _differ(one: float | None, other: float | None) -> bool:

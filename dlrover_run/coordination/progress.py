@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from dlrover_run.coordination import check_words
+from dlrover_run.coordination.bounds import MAX_WHAT
+from dlrover_run.coordination.check_records import Check
+from dlrover_run.coordination.check_round import asked, awaited, standing
+from dlrover_run.coordination.checking import candidates, computes_anew, computing
 from dlrover_run.coordination.gathering import missing_words
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 from dlrover_run.coordination.words import counted, names
 
 
 def progress(rules: Rules, plan: Plan, present: Present, wake_at: float | None, now: float) -> Waiting:
     """The words for every node without a seat; `wake_at` is when the coordinator decides without another word."""
-    living = [p for p in present.values() if p.can_train]
+    living = candidates(rules, plan, present)
     left = None if wake_at is None else max(0.0, wake_at - now)
     if plan.phase is PlanPhase.TRAINING:
         return _beside(rules, plan, living, left)
+    if plan.check is not None:
+        return _checking(plan.check, present, left, now)
+    if rules.check != CHECK_NEVER and rules.size(len(living)) and not computes_anew(rules, plan):
+        silent = computing(rules, plan, living, now)
+        if silent:
+            return Waiting(check_words.not_computed([p.status.host for p in silent], len(living)), left)
     wanted = f"{rules.fewest}" if rules.fewest == rules.full_size else f"{rules.fewest} to {rules.full_size}"
     here = f"{counted(len(living), 'node')} of {wanted} {'is' if len(living) == 1 else 'are'} here"
     hosts = names([p.status.host for p in living])
     missing = missing_words(rules, plan, living)
-    return Waiting(f"{here}{hosts and f': {hosts}'}{missing and f'; missing: {missing}'}", left)
+    dismissed = check_words.dismissal([checkup for checkup in plan.checked if checkup.dismissed])
+    before = f"{dismissed[: MAX_WHAT // 2]}; " if dismissed else ""
+    return Waiting(f"{before}{here}{hosts and f': {hosts}'}{missing and f'; missing: {missing}'}", left)
+
+
+def _checking(check: Check, present: Present, left: float | None, now: float) -> Waiting:
+    """While a check goes on: who has answered, and how each node stands."""
+    waited_for = [check.nodes[place].host for place in awaited(check, present, now)]
+    text = check_words.stands(check, waited_for, len(asked(check, present, now)))
+    return Waiting(text, left, check_words.shown(standing(check, present), check_words.share_of(len(present))))
 
 
 def _beside(rules: Rules, plan: Plan, living: list[Presence], left: float | None) -> Waiting:
@@ -27,6 +47,8 @@ def _beside(rules: Rules, plan: Plan, living: list[Presence], left: float | None
     train = f"{counted(len(plan.members), 'node')} {'trains' if len(plan.members) == 1 else 'train'}"
     if rules.size(len(living)) > len(plan.members) and left is not None:
         return Waiting(f"{train}; this one takes part in the next round", left)
+    if plan.check is not None:
+        return Waiting(f"{train}; meanwhile the node check looks at those who have come", left)
     members = {member.key for member in plan.members}
     spares = sum(p.status.key not in members for p in living)
     asked = f" ({rules.spares} asked for)" if rules.spares else ""

@@ -177,7 +177,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     are kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
     times `charged`. `barren` rounds in succession failed before any worker got to work. `failure` is what ended
     the last round, if a worker did. `reason` is one plain sentence that says why the plan is as it is. `check` is the
-    node check that goes on, `checks` how many there were, and `checked` what is known of each node that is here.
+    node check that goes on, `checks` how many there were, and `checked` what is known of each node that is here; with
+    `links` between them, by their places in it, where links are measured.
     """
 
     epoch: int = 0
@@ -196,6 +197,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     check: Check | None = None
     checks: int = 0
     checked: tuple[Checkup, ...] = ()
+    links: tuple[LinkRow, ...] = ()
 
 
 class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

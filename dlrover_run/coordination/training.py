@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from dlrover_run.coordination.budget import charge
+from dlrover_run.coordination.checking import candidates, check_beside, cleared, drop_beside
 from dlrover_run.coordination.decision import Decision, changed, over, soonest
 from dlrover_run.coordination.gathering import Known, form, members_of, offers_a_fresh_port, regroup, until_known
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, Rules
 from dlrover_run.coordination.seating import seat_nodes
 from dlrover_run.coordination.words import names
 
@@ -44,10 +45,17 @@ def train(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
         return _restart(rules, plan, present, failed[0], now) if now >= known_at else Decision(plan, known_at)
     if any(done):
         # Nobody new comes in any more. What a node had done that may be forgotten now is remembered.
-        return Decision(_remember_done(plan, present, now), broken)
-    if broken is not None or len(present) == sum(p is not None for _, p in members):
+        return Decision(_remember_done(drop_beside(plan, now), present, now), broken)
+    if broken is not None:
         return Decision(plan, broken)
-    return _scale_up(rules, plan, present, now)
+    if plan.check is None and len(present) == sum(p is not None for _, p in members):
+        return Decision(plan)
+    if rules.check == CHECK_NEVER:
+        return _scale_up(rules, plan, present, now)
+    checked = check_beside(rules, plan, present, now)
+    decision = _scale_up(rules, checked.plan, present, now)
+    wake_at = soonest(checked.wake_at, decision.wake_at)
+    return Decision(decision.plan, wake_at, checked.lines + decision.lines)
 
 
 def _failure(p: Presence, key: RoundKey) -> Failure | None:
@@ -90,8 +98,8 @@ def _regroup_without(rules: Rules, plan: Plan, present: Present, gone: Known, no
 def _scale_up(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     """The round in which those take part who have come since, when it would be a larger one."""
     current = {member.key for member in plan.members}
-    newcomers = [p for p in present.values() if p.can_train and p.status.key not in current]
-    living = [p for p in present.values() if p.can_train]
+    living = cleared(rules, plan, candidates(rules, plan, present))
+    newcomers = [p for p in living if p.status.key not in current]
     size = rules.size(len(living))
     if not newcomers or size <= len(plan.members):
         return Decision(plan)
@@ -103,7 +111,10 @@ def _scale_up(rules: Rules, plan: Plan, present: Present, now: float) -> Decisio
         return Decision(plan)
     joined = names([p.status.host for p in seated if p.status.key not in current])
     reason = f"{joined} joined, so {size} nodes train instead of {len(plan.members)}"
-    return Decision(form(rules, msgspec.structs.replace(plan, failure=None), seated, now, reason))
+    ended = msgspec.structs.replace(plan, failure=None)
+    if rules.check == CHECK_ALWAYS:
+        return regroup(rules, ended, present, now, reason)
+    return Decision(form(rules, ended, seated, now, reason))
 
 
 def _remember_done(plan: Plan, present: Present, now: float) -> Plan:

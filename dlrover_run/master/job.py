@@ -14,6 +14,7 @@ from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.notice import differences
 from dlrover_run.coordination.pacing import Progress
+from dlrover_run.coordination.parts import NOBODY, Part, assigned, parts
 from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.records import (
     OVER,
@@ -23,10 +24,7 @@ from dlrover_run.coordination.records import (
     NodeStatus,
     Plan,
     PlanPhase,
-    Seat,
     Waiting,
-    assignment,
-    seats,
 )
 from dlrover_run.coordination.rules import MOST_NODES, RESULT_KEPT, Rules
 from dlrover_run.coordination.words import counted
@@ -81,7 +79,7 @@ class Job:
         self._stored = coordinator.plan
         self._retry_at: float | None = None
         self._held_back = ""
-        self._stored_seats: dict[NodeKey, Seat] = {}
+        self._stored_parts: dict[NodeKey, Part] = {}
         self._over_at: float | None = None
         self._unaware: set[NodeKey] = set()
         self._left: set[NodeKey] = set()
@@ -241,13 +239,15 @@ class Job:
                 if self._retry_at is None:
                     self._held_back = f"the master cannot write {self._journal.path}: {error.strerror}"[:MAX_WHAT]
                     self._say(f"{self._held_back}; nothing is decided until it can, it tries again every second")
-                    self._stored_seats = seats(self._stored)
+                    self._stored_parts = parts(self._coordinator.rules, self._stored)
                 self._retry_at = now + STORE_RETRY
                 return False
         if self._retry_at is not None:
             self._retry_at = None
             self._say("the journal is written again")
         before, self._stored = self._stored, plan
+        for line in self._coordinator.take_lines():
+            self._say(line)
         self._left &= {member.key for member in plan.members}
         if (plan.key, plan.phase) != (before.key, before.phase):
             # Else the plan only keeps account of what has passed, which is no news for a person.
@@ -280,9 +280,7 @@ class Job:
         if self._retry_at is None:
             waits = self._coordinator.seat(key) is None
             return self._coordinator.assignment(key, self._progress.told(now) if waits else None)
-        seat = self._stored_seats.get(key)
-        over = self._stored.phase in OVER
-        return assignment(self._stored, seat, Waiting(self._held_back) if seat is None and not over else None)
+        return assigned(self._stored, self._stored_parts.get(key, NOBODY), Waiting(self._held_back))
 
     def _say(self, text: str) -> None:
         self._say_line(f"job {self.name!r}: {text}")

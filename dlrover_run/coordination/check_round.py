@@ -1,0 +1,195 @@
+"""One round of a node check: who does what in it, whom it waits for, and which facts come of it. Pure.
+
+What nodes try is known by its `TaskKey`: an answer with another key is one to something that was asked before, and
+counts for nothing here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import msgspec
+
+from dlrover_run.coordination.bounds import MAX_PROBLEM
+from dlrover_run.coordination.check_records import (
+    Check,
+    CheckTask,
+    Checkup,
+    Computed,
+    ComputeFact,
+    Examinee,
+    Linked,
+    LinkEnd,
+    LinkFact,
+    TaskKey,
+    Verdict,
+)
+from dlrover_run.coordination.presence import Present
+from dlrover_run.coordination.records import NodeKey
+from dlrover_run.coordination.rules import Rules
+
+CHECK_MARGIN = 15.0
+"""Seconds that a node has beyond `check_timeout`, at which it ends what it tries and says so. One that has said nothing
+by then counts as one whose check process failed."""
+
+
+def key_of(record: Checkup | Examinee) -> NodeKey:
+    """Which process it speaks of."""
+    return NodeKey(record.node_id, record.incarnation)
+
+
+def asked(check: Check, present: Present, now: float) -> set[int]:
+    """Who has something to try in this round, and is here."""
+    return _here(check, present, now) & _asked(check)
+
+
+def awaited(check: Check, present: Present, now: float) -> list[int]:
+    """Whom the round still waits for. Nobody waits for one who is gone, nor for links with him alone."""
+    here = _here(check, present, now)
+    links = _round_links(check)
+    found = []
+    for place in sorted(asked(check, present, now)):
+        status = present[key_of(check.nodes[place])].status
+        computes = place in check.compute and not _answers(status.computed, check.key)
+        counts = any(place in ends and here.issuperset(ends) for ends in links)
+        if computes or (counts and not _answers(status.linked, check.key)):
+            found.append(place)
+    return found
+
+
+def standing(check: Check, present: Present) -> list[Checkup]:
+    """What a person is shown of each examinee while the check goes on: its best so far, and what failed last."""
+    tflops: dict[int, float] = {}
+    gigabytes: dict[int, float] = {}
+    reasons: dict[int, str] = {}
+    for fact in check.computed:
+        tflops[fact.node] = max(fact.tflops, tflops.get(fact.node, 0.0))
+        reasons[fact.node] = fact.problem
+    for link in check.linked:
+        for end in link.ends:
+            gigabytes[end] = max(link.gigabytes, gigabytes.get(end, 0.0))
+    for place, node in enumerate(check.nodes):
+        p = present.get(key_of(node))
+        if p is None:
+            continue
+        computed, linked = p.status.computed, p.status.linked
+        if computed is not None and computed.key == check.key:
+            reasons[place] = computed.problem
+            tflops[place] = max(computed.tflops, tflops.get(place, 0.0))
+        if linked is not None and linked.key == check.key:
+            reasons[place] = linked.problem or reasons.get(place, "")
+            gigabytes[place] = max([gigabytes.get(place, 0.0), *(tried.gigabytes for tried in linked.tried)])
+    return [
+        Checkup(
+            node_id=node.node_id,
+            incarnation=node.incarnation,
+            host=node.host,
+            verdict=Verdict.PASSED if node.trusted else Verdict.PENDING,
+            tflops=tflops.get(place, 0.0),
+            gigabytes=gigabytes.get(place, 0.0),
+            reason=reasons.get(place, ""),
+        )
+        for place, node in enumerate(check.nodes)
+    ]
+
+
+def tasks(rules: Rules, check: Check) -> dict[NodeKey, CheckTask]:
+    """What each node shall try in this round. The links of a group are tried in one order by all its members."""
+    ends = [LinkEnd(place, node.address, node.port, node.workers) for place, node in enumerate(check.nodes)]
+    links: dict[int, list[tuple[LinkEnd, ...]]] = {}
+    for one, other in _round_links(check):
+        link = (ends[one],) if one == other else (ends[one], ends[other])
+        for place in {one, other}:
+            links.setdefault(place, []).append(link)
+    return {
+        key_of(check.nodes[place]): CheckTask(
+            key=check.key,
+            node=place,
+            compute=place in check.compute,
+            links=tuple(links.get(place, ())),
+            timeout=rules.check_timeout,
+        )
+        for place in sorted(_asked(check))
+    }
+
+
+def computed_fact(place: int, said: Computed | None, waited: float) -> ComputeFact:
+    """What a node said of a try at computing, or that it said nothing."""
+    if said is None:
+        return ComputeFact(place, problem=f"it did not answer for {waited:g} s")
+    if said.problem or said.wrong:
+        return ComputeFact(place, problem=said.problem or "it computed a wrong result", wrong=said.wrong)
+    if not 0 < said.tflops < math.inf:
+        return ComputeFact(place, problem="its check process told no speed")
+    return ComputeFact(place, said.tflops)
+
+
+def _answers(said: Computed | Linked | None, key: TaskKey) -> bool:
+    return said is not None and said.key == key
+
+
+def _here(check: Check, present: Present, now: float) -> set[int]:
+    """The places of those who still take part; one whose connection has just broken may be back in a moment."""
+    found = ((place, present.get(key_of(node))) for place, node in enumerate(check.nodes))
+    return {place for place, p in found if p is not None and not p.going and not p.lost(now)}
+
+
+def _asked(check: Check) -> set[int]:
+    return {*check.compute, *itertools.chain.from_iterable(check.groups)}
+
+
+def _round_links(check: Check) -> list[tuple[int, int]]:
+    links: list[tuple[int, int]] = []
+    for group in check.groups:
+        links += [(group[0], group[0])] if len(group) == 1 else itertools.combinations(sorted(group), 2)
+    return links
+
+
+def add_facts(rules: Rules, check: Check, present: Present, now: float) -> Check:
+    """The check with what came of its round."""
+    here = _here(check, present, now)
+    said = {place: present[key_of(check.nodes[place])].status for place in here & _asked(check)}
+    waited = rules.check_timeout + CHECK_MARGIN
+    computed = []
+    for place, status in sorted(said.items()):
+        own = status.computed if _answers(status.computed, check.key) else None
+        if place in check.compute:
+            computed.append(computed_fact(place, own, waited))
+        linked = status.linked if _answers(status.linked, check.key) else None
+        if linked is not None and linked.problem:
+            computed.append(ComputeFact(place, problem=linked.problem))
+        elif linked is None and place not in check.compute and place in awaited(check, present, now):
+            computed.append(computed_fact(place, None, waited))
+    answers = {place: status.linked for place, status in said.items() if _answers(status.linked, check.key)}
+    links = [_link(check, ends, answers, waited) for ends in _round_links(check) if here.issuperset(ends)]
+    return msgspec.structs.replace(
+        check,
+        nodes=tuple(msgspec.structs.replace(node, present=place in here) for place, node in enumerate(check.nodes)),
+        compute=(),
+        groups=(),
+        computed=(*check.computed, *computed),
+        linked=(*check.linked, *links),
+    )
+
+
+def _link(check: Check, ends: tuple[int, int], answers: dict[int, Linked | None], waited: float) -> LinkFact:
+    """What both ends say of one link: it failed if either says so, and its speed is the lower one."""
+    one, other = ends
+    speeds: list[float] = []
+    problems: list[str] = []
+    for place, far in {(one, other), (other, one)}:
+        linked = answers.get(place)
+        for tried in linked.tried if linked is not None else ():
+            if tried.other == far:
+                speeds.append(tried.gigabytes)
+                problems += [tried.problem] if tried.problem else []
+    ended = sorted(
+        f"{check.nodes[end].host}: {said.problem}" for end in ends if (said := answers.get(end)) and said.problem
+    )
+    if problems or not speeds or not 0 < min(speeds) < math.inf:
+        silent = [check.nodes[end].host for end in {*ends} if end not in answers]
+        unsaid = f"no answer from {' and '.join(sorted(silent))} for {waited:g} s" if silent else "it was not timed"
+        problem = [*ended, *sorted(problems), unsaid][0]
+        return LinkFact(one, other, problem=problem[:MAX_PROBLEM])
+    return LinkFact(one, other, min(speeds))

@@ -1,0 +1,112 @@
+"""How a node check is told: the lines that people grep for in a log, and the rows of the table that they are shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dlrover_run.coordination.check_records import (
+    MOST_LINK_PROBLEM,
+    MOST_LINK_ROWS,
+    MOST_ROWS,
+    Check,
+    Checkup,
+    LinkFact,
+    LinkRow,
+    Verdict,
+)
+from dlrover_run.coordination.words import counted, names
+
+ROWS_IN_ALL = 16_384
+"""Rows that all nodes of a job together are told in one telling: each of them gets its share of that, so that a table
+for 2,000 people is no more work than one for a few hundred."""
+
+_TO_SAY = {Verdict.FAULT: 0, Verdict.STRAGGLER: 1, Verdict.PENDING: 2, Verdict.PASSED: 3}
+
+
+def goes_on(check: Check) -> str:
+    """What is done now, for a plan's reason."""
+    examined = sum(not node.trusted for node in check.nodes)
+    return f"checks {counted(examined, 'node')}, round {check.key.round}"
+
+
+def stands(check: Check, missing: Sequence[str], asked: int) -> str:
+    """How a round stands in which `asked` nodes have something to try and the hosts `missing` have not answered."""
+    here = f"node check, round {check.key.round}: {asked - len(missing)} of {counted(asked, 'node')} "
+    here += "has answered" if asked == 1 else "have answered"
+    return f"{here}; missing: {names(missing)}" if missing else here
+
+
+def not_computed(missing: Sequence[str], nodes: int) -> str:
+    """That a check is yet to begin, because the hosts `missing` of so many nodes have not computed."""
+    return f"node check: {nodes - len(missing)} of {counted(nodes, 'node')} have computed; missing: {names(missing)}"
+
+
+def elapsed(check: Check) -> dict[int, float]:
+    """Of each node that has computed: seconds per TFLOP of its slowest device and per GB of its slowest link."""
+    speeds: dict[int, float] = {}
+    for fact in check.computed:
+        if fact.tflops > 0:
+            speeds[fact.node] = max(fact.tflops, speeds.get(fact.node, 0.0))
+    links: dict[int, float] = {}
+    for link in check.linked:
+        if link.gigabytes > 0:
+            links.update({end: min(link.gigabytes, links.get(end, math.inf)) for end in link.ends})
+    return {
+        place: round(1 / speeds[place] + 1 / links.get(place, math.inf), 3)
+        for place, node in enumerate(check.nodes)
+        if node.present and place in speeds
+    }
+
+
+def round_lines(check: Check, doubted: Sequence[int]) -> list[str]:
+    """What a round came to, in the words of DLRover's master; `doubted` are the nodes that have not passed by now."""
+    status = {place: place not in doubted for place, node in enumerate(check.nodes) if node.present}
+    number = check.key.round
+    return [
+        f"Round {number}: The node elapsed time are {elapsed(check)}",
+        f"Round {number}: The node status are {status}.",
+    ]
+
+
+def end_line(faults: Sequence[int], stragglers: Sequence[int]) -> str:
+    """What a check came to, in the words of DLRover's master."""
+    return f"Fault nodes are: {list(faults)} and stragglers are: {list(stragglers)}."
+
+
+def dismissal(dismissed: Sequence[Checkup]) -> str:
+    """Who has to leave, and why: of more than three the first ones."""
+    said = [
+        f"{checkup.host} was dismissed by the node check: {checkup.reason or checkup.verdict}" for checkup in dismissed
+    ]
+    more = f"; and {counted(len(said) - 3, 'other')}" if len(said) > 3 else ""
+    return "; ".join(said[:3]) + more
+
+
+def shown(checkups: Sequence[Checkup], most: int = MOST_ROWS) -> tuple[Checkup, ...]:
+    """Those that a person is shown, in their order: all, or of too many those of whom there is most to say."""
+    if len(checkups) <= most:
+        return tuple(checkups)
+    telling = sorted(
+        range(len(checkups)), key=lambda place: (_TO_SAY[checkups[place].verdict], not checkups[place].reason)
+    )
+    return tuple(checkups[place] for place in sorted(telling[:most]))
+
+
+def share_of(nodes: int) -> int:
+    """How many rows each of so many nodes is told while a check goes on."""
+    return min(MOST_ROWS, max(1, ROWS_IN_ALL // max(1, nodes)))
+
+
+def link_rows(links: Sequence[LinkFact]) -> tuple[LinkRow, ...]:
+    """The best of the tries at each link; of too many links those that failed and the slowest."""
+    best: dict[tuple[int, int], LinkRow] = {}
+    for link in links:
+        known = best.get(link.ends)
+        row = LinkRow(link.one, link.other, link.gigabytes, link.problem[:MOST_LINK_PROBLEM])
+        if link.problem:
+            row = LinkRow(link.one, link.other, 0.0, row.problem)
+        if known is None or known.gigabytes < row.gigabytes:
+            best[link.ends] = row
+    slowest = sorted(best.values(), key=lambda row: (row.gigabytes, row.one, row.other))[:MOST_LINK_ROWS]
+    return tuple(sorted(slowest, key=lambda row: (row.one, row.other)))

@@ -1,0 +1,265 @@
+"""The steps of a node check inside `decide`: who is to be checked, what came of each round, what follows from that.
+
+A check stands in the plan from its begin to its end, so a successor goes on with it. What a node computes of its own
+accord counts once, at the begin of the check that is its first; where nodes are checked before each round all compute
+anew, by task, once there has been a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from dlrover_run.coordination import check_words
+from dlrover_run.coordination.check_records import (
+    Check,
+    Checkup,
+    ComputeFact,
+    Examinee,
+    TaskKey,
+    Verdict,
+)
+from dlrover_run.coordination.check_round import CHECK_MARGIN, add_facts, awaited, computed_fact, key_of
+from dlrover_run.coordination.decision import Decision, changed, soonest
+from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
+from dlrover_run.coordination.pairing import MAX_ROUNDS, RoundTasks, first_round, next_round
+from dlrover_run.coordination.presence import Presence, Present
+from dlrover_run.coordination.records import Plan
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, Rules
+
+
+def candidates(rules: Rules, plan: Plan, present: Present) -> list[Presence]:
+    """Who may have a place in a round to come: whoever can train and was not dismissed by a check."""
+    living = [p for p in present.values() if p.can_train]
+    if rules.check == CHECK_NEVER:
+        return living
+    dismissed = {key_of(checkup) for checkup in plan.checked if checkup.dismissed}
+    return [p for p in living if p.status.key not in dismissed]
+
+
+def cleared(rules: Rules, plan: Plan, living: Iterable[Presence]) -> list[Presence]:
+    """Those of the candidates who may have a seat now."""
+    if rules.check == CHECK_NEVER:
+        return list(living)
+    passed = {key_of(checkup) for checkup in plan.checked if not checkup.dismissed}
+    return [p for p in living if p.status.key in passed]
+
+
+def prune(plan: Plan, present: Present, now: float) -> Plan:
+    """The plan without what is known of processes that are gone."""
+    if all(key_of(checkup) in present for checkup in plan.checked):
+        return plan
+    kept = [place for place, checkup in enumerate(plan.checked) if key_of(checkup) in present]
+    places = {old: new for new, old in enumerate(kept)}
+    links = tuple(
+        msgspec.structs.replace(link, one=places[link.one], other=places[link.other])
+        for link in plan.links
+        if link.one in places and link.other in places
+    )
+    return changed(plan, now, checked=tuple(plan.checked[place] for place in kept), links=links)
+
+
+def forget(rules: Rules, plan: Plan) -> Plan:
+    """The plan after the end of a round: with `CHECK_ALWAYS` everybody is to be checked again. Who was dismissed stays
+    so until he has left."""
+    if rules.check != CHECK_ALWAYS:
+        return plan
+    return msgspec.structs.replace(plan, checked=tuple(one for one in plan.checked if one.dismissed), links=())
+
+
+def drop_beside(plan: Plan, now: float) -> Plan:
+    """The plan without a check beside training, when there is no training any more: those whom it was about are checked
+    with the others."""
+    return changed(plan, now, check=None) if plan.check is not None and plan.check.beside else plan
+
+
+def computing(rules: Rules, plan: Plan, living: Iterable[Presence], now: float) -> list[Presence]:
+    """Those for whom a check waits: they are to be checked, and still have time to compute of their own accord."""
+    known = {key_of(checkup) for checkup in plan.checked}
+    return [
+        p for p in living if p.status.computed is None and p.status.key not in known and now < _computes_until(rules, p)
+    ]
+
+
+def computed_at(rules: Rules, waited_for: Iterable[Presence]) -> float | None:
+    """When nobody waits any more for the last of those who have not computed."""
+    return max((_computes_until(rules, p) for p in waited_for), default=None)
+
+
+def begin(rules: Rules, plan: Plan, seated: Sequence[Presence], spares: Iterable[Presence], now: float) -> Plan | None:
+    """The plan with a check of those who would be `seated` in a round formed now, in the order of their ranks, and of
+    the `spares` that have computed; None when the seated are all checked."""
+    known = {key_of(checkup) for checkup in plan.checked}
+    if all(p.status.key in known for p in seated):
+        return None
+    taken = {p.status.key for p in seated}
+    more = [p for p in spares if p.status.key not in taken | known]
+    waited_for = {p.status.key for p in computing(rules, plan, more, now)}
+    nodes = [*seated, *(p for p in more if p.status.key not in waited_for)]
+    check = _examine(rules, plan, nodes, now, anew=computes_anew(rules, plan))
+    tasks = first_round(check, bool(rules.measure_links), rules.straggler_threshold)
+    check = msgspec.structs.replace(check, compute=tasks.compute, groups=tasks.groups)
+    return changed(plan, now, check=check, checks=check.key.number, reason=check_words.goes_on(check))
+
+
+def step(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
+    """Go on with the plan's check as far as the answers that are here lead; at its end the plan has none any more."""
+    lines: tuple[str, ...] = ()
+    while (check := plan.check) is not None:
+        deadline = check.since + rules.check_timeout + CHECK_MARGIN
+        if awaited(check, present, now) and now < deadline:
+            return Decision(plan, deadline, lines)
+        check = add_facts(rules, check, present, now)
+        diagnosis = diagnose(check, rules.straggler_threshold)
+        lines += tuple(check_words.round_lines(check, _doubted(diagnosis)))
+        tasks = _next_tasks(rules, check, diagnosis)
+        if tasks is None:
+            plan, last = _conclude(rules, plan, check, diagnosis, now)
+            lines += last
+        else:
+            plan = _go_on(plan, check, tasks, now)
+    return Decision(plan, None, lines)
+
+
+def check_beside(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
+    """Check newcomers while others train: by what they have computed alone, and again where that is doubtful."""
+    lines: tuple[str, ...] = ()
+    wake_at = None
+    if plan.check is not None:
+        plan, wake_at, lines = step(rules, plan, present, now)
+    if plan.check is None:
+        known = {key_of(checkup) for checkup in plan.checked}
+        new = [p for p in candidates(rules, plan, present) if p.status.key not in known]
+        waited_for = computing(rules, plan, new, now)
+        wake_at = min((_computes_until(rules, p) for p in waited_for), default=None)
+        still = {p.status.key for p in waited_for}
+        ready = [p for p in new if p.status.key not in still]
+        if ready:
+            members = [p for member in plan.members if (p := present.get(member.key)) and member.key in known]
+            check = msgspec.structs.replace(_examine(rules, plan, [*members, *ready], now, anew=False), beside=True)
+            begun = changed(plan, now, check=check, checks=check.key.number)
+            plan, deadline, more = step(rules, begun, present, now)
+            wake_at, lines = soonest(wake_at, deadline), lines + more
+    return Decision(plan, wake_at, lines)
+
+
+def computes_anew(rules: Rules, plan: Plan) -> bool:
+    """Whether what nodes computed before the check does not count in it."""
+    return rules.check == CHECK_ALWAYS and plan.key.number > 0
+
+
+def _computes_until(rules: Rules, p: Presence) -> float:
+    return p.arrived + rules.check_timeout + CHECK_MARGIN
+
+
+def _examine(rules: Rules, plan: Plan, nodes: Sequence[Presence], now: float, anew: bool) -> Check:
+    """A check of these, before its first round, with what is known of how they compute."""
+    known = {key_of(checkup): checkup for checkup in plan.checked}
+    facts = []
+    for place, p in enumerate(nodes):
+        checkup = known.get(p.status.key)
+        if checkup is not None:
+            if checkup.tflops > 0:
+                facts.append(ComputeFact(place, checkup.tflops))
+        elif not anew:
+            facts.append(computed_fact(place, p.status.computed, rules.check_timeout + CHECK_MARGIN))
+    examinees = tuple(
+        Examinee(
+            node_id=p.status.node_id,
+            incarnation=p.status.incarnation,
+            host=p.status.host,
+            address=p.status.address,
+            port=p.status.check_port,
+            workers=p.status.workers,
+            trusted=p.status.key in known,
+        )
+        for p in nodes
+    )
+    key = TaskKey(plan.epoch, plan.checks + 1, 0)
+    return Check(key=key, since=now, nodes=examinees, computed=tuple(facts), because=plan.reason)
+
+
+def _next_tasks(rules: Rules, check: Check, diagnosis: Diagnosis) -> RoundTasks | None:
+    if not check.beside:
+        return next_round(check, diagnosis, bool(rules.measure_links))
+    # Nobody who trains has anything to spare for links.
+    goes_on = diagnosis.compute_again and check.key.round + 1 < MAX_ROUNDS
+    return RoundTasks(diagnosis.compute_again, ()) if goes_on else None
+
+
+def _go_on(plan: Plan, check: Check, tasks: RoundTasks, now: float) -> Plan:
+    key = TaskKey(plan.epoch, check.key.number, check.key.round + 1)
+    further = msgspec.structs.replace(check, key=key, since=now, compute=tasks.compute, groups=tasks.groups)
+    if check.beside:
+        return changed(plan, now, check=further)
+    return changed(plan, now, check=further, since=_since(plan, check, now), reason=check_words.goes_on(further))
+
+
+def _since(plan: Plan, check: Check, now: float) -> float:
+    """Since when the nodes wait for others: the time of a check is nobody's patience."""
+    return plan.since + (now - check.since)
+
+
+def _doubted(diagnosis: Diagnosis) -> list[int]:
+    unsettled = {*diagnosis.open, *diagnosis.compute_again}
+    return [
+        place
+        for place, finding in enumerate(diagnosis.findings)
+        if place in unsettled or finding.verdict is Verdict.FAULT
+    ]
+
+
+def _conclude(rules: Rules, plan: Plan, check: Check, diagnosis: Diagnosis, now: float) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with a checkup of each examinee that is here, and what there is to say."""
+    places = {key_of(checkup): place for place, checkup in enumerate(plan.checked)}
+    checkups = list(plan.checked)
+    new: list[Checkup] = []
+    found: dict[Verdict, list[int]] = {verdict: [] for verdict in Verdict}
+    for place, (node, finding) in enumerate(zip(check.nodes, diagnosis.findings, strict=True)):
+        if node.trusted or not node.present or key_of(node) in places:
+            continue
+        verdict = finding.verdict
+        found[verdict].append(place)
+        slow = verdict is Verdict.STRAGGLER
+        checkup = Checkup(
+            node_id=node.node_id,
+            incarnation=node.incarnation,
+            host=node.host,
+            verdict=verdict,
+            tflops=finding.tflops,
+            gigabytes=finding.gigabytes,
+            reason=finding.reason,
+            dismissed=verdict is Verdict.FAULT or (slow and bool(rules.exclude_stragglers)),
+        )
+        places[key_of(node)] = len(checkups)
+        checkups.append(checkup)
+        new.append(checkup)
+    dismissed = [checkup for checkup in new if checkup.dismissed]
+    warned = [one for one in new if one.verdict is Verdict.STRAGGLER and not one.dismissed]
+    lines = (
+        check_words.end_line(found[Verdict.FAULT], found[Verdict.STRAGGLER]),
+        *([check_words.dismissal(dismissed)] if dismissed else []),
+        *(f"warning: {checkup.host} is a straggler: it {checkup.reason}" for checkup in warned),
+        *(f"warning: {note}" for note in diagnosis.notes),
+    )
+    changes: dict[str, Any] = {"check": None, "checked": tuple(checkups)}
+    if rules.measure_links:
+        here = [key_of(node) in places for node in check.nodes]
+        at = [places.get(key_of(node), 0) for node in check.nodes]
+        told = [
+            msgspec.structs.replace(fact, one=min(ends), other=max(ends))
+            for fact in check.linked
+            if here[fact.one] and here[fact.other] and (ends := (at[fact.one], at[fact.other]))
+        ]
+        rows = check_words.link_rows(told)
+        fresh = {(row.one, row.other) for row in rows}
+        changes["links"] = tuple(link for link in plan.links if (link.one, link.other) not in fresh) + rows
+    if not check.beside:
+        because = check.because if plan.key.number or plan.checks > 1 else ""
+        words = check_words.dismissal(dismissed) if dismissed else ""
+        changes["reason"] = "; ".join(filter(None, (because, words))) or "the nodes have passed their check"
+        # From a dismissal on the others wait for somebody in place of who goes.
+        changes["since"] = now if dismissed else _since(plan, check, now)
+    return changed(plan, now, **changes), lines
