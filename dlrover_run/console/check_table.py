@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dlrover_run.console.words import cells, clip, harmless
-from dlrover_run.coordination.check_records import MOST_ROWS, Checkup, LinkRow, Verdict
+from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
 from dlrover_run.coordination.words import counted
 
 MAX_NAME = 32
@@ -80,9 +80,8 @@ def render_links(rows: Sequence[Checkup], links: Sequence[LinkRow], width: int =
 def render_verdict(rows: Sequence[Checkup], place: int) -> str:
     """One line about one node of a check, where no table is drawn."""
     name, row = _labelled(rows)[place]
-    name = name.strip()
     reason = f": {_plain(row.reason)}" if row.reason else ""
-    return f"node check: node {name}: {_figures(row)}: {_VERDICTS[row.verdict]}{reason}"
+    return f"node check: {name}: {_figures(row)}: {_VERDICTS[row.verdict]}{reason}"
 
 
 def render_own(checkup: Checkup) -> str:
@@ -125,12 +124,13 @@ def _tally(rows: Iterable[Checkup]) -> str:
 
 
 def _labelled(rows: Sequence[Checkup]) -> list[tuple[str, Checkup]]:
-    """Each node's name, after its number in the check, by which the log speaks of it. Where some nodes may have been
-    left out of the list, nobody knows the numbers of the others."""
-    if len(rows) < MOST_ROWS:
-        digits = len(str(len(rows) - 1))
-        return [(f"{place:>{digits}} {_plain(row.host)}", row) for place, row in enumerate(rows)]
-    return [(_plain(row.host), row) for row in rows]
+    """Each node's name, and its id where several have one name. No number: in the log that is the place in the check,
+    which is not the rank that it gets when others leave, and some nodes may have been left out of the list."""
+    names = [_plain(row.host) for row in rows]
+    several = {name for name, count in Counter(names).items() if count > 1}
+    return [
+        (f"{name} ({row.node_id})" if name in several else name, row) for name, row in zip(names, rows, strict=True)
+    ]
 
 
 def _table(labelled: Sequence[tuple[str, Checkup]], width: int, color: bool, in_full: bool = False) -> list[str]:
