@@ -23,6 +23,7 @@ from scripted_agent import FINISHED, Play, Played, gathering, over, seat, traini
 from dlrover_run import exit_codes
 from dlrover_run.agent import ailments, checkup, loop
 from dlrover_run.agent.checkup import CheckPart, link_orders
+from dlrover_run.agent.forkserver import Template
 from dlrover_run.agent.process import WorkerStart, spawn
 from dlrover_run.agent.verdict import Ending, judge
 from dlrover_run.coordination.check_records import (
@@ -482,6 +483,26 @@ class TestRounds:
         play = stage.play(self.UNTIL_RELEASED).on(has_computed(), training(seat())).on(RUNNING, withdrawn)
         play.on(WAITING, release).on(has_linked(1), FINISHED).run()
         assert [order["do"] for order in stage.orders] == ["compute", "ended", "link"]
+
+    def test_the_crew_is_forked_from_the_template_that_the_workers_have(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def noted(*args: Any) -> Template:
+            with open("templates", "a") as file:
+                file.write("x")
+            return real(*args)
+
+        real = Template.start
+        monkeypatch.setattr(Template, "start", noted)
+        (stage.path / "x.py").write_text(f"import os; assert os.system({self.NOBODY_CHECKS + '; exit 0'!r}) == 0")
+        entrypoint = Entrypoint("script", "x.py", python=sys.executable)
+        play = stage.play(start_method="forkserver", entrypoint=entrypoint, workers=2)
+        play.on(has_computed(), training(seat(workers=2))).on(SUCCEEDED, FINISHED)
+        played = play.run()
+        assert played.verdict.exit_code == 0
+        assert last(played, "computed").problem == ""
+        assert (stage.path / "templates").read_text() == "x"
+        assert "--start-method=forkserver: " not in played.said
 
 
 class TestLeaving:

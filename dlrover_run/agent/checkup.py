@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -95,7 +96,7 @@ class CheckPart:
         self._key = TaskKey()
         self._computed: Computed | None = None
         self._linked: Linked | None = None
-        self._work: asyncio.Future[None] | None = None
+        self._work: list[asyncio.Future[None]] = []
         self._crew: Crew | None = None
         self._ending: set[Crew] = set()
         self._own_starter: Starter | None = None
@@ -134,13 +135,13 @@ class CheckPart:
         if task is not None and task.key > self._key:
             self._key = task.key
             self._begin(partial(self._obey, task))
-        elif self._computed is None and (self._work is None or self._work.done()):
+        elif self._computed is None and not self._work:
             self._begin(self._compute_alone)
 
     async def rest(self) -> None:
         """End the crew, for the workers come now; a later task finds another. Raises StuckWorkers when the kernel does
         not end it."""
-        await self._stop_work()
+        await _end_all(list(self._work))
         await self._end_crew()
         for crew in list(self._ending):
             await self._end(crew)
@@ -162,25 +163,19 @@ class CheckPart:
             self._port.release()
 
     def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
-        self._work = asyncio.ensure_future(self._replace(self._work, work))
-        self._work.add_done_callback(self._note_end)
+        begun = asyncio.ensure_future(self._replace(list(self._work), work))
+        self._work.append(begun)
+        begun.add_done_callback(self._note_end)
 
-    async def _replace(self, before: asyncio.Future[None] | None, work: Callable[[], Awaitable[None]]) -> None:
-        if before is not None and not before.done():
-            before.cancel()
-            await asyncio.wait([before])
+    async def _replace(self, before: Sequence[asyncio.Future[None]], work: Callable[[], Awaitable[None]]) -> None:
+        await _end_all(before)
         await work()
 
     def _note_end(self, work: asyncio.Future[None]) -> None:
+        self._work.remove(work)
         if not work.cancelled() and (error := work.exception()) is not None:
             self._error = error
         self._on_news()
-
-    async def _stop_work(self) -> None:
-        work = self._work
-        if work is not None and not work.done():
-            work.cancel()
-            await asyncio.wait([work])
 
     async def _compute_alone(self) -> None:
         self._computed = await self._compute(TaskKey(), self._after(self._spec.rules.check_timeout))
@@ -256,9 +251,7 @@ class CheckPart:
         try:
             await asyncio.wait([starting], timeout=max(0.0, deadline - self._after(0.0)))
         finally:
-            if not starting.done():
-                starting.cancel()
-                await asyncio.wait([starting])
+            await _end_all([starting])
         if starting.cancelled():
             raise CrewLost("the processes of the node check could not be started in time", own=True)
         return starting.result()
@@ -306,6 +299,13 @@ class CheckPart:
 
     def _after(self, seconds: float) -> float:
         return asyncio.get_running_loop().time() + seconds
+
+
+async def _end_all(work: Sequence[asyncio.Future[Any]]) -> None:
+    for each in work:
+        each.cancel()
+    if work:
+        await asyncio.wait(work)
 
 
 def link_orders(key: TaskKey, link: Sequence[LinkEnd], node: int, timeout: float) -> list[Order]:
