@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.check_records import Check, Verdict
-from dlrover_run.coordination.evidence import Evidence, Standing, call, compare, weigh
+from dlrover_run.coordination.evidence import Evidence, Standing, call, compare, usual, weigh
 from dlrover_run.coordination.words import names
 
 ENOUGH_WITNESSES = 3
@@ -23,6 +23,9 @@ FEWEST_WITNESSES = 2
 
 SLOW_TRIES = 2
 """Slow readings at computing that make a straggler: the first may have been an accident."""
+
+MOST_OF_A_PROBLEM = 200
+"""Characters of a problem inside a reason: who agrees about it has to be read as well."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,12 @@ class _Judge:
         self.check = evidence.check
         self.threshold = threshold
         self.called = call(self.check)
-        kin = {node: evidence.kin(node) for node in evidence.tries}
+        kin = evidence.kin
         self.computing = compare(_known(evidence.computes_at, evidence.tries.keys() - evidence.broken), kin, threshold)
         self.linking = compare(_known(evidence.best_with_kin, evidence.links), kin, threshold)
         self.cut = self._find_cut()
-        self.slow_linked = {node for node in self.linking.slow if self._slowness_is_agreed(node)} - self.cut
+        doubtful = set(self._judged(self.linking.doubtful)) - self.cut
+        self.slow_linked = {node for node in doubtful if self._links_slowly(node) and self._slowness_is_agreed(node)}
 
     def diagnosis(self) -> Diagnosis:
         """The whole answer."""
@@ -130,6 +134,19 @@ class _Judge:
             and speed * self.threshold < (self.evidence.best_with_kin(other) or 0.0)
         ]
 
+    def _usual_link(self, node: int) -> float:
+        """What the others reach among themselves. One that has linked with this node alone says nothing about it."""
+        own = self.evidence.best_with_kin(node)
+        others = (
+            self.evidence.best_with_kin(other, but=node)
+            for other in self.evidence.links
+            if other != node and self.evidence.kin(other) == self.evidence.kin(node)
+        )
+        return usual([speed for speed in (own, *others) if speed is not None])
+
+    def _links_slowly(self, node: int) -> bool:
+        return (self.evidence.best_with_kin(node) or 0.0) * self.threshold < self._usual_link(node)
+
     def _slowness_is_agreed(self, node: int) -> bool:
         return _agree(self._witnesses_of_slowness(node), self._unmet_kin(node))
 
@@ -150,6 +167,9 @@ class _Judge:
             return False
         if not self.evidence.works(node):
             return bool(self._others()) or self._within_is_open(node)
+        if node not in self.linking.usual:
+            # Its links work, but none of them is with a node that it can be compared with.
+            return True
         doubted = node in self.linking.doubtful and not self._slowness_is_agreed(node)
         return doubted and not self._computes_slowly(node)
 
@@ -194,12 +214,12 @@ class _Judge:
         if node in self.cut:
             return Verdict.FAULT, self._why_cut(node)
         if self._computes_slowly(node):
-            speed, usual = self.evidence.computes_at(node) or 0.0, self.computing.usual[node]
-            return Verdict.STRAGGLER, f"computes at {speed:.3g} TFLOP/s where the others reach {usual:.3g}"
+            speed, others = self.evidence.computes_at(node) or 0.0, self.computing.usual[node]
+            return Verdict.STRAGGLER, f"computes at {speed:.3g} TFLOP/s where the others reach {others:.3g}"
         if node in self.slow_linked:
             partners = self._named(self._witnesses_of_slowness(node))
-            speed, usual = self.evidence.best_with_kin(node) or 0.0, self.linking.usual[node]
-            slow = f"links at {speed:.3g} GB/s at best where the others reach {usual:.3g}"
+            speed, others = self.evidence.best_with_kin(node) or 0.0, self._usual_link(node)
+            slow = f"links at {speed:.3g} GB/s at best where the others reach {others:.3g}"
             return Verdict.STRAGGLER, f"{slow}: so with {partners}, who are quick with others"
         if problems and len(problems) < len(tries):
             return Verdict.PASSED, f"computed when asked again: {problems[-1]}"
@@ -215,7 +235,7 @@ class _Judge:
         """The problem of the first link that failed between these, or of the one of which this is an end."""
         problems = (fact.problem for fact in self.check.linked if set(ends) <= set(fact.ends) and fact.problem)
         problem = next(problems, "")
-        return f" ({problem})" if problem else ""
+        return f" ({problem[:MOST_OF_A_PROBLEM]})" if problem else ""
 
     def _named(self, nodes: Collection[int]) -> str:
         return names([self.called[node] for node in sorted(nodes)])
@@ -237,7 +257,7 @@ class _Judge:
             speeds = {node: speed(node) or 0.0 for node in standing.usual if self.evidence.kin(node) == workers}
             top = max(speeds.values())
             behind = [node for node, value in speeds.items() if value * self.threshold < top]
-            if 2 * len(behind) < len(speeds) or set(behind) <= standing.slow:
+            if 2 * len(behind) < len(speeds) or set(behind) <= standing.slow | self.slow_linked:
                 continue
             quickest = max(speeds[node] for node in behind)
             notes.append(

@@ -7,7 +7,7 @@ is no news of the other end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.coordination.check_records import Check, ComputeFact
@@ -50,13 +50,14 @@ class Evidence:
         or fewer processes, and a link with more ranks is another task."""
         return self.check.nodes[node].workers
 
-    def best_with_kin(self, node: int) -> float | None:
-        """The quickest of its links with nodes that have as many workers."""
-        met = self.links.get(node, {})
-        return max(
-            (speed for other, speed in met.items() if speed is not None and self.kin(other) == self.kin(node)),
-            default=None,
+    def best_with_kin(self, node: int, but: int | None = None) -> float | None:
+        """The quickest of its links with nodes that have as many workers, without the link with `but`."""
+        speeds = (
+            speed
+            for other, speed in self.links.get(node, {}).items()
+            if speed is not None and other != but and self.kin(other) == self.kin(node)
         )
+        return max(speeds, default=None)
 
 
 def weigh(check: Check) -> Evidence:
@@ -104,33 +105,41 @@ class Standing:
     usual: Mapping[int, float]
 
 
-def compare(speeds: Mapping[int, float], kin: Mapping[int, int], threshold: float) -> Standing:
+def usual(speeds: Sequence[float]) -> float:
+    """The lower median of speeds, the one to be judged among them, so that those who are slower have to be fewer. Of
+    two it is the higher one."""
+    ordered = sorted(speeds)
+    return ordered[1] if len(ordered) == 2 else ordered[(len(ordered) - 1) // 2]
+
+
+def compare(speeds: Mapping[int, float], kin: Callable[[int], int], threshold: float) -> Standing:
     """Compare each node with all of its kin.
 
-    The usual speed is the lower median of all, oneself included. So as many slow nodes as quick ones are two kinds of
-    machine, of which none is blamed. Of two nodes the other one is the usual.
+    As many slow nodes as quick ones are two kinds of machine, of which none is blamed. Of two nodes the other one is
+    the usual.
 
     A slow end makes a link slow for both, and so a third of the nodes may for a while slow another third: doubtful is
     who is slower than the last third.
     """
-    slow, doubtful, usual = set(), set(), {}
-    for nodes in _parted(speeds, kin):
+    slow, doubtful, medians = set(), set(), {}
+    for nodes in part(speeds, kin):
         ordered = sorted(speeds[node] for node in nodes)
-        median = ordered[1] if len(ordered) == 2 else ordered[(len(ordered) - 1) // 2]
+        median = usual(ordered)
         quick = ordered[min(2 * len(ordered) // 3, len(ordered) - 1)]
         for node in nodes:
-            usual[node] = median
+            medians[node] = median
             if speeds[node] * threshold < median:
                 slow.add(node)
             if speeds[node] * threshold < quick:
                 doubtful.add(node)
-    return Standing(frozenset(slow), frozenset(slow | doubtful), usual)
+    return Standing(frozenset(slow), frozenset(slow | doubtful), medians)
 
 
-def _parted(nodes: Iterable[int], kin: Mapping[int, int]) -> list[list[int]]:
+def part(nodes: Iterable[int], kin: Callable[[int], int]) -> list[list[int]]:
+    """The nodes parted by their kin, each part in the order in which they are given."""
     parts: dict[int, list[int]] = {}
     for node in nodes:
-        parts.setdefault(kin[node], []).append(node)
+        parts.setdefault(kin(node), []).append(node)
     return list(parts.values())
 
 

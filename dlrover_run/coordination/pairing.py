@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dlrover_run.coordination.check_records import Check, Verdict
 from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
-from dlrover_run.coordination.evidence import Evidence, weigh
+from dlrover_run.coordination.evidence import Evidence, part, weigh
 from dlrover_run.coordination.rules import STRAGGLER_THRESHOLD
 
 MAX_ROUNDS = 6
@@ -71,24 +71,49 @@ def _first_groups(evidence: Evidence, measure_links: bool) -> Groups:
     linkers = _linkers(evidence)
     if len(evidence.links) == 1:
         return tuple((node,) for node in linkers if nodes[node].workers > 1)
-    if measure_links and (groups := _unmeasured(evidence)):
-        return groups
-    examined = [node for node in linkers if not nodes[node].trusted]
-    pairs = [list(examined[at : at + 2]) for at in range(0, len(examined), 2)]
+    if measure_links and (measured := _unmeasured(evidence)):
+        return measured
     trusted = [node for node in linkers if nodes[node].trusted]
-    if pairs and trusted and (len(pairs) == 1 or len(pairs[-1]) == 1):
-        # A link that is the only one of its round would have nothing to be compared with: so three nodes, if there are.
-        missing = 3 - len(pairs[-1]) if len(pairs) == 1 else 1
-        pairs[-1] += _nearest(evidence, pairs[-1][0], trusted)[:missing]
-    elif len(pairs) > 1 and len(pairs[-1]) == 1:
-        odd = pairs.pop()
-        pairs[-1] += odd
-    return tuple(tuple(sorted(group)) for group in pairs if len(group) > 1)
+    groups = _pair_neighbours(evidence, [node for node in linkers if not nodes[node].trusted], trusted)
+    if len(groups) == 1 and len(groups[0]) == 2 and trusted:
+        groups[0].append(_take_nearest(evidence, groups[0][0], trusted))
+    return tuple(tuple(sorted(group)) for group in groups)
 
 
-def _nearest(evidence: Evidence, node: int, others: Iterable[int]) -> list[int]:
-    """Those first with which its speed can be compared, and the neighbours first of these."""
-    return sorted(others, key=lambda other: (evidence.kin(other) != evidence.kin(node), abs(other - node), other))
+def _pair_neighbours(evidence: Evidence, examined: Sequence[int], trusted: list[int]) -> list[list[int]]:
+    """Neighbours in pairs, those together whose speeds can be compared. An odd one is paired with one of the `trusted`,
+    who is taken out of these, or makes a triple of the last pair. A pair that is the only one takes one in."""
+    groups: list[list[int]] = []
+    single: list[int] = []
+    for kin in part(examined, evidence.kin):
+        pairs = [kin[at : at + 2] for at in range(0, len(kin) - 1, 2)]
+        if len(kin) % 2:
+            comparable = [node for node in trusted if evidence.kin(node) == evidence.kin(kin[-1])]
+            if comparable:
+                pairs.append([kin[-1], _take_nearest(evidence, kin[-1], trusted)])
+            elif pairs:
+                pairs[-1].append(kin[-1])
+            else:
+                single.append(kin[-1])
+        comparable = [node for node in trusted if evidence.kin(node) == evidence.kin(kin[0])]
+        if len(pairs) == 1 and len(pairs[0]) == 2 and comparable:
+            # A link that is the only one of its kind would have nothing to be compared with: three have three links.
+            pairs[0].append(_take_nearest(evidence, kin[0], trusted))
+        groups += pairs
+    groups += [single[at : at + 2] for at in range(0, len(single) - 1, 2)]
+    if len(single) % 2:
+        if trusted:
+            groups.append([single[-1], _take_nearest(evidence, single[-1], trusted)])
+        elif groups:
+            min(groups, key=len).append(single[-1])
+    return groups
+
+
+def _take_nearest(evidence: Evidence, node: int, others: list[int]) -> int:
+    """The neighbour among those with which its speed can be compared, else among all."""
+    nearest = min(others, key=lambda other: (evidence.kin(other) != evidence.kin(node), abs(other - node), other))
+    others.remove(nearest)
+    return nearest
 
 
 def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
@@ -156,16 +181,9 @@ def _most_measuring_rounds(check: Check) -> int:
 def _unmeasured(evidence: Evidence) -> Groups:
     """A round of a round-robin: the one with the most pairs that have not been linked."""
     linkers = set(_linkers(evidence))
-    nodes = evidence.check.nodes
     rounds = (
-        tuple(
-            (one, other)
-            for one, other in pairs
-            if {one, other} <= linkers
-            and other not in evidence.links[one]
-            and not (nodes[one].trusted and nodes[other].trusted)
-        )
-        for pairs in _round_robin(len(nodes))
+        tuple((one, other) for one, other in pairs if {one, other} <= linkers and other not in evidence.links[one])
+        for pairs in _round_robin(len(evidence.check.nodes))
     )
     return max(rounds, key=len, default=())
 
