@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 
 import msgspec
+from node_truth import Truth
 
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records import (
@@ -28,11 +29,15 @@ LOST_PEER = Failure(rank=0, host="a", what="raised RuntimeError: Connection clos
 class VirtualJob:
     """A coordinator with nodes that take their assignments at once, unless they are deaf.
 
-    Nodes stay what they are when the coordinator is replaced by another one.
+    Nodes stay what they are when the coordinator is replaced by another one. With a `truth` they compute when they
+    come, and try what a node check asks of them, unless they are mute.
     """
 
-    def __init__(self, rules: Rules, epoch: int = 5) -> None:
+    def __init__(self, rules: Rules, epoch: int = 5, truth: Truth | None = None) -> None:
         self.rules = rules
+        self.truth = truth
+        self.mute: set[str] = set()
+        self.lines: list[str] = []
         self.now = 1000.0
         self.coordinator = Coordinator(rules, self.now, epoch)
         self.statuses: dict[str, NodeStatus] = {}
@@ -62,6 +67,8 @@ class VirtualJob:
                 port=next(self._ports),
                 workers=2,
             )
+            if self.truth is not None and name not in self.mute:
+                status = msgspec.structs.replace(status, computed=self.truth.compute(status.address), check_port=1)
             self.statuses[name] = msgspec.structs.replace(status, **changes)
             self.away.discard(name)
             self.coordinator.hear(self.statuses[name], self.now)
@@ -113,7 +120,9 @@ class VirtualJob:
         while True:
             while self.coordinator.advance(self.now):
                 self.stored.append(self.plan)
-            if not any(self.take(name) for name in self.statuses if name not in self.away | self.deaf):
+            self.lines += self.coordinator.take_lines()
+            hearing = [name for name in self.statuses if name not in self.away | self.deaf]
+            if not any(self.take(name) or self.try_task(name) for name in hearing):
                 return
 
     def take(self, name: str) -> bool:
@@ -136,6 +145,27 @@ class VirtualJob:
         self.statuses[name] = status
         self.coordinator.hear(status, self.now)
         return True
+
+    def try_task(self, name: str) -> bool:
+        """A node does what a check asks of it; whether there was anything new to do."""
+        status, task = self.statuses[name], self.assignment(name).task
+        if self.truth is None or task is None or name in self.mute:
+            return False
+        if task.compute and (status.computed is None or status.computed.key != task.key):
+            status = msgspec.structs.replace(status, computed=self.truth.compute(status.address, task.key))
+        if task.links and (status.linked is None or status.linked.key != task.key):
+            status = msgspec.structs.replace(status, linked=self.truth.link(status.address, task))
+        if status == self.statuses[name]:
+            return False
+        self.statuses[name] = status
+        self.coordinator.hear(status, self.now)
+        return True
+
+    def leave(self, *names: str) -> None:
+        """These nodes say goodbye."""
+        for name in names:
+            self.say(name, NodePhase.LEFT)
+            del self.statuses[name]
 
     def hear_again(self, name: str) -> None:
         """A deaf node hears the latest assignment."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 
 import msgspec
 
@@ -161,7 +162,7 @@ def add_facts(rules: Rules, check: Check, present: Present, now: float) -> Check
             computed.append(ComputeFact(place, problem=linked.problem))
         elif linked is None and place not in check.compute and place in awaited(check, present, now):
             computed.append(computed_fact(place, None, waited))
-    answers = {place: status.linked for place, status in said.items() if _answers(status.linked, check.key)}
+    answers = {place: linked for place, status in said.items() if (linked := status.linked) and linked.key == check.key}
     links = [_link(check, ends, answers, waited) for ends in _round_links(check) if here.issuperset(ends)]
     return msgspec.structs.replace(
         check,
@@ -173,23 +174,16 @@ def add_facts(rules: Rules, check: Check, present: Present, now: float) -> Check
     )
 
 
-def _link(check: Check, ends: tuple[int, int], answers: dict[int, Linked | None], waited: float) -> LinkFact:
-    """What both ends say of one link: it failed if either says so, and its speed is the lower one."""
+def _link(check: Check, ends: tuple[int, int], answers: Mapping[int, Linked], waited: float) -> LinkFact:
+    """What both ends say of one link: it failed if either says so or nothing, and its speed is the lower one."""
     one, other = ends
-    speeds: list[float] = []
-    problems: list[str] = []
-    for place, far in {(one, other), (other, one)}:
-        linked = answers.get(place)
-        for tried in linked.tried if linked is not None else ():
-            if tried.other == far:
-                speeds.append(tried.gigabytes)
-                problems += [tried.problem] if tried.problem else []
-    ended = sorted(
-        f"{check.nodes[end].host}: {said.problem}" for end in ends if (said := answers.get(end)) and said.problem
-    )
-    if problems or not speeds or not 0 < min(speeds) < math.inf:
-        silent = [check.nodes[end].host for end in {*ends} if end not in answers]
-        unsaid = f"no answer from {' and '.join(sorted(silent))} for {waited:g} s" if silent else "it was not timed"
-        problem = [*ended, *sorted(problems), unsaid][0]
-        return LinkFact(one, other, problem=problem[:MAX_PROBLEM])
-    return LinkFact(one, other, min(speeds))
+    silent = sorted(check.nodes[end].host for end in {*ends} if end not in answers)
+    if silent:
+        return LinkFact(one, other, problem=f"no answer from {' and '.join(silent)} for {waited:g} s"[:MAX_PROBLEM])
+    said = [tried for place, far in {ends, (other, one)} for tried in answers[place].tried if tried.other == far]
+    ended = [f"{check.nodes[end].host}: {answers[end].problem}" for end in ends if answers[end].problem]
+    problems = sorted(tried.problem for tried in said if tried.problem)
+    speed = min((tried.gigabytes for tried in said), default=0.0)
+    if problems or not 0 < speed < math.inf:
+        return LinkFact(one, other, problem=[*ended, *problems, "it was not timed"][0][:MAX_PROBLEM])
+    return LinkFact(one, other, speed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dlrover_run.coordination.check_records import (
     MOST_LINK_PROBLEM,
@@ -59,9 +59,9 @@ def elapsed(check: Check) -> dict[int, float]:
     }
 
 
-def round_lines(check: Check, doubted: Sequence[int]) -> list[str]:
-    """What a round came to, in the words of DLRover's master; `doubted` are the nodes that have not passed by now."""
-    status = {place: place not in doubted for place, node in enumerate(check.nodes) if node.present}
+def round_lines(check: Check, failing: Collection[int]) -> list[str]:
+    """What a round came to, in the words of DLRover's master; `failing` are the nodes that have not passed by now."""
+    status = {place: place not in failing for place, node in enumerate(check.nodes) if node.present}
     number = check.key.round
     return [
         f"Round {number}: The node elapsed time are {elapsed(check)}",

@@ -113,7 +113,7 @@ def step(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
             return Decision(plan, deadline, lines)
         check = add_facts(rules, check, present, now)
         diagnosis = diagnose(check, rules.straggler_threshold)
-        lines += tuple(check_words.round_lines(check, _doubted(diagnosis)))
+        lines += tuple(check_words.round_lines(check, _failing(check, diagnosis)))
         tasks = _next_tasks(rules, check, diagnosis)
         if tasks is None:
             plan, last = _conclude(rules, plan, check, diagnosis, now)
@@ -202,13 +202,13 @@ def _since(plan: Plan, check: Check, now: float) -> float:
     return plan.since + (now - check.since)
 
 
-def _doubted(diagnosis: Diagnosis) -> list[int]:
-    unsettled = {*diagnosis.open, *diagnosis.compute_again}
-    return [
-        place
-        for place, finding in enumerate(diagnosis.findings)
-        if place in unsettled or finding.verdict is Verdict.FAULT
-    ]
+def _failing(check: Check, diagnosis: Diagnosis) -> set[int]:
+    """Who has not passed by now: what it computes or its links failed, and nothing since has shown that they work."""
+    failing = {place for place, finding in enumerate(diagnosis.findings) if finding.verdict is Verdict.FAULT}
+    tried = {fact.node for fact in check.computed}
+    failing |= tried - {fact.node for fact in check.computed if not fact.problem}
+    linked = {end for link in check.linked for end in link.ends}
+    return failing | (linked - {end for link in check.linked for end in link.ends if not link.problem})
 
 
 def _conclude(rules: Rules, plan: Plan, check: Check, diagnosis: Diagnosis, now: float) -> tuple[Plan, tuple[str, ...]]:

@@ -1,0 +1,457 @@
+"""The node check inside decisions, in virtual time: when it begins, whom it waits for, and what follows from it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from node_truth import Truth
+from virtual_job import VirtualJob, rules
+
+from dlrover_run.coordination.check_records import Checkup, Computed, DeviceSpeed, Linked, LinkTried, TaskKey, Verdict
+from dlrover_run.coordination.check_round import CHECK_MARGIN
+from dlrover_run.coordination.plausible import implausible
+from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan, PlanPhase
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from dlrover_run.wire.messages import BadMessage, Report, encode, from_node
+
+TIMEOUT = 40.0
+
+
+def checked_job(least: int, most: int, truth: Truth | None = None, **changes: object) -> VirtualJob:
+    changes = {"check": CHECK_ONCE, "check_timeout": TIMEOUT, **changes}
+    return VirtualJob(rules(least, most, **changes), truth=truth or Truth())
+
+
+def verdicts(job: VirtualJob) -> dict[str, Verdict]:
+    return {checkup.node_id: checkup.verdict for checkup in job.plan.checked}
+
+
+def checkup(job: VirtualJob, name: str) -> Checkup:
+    found = job.assignment(name).checkup
+    assert found is not None
+    return found
+
+
+def trains(job: VirtualJob, *ranks: str) -> bool:
+    return job.plan.phase is PlanPhase.TRAINING and job.ranks == list(ranks)
+
+
+class TestBegin:
+    def test_without_the_flag_nothing_is_checked(self) -> None:
+        job = checked_job(2, 2, check=CHECK_NEVER)
+        job.come("a", "b")
+        assert trains(job, "a", "b")
+        assert (job.plan.checks, job.plan.checked, job.lines) == (0, (), [])
+        assert job.assignment("a").checkup is None
+
+    def test_healthy_nodes_are_checked_and_train(self) -> None:
+        job = checked_job(4, 4)
+        job.come("a", "b", "c", "d")
+        assert trains(job, "a", "b", "c", "d")
+        assert set(verdicts(job).values()) == {Verdict.PASSED}
+        assert job.plan.check is None
+        assert job.plan.reason == "4 nodes are here"
+        assert [checkup(job, name).gigabytes for name in "abcd"] == [10.0] * 4
+
+    def test_it_waits_for_those_who_have_not_computed(self) -> None:
+        job = checked_job(2, 2)
+        job.mute = {"b"}
+        job.come("a", "b")
+        assert job.plan.phase is PlanPhase.GATHERING
+        assert job.plan.check is None
+        assert job.waiting.text == "node check: 1 of 2 nodes have computed; missing: b"
+        job.mute.clear()
+        job.statuses["b"] = msgspec.structs.replace(job.statuses["b"], computed=job.truth.compute("b.net"))
+        job.coordinator.hear(job.statuses["b"], job.now)
+        job.settle()
+        assert trains(job, "a", "b")
+
+    def test_who_never_computes_is_asked_again_and_then_at_fault(self) -> None:
+        job = checked_job(2, 3)
+        job.mute = {"c"}
+        job.come("a", "b", "c")
+        job.wait(TIMEOUT + CHECK_MARGIN - 1)
+        assert job.plan.check is None
+        job.wait(2)
+        assert job.assignment("c").task is not None
+        assert job.plan.reason == "checks 3 nodes, round 0"
+        assert job.waiting.text == "node check, round 0: 2 of 3 nodes have answered; missing: c"
+        assert [row.node_id for row in job.waiting.rows] == ["a", "b", "c"]
+        job.wait(TIMEOUT + CHECK_MARGIN)
+        assert checkup(job, "c").verdict is Verdict.FAULT
+        assert "did not answer for 55 s" in checkup(job, "c").reason
+        assert trains(job, "a", "b")
+
+    def test_a_single_node_is_checked_alone(self) -> None:
+        job = checked_job(1, 1)
+        job.come("a")
+        assert trains(job, "a")
+        assert verdicts(job) == {"a": Verdict.PASSED}
+        assert job.lines == [
+            "Round 0: The node elapsed time are {0: 0.2}",
+            "Round 0: The node status are {0: True}.",
+            "Fault nodes are: [] and stragglers are: [].",
+        ]
+
+    def test_a_single_node_that_fails_is_dismissed_and_its_job_is_over(self) -> None:
+        job = checked_job(1, 1, Truth(crashing={"a.net"}))
+        job.come("a")
+        assert checkup(job, "a").dismissed
+        assert job.assignment("a").seat is None
+        job.leave("a")
+        assert job.plan.phase is PlanPhase.FAILED
+        assert "a was dismissed by the node check" in job.plan.reason
+        assert "killed by SIGKILL" in job.plan.reason
+
+    def test_a_task_names_the_ends_of_each_link_and_is_the_same_for_both(self) -> None:
+        job = checked_job(3, 3)
+        job.deaf = {"a", "b", "c"}
+        job.come("a", "b", "c")
+        told = {name: job.assignment(name).task for name in "abc"}
+        links = {name: [tuple(end.node for end in link) for link in task.links] for name, task in told.items() if task}
+        assert links == {"a": [(0, 1), (0, 2)], "b": [(0, 1), (1, 2)], "c": [(0, 2), (1, 2)]}
+        task = told["c"]
+        assert task is not None
+        assert (task.node, task.compute, task.timeout) == (2, False, TIMEOUT)
+        assert [end.address for end in task.links[0]] == ["a.net", "c.net"]
+
+
+class TestVerdicts:
+    def test_a_fault_leaves_and_the_others_train(self) -> None:
+        job = checked_job(3, 4, Truth(crashing={"b.net"}))
+        job.come("a", "b", "c", "d")
+        assert trains(job, "a", "c", "d")
+        assert checkup(job, "b").dismissed
+        assert job.assignment("b").seat is None
+        assert job.plan.reason.startswith("b was dismissed by the node check: ")
+        assert job.plan.reason.endswith("; 3 nodes are left")
+        assert "Fault nodes are: [1] and stragglers are: []." in job.lines
+
+    def test_a_fault_stays_dismissed_while_it_is_here(self) -> None:
+        job = checked_job(2, 4, Truth(crashing={"b.net"}))
+        job.come("a", "b", "c", "d")
+        job.fail("a")
+        assert trains(job, "a", "c", "d")
+        job.lose("d")
+        job.wait(2)
+        assert trains(job, "a", "c")
+        assert checkup(job, "b").dismissed
+
+    def test_the_healthy_wait_for_a_replacement_and_name_who_was_dismissed(self) -> None:
+        job = checked_job(2, 2, Truth(wrong={"b.net"}), pend_timeout=100.0)
+        job.come("a", "b")
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.leave("b")
+        assert job.waiting.text.endswith("; 1 node of 2 is here: a")
+        assert "b was dismissed by the node check: computes wrongly" in job.plan.reason
+        job.wait(99)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.come("c")
+        assert trains(job, "a", "c")
+        assert verdicts(job) == {"a": Verdict.PASSED, "c": Verdict.PASSED}
+
+    def test_without_a_replacement_the_job_fails_and_says_why(self) -> None:
+        job = checked_job(2, 2, Truth(wrong={"b.net"}), pend_timeout=100.0)
+        job.come("a", "b")
+        job.leave("b")
+        job.wait(101)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert "b was dismissed by the node check: computes wrongly" in job.plan.reason
+        assert "after 100 s only 1 of at least 2 nodes is here (a)" in job.plan.reason
+
+    @pytest.mark.parametrize("exclude", [0, 1])
+    def test_a_straggler_leaves_only_when_it_is_to_be_excluded(self, exclude: int) -> None:
+        job = checked_job(3, 4, Truth(slowness={"b.net": 4.0}), exclude_stragglers=exclude)
+        job.come("a", "b", "c", "d")
+        assert checkup(job, "b").verdict is Verdict.STRAGGLER
+        assert checkup(job, "b").dismissed is bool(exclude)
+        assert job.ranks == (["a", "c", "d"] if exclude else ["a", "b", "c", "d"])
+        assert any("b is a straggler" in line for line in job.lines) is not bool(exclude)
+        assert "Fault nodes are: [] and stragglers are: [1]." in job.lines
+
+    def test_a_node_that_reaches_nobody_is_at_fault(self) -> None:
+        job = checked_job(3, 4, Truth(cut={"c.net"}))
+        job.come("a", "b", "c", "d")
+        assert trains(job, "a", "b", "d")
+        assert checkup(job, "c").verdict is Verdict.FAULT
+        assert job.lines[1] == "Round 0: The node status are {0: True, 1: True, 2: False, 3: False}."
+
+    def test_a_bad_link_is_told_and_nobody_is_blamed(self) -> None:
+        job = checked_job(4, 4, Truth(bad={frozenset({"a.net", "b.net"})}))
+        job.come("a", "b", "c", "d")
+        assert trains(job, "a", "b", "c", "d")
+        assert len([line for line in job.lines if "link between a and b does not work" in line]) == 1
+
+    def test_two_nodes_that_do_not_reach_each_other_train_and_it_is_told(self) -> None:
+        job = checked_job(2, 2, Truth(cut={"b.net"}))
+        job.come("a", "b")
+        assert trains(job, "a", "b")
+        assert any("it cannot be told whose fault that is" in line for line in job.lines)
+
+    def test_rank_0_is_told_of_all(self) -> None:
+        job = checked_job(4, 4, measure_links=1)
+        job.come("a", "b", "c", "d")
+        told = job.assignment("a")
+        assert [row.node_id for row in told.others] == ["a", "b", "c", "d"]
+        assert {(link.one, link.other) for link in told.links} == {(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)}
+        assert job.assignment("b").others == job.assignment("b").links == ()
+
+    def test_of_very_many_rank_0_is_told_of_those_of_whom_there_is_most_to_say(self) -> None:
+        names = [f"n{number}" for number in range(100)]
+        job = checked_job(90, 100, Truth(slowness={"n99.net": 4.0}))
+        job.come(*names)
+        others = job.assignment("n0").others
+        assert len(others) == 64
+        assert [row.node_id for row in others][-1] == "n99"
+
+
+class TestRound:
+    def test_nobody_waits_for_one_who_is_lost(self) -> None:
+        job = checked_job(2, 3)
+        job.deaf = {"a", "b", "c"}
+        job.come("a", "b", "c")
+        job.mute = {"c"}
+        job.deaf.clear()
+        job.settle()
+        assert job.plan.check is not None
+        job.lose("c")
+        job.wait(1.5)
+        assert trains(job, "a", "b")
+        assert "c" not in verdicts(job)
+
+    def test_who_does_not_answer_in_a_round_failed_by_it(self) -> None:
+        job = checked_job(2, 3)
+        job.deaf = {"a", "b", "c"}
+        job.come("a", "b", "c")
+        job.mute = {"c"}
+        job.deaf.clear()
+        job.settle()
+        job.wait(3 * (TIMEOUT + CHECK_MARGIN))
+        assert trains(job, "a", "b")
+        assert checkup(job, "c").verdict is Verdict.FAULT
+
+    def test_an_answer_to_another_task_does_not_count(self) -> None:
+        job = checked_job(2, 2)
+        job.mute = {"a", "b"}
+        job.come("a", "b", computed=Truth().compute("a.net"))
+        stale = Linked(TaskKey(1, 1, 0), (LinkTried(1, 9.0),))
+        for name in "ab":
+            job.coordinator.hear(msgspec.structs.replace(job.statuses[name], linked=stale), job.now)
+        job.settle()
+        assert job.plan.check is not None
+
+    def test_nonsense_about_links_is_ignored(self) -> None:
+        job = checked_job(2, 2)
+        job.mute = {"a"}
+        job.come("a", "b", computed=Truth().compute("a.net"))
+        assert job.plan.check is not None
+        said = Linked(job.plan.check.key, (LinkTried(77, 9.0), LinkTried(0, 3.0), LinkTried(1, 5.0)))
+        job.coordinator.hear(msgspec.structs.replace(job.statuses["a"], linked=said), job.now)
+        job.settle()
+        assert trains(job, "a", "b")
+        assert [row.gigabytes for row in job.plan.checked] == [5.0, 5.0]
+
+    def test_a_successor_goes_on_with_the_check(self) -> None:
+        job = checked_job(3, 4, Truth(crashing={"b.net"}))
+        job.mute = {"d"}
+        job.come("a", "b", "c")
+        job.come("d", computed=Truth().compute("d.net"))
+        before = job.plan.check
+        assert before is not None
+        job.succeed_by_another(9, with_journal=True)
+        job.mute.clear()
+        job.come_back("a", "b", "c", "d")
+        assert trains(job, "a", "c", "d")
+        assert verdicts(job)["b"] is Verdict.FAULT
+        assert job.plan.checks == 1
+
+    def test_a_successor_without_a_journal_takes_those_who_train_for_checked(self) -> None:
+        job = checked_job(2, 3)
+        job.come("a", "b", "c")
+        job.succeed_by_another(9, with_journal=False)
+        job.come_back("a", "b", "c")
+        assert trains(job, "a", "b", "c")
+        assert verdicts(job) == dict.fromkeys("abc", Verdict.PASSED)
+        job.fail("a")
+        assert job.plan.checks == 0
+        assert job.plan.key.number == 2
+
+    def test_the_time_of_a_check_is_nobodys_patience(self) -> None:
+        job = checked_job(2, 2, join_timeout=60.0, pend_timeout=60.0)
+        job.come("a")
+        job.wait(30)
+        job.mute = {"a", "b"}
+        job.come("b", computed=Truth().compute("b.net"))
+        job.wait(TIMEOUT)
+        assert job.plan.check is not None
+        job.lose("b")
+        job.wait(20)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(60)
+        assert job.plan.phase is PlanPhase.FAILED
+
+
+class TestPaidOnce:
+    def test_a_restart_checks_nobody_again(self) -> None:
+        job = checked_job(2, 2)
+        job.come("a", "b")
+        job.fail("a")
+        assert job.plan.key.number == 2
+        assert job.plan.checks == 1
+
+    def test_always_checks_before_each_round_and_computes_anew(self) -> None:
+        job = checked_job(2, 2, check=CHECK_ALWAYS)
+        job.come("a", "b")
+        assert job.plan.checks == 1
+        assert job.truth is not None
+        job.truth.slowness["b.net"] = 8.0
+        job.fail("a")
+        assert job.plan.key.number == 2
+        assert job.plan.checks == 2
+        assert checkup(job, "b").verdict is Verdict.STRAGGLER
+
+    def test_a_newcomer_is_checked_alone_before_the_others_are_stopped(self) -> None:
+        job = checked_job(2, 4)
+        job.come("a", "b", "c")
+        job.wait(31)
+        assert trains(job, "a", "b", "c")
+        job.come("d")
+        assert trains(job, "a", "b", "c", "d")
+        assert verdicts(job)["d"] is Verdict.PASSED
+        assert job.plan.checks == 2
+
+    def test_a_bad_newcomer_stops_nobody(self) -> None:
+        job = checked_job(2, 4, Truth(crashing={"d.net"}))
+        job.come("a", "b", "c")
+        job.wait(31)
+        job.come("d")
+        assert job.plan.key.number == 1
+        assert trains(job, "a", "b", "c")
+        assert checkup(job, "d").dismissed
+
+    def test_a_slow_newcomer_computes_again_beside_the_others(self) -> None:
+        job = checked_job(2, 4, Truth(slowness={"d.net": 5.0}), exclude_stragglers=1)
+        job.come("a", "b", "c")
+        job.wait(31)
+        job.mute = {"d"}
+        job.come("d", computed=job.truth and job.truth.compute("d.net"))
+        check = job.plan.check
+        assert check is not None
+        assert check.beside
+        task = job.assignment("d").task
+        assert task is not None
+        assert (task.compute, task.links) == (True, ())
+        assert trains(job, "a", "b", "c")
+        job.mute.clear()
+        job.settle()
+        assert checkup(job, "d").verdict is Verdict.STRAGGLER
+        assert job.plan.key.number == 1
+
+    def test_a_spare_is_checked_before_it_steps_in(self) -> None:
+        job = checked_job(2, 2, Truth(crashing={"c.net"}))
+        job.come("a", "b")
+        job.come("c", "d")
+        assert checkup(job, "c").dismissed
+        assert checkup(job, "d").verdict is Verdict.PASSED
+        job.lose("a")
+        job.wait(2)
+        assert trains(job, "d", "b")
+
+    def test_when_a_round_ends_newcomers_in_a_check_beside_it_link_first(self) -> None:
+        job = checked_job(2, 3, Truth(slowness={"d.net": 5.0}))
+        job.come("a", "b", "c")
+        job.mute = {"d"}
+        job.come("d", computed=job.truth and job.truth.compute("d.net"))
+        assert job.plan.check is not None
+        job.lose("c")
+        job.wait(1.5)
+        check = job.plan.check
+        assert check is not None
+        assert not check.beside
+        assert check.groups
+        job.mute.clear()
+        job.settle()
+        assert trains(job, "a", "b", "d")
+
+    def test_a_newcomer_that_is_still_computing_keeps_nobody_from_the_next_round(self) -> None:
+        job = checked_job(2, 4)
+        job.come("a", "b", "c")
+        job.wait(31)
+        job.mute = {"d"}
+        job.come("d")
+        job.fail("a")
+        assert job.plan.key.number == 2
+        assert trains(job, "a", "b", "c")
+
+    def test_what_is_known_of_a_process_goes_with_it(self) -> None:
+        job = checked_job(1, 3)
+        job.come("a", "b", "c")
+        job.lose("c")
+        job.wait(2)
+        assert sorted(verdicts(job)) == ["a", "b"]
+        job.come("c", incarnation="2")
+        assert trains(job, "a", "b", "c")
+        assert [one.incarnation for one in job.plan.checked] == ["1", "1", "2"]
+
+    def test_a_check_beside_ends_with_the_job(self) -> None:
+        job = checked_job(2, 3, Truth(slowness={"c.net": 5.0}))
+        job.come("a", "b")
+        job.wait(31)
+        job.mute = {"c"}
+        job.come("c", computed=job.truth and job.truth.compute("c.net"))
+        assert job.plan.check is not None
+        job.succeed("a", "b")
+        assert job.plan.phase is PlanPhase.FINISHED
+        assert job.plan.check is None
+        assert job.assignment("c").task is None
+
+
+def status(**changes: object) -> NodeStatus:
+    fields = {"node_id": "a", "incarnation": "1", "host": "a", "address": "a", "port": 1, "workers": 1, **changes}
+    return msgspec.convert(fields, NodeStatus)
+
+
+@pytest.mark.parametrize(
+    "key", [TaskKey(-1, 0, 0), TaskKey(2**62 + 1, 0, 0), TaskKey(1, 2**32 + 1, 0)], ids=["before", "late", "many"]
+)
+def test_no_node_speaks_of_a_task_that_nobody_gave(key: TaskKey) -> None:
+    for said in (status(computed=Computed(key)), status(linked=Linked(key))):
+        assert implausible(said, Plan()) is not None
+    assert implausible(status(computed=Computed(TaskKey(3, 4, 5)), linked=Linked(TaskKey(3, 4, 5))), Plan()) is None
+
+
+@pytest.mark.parametrize("speed", ["NaN", "Infinity", "-Infinity", "1e999", "-1", "1e13", "null", '"1"'])
+def test_only_a_speed_is_a_speed(speed: str) -> None:
+    good = encode(Report(status(computed=Computed(devices=(DeviceSpeed(0, "cpu", 12345.5),)))))
+    assert isinstance(from_node(good), Report)
+    with pytest.raises(BadMessage):
+        from_node(good.replace(b"12345.5", speed.encode()))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_no_healthy_node_is_dismissed_and_every_check_ends(data: st.DataObject) -> None:
+    names = [f"n{number}" for number in range(data.draw(st.integers(1, 7)))]
+    addresses = [f"{name}.net" for name in names]
+    ailing = data.draw(st.lists(st.sampled_from(addresses), max_size=len(names) // 2, unique=True))
+    truth = Truth()
+    for address in ailing:
+        data.draw(st.sampled_from([truth.crashing, truth.wrong, truth.cut])).add(address)
+    check = data.draw(st.sampled_from([CHECK_ONCE, CHECK_ALWAYS]))
+    job = checked_job(1, len(names), truth, exclude_stragglers=data.draw(st.integers(0, 1)), check=check)
+    job.come(*names)
+    lost = data.draw(st.lists(st.sampled_from(names), max_size=2, unique=True))
+    job.lose(*lost)
+    job.wait(1000)
+    dismissed = {one.node_id for one in job.plan.checked if one.dismissed}
+    assert job.plan.check is None
+    assert not {name for name in dismissed if truth.is_healthy(f"{name}.net")}
+    for name in names:
+        if f"{name}.net" in truth.crashing | truth.wrong and name not in lost:
+            assert name in dismissed
+        seated = job.coordinator.seat(job.key(name)) is not None
+        assert seated <= (name not in dismissed and name in verdicts(job))
+        if seated:
+            assert job.statuses[name].phase is NodePhase.RUNNING
