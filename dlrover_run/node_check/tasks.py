@@ -1,0 +1,70 @@
+"""Do one order with torch: find the device of this local rank, compute or link, and say what came of it."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from .accelerators import Accelerator, find_accelerator
+from .compute import WrongResult, measure_compute
+from .link import LinkProblem, Stores, measure_link
+from .orders import Compute, Link, Order
+from .serving import Answers, failed, first_line
+
+
+class Tasks:
+    """What a check process keeps from one order to the next: its device, and the stores that it hosts."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._accelerator: Accelerator | None = None
+        self._stores = Stores()
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        if threads.isdecimal() and int(threads) > 0:
+            # A process that was forked has a library that read the template's environment, not its own.
+            torch.set_num_threads(int(threads))
+
+    def do(self, order: Order) -> None:
+        """Do the order and answer it. After some failures the process ends itself with the answer."""
+        if self._accelerator is None:
+            try:
+                local_rank, workers = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+                self._accelerator = find_accelerator(local_rank, workers)
+            except Exception as error:
+                self._answers.give(failed(order, f"no device could be used: {first_line(error)}"))
+                return
+        if isinstance(order, Compute):
+            self._compute(order, self._accelerator)
+        else:
+            self._link(order, self._accelerator)
+
+    def _compute(self, order: Compute, accelerator: Accelerator) -> None:
+        try:
+            tflops = measure_compute(accelerator, order.seconds)
+        except WrongResult as error:
+            self._answers.give(failed(order, str(error), wrong=True))
+        except torch.cuda.OutOfMemoryError as error:
+            self._answers.give(failed(order, f"{accelerator.name} has too little free memory: {first_line(error)}"))
+        except Exception as error:
+            answer = failed(order, f"{accelerator.name} could not multiply matrices: {first_line(error)}")
+            if accelerator.device.type == "cpu":
+                self._answers.give(answer)
+            else:
+                # A driver's error stays with the process: whatever it does next fails too.
+                self._answers.give_last(answer)
+        else:
+            self._answers.give({"done": "compute", "device": accelerator.name, "tflops": tflops})
+
+    def _link(self, order: Link, accelerator: Accelerator) -> None:
+        def give_up(problem: str) -> None:
+            self._answers.give_last(failed(order, problem))
+
+        try:
+            gigabytes = measure_link(accelerator, order, self._stores, give_up)
+        except LinkProblem as error:
+            self._answers.give(failed(order, str(error)))
+        except Exception as error:
+            self._answers.give(failed(order, first_line(error)))
+        else:
+            self._answers.give({"done": "link", "name": order.name, "gigabytes": gigabytes})
