@@ -172,7 +172,7 @@ class TestComputing:
         assert stage.orders == []
 
     def test_without_torch_it_ends_with_one_line(self, stage: Stage) -> None:
-        stage.behave("0 start no torch")
+        stage.behave(f"0 compute problem {checkup.NO_TORCH}")
         played = stage.play(entrypoint=Entrypoint("script", "x.py", python=sys.executable)).run()
         assert played.verdict.exit_code == exit_codes.BAD_COMMAND_LINE
         assert played.verdict.error is not None
@@ -246,6 +246,13 @@ class TestTasks:
         assert first.problem == (problem if own else "")
         assert first.tried == (LinkTried(5, problem=problem), LinkTried(7, problem=problem))
         assert last(played, "linked") == Linked(key(1, 1), (LinkTried(5, 8.0),))
+
+    def test_after_a_process_that_gave_up_in_a_link_the_next_is_tried_with_another(self, stage: Stage) -> None:
+        stage.behave("0 link end")
+        other = LinkEnd(7, "10.0.0.7", 1, 1)
+        play = stage.play().on(has_computed(), task(1, (SELF, PEER), (SELF, other))).on(has_linked(1), FINISHED)
+        tried = (LinkTried(5, problem="it hung"), LinkTried(7, 8.0))
+        assert last(play.run(), "linked") == Linked(key(1), tried)
 
     @pytest.mark.parametrize(("link", "own"), [((SELF, PEER), False), ((SELF,), True)])
     def test_a_link_that_hangs_is_this_nodes_problem_only_where_no_other_took_part(

@@ -79,7 +79,7 @@ def test_the_end_of_one_is_told_at_once_though_another_never_answers(
         with pytest.raises(CrewLost) as lost:
             await crew.ask([COMPUTE] * 2, WAIT)
         assert str(lost.value) == clause
-        assert (lost.value.own, lost.value.lacks_torch) == (own, False)
+        assert lost.value.own is own
         assert not crew.idle
 
     with_crew(scene)
@@ -122,15 +122,15 @@ def test_what_is_no_answer_is_a_problem_of_that_rank(stage: Path) -> None:
     with_crew(scene)
 
 
-def test_an_interpreter_without_torch_is_told_from_other_ends(stage: Path) -> None:
-    (stage / "behave").write_text("0 start no torch\n")
+def test_one_that_ends_with_its_answer_leaves_a_crew_of_no_use(stage: Path) -> None:
+    (stage / "behave").write_text("0 compute end\n")
 
     async def scene(crew: Crew) -> None:
-        with pytest.raises(CrewLost) as lost:
-            await crew.ask([COMPUTE], WAIT)
-        assert lost.value.lacks_torch
+        answers = await crew.ask([COMPUTE] * 2, WAIT)
+        assert [answer.problem for answer in answers] == ["it hung", ""]
+        assert not crew.idle
 
-    with_crew(scene, workers=1)
+    with_crew(scene)
 
 
 def test_of_an_endless_complaint_the_last_line_is_kept(stage: Path) -> None:

@@ -60,6 +60,9 @@ GROUP_SHARE = 0.8
 
 NODE_CHECK_FOLDER = str(Path(__file__).resolve().parent.parent / "node_check")
 
+NO_TORCH = "torch cannot be imported: No module named 'torch'"
+"""What a process answers to every order in an interpreter that has no torch."""
+
 PRELOAD = ("torch", "torch.distributed")
 """What a template of the crew's own imports before it forks."""
 
@@ -230,15 +233,16 @@ class CheckPart:
         """Have a crew that does as it is told. Raises CrewLost when it does not, or is not there in time."""
         crew = await self._crew_by(deadline)
         try:
-            return await crew.ask(orders, deadline - self._after(0.0))
-        except CrewLost as lost:
+            answers = await crew.ask(orders, deadline - self._after(0.0))
+        except CrewLost:
             crew.kill()
-            if lost.lacks_torch:
-                raise SpecError(
-                    f"--network-check needs torch in {self._python}, which has none: install it there, or leave the "
-                    "flag out."
-                ) from None
             raise
+        if any(answer.problem == NO_TORCH for answer in answers):
+            raise SpecError(
+                f"--network-check needs torch in {self._python}, which has none: install it there, or leave the flag "
+                "out."
+            )
+        return answers
 
     async def _known_ailments(self) -> Sequence[str]:
         looking = self._ailments

@@ -31,15 +31,13 @@ MAX_ANSWER = 65_536
 MAX_LAST_WORDS = 200
 """Characters of the line that ends a process's standard error, in the clause about its end."""
 
-NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
-"""What Python writes last when the interpreter has no torch."""
-
 StartOne = Callable[[WorkerStart], Awaitable[int]]
 Order = Mapping[str, Any]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What one process answers to one order: `problem` is a clause that says why it failed, empty when it did not."""
+    """What one process answers to one order: `problem` is a clause that says why it failed, empty when it did not.
+    `ends` says that the process ends then by itself, for something in it cannot be stopped otherwise."""
 
     done: str
     name: str = ""
@@ -48,17 +46,16 @@ class Answer(msgspec.Struct, frozen=True):
     gigabytes: Rate = 0.0
     problem: str = ""
     wrong: bool = False
+    ends: bool = False
 
 
 class CrewLost(Exception):
     """A process of the crew has ended or does not answer, so that the crew is of no use any more. The message is a
-    clause. `own` says that this is this node's own trouble, whoever was at the other end of a link. `lacks_torch` says
-    that the process found no torch to begin with."""
+    clause. `own` says that this is this node's own trouble, whoever was at the other end of a link."""
 
-    def __init__(self, clause: str, own: bool = False, lacks_torch: bool = False) -> None:
+    def __init__(self, clause: str, own: bool = False) -> None:
         super().__init__(clause)
         self.own = own
-        self.lacks_torch = lacks_torch
 
 
 class Crew:
@@ -122,7 +119,8 @@ class Crew:
             if answer in late:
                 raise CrewLost(f"the check process of local rank {mate.local_rank} gave no answer in {seconds:.3g} s")
         found = [answer.result() for answer in answers]
-        self._asking = False
+        # With one that ends the crew is of no use for another order.
+        self._asking = any(answer.ends for answer in found)
         return found
 
     async def end(self) -> None:
@@ -223,7 +221,7 @@ class _Mate:
             clause += f": {words[:MAX_LAST_WORDS]}"
         # NCCL ends its own process with SIGABRT when a connection has ended, and Python with a code.
         own = self.code < 0 and self.code != -signal.SIGABRT
-        return CrewLost(clause, own, words == NO_TORCH)
+        return CrewLost(clause, own)
 
     def _hear(self) -> None:
         *lines, self._partial = (self._partial + self._read(self._answers)).split(b"\n")

@@ -65,6 +65,9 @@ def obey(order: dict, what: str) -> None:
         hang()
     if what == "babble":
         os.write(1, b"babble\n")
+    elif what.startswith("end"):
+        os.write(1, json.dumps({**done, "problem": "it hung", "ends": True}).encode() + b"\n")
+        os._exit(3)
     elif what.startswith("problem"):
         os.write(1, json.dumps({**done, "problem": what.partition(" ")[2], "wrong": "wrong" in what}).encode() + b"\n")
     elif order["do"] == "compute":
@@ -73,10 +76,7 @@ def obey(order: dict, what: str) -> None:
         os.write(1, json.dumps({**done, "gigabytes": 8.0 - int(RANK)}).encode() + b"\n")
 
 
-start = behaviour("start")
-if start == "no torch":
-    raise ModuleNotFoundError("No module named 'torch'", name="torch")
-if start == "hang":
+if behaviour("start") == "hang":
     hang()
 for line in sys.stdin:
     order = json.loads(line)
