@@ -7,6 +7,7 @@ well. What cannot be told is said, and nobody is blamed for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -74,6 +75,11 @@ class _Judge:
         kin = evidence.kin
         self.computing = compare(_known(evidence.computes_at, evidence.tries.keys() - evidence.broken), kin, threshold)
         self.linking = compare(_known(evidence.best_with_kin, evidence.links), kin, threshold)
+        self.working = Counter[int]()
+        for node in evidence.links:
+            self.working[kin(node)] += evidence.working_with_kin(node)
+        # Each of them has been counted at both of its ends.
+        self.working = Counter({workers: count // 2 for workers, count in self.working.items()})
         self.cut = self._find_cut()
         doubtful = set(self._judged(self.linking.doubtful)) - self.cut
         self.slow_linked = {node for node in doubtful if self._links_slowly(node) and self._slowness_is_agreed(node)}
@@ -170,8 +176,15 @@ class _Judge:
         if node not in self.linking.usual:
             # Its links work, but none of them is with a node that it can be compared with.
             return True
+        if any(self._is_compared_with_nothing(end) for end in [node, *self.evidence.links[node]]):
+            return bool(self._unmet_kin(node))
         doubted = node in self.linking.doubtful and not self._slowness_is_agreed(node)
         return doubted and not self._computes_slowly(node)
+
+    def _is_compared_with_nothing(self, node: int) -> bool:
+        """Whether all links that work between nodes of its kind are its own."""
+        kin = self.evidence.kin(node)
+        return self.working[kin] == self.evidence.working_with_kin(node)
 
     def _within_is_open(self, node: int) -> bool:
         tries = self.evidence.within[node]

@@ -59,6 +59,11 @@ class Evidence:
         )
         return max(speeds, default=None)
 
+    def working_with_kin(self, node: int) -> int:
+        """How many of its links with nodes that have as many workers do work."""
+        met = self.links.get(node, {})
+        return sum(speed is not None and self.kin(other) == self.kin(node) for other, speed in met.items())
+
 
 def weigh(check: Check) -> Evidence:
     """Put the facts of the check together."""
