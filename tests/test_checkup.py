@@ -179,6 +179,16 @@ class TestComputing:
         assert played.verdict.error.startswith(f"--network-check needs torch in {sys.executable}, which has none: ")
         assert "\n" not in played.verdict.error
 
+    def test_the_true_program_of_the_crew_says_it_in_the_same_words(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(loop, "CheckPart", CheckPart)
+        (stage.path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+        monkeypatch.setenv("PYTHONPATH", str(stage.path))
+        played = stage.play().run()
+        assert played.verdict.exit_code == exit_codes.BAD_COMMAND_LINE
+        assert "--network-check needs torch in" in str(played.verdict.error)
+
 
 class TestTasks:
     """What a node does when it is asked to."""
