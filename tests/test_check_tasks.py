@@ -1,0 +1,348 @@
+"""The check process is driven over its pipes, as an agent does it; faults come from a plug-in for an accelerator."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlrover_run.agent.ports import HeldPort
+
+pytest.importorskip("torch")
+
+FOLDER = Path(__file__).parent.parent / "dlrover_run" / "node_check"
+PLUGIN = Path(__file__).parent / "workers" / "check_plugin.py"
+TIMEOUT = 150
+
+
+class CheckProcess:
+    """One real check process."""
+
+    def __init__(self, directory: Path, rank: int, workers: int, env: dict[str, str]) -> None:
+        self.errors = directory / f"{len(list(directory.glob('*.err')))}.err"
+        with open(self.errors, "wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", str(FOLDER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={
+                    **os.environ,
+                    "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(workers),
+                    "OMP_NUM_THREADS": "1",
+                    **env,
+                },
+            )
+
+    def order(self, **order: Any) -> None:
+        self.write(json.dumps(order).encode() + b"\n")
+
+    def write(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line)
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.errors.read_text()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def end(self) -> tuple[int, str, str]:
+        """The exit code, what is left of the answers, and the error output, after the end of orders."""
+        rest, _ = self.process.communicate(timeout=TIMEOUT)
+        return self.process.returncode, rest.decode(), self.errors.read_text()
+
+
+class Crew:
+    """Starts check processes, and sees to it that none is left."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = HeldPort()
+        self.started: list[CheckProcess] = []
+
+    def start(self, rank: int = 0, workers: int = 1, **env: str) -> CheckProcess:
+        process = CheckProcess(self.directory, rank, workers, env)
+        self.started.append(process)
+        return process
+
+    def start_faulty(self, fault: str, **env: str) -> CheckProcess:
+        """One whose plug-in is installed for it alone."""
+        place = self.directory / "site"
+        if not place.exists():
+            info = place / "abacus-1.0.dist-info"
+            info.mkdir(parents=True)
+            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: abacus\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text("[dlrover_run.accelerators]\nabacus = check_plugin:find\n")
+            shutil.copy(PLUGIN, place)
+        return self.start(PYTHONPATH=str(place), CHECK_FAULT=fault, **env)
+
+    def link(self, name: str, *processes: CheckProcess, timeout: float = 60.0, world: int | None = None) -> None:
+        """Order a link between processes, the first of which hosts the store; `world` when not all of it is here."""
+        for rank, process in enumerate(processes):
+            process.order(**self.link_order(name, rank, world or len(processes), timeout))
+
+    def link_order(self, name: str, rank: int, world: int, timeout: float) -> dict[str, Any]:
+        return {
+            "do": "link",
+            "name": name,
+            "address": "127.0.0.1",
+            "port": self.port.number,
+            "host": rank == 0,
+            "rank": rank,
+            "world": world,
+            "timeout": timeout,
+        }
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[Crew]:
+    crew = Crew(tmp_path)
+    yield crew
+    crew.port.release()
+    for member in crew.started:
+        member.process.kill()
+        member.process.communicate()
+
+
+def passes(name: str, *processes: CheckProcess) -> None:
+    for process in processes:
+        answer = process.answer()
+        assert answer.keys() == {"done", "name", "gigabytes"}, (answer, process.errors.read_text())
+        assert (answer["done"], answer["name"]) == ("link", name)
+        assert 0.0001 < answer["gigabytes"] < 1000
+
+
+def test_computing_tells_a_plausible_speed(crew: Crew) -> None:
+    process = crew.start()
+    for _ in range(2):
+        process.order(do="compute", seconds=0.2)
+        answer = process.answer()
+        assert (answer["done"], answer["device"]) == ("compute", "cpu")
+        assert 0.0001 < answer["tflops"] < 100
+    assert process.end() == (0, "", "")
+
+
+@pytest.mark.parametrize("fault", ["wrong", "nan", "skipped"])
+def test_one_wrong_element_in_some_product_is_told_as_wrong(crew: Crew, fault: str) -> None:
+    process = crew.start_faulty(fault)
+    process.order(do="compute", seconds=1)
+    answer = process.answer()
+    assert answer["wrong"] is True
+    assert re.fullmatch(r"abacus multiplied matrices wrongly: 1 of \d+ rows of a product are wrong", answer["problem"])
+
+
+def test_too_little_memory_is_a_problem_and_no_wrong_result(crew: Crew) -> None:
+    process = crew.start_faulty("memory")
+    process.order(do="compute", seconds=0.2)
+    problem = "abacus has too little free memory: tried to allocate 3 beads"
+    assert process.answer() == {"done": "compute", "problem": problem, "wrong": False}
+    assert process.end()[0] == 0
+
+
+def test_a_driver_that_fails_is_a_problem_of_each_order(crew: Crew) -> None:
+    process = crew.start_faulty("driver")
+    words = "no device could be used: the accelerator plug-in abacus failed: the abacus does not answer"
+    process.order(do="compute", seconds=0.2)
+    assert process.answer() == {"done": "compute", "problem": words, "wrong": False}
+    crew.link("a", process, world=2)
+    assert process.answer() == {"done": "link", "name": "a", "problem": words}
+
+
+def test_an_accelerator_of_a_plugin_is_used_and_what_libraries_print_is_no_answer(crew: Crew) -> None:
+    process = crew.start_faulty("")
+    process.order(do="compute", seconds=0.2)
+    assert process.answer()["device"] == "abacus"
+    code, rest, errors = process.end()
+    assert (code, rest) == (0, "")
+    assert "a library says hello" in errors
+    assert "so does its C part" in errors
+
+
+def test_a_plugin_whose_accelerator_is_not_there_is_passed_over(crew: Crew) -> None:
+    process = crew.start_faulty("not there")
+    process.order(do="compute", seconds=0.2)
+    assert process.answer()["device"] == "cpu"
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_links_in_turn_use_one_store_at_a_port_that_is_held(crew: Crew, world: int) -> None:
+    processes = [crew.start(rank % 2, 2) for rank in range(world)]
+    for name in ("1/1/0/0-1", "1/1/1/0-1"):
+        crew.link(name, *processes)
+        passes(name, *processes)
+    for process in processes:
+        assert process.end()[:2] == (0, "")
+
+
+def test_a_partner_that_never_comes_is_named_and_the_next_link_works(crew: Crew) -> None:
+    one, other = crew.start(0, 2), crew.start(1, 2)
+    # An order first, so that the time-out is not spent on importing torch.
+    one.order(do="compute", seconds=0.1)
+    assert "tflops" in one.answer()
+    crew.link("a", one, world=2, timeout=1.0)
+    problem = "rank 1 of its 2 processes did not come within 1 seconds"
+    assert one.answer() == {"done": "link", "name": "a", "problem": problem}
+    crew.link("b", one, other)
+    passes("b", one, other)
+
+
+def test_a_host_that_never_comes_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
+    one, other = crew.start(0, 2), crew.start(1, 2)
+    other.order(**crew.link_order("a", 1, 2, 1.0))
+    answer = other.answer()
+    assert answer["problem"].startswith(f"no connection to 127.0.0.1:{crew.port.number} within 1 seconds: ")
+    crew.link("b", one, other)
+    passes("b", one, other)
+
+
+def test_a_partner_killed_in_a_link_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
+    one, other, third = crew.start(0, 2), crew.start_faulty("die in the link"), crew.start(1, 2)
+    crew.link("a", one, other)
+    answer = one.answer()
+    assert (answer["done"], answer["name"]) == ("link", "a")
+    assert answer["problem"]
+    assert "ends" not in answer
+    assert other.process.wait(TIMEOUT) == -signal.SIGKILL
+    crew.link("b", one, third)
+    passes("b", one, third)
+
+
+def test_a_partner_that_stands_still_in_a_link_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
+    one, other, third = crew.start(0, 2), crew.start_faulty("stop in the link"), crew.start(1, 2)
+    for process in (one, other):
+        # Orders first, so that the time-out is not spent on importing torch.
+        process.order(do="compute", seconds=0.1)
+        assert "tflops" in process.answer()
+    crew.link("a", one, other, timeout=3.0)
+    answer = one.answer()
+    assert answer["problem"]
+    assert "ends" not in answer
+    crew.link("b", one, third)
+    passes("b", one, third)
+
+
+def test_data_that_arrives_wrong_is_a_problem_of_the_rank_that_it_came_from(crew: Crew) -> None:
+    one, other = crew.start(0, 2), crew.start_faulty("bit")
+    crew.link("a", one, other)
+    passes("a", one)
+    problem = "data of rank 1 of its 2 processes arrived wrong"
+    assert other.answer() == {"done": "link", "name": "a", "problem": problem}
+    crew.link("b", one, other)
+    passes("b", one, other)
+
+
+def test_a_port_that_somebody_listens_on_is_a_problem(crew: Crew) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = crew.start()
+        process.order(**{**crew.link_order("a", 0, 2, 5.0), "port": port})
+        assert process.answer()["problem"].startswith(f"port {port} could not be listened on: ")
+
+
+GOOD = {"do": "link", "name": "a", "address": "h", "port": 1, "host": False, "rank": 0, "world": 2, "timeout": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"garbage\n", "it is not JSON"),
+        (b"\xff\xfe\n", "it is not JSON"),
+        (b"[" * 60_000 + b"\n", "it is not JSON"),
+        (b"x" * 70_000, "it is not JSON"),
+        (b"[1]\n", "it is not an object"),
+        (b'{"do": "dance"}\n', "`do` is neither compute nor link"),
+        (b'{"do": ["compute"]}\n', "`do` is neither compute nor link"),
+        (b'{"do": "compute"}\n', "compute takes seconds and nothing else"),
+        (b'{"do": "compute", "seconds": "1"}\n', "`seconds` is no float"),
+        (b'{"do": "compute", "seconds": NaN}\n', "`seconds` is not a time"),
+        (json.dumps({**GOOD, "port": 0}).encode() + b"\n", "there is no port 0"),
+        (json.dumps({**GOOD, "rank": 2}).encode() + b"\n", "a link has no rank 2 of 2"),
+        (json.dumps({**GOOD, "host": 1}).encode() + b"\n", "`host` is no bool"),
+        (json.dumps({**GOOD, "timeout": -1}).encode() + b"\n", "`timeout` is not a time"),
+    ],
+)
+def test_a_line_that_is_no_order_ends_the_process_with_one_line(crew: Crew, line: bytes, why: str) -> None:
+    process = crew.start()
+    process.write(line)
+    code, rest, errors = process.end()
+    assert (code, rest) == (2, "")
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith(f"the node check was given a line that is no order: {why}: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_without_a_word(crew: Crew, number: signal.Signals) -> None:
+    process = crew.start()
+    process.order(do="compute", seconds=0.1)
+    process.answer()
+    process.order(do="compute", seconds=600)
+    process.process.send_signal(number)
+    assert process.process.wait(TIMEOUT) == -number
+    assert process.errors.read_text() == ""
+
+
+def test_a_reader_of_answers_that_has_gone_ends_it_quietly(crew: Crew) -> None:
+    process = crew.start()
+    assert process.process.stdout is not None
+    process.process.stdout.close()
+    process.order(do="compute", seconds=0.1)
+    assert process.process.wait(TIMEOUT) == 0
+    assert process.errors.read_text() == ""
+
+
+def test_without_torch_each_order_has_that_problem(crew: Crew) -> None:
+    (crew.directory / "site").mkdir()
+    (crew.directory / "site" / "torch.py").write_text("raise ImportError('libtorch.so is missing')\n")
+    process = crew.start(PYTHONPATH=str(crew.directory / "site"))
+    process.order(do="compute", seconds=0.1)
+    problem = "torch cannot be imported: libtorch.so is missing"
+    assert process.answer() == {"done": "compute", "problem": problem, "wrong": False}
+    assert process.end()[0] == 0
+
+
+def test_one_forked_from_a_template_works_with_one_that_was_spawned(crew: Crew, tmp_path: Path) -> None:
+    spawned = crew.start(1, 2)
+    orders = tmp_path / "orders"
+    given = [{"do": "compute", "seconds": 0.2}, crew.link_order("a", 0, 2, 60.0)]
+    orders.write_text("".join(json.dumps(order) + "\n" for order in given))
+    spawned.order(**crew.link_order("a", 1, 2, 60.0))
+    out = tmp_path / "out"
+    out.mkdir()
+    job = {
+        "python": sys.executable,
+        "kind": "script",
+        "target": str(FOLDER),
+        "args": [],
+        "cwd": str(tmp_path),
+        "env": {**os.environ, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"},
+        "preload": ["torch", "torch.distributed"],
+        "scan": False,
+        "stdin": str(orders),
+        "out": str(out),
+        "steps": ["fork", "wait"],
+        "line_fd": None,
+    }
+    agent = [sys.executable, str(Path(__file__).with_name("forkserver_agent.py"))]
+    done = subprocess.run(agent, input=json.dumps(job), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    said = json.loads(done.stdout)
+    assert "torch" in said["prepared"], said
+    assert said["workers"][0]["code"] == 0, (out / "0.err").read_text()
+    computed, linked = (json.loads(line) for line in (out / "0.out").read_text().splitlines())
+    assert computed["tflops"] > 0
+    assert linked["gigabytes"] > 0
+    passes("a", spawned)

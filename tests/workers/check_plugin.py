@@ -1,0 +1,66 @@
+"""An accelerator plug-in for tests: a CPU of another name, on which CHECK_FAULT goes wrong in one way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+print("a library says hello")
+os.write(1, b"so does its C part\n")
+
+
+@dataclass
+class Abacus:
+    name: str = "abacus"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    backend: str = "gloo"
+
+    def synchronize(self) -> None:
+        pass
+
+
+def find(local_rank: int, workers: int) -> Abacus | None:
+    fault = os.environ.get("CHECK_FAULT", "")
+    if fault == "not there":
+        return None
+    if fault == "driver":
+        raise OSError("the abacus does not answer\nand this is its second line")
+    mm, gather = torch.mm, getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    calls = gathers = 0
+
+    def bad_mm(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if fault == "memory":
+            raise torch.cuda.OutOfMemoryError("tried to allocate 3 beads\nsecond line")
+        mm(left, right, out=out)
+        if calls > 20 and fault == "wrong":
+            out[3, 5] += 1
+        if calls > 20 and fault == "nan":
+            out[0, 0] = float("nan")
+        if calls > 20 and fault == "skipped":
+            out[1] = float("nan")
+        return out
+
+    def bad_gather(place: torch.Tensor, sent: torch.Tensor) -> Any:
+        nonlocal gathers
+        gathers += 1
+        if fault == "die in the link" and gathers == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "stop in the link" and gathers == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        result = gather(place, sent)
+        if fault == "bit" and gathers == 5:
+            place[-1] ^= 1
+        return result
+
+    torch.mm = bad_mm  # type: ignore[assignment]
+    for name in ("all_gather_single", "all_gather_into_tensor"):
+        setattr(dist, name, bad_gather)
+    return Abacus()
