@@ -244,6 +244,22 @@ def test_data_that_arrives_wrong_is_a_problem_of_the_rank_that_it_came_from(crew
     passes("b", one, other)
 
 
+def test_a_library_of_an_accelerator_that_fails_ends_the_process_after_the_answer(crew: Crew) -> None:
+    processes = [crew.start_faulty("", CHECK_BACKEND="beads") for _ in range(2)]
+    crew.link("a", *processes)
+    for process in processes:
+        answer = process.answer()
+        assert answer.pop("problem").startswith("beads failed: ")
+        assert answer == {"done": "link", "name": "a", "ends": True}
+        assert process.process.wait(TIMEOUT) == 3
+
+
+def test_processes_of_unlike_accelerators_talk_through_gloo(crew: Crew) -> None:
+    one, other = crew.start_faulty("", CHECK_BACKEND="beads"), crew.start()
+    crew.link("a", one, other)
+    passes("a", one, other)
+
+
 def test_a_port_that_somebody_listens_on_is_a_problem(crew: Crew) -> None:
     import socket
 
