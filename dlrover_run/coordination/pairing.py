@@ -15,7 +15,8 @@ from dlrover_run.coordination.evidence import Evidence, part, weigh
 from dlrover_run.coordination.rules import STRAGGLER_THRESHOLD
 
 MAX_ROUNDS = 6
-"""Rounds after which a check ends with what it knows. The simulated checks that we have seen needed five at most."""
+"""Rounds after which a check ends with what it knows, beyond those that measure links. Of the simulated checks in
+`tests/check_world.py`, with a third of the nodes in trouble, hardly one needs five."""
 
 EVERY_PAIR = 16
 """Most nodes of which every pair is linked where links are measured: among more, as many rounds as these need."""
@@ -50,11 +51,10 @@ def next_round(check: Check, diagnosis: Diagnosis, measure_links: bool) -> Round
     """What is tried after the round `check.key`, which is among the facts already; None when the check is over."""
     evidence = weigh(check)
     following = check.key.round + 1
-    groups: Groups = ()
-    if measure_links and following < _most_measuring_rounds(check):
-        groups = _unmeasured(evidence)
+    measuring = _most_measuring_rounds(check) if measure_links else 0
+    groups = _unmeasured(evidence) if following < measuring else ()
     if not groups:
-        if following >= MAX_ROUNDS:
+        if following >= measuring + MAX_ROUNDS:
             return None
         groups = _groups_in_doubt(evidence, diagnosis)
     tasks = RoundTasks(diagnosis.compute_again, groups)
@@ -126,7 +126,8 @@ def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
     if len(evidence.links) == 1:
         return tuple((node,) for node in in_doubt)
     cut = {node for node, finding in enumerate(diagnosis.findings) if finding.verdict is Verdict.FAULT}
-    well = [node for node in diagnosis.well if node in linkers]
+    # A link that has not been compared with any other leaves a doubt even where it does well.
+    well = [node for node in diagnosis.well if node in linkers and node not in in_doubt]
     # The doubt about a trusted partner is cleared too, for only then does its word count.
     nodes = evidence.check.nodes
     partners = {node for node in linkers if nodes[node].trusted and evidence.links[node]} - set(well)

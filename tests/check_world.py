@@ -1,0 +1,398 @@
+"""A simulated truth for the node check: nodes that are whole, broken or slow, what they would measure, and the whole
+loop of a check as the coordinator runs it.
+
+A *plant* is one thing that is wrong: with a node (it fails at computing, computes wrongly, computes slowly, has no
+network, has a slow one) or with the link between two nodes (it does not work, or slowly). A slow thing is 3 to 10 times
+slower. A node that computes slowly may slow its links too, by up to as much. Each measurement is off by up to `noise`,
+uniformly. An *accident* happens at the first try only, and is nobody's fault.
+
+Healthy is a node for which nothing is planted; no more than two of its links are bad or slow. A node with three bad
+links may be taken for a broken one when it meets just these three.
+
+What can be told, of nodes that are present to the end and are not trusted partners:
+
+- that a node fails at computing, or computes wrongly: always;
+- that it computes slowly: when, of those with as many workers that can compute, fewer are slow than are not; or when
+  there are just two, of which the other one is not slow. (3 times slower, off by 20 % on both sides, is just twice.)
+  A third of them must have had no accident, or nobody knows that there was one;
+- that it has no network: when two others at least have a working link to a third one, or to each other;
+- that its network is slow: when two others at least, with as many workers, have a quick link to a third one of these or
+  to each other; and when all that is planted among these, and those that leave, are no more than a third of them.
+  Those who have passed an earlier check have to be as they were, and count as two at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import msgspec
+
+from dlrover_run.coordination import pairing
+from dlrover_run.coordination.check_records import Check, ComputeFact, Examinee, LinkFact, TaskKey, Verdict
+from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
+
+THRESHOLD = 2.0
+NOISE = 0.2
+TFLOPS = 0.084
+GIGABYTES = 1.2
+SLOW = (3.0, 10.0)
+"""How many times slower a slow thing is: drawn from this range."""
+
+MOST_BAD_LINKS = 2
+"""Bad or slow links that one healthy node may have."""
+
+MOST_ROUNDS = 100
+"""A check that goes on for longer than this never ends."""
+
+Pair = tuple[int, int]
+
+
+class Computing(Enum):
+    """How a node computes, apart from its speed."""
+
+    WELL = "well"
+    FAILS = "fails"
+    WRONG = "wrong"
+    FAILS_ONCE = "fails once"
+    SLOW_ONCE = "slow once"
+
+
+@dataclass(frozen=True)
+class NodeTruth:
+    """What is true of one node. It computes `slower` times slower and its links are `drag` times slower, 1 is neither;
+    `cut` says that it has no network. It is gone at the end of the round `leaves`."""
+
+    computing: Computing = Computing.WELL
+    slower: float = 1.0
+    drag: float = 1.0
+    cut: bool = False
+    workers: int = 1
+    trusted: bool = False
+    leaves: int | None = None
+
+    @property
+    def computes(self) -> bool:
+        """Whether it can compute at all."""
+        return self.computing not in (Computing.FAILS, Computing.WRONG)
+
+    @property
+    def had_accident(self) -> bool:
+        """Whether its first try went wrong."""
+        return self.computing in (Computing.FAILS_ONCE, Computing.SLOW_ONCE)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self.computes and not self.cut and self.slower == self.drag == 1
+
+
+@dataclass(frozen=True)
+class World:
+    """All nodes, and links by their ends that are so many times slower than others, or bad when 0."""
+
+    nodes: tuple[NodeTruth, ...]
+    links: Mapping[Pair, float] = field(default_factory=dict)
+    noise: float = NOISE
+
+    def link(self, one: int, other: int) -> float:
+        """How many times slower than others this link is; 0 when it does not work."""
+        ends = self.nodes[one], self.nodes[other]
+        slower = self.links.get((min(one, other), max(one, other)), 1.0)
+        if not slower or any(end.cut or not end.computes for end in ends):
+            return 0.0
+        return max(slower, *(end.drag for end in ends))
+
+
+class Kind(Enum):
+    """What may be planted."""
+
+    FAILS = "fails at computing"
+    WRONG = "computes wrongly"
+    SLOW = "computes slowly"
+    SLOW_ALL = "computes slowly, which slows its links"
+    CUT = "has no network"
+    SLOW_NETWORK = "has a slow network"
+    BAD_LINK = "bad link"
+    SLOW_LINK = "slow link"
+
+
+LINKS = frozenset({Kind.BAD_LINK, Kind.SLOW_LINK})
+
+
+def plant(nodes: int, kinds: Sequence[Kind], drawn: random.Random, accidents: float = 0.0) -> World:
+    """A world with one plant of each of the kinds given, where there is room; and so many accidents to a whole node."""
+    truths = [NodeTruth() for _ in range(nodes)]
+    free = drawn.sample(range(nodes), nodes)
+    for kind in kinds:
+        if kind not in LINKS and free:
+            truths[free.pop()] = _broken(kind, drawn)
+    for node in free:
+        if drawn.random() < accidents:
+            truths[node] = NodeTruth(computing=drawn.choice((Computing.FAILS_ONCE, Computing.SLOW_ONCE)))
+    links: dict[Pair, float] = {}
+    for kind in kinds:
+        if kind in LINKS and (pair := _draw_pair(nodes, links, drawn)) is not None:
+            links[pair] = 0.0 if kind is Kind.BAD_LINK else drawn.uniform(*SLOW)
+    return World(tuple(truths), links)
+
+
+def _draw_pair(nodes: int, taken: Mapping[Pair, float], drawn: random.Random) -> Pair | None:
+    for _ in range(20):
+        one, other = sorted(drawn.sample(range(nodes), 2))
+        full = any(sum(end in pair for pair in taken) >= MOST_BAD_LINKS for end in (one, other))
+        if (one, other) not in taken and not full:
+            return one, other
+    return None
+
+
+def _broken(kind: Kind, drawn: random.Random) -> NodeTruth:
+    slower = drawn.uniform(*SLOW)
+    return {
+        Kind.FAILS: NodeTruth(computing=Computing.FAILS),
+        Kind.WRONG: NodeTruth(computing=Computing.WRONG),
+        Kind.SLOW: NodeTruth(slower=slower),
+        Kind.SLOW_ALL: NodeTruth(slower=slower, drag=drawn.uniform(1.0, slower)),
+        Kind.CUT: NodeTruth(cut=True),
+        Kind.SLOW_NETWORK: NodeTruth(drag=slower),
+    }[kind]
+
+
+def most_plants(nodes: int) -> int:
+    """How many plants a world has at most: a third of the nodes, and one where there are just two."""
+    return max(1, nodes // 3)
+
+
+def draw_world(drawn: random.Random, nodes: int, accidents: float = 0.05) -> World:
+    """A world of so many nodes with plants of any kind, from none to as many as may be."""
+    kinds = drawn.choices(list(Kind), k=drawn.randint(0, most_plants(nodes)))
+    return plant(nodes, kinds, drawn, accidents)
+
+
+def draw_odd_world(drawn: random.Random, nodes: int) -> World:
+    """The same with nodes that have passed an earlier check, that leave meanwhile, and of two sizes."""
+    world = draw_world(drawn, nodes)
+    passed, leaving, large = (drawn.choice(chances) for chances in ((0.0, 0.5, 0.9), (0.0, 0.1), (0.0, 0.3, 0.5)))
+    return replace(
+        world,
+        nodes=tuple(
+            replace(
+                truth if not (old := drawn.random() < passed) else replace(truth, computing=Computing.WELL),
+                trusted=old,
+                leaves=drawn.randint(0, 2) if drawn.random() < leaving else None,
+                workers=4 if drawn.random() < large else 1,
+            )
+            for truth in world.nodes
+        ),
+    )
+
+
+def to_be_told(world: World) -> dict[int, Verdict]:
+    """What can be told of whom, as this module's first words define it."""
+    nodes = world.nodes
+    told: dict[int, Verdict] = {}
+    staying = [node for node, truth in enumerate(nodes) if truth.leaves is None]
+    able = [node for node in staying if nodes[node].computes]
+    for node in staying:
+        truth = nodes[node]
+        kin = [other for other in able if nodes[other].workers == truth.workers]
+        if truth.trusted:
+            continue
+        if not truth.computes:
+            told[node] = Verdict.FAULT
+        elif truth.cut:
+            others = [other for other in able if other != node]
+            if sum(any(world.link(one, other) for other in others if other != one) for one in others) >= 2:
+                told[node] = Verdict.FAULT
+        elif truth.slower > 1:
+            # Who leaves may still be there when it is judged, and may not.
+            alike = [other for other in nodes if other.workers == truth.workers and other.computes]
+            slow = sum(other.slower > 1 for other in alike)
+            quick = [nodes[other] for other in kin if nodes[other].slower == 1]
+            quick_at_first = sum(not other.had_accident for other in quick)
+            fewer = slow < len(quick) or (slow, len(quick), len(alike)) == (1, 1, 2)
+            if fewer and 3 * quick_at_first >= len(alike):
+                told[node] = Verdict.STRAGGLER
+        elif truth.drag > 1:
+            linking = [other for other in kin if not nodes[other].cut]
+            undragged = [other for other in linking if nodes[other].drag == 1]
+            witnesses = sum(any(world.link(one, end) == 1 for end in undragged if end != one) for one in undragged)
+            if _troubles(world, truth.workers) <= 1 / 3 and 2 * len(undragged) > len(linking) and witnesses >= 2:
+                told[node] = Verdict.STRAGGLER
+    return told
+
+
+def _troubles(world: World, workers: int) -> float:
+    """The share of all that is planted, and of those that leave, in the nodes with so many workers."""
+    kin = {node for node, truth in enumerate(world.nodes) if truth.workers == workers}
+    if any(world.nodes[node].trusted and not world.nodes[node].healthy for node in kin):
+        return 1.0
+    nodes = sum(not world.nodes[node].healthy or world.nodes[node].leaves is not None for node in kin)
+    # Two of those who have passed take part at least, should they be needed.
+    taking_part = sum(not world.nodes[node].trusted for node in kin)
+    taking_part += min(2, len(kin) - taking_part)
+    return (nodes + sum(kin.issuperset(pair) for pair in world.links)) / taking_part
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a check came out. `held` are the tasks of its rounds."""
+
+    check: Check
+    diagnosis: Diagnosis
+    held: tuple[pairing.RoundTasks, ...]
+
+    @property
+    def named(self) -> dict[int, Verdict]:
+        """Who was named, and as what."""
+        verdicts = (finding.verdict for finding in self.diagnosis.findings)
+        return {node: verdict for node, verdict in enumerate(verdicts) if verdict is not Verdict.PASSED}
+
+
+def mistakes(world: World, outcome: Outcome) -> list[str]:
+    """What the check got wrong: a healthy node that is named, a plant that could be told and is not, a bad link that
+    was tried between two nodes with others that work and of which nothing is said."""
+    named, wanted = outcome.named, to_be_told(world)
+    blameless = [node for node in named if world.nodes[node].healthy or world.nodes[node].trusted]
+    wrong = [f"healthy node {node} is named {named[node].value}" for node in blameless]
+    wrong += [
+        f"node {node} ({world.nodes[node]}) should be a {verdict.value}, not {named.get(node, Verdict.PASSED).value}"
+        for node, verdict in wanted.items()
+        if named.get(node) is not verdict
+    ]
+    return wrong + [f"nothing is said of the bad link {pair}" for pair in _unsaid(world, outcome)]
+
+
+def _unsaid(world: World, outcome: Outcome) -> Iterator[Pair]:
+    here = {node for node, examinee in enumerate(outcome.check.nodes) if examinee.present}
+    linked = [fact for fact in outcome.check.linked if here.issuperset(fact.ends)]
+    worked = {end for fact in linked if not fact.problem for end in fact.ends}
+    for fact in linked:
+        if fact.problem and world.links.get(fact.ends) == 0 and worked.issuperset(fact.ends):
+            one, other = fact.ends
+            said = f"the link between node{one} and node{other} does not work"
+            if not {one, other} & outcome.named.keys() and not any(said in note for note in outcome.diagnosis.notes):
+                yield fact.ends
+
+
+class Trial:
+    """One check of one world. The measurements come from `drawn`, so that the same seed has the same ones."""
+
+    def __init__(self, world: World, drawn: random.Random) -> None:
+        self._world = world
+        self._drawn = drawn
+        self._tries = [0] * len(world.nodes)
+
+    def run(
+        self,
+        measure_links: bool = False,
+        judge: Callable[[Check, float], Diagnosis] = diagnose,
+        beside: bool = False,
+    ) -> Outcome:
+        """The whole loop: all compute before it begins, then rounds until nobody can learn more."""
+        check = Check(
+            key=TaskKey(1, 1, 0),
+            since=0.0,
+            nodes=tuple(self._examinee(node) for node in range(len(self._world.nodes))),
+            computed=tuple(self._compute(node) for node in range(len(self._world.nodes))),
+            beside=beside,
+        )
+        tasks: pairing.RoundTasks | None = pairing.first_round(check, measure_links)
+        assert tasks is not None
+        if tasks.nothing:
+            # A single node, or one that comes beside a training job: there may be another try at computing.
+            diagnosis = judge(check, THRESHOLD)
+            tasks = pairing.next_round(check, diagnosis, measure_links)
+        held = []
+        while tasks is not None:
+            held.append(tasks)
+            assert len(held) < MOST_ROUNDS, "the check never ends"
+            check = self._hold(check, tasks, len(held) - 1)
+            diagnosis = judge(check, THRESHOLD)
+            tasks = pairing.next_round(check, diagnosis, measure_links)
+        return Outcome(check, diagnosis, tuple(held))
+
+    def _examinee(self, node: int) -> Examinee:
+        truth = self._world.nodes[node]
+        return Examinee(
+            node_id=f"n{node}",
+            incarnation="1",
+            host=f"node{node}",
+            address=f"10.0.0.{node}",
+            port=1,
+            workers=truth.workers,
+            trusted=truth.trusted,
+        )
+
+    def _hold(self, check: Check, tasks: pairing.RoundTasks, number: int) -> Check:
+        gone = {node for node, truth in enumerate(self._world.nodes) if truth.leaves is not None}
+        gone = {node for node in gone if (self._world.nodes[node].leaves or 0) <= number}
+        nodes = tuple(
+            msgspec.structs.replace(examinee, present=node not in gone) for node, examinee in enumerate(check.nodes)
+        )
+        links = [
+            self._link(*pair, gone)
+            for group in tasks.groups
+            for pair in (itertools.combinations(group, 2) if len(group) > 1 else [(group[0], group[0])])
+        ]
+        return msgspec.structs.replace(
+            check,
+            key=TaskKey(1, 1, number),
+            nodes=nodes,
+            compute=tasks.compute,
+            groups=tasks.groups,
+            computed=check.computed + tuple(self._compute(node) for node in tasks.compute),
+            linked=check.linked + tuple(links),
+        )
+
+    def _compute(self, node: int) -> ComputeFact:
+        truth = self._world.nodes[node]
+        first = not self._tries[node]
+        self._tries[node] += 1
+        # The measurement is drawn in any case, so that one world's measurements do not shift with another's faults.
+        speed = TFLOPS / truth.slower * self._off()
+        if truth.computing is Computing.WRONG:
+            return ComputeFact(node, problem="a product is wrong", wrong=True)
+        if truth.computing is Computing.FAILS or (truth.computing is Computing.FAILS_ONCE and first):
+            return ComputeFact(node, problem="local rank 0 was killed by SIGKILL")
+        if truth.computing is Computing.SLOW_ONCE and first:
+            speed /= SLOW[1]
+        return ComputeFact(node, speed)
+
+    def _link(self, one: int, other: int, gone: set[int]) -> LinkFact:
+        one, other = min(one, other), max(one, other)
+        off = min(self._off(), self._off())
+        slower = self._world.link(one, other)
+        if not slower or one in gone or other in gone:
+            return LinkFact(one, other, problem="no answer for 30 s")
+        return LinkFact(one, other, GIGABYTES / slower * off)
+
+    def _off(self) -> float:
+        return self._drawn.uniform(1 - self._world.noise, 1 + self._world.noise)
+
+
+def check_world(
+    world: World,
+    seed: object = 0,
+    measure_links: bool = False,
+    judge: Callable[[Check, float], Diagnosis] = diagnose,
+    beside: bool = False,
+) -> Outcome:
+    """Check the world once, with measurements from that seed."""
+    return Trial(world, random.Random(str(seed))).run(measure_links, judge, beside)
+
+
+def whole(nodes: int) -> World:
+    """A world in which nothing is wrong."""
+    return World((NodeTruth(),) * nodes)
+
+
+def with_nodes(world: World, **changes: NodeTruth) -> World:
+    """The same world but for some nodes: `n3=NodeTruth(cut=True)`."""
+    nodes = list(world.nodes)
+    for name, truth in changes.items():
+        nodes[int(name.removeprefix("n"))] = truth
+    return replace(world, nodes=tuple(nodes))

@@ -1,0 +1,354 @@
+"""Who is named by a node check, in single cases and in thousands of drawn ones; `check_world` says what can be told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from check_world import (
+    LINKS,
+    THRESHOLD,
+    Computing,
+    Kind,
+    NodeTruth,
+    World,
+    check_world,
+    draw_odd_world,
+    draw_world,
+    mistakes,
+    to_be_told,
+    whole,
+    with_nodes,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrover_run.coordination import diagnosis as diagnosis_module
+from dlrover_run.coordination import evidence
+from dlrover_run.coordination.bounds import MAX_PROBLEM
+from dlrover_run.coordination.check_records import Check, ComputeFact, Examinee, LinkFact, TaskKey, Verdict
+from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
+
+FAULT, STRAGGLER = Verdict.FAULT, Verdict.STRAGGLER
+CUT = NodeTruth(cut=True)
+SLOW = NodeTruth(slower=4.0)
+SLOW_NETWORK = NodeTruth(drag=4.0)
+CRASHES = NodeTruth(computing=Computing.FAILS)
+
+
+def worlds(first: int, cases: int, odd: bool) -> list[tuple[World, int]]:
+    """Drawn worlds with the seed of their measurements; half of them are small ones."""
+    drawn = []
+    for seed in range(first, first + cases):
+        source = random.Random(f"world {seed}")
+        nodes = source.randint(2, 64 if seed % 2 else 9)
+        drawn.append((draw_odd_world(source, nodes) if odd else draw_world(source, nodes), seed))
+    return drawn
+
+
+def all_mistakes(
+    drawn: Sequence[tuple[World, int]], judge: Callable[[Check, float], Diagnosis] = diagnose
+) -> list[str]:
+    return [
+        f"seed {seed}, {len(world.nodes)} nodes: {mistake}"
+        for world, seed in drawn
+        for mistake in mistakes(world, check_world(world, seed, measure_links=seed % 10 == 0, judge=judge))
+    ]
+
+
+def check(
+    nodes: int, computed: Sequence[ComputeFact] = (), linked: Sequence[LinkFact] = (), trusted: Sequence[int] = ()
+) -> Check:
+    """A check as the coordinator would ask about it; who is not among `computed` computed well."""
+    named = {fact.node for fact in computed}
+    return Check(
+        key=TaskKey(1, 1, 0),
+        since=0.0,
+        nodes=tuple(
+            Examinee(
+                node_id=f"n{node}",
+                incarnation="1",
+                host=f"node{node}",
+                address="10.0.0.1",
+                port=1,
+                workers=1,
+                trusted=node in trusted,
+            )
+            for node in range(nodes)
+        ),
+        computed=(*computed, *(ComputeFact(node, 0.084) for node in range(nodes) if node not in named)),
+        linked=tuple(linked),
+    )
+
+
+def verdicts(answer: Diagnosis) -> list[str]:
+    return [finding.verdict.value for finding in answer.findings]
+
+
+class TestThousandsOfCases:
+    @pytest.mark.parametrize("odd", [False, True], ids=["as in the issue", "newcomers, losses and two sizes"])
+    def test_every_plant_that_can_be_told_is_named_and_no_healthy_node_is(self, odd: bool) -> None:
+        assert all_mistakes(worlds(0, 1000, odd)) == []
+
+    @pytest.mark.long
+    @pytest.mark.timeout(1200)
+    @pytest.mark.parametrize("odd", [False, True], ids=["as in the issue", "newcomers, losses and two sizes"])
+    def test_so_it_is_in_tens_of_thousands(self, odd: bool) -> None:
+        assert all_mistakes(worlds(100_000, 30_000, odd)) == []
+
+    @settings(deadline=None)
+    @given(st.integers(2, 12), st.integers(0, 2**32), st.integers(0, 2**32))
+    def test_whatever_is_drawn(self, nodes: int, truth: int, seed: int) -> None:
+        world = draw_odd_world(random.Random(truth), nodes)
+        assert mistakes(world, check_world(world, seed)) == []
+
+    def test_the_cases_have_something_to_be_told_of_each_kind(self) -> None:
+        told = [
+            (verdict, truth.computing, truth.cut, truth.slower > 1, truth.drag > 1)
+            for world, _ in worlds(0, 300, False)
+            for node, verdict in to_be_told(world).items()
+            for truth in [world.nodes[node]]
+        ]
+        assert len(set(told)) == len(Kind) - len(LINKS)
+        assert len(told) > 500
+
+
+class TestBrokenRulesAreCaught:
+    """The same cases, judged by rules that are nearly right."""
+
+    CASES = worlds(0, 400, False)
+
+    def test_of_these_cases_the_right_rule_gets_none_wrong(self) -> None:
+        assert all_mistakes(self.CASES) == []
+
+    @pytest.mark.parametrize("witnesses", [1, 2])
+    def test_two_partners_are_not_enough(self, witnesses: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        two_bad_links = [World(whole(nodes).nodes, {(0, 1): 0.0, (0, 2): 0.0}) for nodes in range(4, 20, 2)]
+        cases = [(world, seed) for seed, world in enumerate(two_bad_links)]
+        assert all_mistakes(cases) == []
+        monkeypatch.setattr(diagnosis_module, "ENOUGH_WITNESSES", witnesses)
+        monkeypatch.setattr(diagnosis_module, "FEWEST_WITNESSES", witnesses)
+        assert any("healthy" in mistake for mistake in all_mistakes(cases))
+
+    def test_one_partner_whose_own_links_nobody_asks_for_is_not_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(diagnosis_module, "ENOUGH_WITNESSES", 1)
+        monkeypatch.setattr(diagnosis_module._Judge, "_witnesses_of_failing", _all_who_failed)
+        assert any("healthy" in mistake for mistake in all_mistakes(self.CASES))
+
+    def test_the_mean_does_not_do_for_the_median(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        slow = [World((NodeTruth(slower=3.01),) * third + whole(2 * third).nodes) for third in range(1, 20)]
+        cases = [(world, seed) for seed, world in enumerate(slow)]
+        assert all_mistakes(cases) == []
+
+        def mean(speeds: Sequence[float]) -> float:
+            return sum(speeds) / len(speeds)
+
+        monkeypatch.setattr(evidence, "usual", mean)
+        assert any("should be a straggler" in mistake for mistake in all_mistakes(cases))
+
+    def test_the_first_reading_at_computing_does_not_do(self) -> None:
+        def hasty(asked: Check, threshold: float) -> Diagnosis:
+            firsts = {fact.node: fact for fact in reversed(asked.computed)}
+            twice = tuple(fact for fact in firsts.values() for _ in range(2))
+            return diagnose(Check(**{**_fields(asked), "computed": twice}), threshold)
+
+        assert any("healthy" in mistake for mistake in all_mistakes(self.CASES, hasty))
+
+    def test_a_partner_without_a_link_that_works_is_no_witness(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(diagnosis_module._Judge, "_witnesses_of_failing", _all_who_failed)
+        world = World((NodeTruth(),) + (CUT,) * 3)
+        assert 0 in check_world(world).named
+
+
+def _all_who_failed(self: diagnosis_module._Judge, node: int) -> list[int]:
+    return [other for other, speed in self._met(node) if speed is None]
+
+
+def _fields(asked: Check) -> dict[str, object]:
+    return {name: getattr(asked, name) for name in asked.__struct_fields__}
+
+
+def quick(*pairs: tuple[int, int]) -> list[LinkFact]:
+    return [LinkFact(one, other, 1.2) for one, other in pairs]
+
+
+def named(world: World, seed: int = 0) -> dict[int, Verdict]:
+    return check_world(world, seed).named
+
+
+class TestFewNodes:
+    def test_of_two_nodes_the_one_that_computes_slowly_is_named(self) -> None:
+        assert named(World((NodeTruth(), SLOW))) == {1: STRAGGLER}
+
+    def test_of_two_nodes_the_one_that_cannot_compute_is_named_and_the_other_is_not(self) -> None:
+        assert named(World((CRASHES, NodeTruth()))) == {0: FAULT}
+
+    def test_of_two_nodes_without_a_link_nobody_is_named_and_that_is_said(self) -> None:
+        outcome = check_world(World((NodeTruth(), CUT)))
+        assert outcome.named == {}
+        assert outcome.diagnosis.notes == (
+            "no link between node0 and node1 works (no answer for 30 s), and nobody else was there to link with: it "
+            "cannot be told whose fault that is",
+        )
+
+    def test_of_three_nodes_the_one_without_a_network_stands_out_in_one_round(self) -> None:
+        outcome = check_world(World((NodeTruth(), CUT, NodeTruth())))
+        assert outcome.named == {1: FAULT}
+        assert len(outcome.held) == 1
+
+    def test_of_three_nodes_the_one_with_a_slow_network_stands_out_in_one_round(self) -> None:
+        outcome = check_world(World((NodeTruth(), NodeTruth(), SLOW_NETWORK)))
+        assert outcome.named == {2: STRAGGLER}
+        assert len(outcome.held) == 1
+
+    @pytest.mark.parametrize("slower", [0.0, 5.0], ids=["bad", "slow"])
+    def test_of_three_nodes_one_link_blames_nobody(self, slower: float) -> None:
+        outcome = check_world(World(whole(3).nodes, {(0, 2): slower}))
+        assert outcome.named == {}
+        word = "slow" if slower else "does not work"
+        assert f"the link between node0 and node2 {'is ' if slower else ''}{word}" in outcome.diagnosis.notes[0]
+
+    def test_of_four_nodes_one_in_a_slow_pair_is_named(self) -> None:
+        for seed in range(50):
+            assert named(World((SLOW_NETWORK, NodeTruth(), NodeTruth(), NodeTruth())), seed) == {0: STRAGGLER}
+
+    def test_when_all_first_pairs_fail_those_in_doubt_clear_each_other(self) -> None:
+        world = World((CUT, NodeTruth(), CUT, NodeTruth()))
+        assert check_world(world).named == {0: FAULT, 2: FAULT}
+
+    def test_when_no_link_works_nobody_is_named(self) -> None:
+        outcome = check_world(World((CUT,) * 5))
+        assert outcome.named == {}
+        assert "no link between node0, node1 and 3 others works" in outcome.diagnosis.notes[0]
+
+    def test_a_single_node_whose_workers_cannot_link_is_named_when_it_fails_twice(self) -> None:
+        alone = NodeTruth(workers=2, cut=True)
+        outcome = check_world(World((alone,)))
+        assert outcome.named == {0: FAULT}
+        assert len(outcome.held) == 2
+        assert check_world(World((NodeTruth(workers=2),))).named == {}
+
+
+class TestWhoIsSpared:
+    def test_half_the_nodes_slow_are_another_kind_of_machine(self) -> None:
+        outcome = check_world(World((SLOW, NodeTruth()) * 3))
+        assert outcome.named == {}
+        assert "3 of 6 nodes compute at no more than" in outcome.diagnosis.notes[0]
+
+    def test_one_quick_node_among_slow_ones_makes_no_stragglers(self) -> None:
+        assert named(World((NodeTruth(), SLOW, SLOW))) == {}
+
+    def test_a_node_that_was_slow_once_passes_the_second_time(self) -> None:
+        assert named(World((NodeTruth(computing=Computing.SLOW_ONCE), NodeTruth(), NodeTruth()))) == {}
+
+    def test_a_node_that_failed_once_passes_and_that_is_said(self) -> None:
+        outcome = check_world(World((NodeTruth(), NodeTruth(computing=Computing.FAILS_ONCE), NodeTruth())))
+        assert outcome.named == {}
+        assert outcome.diagnosis.findings[1].reason == "computed when asked again: local rank 0 was killed by SIGKILL"
+        assert outcome.diagnosis.findings[1].gigabytes > 0
+
+    def test_the_partner_of_a_slow_node_is_cleared(self) -> None:
+        for seed in range(50):
+            world = World((NodeTruth(slower=6.0, drag=6.0), *whole(3).nodes))
+            assert named(world, seed) == {0: STRAGGLER}
+
+    def test_a_trusted_node_is_never_named(self) -> None:
+        broken = NodeTruth(cut=True, slower=5.0, trusted=True)
+        assert named(with_nodes(whole(6), n5=broken)) == {}
+
+    def test_nodes_with_other_numbers_of_workers_are_not_compared(self) -> None:
+        crowded = NodeTruth(workers=8, slower=4.0, drag=4.0)
+        assert named(World((crowded, *whole(4).nodes))) == {}
+        assert named(World((crowded, *(NodeTruth(workers=8),) * 3, *whole(2).nodes))) == {0: STRAGGLER}
+
+    def test_one_that_has_left_says_nothing_about_its_partners(self) -> None:
+        leaves = NodeTruth(leaves=0)
+        outcome = check_world(World((NodeTruth(), leaves, NodeTruth(), NodeTruth())))
+        assert outcome.named == {}
+        assert outcome.diagnosis.notes == ()
+        assert outcome.held[1].groups, "who had only met the lost one is linked with another"
+
+
+class TestNewcomers:
+    OLD = (NodeTruth(trusted=True),) * 3
+
+    @pytest.mark.parametrize(
+        ("truth", "verdict"), [(CRASHES, FAULT), (SLOW, STRAGGLER), (CUT, FAULT), (SLOW_NETWORK, STRAGGLER)]
+    )
+    def test_a_bad_one_is_named_with_the_help_of_those_who_passed(self, truth: NodeTruth, verdict: Verdict) -> None:
+        assert named(World((*self.OLD, truth))) == {3: verdict}
+
+    @pytest.mark.parametrize(("truth", "expected"), [(SLOW, {3: STRAGGLER}), (CRASHES, {3: FAULT}), (NodeTruth(), {})])
+    def test_beside_training_it_is_judged_by_its_computing(
+        self, truth: NodeTruth, expected: dict[int, Verdict]
+    ) -> None:
+        outcome = check_world(World((*self.OLD, truth)), beside=True)
+        assert outcome.named == expected
+        assert all(not tasks.groups for tasks in outcome.held)
+        assert outcome.diagnosis.open == ()
+
+
+class TestWhatIsSaid:
+    def test_why_each_of_them_was_named(self) -> None:
+        reasons = [
+            finding.reason
+            for finding in diagnose(
+                check(
+                    7,
+                    computed=[
+                        *[ComputeFact(4, 0.021)] * 2,
+                        *[ComputeFact(5, problem="local rank 1 was killed by SIGKILL")] * 2,
+                        ComputeFact(6, problem="a product is wrong on local rank 0", wrong=True),
+                    ],
+                    linked=[
+                        *quick((1, 2), (2, 3), (1, 4)),
+                        *(LinkFact(0, other, problem="connection refused") for other in (1, 2, 3)),
+                    ],
+                ),
+                THRESHOLD,
+            ).findings
+        ]
+        assert reasons == [
+            "no link of it works (connection refused), and node1, node2 and node3 have links that do",
+            "",
+            "",
+            "",
+            "computes at 0.021 TFLOP/s where the others reach 0.084",
+            "failed to compute 2 times: local rank 1 was killed by SIGKILL",
+            "computes wrongly: a product is wrong on local rank 0",
+        ]
+
+    def test_two_nodes_of_one_host_are_told_apart(self) -> None:
+        asked = check(3, linked=[LinkFact(0, 1, problem="refused"), *quick((0, 2), (1, 2))])
+        same_host = Check(
+            **{
+                **_fields(asked),
+                "nodes": tuple(Examinee(**{**_node_fields(node), "host": "vm"}) for node in asked.nodes),
+            }
+        )
+        assert diagnose(same_host, THRESHOLD).notes == (
+            "the link between node 0 on vm and node 1 on vm does not work (refused), though both have others that do",
+        )
+
+    def test_a_reason_fits_into_what_travels(self) -> None:
+        failed = [ComputeFact(0, problem="x" * MAX_PROBLEM)] * 2
+        assert len(diagnose(check(2, computed=failed), THRESHOLD).findings[0].reason) == MAX_PROBLEM
+        links = [LinkFact(0, other, problem="y" * MAX_PROBLEM) for other in (1, 2)]
+        reason = diagnose(check(3, linked=[*links, *quick((1, 2))]), THRESHOLD).findings[0].reason
+        assert reason.endswith("and node1 and node2 have links that do")
+
+    def test_the_best_figures_of_each_are_kept(self) -> None:
+        answer = diagnose(
+            check(2, computed=[ComputeFact(0, 0.05), ComputeFact(0, 0.07)], linked=[LinkFact(0, 1, 1.5)]), THRESHOLD
+        )
+        assert (answer.findings[0].tflops, answer.findings[0].gigabytes) == (0.07, 1.5)
+
+    def test_a_threshold_is_what_it_takes(self) -> None:
+        facts = [*[ComputeFact(0, 0.03)] * 2, *[ComputeFact(node, 0.084) for node in (1, 2)]]
+        assert verdicts(diagnose(check(3, computed=facts), 2.0))[0] == "straggler"
+        assert verdicts(diagnose(check(3, computed=facts), 3.0))[0] == "passed"
+
+
+def _node_fields(node: Examinee) -> dict[str, object]:
+    return {name: getattr(node, name) for name in node.__struct_fields__}

@@ -1,0 +1,129 @@
+"""Who is paired with whom in the rounds of a node check."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from check_world import Computing, NodeTruth, Outcome, World, check_world, draw_odd_world, whole
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrover_run.coordination.check_records import MOST_LINKS
+from dlrover_run.coordination.pairing import EVERY_PAIR, MAX_ROUNDS
+
+OLD = NodeTruth(trusted=True)
+CRASHES_ONCE = NodeTruth(computing=Computing.FAILS_ONCE)
+
+
+def first_groups(*nodes: NodeTruth) -> tuple[tuple[int, ...], ...]:
+    return check_world(World(nodes)).held[0].groups
+
+
+@pytest.mark.parametrize(
+    ("nodes", "groups"),
+    [
+        (2, ((0, 1),)),
+        (3, ((0, 1, 2),)),
+        (4, ((0, 1), (2, 3))),
+        (7, ((0, 1), (2, 3), (4, 5, 6))),
+    ],
+)
+def test_the_first_round_has_neighbours_in_pairs_and_an_odd_one_makes_a_triple(
+    nodes: int, groups: tuple[tuple[int, ...], ...]
+) -> None:
+    assert first_groups(*whole(nodes).nodes) == groups
+
+
+def test_a_single_node_links_its_own_workers_and_one_worker_has_no_link() -> None:
+    assert first_groups(NodeTruth(workers=2)) == ((0,),)
+    assert check_world(whole(1)).held == ()
+
+
+def test_newcomers_are_paired_with_each_other_and_an_odd_one_with_one_who_has_passed() -> None:
+    new = NodeTruth()
+    assert first_groups(new, new, OLD, new, OLD, new) == ((0, 1), (3, 5))
+    assert first_groups(new, new, new, OLD, OLD) == ((0, 1), (2, 3))
+
+
+def test_a_link_that_would_be_the_only_one_takes_in_another_to_be_compared_with() -> None:
+    assert first_groups(OLD, OLD, OLD, NodeTruth()) == ((1, 2, 3),)
+    assert first_groups(NodeTruth(), NodeTruth(), OLD, OLD) == ((0, 1, 2),)
+    assert first_groups(OLD, NodeTruth()) == ((0, 1),)
+
+
+def test_nodes_with_as_many_workers_are_paired_with_each_other() -> None:
+    small, large = NodeTruth(workers=1), NodeTruth(workers=8)
+    assert first_groups(small, large, small, large) == ((0, 2), (1, 3))
+    assert first_groups(large, small, small) == ((0, 1, 2),)
+    assert first_groups(large, small) == ((0, 1),)
+
+
+def test_who_failed_at_computing_tries_again_while_the_others_link_and_links_after_that() -> None:
+    outcome = check_world(World((NodeTruth(), CRASHES_ONCE, NodeTruth(), NodeTruth(), NodeTruth())))
+    assert outcome.held[0] == ((1,), ((0, 2), (3, 4)))
+    assert outcome.held[1].groups == ((0, 1),)
+    of_two = check_world(World((NodeTruth(), CRASHES_ONCE)))
+    assert [tuple(tasks) for tasks in of_two.held] == [((1,), ()), ((), ((0, 1),))]
+
+
+def test_who_cannot_compute_takes_no_part_in_links() -> None:
+    crashes, wrong = NodeTruth(computing=Computing.FAILS), NodeTruth(computing=Computing.WRONG)
+    outcome = check_world(World((crashes, wrong, *whole(3).nodes)))
+    assert {end for fact in outcome.check.linked for end in fact.ends} == {2, 3, 4}
+
+
+def test_a_slow_first_reading_is_tried_again_in_the_first_round() -> None:
+    assert check_world(World((NodeTruth(slower=4.0), *whole(2).nodes))).held[0].compute == (0,)
+
+
+def test_those_in_doubt_meet_nodes_that_did_well_and_whom_they_have_not_met() -> None:
+    outcome = check_world(World((NodeTruth(cut=True), *whole(5).nodes)))
+    assert [tasks.groups for tasks in outcome.held] == [((0, 1), (2, 3), (4, 5)), ((0, 2), (1, 3)), ((0, 1 + 3),)]
+
+
+def test_a_whole_world_takes_one_round() -> None:
+    for nodes in (2, 3, 4, 5, 16, 63, 64):
+        assert len(check_world(whole(nodes), nodes).held) == 1
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 9, EVERY_PAIR])
+def test_measuring_links_every_pair_once_in_as_few_rounds_as_can_be(nodes: int) -> None:
+    outcome = check_world(whole(nodes), measure_links=True)
+    pairs = sorted(fact.ends for fact in outcome.check.linked)
+    assert pairs == list(itertools.combinations(range(nodes), 2))
+    assert len(outcome.held) == (nodes - 1 if nodes % 2 == 0 else nodes)
+
+
+def test_measuring_many_nodes_takes_fifteen_rounds_of_the_round_robin() -> None:
+    outcome = check_world(whole(40), measure_links=True)
+    assert len(outcome.held) == EVERY_PAIR - 1
+    assert len({fact.ends for fact in outcome.check.linked}) == len(outcome.check.linked) == 20 * 15
+
+
+def test_measuring_does_not_leave_out_who_computed_in_the_second_try() -> None:
+    outcome = check_world(World((*whole(4).nodes, CRASHES_ONCE, NodeTruth())), measure_links=True)
+    assert {fact.ends for fact in outcome.check.linked} == set(itertools.combinations(range(6), 2))
+
+
+def _is_fit(outcome: Outcome, measured: bool) -> None:
+    met: set[tuple[int, int]] = set()
+    for tasks in outcome.held:
+        members = [node for group in tasks.groups for node in group]
+        assert len(members) == len(set(members)), "a node is in two groups of one round"
+        assert not tasks.nothing
+        for group in tasks.groups:
+            assert list(group) == sorted(group)
+            assert len(group) - 1 <= MOST_LINKS
+            pairs = set(itertools.combinations(group, 2))
+            assert not pairs & met, "a link is tried twice"
+            met |= pairs
+    most = 2 * EVERY_PAIR if measured else 0
+    assert len(outcome.held) <= most + MAX_ROUNDS
+
+
+@settings(deadline=None)
+@given(st.integers(2, 40), st.integers(0, 2**32), st.booleans())
+def test_no_round_has_a_node_twice_and_no_link_is_tried_twice(nodes: int, truth: int, measured: bool) -> None:
+    _is_fit(check_world(draw_odd_world(random.Random(truth), nodes), truth, measure_links=measured), measured)
