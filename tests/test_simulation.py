@@ -27,9 +27,11 @@ from dlrover_run.backends.etcd_election import Election
 from dlrover_run.backends.etcd_leadership import Leadership
 from dlrover_run.backends.etcd_writing import Writing
 from dlrover_run.backends.orders import Orders
-from dlrover_run.coordination import gathering, training
+from dlrover_run.coordination import checking, gathering, training
+from dlrover_run.coordination.check_records import Check, Verdict
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decision import Decision
+from dlrover_run.coordination.diagnosis import Diagnosis, Finding
 from dlrover_run.coordination.records import Assignment, NodeStatus, Plan, assignment
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.coordination.seating import seat_nodes
@@ -69,11 +71,13 @@ def test_every_law_holds_for_ten_thousand_seeds(kind: type[Scenario], chunk: int
 
 @pytest.mark.parametrize("kind", SEEDS, ids=NAMES)
 def test_the_runs_are_worth_something(kind: type[Scenario]) -> None:
-    outcomes = [simulate(seed, None, kind) for seed in range(60)]
+    outcomes = [simulate(seed, None, kind) for seed in range(80)]
     assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
     assert sum(outcome.rounds for outcome in outcomes) > 100
     assert sum(outcome.completed for outcome in outcomes) > 60
     assert sum(outcome.restarts for outcome in outcomes) > 10
+    assert sum(outcome.checks for outcome in outcomes) > 10
+    assert sum(outcome.dismissed for outcome in outcomes) > 5
     assert sum(outcome.coordinators > 1 for outcome in outcomes) > 10
 
 
@@ -131,6 +135,18 @@ def take_whatever_is_new(self: Orders, wanted: Assignment) -> bool:
 real_take_word = Orders.take
 
 
+def diagnose_nobody(check: Check, threshold: float) -> Diagnosis:
+    """Finds all of them well."""
+    return Diagnosis(tuple(Finding(Verdict.PASSED) for _ in check.nodes))
+
+
+def diagnose_both_ends(check: Check, threshold: float) -> Diagnosis:
+    """Takes both ends of a link that fails for broken."""
+    ends = {end for link in check.linked if link.problem for end in link.ends}
+    found = (Verdict.FAULT if place in ends else Verdict.PASSED for place in range(len(check.nodes)))
+    return Diagnosis(tuple(map(Finding, found)))
+
+
 @contextmanager
 def obey_whoever_spoke_last() -> Iterator[None]:
     """Neither side looks at epochs: each of them alone would be enough."""
@@ -177,6 +193,12 @@ BROKEN = {
     ),
     "nobody waits for what others failed of": patched((Rules, "cause_delay"), by=0.0),
     "two processes may have one id": patched((Coordinator, "refusal"), by=lambda self, key: None),
+    "newcomers take part unchecked": patched(
+        (training, "cleared"), by=lambda rules, plan, living: [p for p in living if p.status.computed is not None]
+    ),
+    "nobody is ever at fault": patched((checking, "diagnose"), by=diagnose_nobody),
+    "a partner is blamed for a link": patched((checking, "diagnose"), by=diagnose_both_ends),
+    "a check has no deadline": patched((checking, "CHECK_MARGIN"), by=1e9),
 }
 
 

@@ -28,6 +28,10 @@ def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     if rules.check != CHECK_NEVER:
         plan = prune(plan, present, now)
     decision = (gather if plan.phase is PlanPhase.GATHERING else train)(rules, plan, present, now)
+    if rules.check != CHECK_NEVER and decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
+        # Whoever has no place in the new round is checked beside it.
+        further = train(rules, decision.plan, present, now)
+        decision = Decision(further.plan, further.wake_at, decision.lines + further.lines)
     if decision.plan.phase in OVER and decision.plan.check is not None:
         return Decision(changed(decision.plan, now, check=None), None, decision.lines)
     forgiven_at = charged[0] + rules.restart_window if charged else None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dlrover_run.coordination.check_round import CHECK_MARGIN, key_of
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Decision
+from dlrover_run.coordination.pairing import MAX_ROUNDS
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import (
     OVER,
@@ -22,6 +24,7 @@ from dlrover_run.coordination.records import (
     seats,
 )
 from dlrover_run.coordination.rules import Rules
+from simulation.checks import HOPELESS, Health, health_of
 from simulation.timeline import Broken
 
 UNSEEN_SLEEP = 0.4
@@ -63,6 +66,10 @@ class Laws:
         self.over: Plan | None = None
         self.slow_disk = False
         self._due: dict[int, float | None] = {}
+        self.health: Health = health_of(0)
+        self._checks: dict[tuple[int, int], float] = {}
+        self.checks = 0
+        self.dismissed: set[NodeKey] = set()
 
     def deciding(self, rules: Rules, plan: Plan, present: Present, now: float, real: Decide = decide) -> Decision:
         """`decide`, with everything that holds for one decision."""
@@ -72,6 +79,7 @@ class Laws:
         demand(again.plan == after, "deciding twice gives the same plan")
         demand(again.wake_at is None or again.wake_at > now, "nobody is to be woken at a time that has passed")
         self._check_promptness(after.epoch, again, present, now)
+        self._check_health(plan, after, now)
         if after is plan:
             return decision
         demand(plan.phase not in OVER, "a job that is over stays so")
@@ -90,6 +98,25 @@ class Laws:
             lacking = [m.host for m in plan.members if (plan.key, m.key) not in self._succeeded]
             demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
         return decision
+
+    def _check_health(self, plan: Plan, after: Plan, now: float) -> None:
+        """A check ends in time, and dismisses nobody who is healthy."""
+        if not self._rules.check:
+            demand(after.check is None and not after.checks and not after.checked, "nobody is checked without a reason")
+            return
+        if after.check is not None:
+            begun = self._checks.setdefault((after.epoch, after.check.key.number), now)
+            longest = MAX_ROUNDS * (self._rules.check_timeout + CHECK_MARGIN)
+            demand(now <= begun + longest, "a check comes to its end")
+        demand(after.check is None or after.phase not in OVER, "a job that is over checks nobody")
+        for checkup in after.checked:
+            key = key_of(checkup)
+            if checkup.dismissed and key not in self.dismissed:
+                self.dismissed.add(key)
+                demand(
+                    key in self.health.planted, f"no healthy node is dismissed, as {checkup.host} is: {checkup.reason}"
+                )
+        self.checks += after.checks > plan.checks
 
     def adopting(self, fresh: Plan, *given: Any, real: Any) -> Plan | None:
         """`adopt`: as long as it goes on nothing else falls due."""
@@ -133,7 +160,8 @@ class Laws:
             # Without a journal: the last master had told only some of them.
             return
         failed = any(p.status.failure is not None and p.status.in_round(plan.key) for p in present.values())
-        goes_on = after.phase is PlanPhase.TRAINING and after.key == plan.key
+        checks = after.check is not None and not after.check.beside
+        goes_on = checks or (after.phase is PlanPhase.TRAINING and after.key == plan.key)
         demand(failed or goes_on or len(after.members) > len(plan.members), "no round ends because its master was away")
 
     def _check_failure(self, plan: Plan, after: Plan, present: Present, now: float) -> None:
@@ -147,9 +175,9 @@ class Laws:
             demand(used >= rules.max_restarts or barren, "a job fails only when its restarts are used up")
             demand(after.failure is not None, "a job that failed says what of")
             return
-        patience = rules.pend_timeout if plan.key.number else rules.join_timeout
+        patience = rules.pend_timeout if plan.key.number or after.checks else rules.join_timeout
         demand(now >= plan.since + patience, "a job waits as long as it was told to")
-        living = {key for key, p in present.items() if p.can_train}
+        living = {key for key, p in present.items() if p.can_train} - dismissed_in(after)
         demand(not rules.size(len(living)), "a job with enough nodes does not fail for want of nodes")
         missing = [member.host for member in plan.members if member.key not in living]
         demand(not missing or "missing: " in after.reason, "a job that failed for want of nodes names them")
@@ -161,12 +189,17 @@ class Laws:
         demand(after.key.epoch == after.epoch, "a round carries the epoch of the coordinator that formed it")
         nodes = len(after.members)
         demand(rules.least <= nodes <= rules.most and nodes % rules.unit == 0, f"{nodes} nodes are no size of a round")
-        living = min(sum(p.can_train for p in present.values()), rules.most)
+        able = {key for key, p in present.items() if p.can_train}
+        if rules.check:
+            able &= {key_of(checkup) for checkup in after.checked if not checkup.dismissed}
+        living = min(len(able), rules.most)
         demand(nodes == living // rules.unit * rules.unit, f"{nodes} nodes train while {living} could")
         keys = [member.key for member in after.members]
         demand(len({key.node_id for key in keys}) == nodes, "no node has two seats")
         for key in keys:
             p = present.get(key)
+            demand(key in able, "nobody trains unchecked, or after he was dismissed")
+            demand(self.health.planted.get(key) not in HOPELESS, "a node that cannot compute never trains")
             demand(p is not None and p.connected, "only a node that is here gets a seat")
             demand(p is not None and p.status.phase not in (NodePhase.LEAVING, NodePhase.LEFT), "who goes gets no seat")
         before = {member.key: rank for rank, member in enumerate(plan.members)}
@@ -247,6 +280,11 @@ class Laws:
         """A coordinator has taken a status: of two processes with one id at most one is connected."""
         twins = [key for key, p in present.items() if key.node_id == status.node_id and p.connected]
         demand(len(twins) <= 1, f"two processes are the node {status.node_id}")
+
+
+def dismissed_in(plan: Plan) -> set[NodeKey]:
+    """Whom a check has dismissed."""
+    return {key_of(checkup) for checkup in plan.checked if checkup.dismissed}
 
 
 def failure_in(p: Presence, key: RoundKey) -> Failure | None:

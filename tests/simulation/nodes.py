@@ -11,6 +11,7 @@ from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.statement import last_words, statement
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, RoundKey
 from dlrover_run.spec import Entrypoint, JobSpec
+from simulation.checks import CheckPart, Health
 from simulation.laws import Laws
 from simulation.loop import LoopProcess
 from simulation.network import Link, Weather
@@ -56,6 +57,7 @@ class Place:
     slow_stop: float
     slow_start: float
     weather: Weather
+    health: Health
 
 
 class Node(LoopProcess):
@@ -79,6 +81,7 @@ class Node(LoopProcess):
         self._epoch = 0
         self._leaving = False
         self._busy = False
+        self._check = CheckPart(self, place.health, spec.local_addr or "", lambda: self._hear())
         self.board: NodeBoard
         self.run(lambda: self._begin(spec))
 
@@ -127,6 +130,8 @@ class Node(LoopProcess):
         self.board = self.place.board(self, spec, self._hear)
         self.note("begins")
         self._follow()
+        if spec.rules.check:
+            self._check.begin()
 
     def _hear(self) -> None:
         """Something of the board has changed: also while workers start or end, it is taken and answered."""
@@ -151,7 +156,8 @@ class Node(LoopProcess):
                 self._epoch = wanted.epoch
                 self.note(f"obeys the coordinator of epoch {wanted.epoch}")
             self._standing.take(wanted)
-        self.board.publish(statement(self._standing, cast(Any, self.group), self._leaving))
+            self._check.follow(wanted.task)
+        self.board.publish(self._check.said(statement(self._standing, cast(Any, self.group), self._leaving)))
 
     def _follow(self) -> None:
         if self._busy or self.left:
@@ -159,7 +165,7 @@ class Node(LoopProcess):
         self._report()
         group = self.group
         situation = Situation(
-            over=self.board.assignment.phase in OVER or self.board.problem is not None,
+            over=self._is_over or self.board.problem is not None,
             wanted=self._standing.round,
             started=group.key if group else None,
             live=group is not None and group.live,
@@ -174,6 +180,11 @@ class Node(LoopProcess):
             self._after(random.uniform(0, self.place.slow_stop) * random.random(), group.stop)
         elif action is Action.START:
             self._start()
+
+    @property
+    def _is_over(self) -> bool:
+        wanted = self.board.assignment
+        return wanted.phase in OVER or (wanted.checkup is not None and wanted.checkup.dismissed)
 
     def _start(self) -> None:
         seat = self._standing.seat
@@ -208,7 +219,7 @@ class Node(LoopProcess):
     def _leave(self) -> None:
         self.left = True
         self.note(f"leaves: {self.board.problem or self.board.assignment.reason}")
-        over = self.board.assignment.phase in OVER
+        over = self._is_over
         if over or self.group is None or not self.group.succeeded:
             gave_up = None if over or self._leaving else RuntimeError(self.board.problem)
             self.board.publish(last_words(self._standing, gave_up))

@@ -5,16 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from dlrover_run.coordination.check_round import CHECK_MARGIN
 from dlrover_run.coordination.coordinator import RETURN_GRACE
-from dlrover_run.coordination.records import Plan
+from dlrover_run.coordination.pairing import MAX_ROUNDS
+from dlrover_run.coordination.records import NodeKey, Plan
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import JobSpec
 from simulation.board import Board
+from simulation.checks import CHECK_TIMEOUT, health_of
 from simulation.disk import Disk
 from simulation.faults import Faults, MasterFaults
 from simulation.laws import Laws, demand
@@ -42,6 +45,8 @@ class Outcome:
     phase: str
     coordinators: int
     ended_at: float
+    checks: int
+    dismissed: int
 
 
 def random_rules(random: Random) -> Rules:
@@ -81,7 +86,13 @@ class Scenario(ABC):
 
     def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
         self.timeline = Timeline(seed, tell)
-        self.rules = random_rules(self.timeline.random)
+        self.health = health_of(seed)
+        self.rules = replace(
+            random_rules(self.timeline.random),
+            check=self.health.mode,
+            check_timeout=CHECK_TIMEOUT,
+            exclude_stragglers=self.health.exclude,
+        )
         self.nodes: list[Node] = []
         self._hosts = 0
 
@@ -124,7 +135,9 @@ class Scenario(ABC):
             slow_stop=random.choice((0.1, 2.0, 15.0)),
             slow_start=random.choice((0.1, 3.0)),
             weather=weather,
+            health=self.health,
         )
+        self.laws.health = self.health
         self.calm_at = random.uniform(30, 200)
         self.is_short = random.random() < 0.1
 
@@ -140,6 +153,7 @@ class Scenario(ABC):
         wish = random.randint(0, self.rules.most) if random.random() < 0.2 else None
         role = random.choice(("default", "default", "reader"))
         spec = job_spec(name, f"10.1.0.{self._hosts}", random.randint(1, 4), role, wish, self.rules)
+        self.health.plant(NodeKey(name, f"i{self._hosts}"), f"10.1.0.{self._hosts}")
         node = Node(self.place, spec, f"{name}.{self._hosts}" if node_id else name, f"i{self._hosts}")
         self.nodes.append(node)
         return node
@@ -167,6 +181,8 @@ class Scenario(ABC):
             over.phase.value if over else "",
             self.coordinators,
             self.timeline.now,
+            self.laws.checks,
+            len(self.laws.dismissed),
         )
 
     def _begin(self) -> None:
@@ -179,13 +195,14 @@ class Scenario(ABC):
     def _calm(self) -> None:
         """No fault happens any more, and what was stopped or cut off comes back."""
         self.timeline.note("job", "all faults are over")
-        self.faults.over = True
+        self.faults.over = self.health.over = True
         self.place.weather.slowness = 0.01
         self._settle()
         for node in self.nodes:
             node.link.heal()
             node.resume()
         staying = {node.key.node_id for node in self.living if not node.is_leaving and self._may_stay(node)}
+        staying -= {key.node_id for key in self.health.planted}
         if not self.is_short and self.laws.over is None:
             for _ in range(self.rules.fewest - len(staying)):
                 self.add_node()
@@ -196,6 +213,8 @@ class Scenario(ABC):
         known = 2 * rules.silence_limit + rules.lost_after + RETURN_GRACE + HUNG
         formed = rules.last_call_timeout + rules.scale_up_delay + 2 * (place.slow_stop + place.slow_start)
         bound = self.timeline.now + known + formed + 2 * HUNG
+        if rules.check:
+            bound += (MAX_ROUNDS + 2) * (rules.check_timeout + CHECK_MARGIN)
         if self.is_short:
             bound += rules.join_timeout + rules.pend_timeout
         self.timeline.run_until(bound, lambda: self._is_settled)

@@ -1,0 +1,145 @@
+"""The part of simulated nodes in a node check: they compute, and meet at links, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import msgspec
+from node_truth import Truth
+
+from dlrover_run.coordination.check_records import CheckTask, Computed, Linked, LinkEnd, LinkTried, TaskKey
+from dlrover_run.coordination.records import NodeKey, NodeStatus
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from simulation.loop import LoopProcess
+
+CHECK_TIMEOUT = 60.0
+"""Seconds of a round of a check. A link has a quarter of that, as in the product."""
+
+EACH = 3
+"""In one of so many seeds nodes are checked."""
+
+HOPELESS = ("crashing", "wrong", "silent")
+"""What ails nodes that no check lets pass, however few others there are."""
+
+Meeting = tuple[TaskKey, frozenset[str]]
+
+
+@dataclass
+class Health:
+    """The truth about all nodes, and the links at which they meet. Those of `silent`, by
+    their addresses, never answer. `planted` are the processes with something wrong."""
+
+    random: Random
+    mode: int
+    exclude: int
+    truth: Truth = field(default_factory=Truth)
+    silent: set[str] = field(default_factory=set)
+    planted: dict[NodeKey, str] = field(default_factory=dict)
+    over: bool = False
+    _waiting: dict[Meeting, list[Callable[[], None]]] = field(default_factory=dict)
+
+    @property
+    def checks(self) -> bool:
+        """Whether nodes are checked in this run."""
+        return self.mode != CHECK_NEVER
+
+    def plant(self, key: NodeKey, address: str) -> None:
+        """Choose what is wrong with a new node, if anything."""
+        if not self.checks or self.over or self.random.random() < 0.75:
+            return
+        kind = self.random.choice((*HOPELESS, "cut", "slow"))
+        self.planted[key] = kind
+        if kind == "slow":
+            self.truth.slowness[address] = 5.0
+        elif kind == "silent":
+            self.silent.add(address)
+        else:
+            getattr(self.truth, kind).add(address)
+
+    def meet(self, meeting: Meeting, met: Callable[[], None]) -> None:
+        """Wait for the other end of a link; `met` is called for both when it is there."""
+        waiting = self._waiting.setdefault(meeting, [])
+        waiting.append(met)
+        if len(waiting) == len(meeting[1]):
+            for call in self._waiting.pop(meeting):
+                call()
+
+
+def health_of(seed: int) -> Health:
+    """Drawn apart from all other chance, so that seeds without a check are what they were before there was one."""
+    random = Random(f"health of {seed}")
+    mode = random.choice((CHECK_ONCE, CHECK_ONCE, CHECK_ALWAYS)) if random.randrange(EACH) == 0 else CHECK_NEVER
+    return Health(random, mode, random.randint(0, 1))
+
+
+class CheckPart:
+    """One node's. `tell` is called when there is something new to say."""
+
+    def __init__(self, process: LoopProcess, health: Health, address: str, tell: Callable[[], None]) -> None:
+        self._process = process
+        self._health = health
+        self._address = address
+        self._tell = tell
+        self._key: TaskKey | None = None
+        self._computed: Computed | None = None
+        self._linked: Linked | None = None
+
+    def begin(self) -> None:
+        """Compute of one's own accord."""
+        if self._address not in self._health.silent:
+            self._compute(TaskKey())
+
+    def follow(self, task: CheckTask | None) -> None:
+        """Do what is asked, once."""
+        if task is None or task.key == self._key or self._address in self._health.silent:
+            return
+        self._key = task.key
+        self._process.note(f"is asked by the check: round {task.key.round}, computes {task.compute}")
+        if task.compute:
+            self._compute(task.key)
+        if task.links:
+            self._try(task, ())
+
+    def said(self, status: NodeStatus) -> NodeStatus:
+        """The node's status with what has come of it."""
+        return msgspec.structs.replace(status, computed=self._computed, linked=self._linked, check_port=1)
+
+    def _compute(self, key: TaskKey) -> None:
+        def done() -> None:
+            if key == TaskKey() and self._computed is not None:
+                return
+            self._computed = self._health.truth.compute(self._address, key)
+            self._tell()
+
+        self._process.call_later(self._health.random.uniform(0.1, 3.0), done)
+
+    def _try(self, task: CheckTask, tried: tuple[LinkTried, ...]) -> None:
+        if task.key != self._key:
+            return
+        if len(tried) == len(task.links):
+            self._linked = Linked(task.key, tried)
+            self._tell()
+            return
+        ends = task.links[len(tried)]
+        settled = False
+
+        def settle(found: LinkTried) -> None:
+            nonlocal settled
+            if not settled:
+                settled = True
+                self._try(task, (*tried, found))
+
+        def met() -> None:
+            found = self._health.truth.link(self._address, _only(task, ends)).tried[0]
+            self._process.call_later(self._health.random.uniform(0.05, 0.5), settle, found)
+
+        self._health.meet((task.key, frozenset(end.address for end in ends)), met)
+        other = next((end.node for end in ends if end.node != task.node), task.node)
+        late = LinkTried(other, problem="the other end did not come")
+        self._process.call_later(task.timeout / 4, settle, late)
+
+
+def _only(task: CheckTask, ends: tuple[LinkEnd, ...]) -> CheckTask:
+    return msgspec.structs.replace(task, links=(ends,))
