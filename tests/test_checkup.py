@@ -271,7 +271,9 @@ class TestTasks:
         stage.behave("0 link hang")
         play = stage.play().on(has_computed(), task(1, link, timeout=2.0)).on(has_linked(1), FINISHED)
         linked = last(play.run(), "linked")
-        assert linked.tried[0].problem.startswith("the check process of local rank 0 gave no answer in ")
+        words, _, seconds = linked.tried[0].problem.rpartition(" in ")
+        assert words == "the check process of local rank 0 gave no answer"
+        assert float(seconds.removesuffix(" s")) <= 0.5, "a quarter of the task's time"
         assert linked.problem == (linked.tried[0].problem if own else "")
 
 
@@ -381,8 +383,9 @@ class TestReplacing:
             status = await scene.until(has_linked(2))
             assert status.linked == Linked(key(2), (LinkTried(5, 8.0),))
             assert len(scene.workers.started) == 2
+            running = asyncio.all_tasks()
             scene.tell(task(1, (SELF, PEER), round=3))
-            assert scene.part.add_to(BLANK) == status, "an earlier one is none that counts"
+            assert asyncio.all_tasks() == running, "an earlier one is none that counts"
 
         play(act)
 
@@ -555,6 +558,11 @@ class TestLeaving:
         ending = Ending(failed, None, (), False, {}, None, None, None)
         assert judge(ending, compat=False).exit_code == exit_codes.FAULTY_NODE
         assert judge(ending, compat=True).exit_code == exit_codes.COMPAT_FAILURE
+
+    def test_a_straggler_in_a_job_that_fails_otherwise_has_that_jobs_code(self) -> None:
+        failed = msgspec.structs.replace(over(PlanPhase.FAILED), checkup=dismissed(Verdict.STRAGGLER, leaves=False))
+        ending = Ending(failed, None, (), False, {}, None, None, None)
+        assert judge(ending, compat=False).exit_code == exit_codes.TOO_FEW_NODES
 
     def test_a_signal_counts_before_a_dismissal(self) -> None:
         word = Assignment(checkup=dismissed(Verdict.FAULT))

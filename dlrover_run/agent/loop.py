@@ -34,6 +34,7 @@ from dlrover_run.coordination.records import OVER, Seat
 from dlrover_run.descent import lineage
 from dlrover_run.descent.strays import StraySweep
 from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.output.check_file import CheckFile
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec, SpecError
@@ -73,6 +74,7 @@ class Agent:
         look = partial(_find_ailments, spec, voice.say)
         self._check = CheckPart(spec, self._starter, self._strays.paused, self._wake.set, look)
         self._narration = Narration(spec, voice)
+        self._check_file = CheckFile(run_dir, voice.say)
         self._events = EventLog(spec, relay.say)
         self._departure = Departure(self._take_signal, self._lose_launcher)
         self._round: Round | None = None
@@ -114,7 +116,8 @@ class Agent:
             elif action is Action.STOP:
                 await self._stop_workers()
             else:
-                if situation.wanted is None and not situation.live:
+                if situation.wanted is None:
+                    # And no worker runs: the devices are free.
                     self._check.follow(self._board.assignment.task)
                 if self._board.assignment.waiting is not None:
                     # Its place may come at any moment.
@@ -162,6 +165,7 @@ class Agent:
             # A node that goes takes no further seat; it stays a member of its round until its workers have ended.
             self._standing.take(wanted)
             self._narration.follow(wanted)
+            self._check_file.follow(wanted)
         if self._round is not None and (self._is_over or self._round.key != self._standing.round):
             self._round.cancel()
         self._board.publish(self._check.add_to(statement(self._standing, self._round, self._departure.wanted)))

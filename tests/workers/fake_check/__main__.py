@@ -67,7 +67,7 @@ def obey(order: dict, what: str) -> None:
         os.write(1, b"babble\n")
     elif what.startswith("end"):
         os.write(1, json.dumps({**done, "problem": "it hung", "ends": True}).encode() + b"\n")
-        os._exit(3)
+        signal.pause()
     elif what.startswith("problem"):
         os.write(1, json.dumps({**done, "problem": what.partition(" ")[2], "wrong": "wrong" in what}).encode() + b"\n")
     elif order["do"] == "compute":
