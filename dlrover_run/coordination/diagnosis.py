@@ -74,7 +74,8 @@ class _Judge:
         self.called = call(self.check)
         kin = evidence.kin
         self.computing = compare(_known(evidence.computes_at, evidence.tries.keys() - evidence.broken), kin, threshold)
-        self.linking = compare(_known(evidence.best_with_kin, evidence.links), kin, threshold)
+        self.linked_at = _known(evidence.best_with_kin, evidence.links)
+        self.linking = compare(self.linked_at, kin, threshold)
         self.working = Counter[int]()
         for node in evidence.links:
             self.working[kin(node)] += evidence.working_with_kin(node)
@@ -142,13 +143,17 @@ class _Judge:
 
     def _usual_link(self, node: int) -> float:
         """What the others reach among themselves. One that has linked with this node alone says nothing about it."""
-        own = self.evidence.best_with_kin(node)
-        others = (
-            self.evidence.best_with_kin(other, but=node)
-            for other in self.evidence.links
-            if other != node and self.evidence.kin(other) == self.evidence.kin(node)
-        )
-        return usual([speed for speed in (own, *others) if speed is not None])
+        speeds = {other: speed for other, speed in self.linked_at.items() if self._are_kin(other, node)}
+        for other in self.evidence.links[node].keys() & speeds.keys():
+            without = self.evidence.best_with_kin(other, but=node)
+            if without is None:
+                del speeds[other]
+            else:
+                speeds[other] = without
+        return usual(list(speeds.values()))
+
+    def _are_kin(self, one: int, other: int) -> bool:
+        return self.evidence.kin(one) == self.evidence.kin(other)
 
     def _links_slowly(self, node: int) -> bool:
         return (self.evidence.best_with_kin(node) or 0.0) * self.threshold < self._usual_link(node)
@@ -281,9 +286,10 @@ class _Judge:
 
     def _notes_on_links(self) -> list[str]:
         notes = []
+        named = self.cut | self.slow_linked
         for one, met in sorted(self.evidence.links.items()):
             for other, speed in sorted(met.items()):
-                if one > other or {one, other} & (self.cut | self.slow_linked):
+                if one > other or one in named or other in named:
                     continue
                 between = f"the link between {self.called[one]} and {self.called[other]}"
                 if speed is None and self.evidence.works(one) and self.evidence.works(other):
