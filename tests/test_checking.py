@@ -202,6 +202,7 @@ class TestVerdicts:
         names = [f"n{number}" for number in range(100)]
         job = checked_job(90, 100, Truth(slowness={"n99.net": 4.0}))
         job.come(*names)
+        assert job.lines[0].count(": ") == 65
         others = job.assignment("n0").others
         assert len(others) == 64
         assert [row.node_id for row in others][-1] == "n99"

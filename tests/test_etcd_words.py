@@ -6,14 +6,16 @@ import itertools
 
 import pytest
 from master_node import status
+from node_truth import Truth
 from virtual_job import VirtualJob, rules
 
 from dlrover_run.backends.etcd_attendance import Attendance
-from dlrover_run.backends.etcd_records import BUCKETS, Keys, bucket_of, pack
+from dlrover_run.backends.etcd_records import BUCKETS, Keys, bucket_of, pack, unpack
 from dlrover_run.backends.etcd_words import words_for
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.plausible import MAX_EPOCH
 from dlrover_run.coordination.records import (
+    Assignment,
     Member,
     NodeKey,
     NodePhase,
@@ -23,6 +25,7 @@ from dlrover_run.coordination.records import (
     Waiting,
     assignment,
 )
+from dlrover_run.coordination.rules import CHECK_ONCE
 from dlrover_run.etcd.operations import Change, KeyValue
 
 KEYS = Keys("/dlrover-run", "job")
@@ -64,6 +67,29 @@ def test_only_buckets_that_somebody_reads_are_written_until_the_job_is_over() ->
     words = words_for(job.coordinator, WAITING)
     assert set(words) == set(range(BUCKETS))
     assert {word.assignment(NodeKey("stranger", "9")) for word in words.values()} == {assignment(job.plan, None)}
+
+
+def test_a_node_without_a_seat_reads_its_task_and_what_is_known_of_it() -> None:
+    truth = Truth(crashing={"b.net"})
+    job = VirtualJob(rules(2, 4, check=CHECK_ONCE), truth=truth)
+    job.deaf = {"a", "b", "c", "d"}
+    job.come("a", "b", "c", "d")
+
+    def read(name: str) -> Assignment:
+        word = words_for(job.coordinator, WAITING)[bucket_of(name)]
+        return unpack(pack(word), type(word)).assignment(job.key(name))
+
+    task = read("b").task
+    assert task is not None
+    assert task == job.coordinator.assignment(job.key("b"), WAITING).task
+    assert read("b").waiting == WAITING
+    job.deaf.clear()
+    job.settle()
+    assert job.plan.phase is PlanPhase.TRAINING
+    for name in "abcd":
+        assert read(name) == job.coordinator.assignment(job.key(name), WAITING)
+    assert [checkup.node_id for checkup in read("a").others] == ["a", "c", "d", "b"]
+    assert read("b").checkup == read("a").others[-1]
 
 
 def test_progress_is_told_only_where_somebody_waits() -> None:

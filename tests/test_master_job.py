@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from master_node import FAST, status
+from node_truth import Truth
 
 from dlrover_run.backends.patience import ID_IN_USE_PATIENCE
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
@@ -19,7 +20,7 @@ from dlrover_run.coordination.notice import differences
 from dlrover_run.coordination.plausible import MAX_EPOCH, MAX_ROUND, MAX_WORKERS
 from dlrover_run.coordination.punctuality import BEAT, TOLERANCE, Punctuality
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import RESULT_KEPT, Rules
+from dlrover_run.coordination.rules import CHECK_ONCE, RESULT_KEPT, Rules
 from dlrover_run.master.handshake import Refusal
 from dlrover_run.master.job import STORE_RETRY, Job
 from dlrover_run.master.journal import Journal
@@ -262,6 +263,38 @@ def test_no_one_is_told_of_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list
         "job 'job': round 1 with 2 nodes: 2 nodes are here",
     ]
     assert Bed(directory=tmp_path).job._coordinator.plan.key.number == 1
+
+
+def test_no_one_is_asked_by_a_check_that_is_not_on_disk(tmp_path: Path, disk: list[bool]) -> None:
+    truth = Truth(wrong={"10.9.9.9"})
+    bed = Bed(Rules(least=2, most=3, check=CHECK_ONCE), tmp_path)
+    bed.join("a", "b", computed=truth.compute("10.9.9.8"))
+    disk[0] = True
+    bed.join("c", computed=truth.compute("10.9.9.9"))
+    assert bed.said[0].startswith("job 'job': the master cannot write")
+    bed.say("a", check_port=7)
+    told = bed.lines["a"].told[-1]
+    assert told.task is None
+    assert told.waiting is not None
+    assert told.waiting.text.startswith("the master cannot write")
+    disk[0] = False
+    bed.until(STORE_RETRY * 2)
+    task = bed.lines["a"].told[-1].task
+    assert task is not None
+    disk[0] = True
+    for name in "ab":
+        bed.say(name, linked=truth.link("10.9.9.8", bed.lines[name].told[-1].task))
+    assert bed.lines["a"].told[-1].task == task, "what was stored last holds"
+    assert bed.lines["c"].told[-1].checkup is None
+    assert not any("Fault nodes" in line for line in bed.said)
+    disk[0] = False
+    bed.until(STORE_RETRY * 4)
+    dismissed = bed.lines["c"].told[-1].checkup
+    assert dismissed is not None
+    assert dismissed.dismissed
+    assert "job 'job': Fault nodes are: [2] and stragglers are: []." in bed.said
+    assert len([line for line in bed.said if "Round 0" in line]) == 2
+    assert bed.lines["a"].told[-1].seat is not None
 
 
 def test_the_round_goes_on_while_its_end_cannot_be_stored(tmp_path: Path, disk: list[bool]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+import msgspec
+
 from dlrover_run.coordination.check_records import (
     MOST_LINK_PROBLEM,
     MOST_LINK_ROWS,
@@ -20,6 +22,9 @@ from dlrover_run.coordination.words import counted, names
 ROWS_IN_ALL = 16_384
 """Rows that all nodes of a job together are told in one telling: each of them gets its share of that, so that a table
 for 2,000 people is no more work than one for a few hundred."""
+
+MOST_REASON = 160
+"""Characters of the clause in one row of a table: with all the rows there are, they fit into one message."""
 
 _TO_SAY = {Verdict.FAULT: 0, Verdict.STRAGGLER: 1, Verdict.PENDING: 2, Verdict.PASSED: 3}
 
@@ -39,7 +44,8 @@ def stands(check: Check, missing: Sequence[str], asked: int) -> str:
 
 def not_computed(missing: Sequence[str], nodes: int) -> str:
     """That a check is yet to begin, because the hosts `missing` of so many nodes have not computed."""
-    return f"node check: {nodes - len(missing)} of {counted(nodes, 'node')} have computed; missing: {names(missing)}"
+    has = "has" if nodes == 1 else "have"
+    return f"node check: {nodes - len(missing)} of {counted(nodes, 'node')} {has} computed; missing: {names(missing)}"
 
 
 def elapsed(check: Check) -> dict[int, float]:
@@ -61,10 +67,16 @@ def elapsed(check: Check) -> dict[int, float]:
 
 def round_lines(check: Check, failing: Collection[int]) -> list[str]:
     """What a round came to, in the words of DLRover's master; `failing` are the nodes that have not passed by now."""
-    status = {place: place not in failing for place, node in enumerate(check.nodes) if node.present}
+    times = elapsed(check)
+    slowest = sorted(times, key=lambda place: (-times[place], place))[:MOST_ROWS]
+    here = (place for place, node in enumerate(check.nodes) if node.present)
+    # Those of whom there is most to say, for nobody reads a line of thousands.
+    told = sorted(here, key=lambda place: (place not in failing, place))[:MOST_ROWS]
+    status = {place: place not in failing for place in sorted(told)}
     number = check.key.round
+    shown_times = {place: times[place] for place in sorted(slowest)}
     return [
-        f"Round {number}: The node elapsed time are {elapsed(check)}",
+        f"Round {number}: The node elapsed time are {shown_times}",
         f"Round {number}: The node status are {status}.",
     ]
 
@@ -85,12 +97,15 @@ def dismissal(dismissed: Sequence[Checkup]) -> str:
 
 def shown(checkups: Sequence[Checkup], most: int = MOST_ROWS) -> tuple[Checkup, ...]:
     """Those that a person is shown, in their order: all, or of too many those of whom there is most to say."""
-    if len(checkups) <= most:
-        return tuple(checkups)
     telling = sorted(
         range(len(checkups)), key=lambda place: (_TO_SAY[checkups[place].verdict], not checkups[place].reason)
     )
-    return tuple(checkups[place] for place in sorted(telling[:most]))
+    rows = (checkups[place] for place in sorted(telling[:most]))
+    return tuple(row if len(row.reason) <= MOST_REASON else _clipped(row) for row in rows)
+
+
+def _clipped(row: Checkup) -> Checkup:
+    return msgspec.structs.replace(row, reason=row.reason[: MOST_REASON - 3] + "...")
 
 
 def share_of(nodes: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dlrover_run.coordination import check_words
-from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.check_records import Check
 from dlrover_run.coordination.check_round import asked, awaited, standing
 from dlrover_run.coordination.checking import candidates, computes_anew, computing
@@ -12,6 +11,9 @@ from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 from dlrover_run.coordination.words import counted, names
+
+MOST_BEFORE = 300
+"""Characters of what is told of dismissals before the words about who is missing, so that these always fit."""
 
 
 def progress(rules: Rules, plan: Plan, present: Present, wake_at: float | None, now: float) -> Waiting:
@@ -31,7 +33,7 @@ def progress(rules: Rules, plan: Plan, present: Present, wake_at: float | None, 
     hosts = names([p.status.host for p in living])
     missing = missing_words(rules, plan, living)
     dismissed = check_words.dismissal([checkup for checkup in plan.checked if checkup.dismissed])
-    before = f"{dismissed[: MAX_WHAT // 2]}; " if dismissed else ""
+    before = f"{dismissed[:MOST_BEFORE]}; " if dismissed else ""
     return Waiting(f"{before}{here}{hosts and f': {hosts}'}{missing and f'; missing: {missing}'}", left)
 
 

@@ -169,7 +169,7 @@ class Membership:
                     # The workers of an earlier round may still be ending; nobody asks for them any more.
                     phase, failure = (word.phase, word.failure) if is_of_seat else (NodePhase.WAITING, None)
                     board.publish(standing.status(phase, failure, met=phase is NodePhase.SUCCEEDED))
-                    self._show(View(board.assignment, standing.seat, board.problem))
+                    self._show(View(board.assignment, standing.seat, board.problem or _dismissal(board.assignment)))
                     await self._wake.wait()
             finally:
                 standing.close()
@@ -181,3 +181,11 @@ class Membership:
             with self._changed:
                 self.view = view
                 self._changed.notify_all()
+
+
+def _dismissal(wanted: Assignment) -> str | None:
+    """Why a node check lets this node train no more; torchrun computes nothing when it is asked to."""
+    checkup = wanted.checkup
+    return (
+        f"the node check dismissed this node: {checkup.reason}" if checkup is not None and checkup.dismissed else None
+    )

@@ -1,0 +1,76 @@
+"""The board of a node that needs no other one, where nodes are checked: it decides by itself, and looks at the time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+import pytest
+from node_truth import Truth
+from virtual_job import rules
+
+from dlrover_run.backends.local import LocalBoard
+from dlrover_run.coordination import check_round, checking
+from dlrover_run.coordination.records import NodeStatus, PlanPhase
+from dlrover_run.coordination.rules import CHECK_ONCE
+
+ALONE = NodeStatus(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2, check_port=2)
+
+
+def test_one_node_is_checked_and_told_what_came_of_it() -> None:
+    said: list[str] = []
+    news: list[int] = []
+
+    async def take_part() -> None:
+        truth = Truth()
+        board = LocalBoard(rules(1, 1, check=CHECK_ONCE), None, lambda: news.append(1), said.append)
+        board.publish(ALONE)
+        waiting = board.assignment.waiting
+        assert waiting is not None
+        assert waiting.text == "node check: 0 of 1 node has computed; missing: a"
+        heard = len(news)
+        board.publish(ALONE)
+        assert len(news) == heard, "who says the same again is told the same"
+        status = msgspec.structs.replace(ALONE, computed=truth.compute("a.net"))
+        board.publish(status)
+        task = board.assignment.task
+        assert task is not None
+        assert [[end.node for end in link] for link in task.links] == [[0]]
+        board.publish(msgspec.structs.replace(status, linked=truth.link("a.net", task)))
+        assert board.assignment.seat is not None
+        assert board.assignment.checkup is not None
+        assert board.assignment.checkup.gigabytes == 10.0
+        await board.close()
+
+    asyncio.run(take_part())
+    assert said[-1] == "Fault nodes are: [] and stragglers are: []."
+
+
+def test_a_node_that_never_computes_is_found_without_another_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (check_round, checking):
+        monkeypatch.setattr(module, "CHECK_MARGIN", 0.01)
+
+    async def take_part() -> None:
+        told = asyncio.Event()
+        board = LocalBoard(rules(1, 1, check=CHECK_ONCE, check_timeout=0.05), None, told.set)
+        board.publish(ALONE)
+        while board.assignment.checkup is None:
+            told.clear()
+            await told.wait()
+        assert board.assignment.checkup.dismissed
+        await board.close()
+
+    asyncio.run(take_part())
+
+
+def test_with_ranks_by_hand_nobody_is_checked() -> None:
+    async def take_part() -> None:
+        board = LocalBoard(replace(rules(2, 2), check=CHECK_ONCE), 1, lambda: None)
+        board.publish(ALONE)
+        assert board.assignment.phase is PlanPhase.TRAINING
+        assert board.assignment.seat is not None
+        assert board.assignment.seat.node_rank == 1
+        await board.close()
+
+    asyncio.run(take_part())
