@@ -9,12 +9,17 @@ device adds, is rounded either. For a vector x of whole numbers without a zero, 
 (Freivalds). One wrong element in a row always shows, as its error times an element of x is not zero, and NaN equals
 nothing; several in one row cancel out for one of `2 * WEIGHT` vectors at most, and x is drawn anew for each order. The
 sums of the check are made with vector instructions, not by the units that multiply matrices.
+
+On a CPU each thread makes products of its own, and the speed is the sum of theirs. Threads that share a product wait
+for each other in each, and beside another process that is some 20 ms each time: on a machine of two cores with one of
+them busy the same product of 128 was then 700 times slower, which says nothing about the node.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -28,6 +33,10 @@ ACCELERATOR_SIZES = (1024, 8192)
 
 LONG_ENOUGH = 0.0015
 """Seconds from which a product is long enough: starting it and reading the clock take microseconds."""
+
+EASY_THREADS = 8
+"""Threads that may make products of that length beside each other. With more of them the products are longer by as
+much, for all these threads share one interpreter, which they need for some 0.1 ms around each product."""
 
 TOGETHER = 4
 """Products that an accelerator is given at a time, which hides the way there and back."""
@@ -98,12 +107,22 @@ class Product:
         return 2.0 * self.size**3 * len(self._results)
 
 
-def measure_compute(accelerator: Accelerator, seconds: float) -> float:
-    """Multiply matrices for about that long; the speed in TFLOP/s.
+def measure_compute(accelerator: Accelerator, seconds: float, threads: int = 1) -> float:
+    """Multiply matrices for about that long; the speed in TFLOP/s. On a CPU so many threads do it, each by itself.
 
     Raises WrongResult, torch.OutOfMemoryError, or whatever the device's driver raises.
     """
-    product = _sized(accelerator, seconds)
+    beside = threads if accelerator.device.type in SIZES else 1
+    size, together = _find_size(accelerator, seconds, max(1.0, beside / EASY_THREADS))
+    if beside == 1:
+        return _measure(accelerator, size, together, seconds)
+    with ThreadPoolExecutor(beside) as pool:
+        speeds = [pool.submit(_measure, accelerator, size, together, seconds) for _ in range(beside)]
+    return sum(speed.result() for speed in speeds)
+
+
+def _measure(accelerator: Accelerator, size: int, together: int, seconds: float) -> float:
+    product = Product(accelerator, size, together)
     for _ in range(WARM_UP):
         product.multiply()
         product.check()
@@ -117,15 +136,17 @@ def measure_compute(accelerator: Accelerator, seconds: float) -> float:
     return operations / taken / 1e12
 
 
-def _sized(accelerator: Accelerator, seconds: float) -> Product:
-    """The smallest product that takes long enough, by doubling; the quicker of two tries counts."""
+def _find_size(accelerator: Accelerator, seconds: float, longer: float) -> tuple[int, int]:
+    """The smallest product that takes long enough, by doubling, and how many are made together; the quicker of two
+    tries counts."""
     kind = accelerator.device.type
     size, largest = SIZES.get(kind, ACCELERATOR_SIZES)
-    enough = min(LONG_ENOUGH, seconds / 10)
+    together = 1 if kind in SIZES else TOGETHER
+    enough = min(LONG_ENOUGH * longer, seconds / 10)
     while True:
-        product = Product(accelerator, size, 1 if kind in SIZES else TOGETHER)
+        product = Product(accelerator, size, together)
         product.multiply()
         taken = min(product.multiply(), product.multiply())
-        if size * 2 > largest or taken / len(product._results) >= enough:
-            return product
+        if size * 2 > largest or taken / together >= enough:
+            return size, together
         size *= 2

@@ -20,10 +20,11 @@ class Tasks:
         self._answers = answers
         self._accelerator: Accelerator | None = None
         self._stores = Stores()
+        # A process that was forked has a library that read the template's environment, not its own.
         threads = os.environ.get("OMP_NUM_THREADS", "")
-        if threads.isdecimal() and int(threads) > 0:
-            # A process that was forked has a library that read the template's environment, not its own.
-            torch.set_num_threads(int(threads))
+        self._threads = int(threads) if threads.isdecimal() and int(threads) > 0 else torch.get_num_threads()
+        # Those that torch would use together wait for each other, which on a busy machine takes most of the time.
+        torch.set_num_threads(1)
 
     def do(self, order: Order) -> None:
         """Do the order and answer it. After some failures the process ends itself with the answer."""
@@ -41,7 +42,7 @@ class Tasks:
 
     def _compute(self, order: Compute, accelerator: Accelerator) -> None:
         try:
-            tflops = measure_compute(accelerator, order.seconds)
+            tflops = measure_compute(accelerator, order.seconds, self._threads)
         except WrongResult as error:
             self._answers.give(failed(order, str(error), wrong=True))
         except torch.cuda.OutOfMemoryError as error:
