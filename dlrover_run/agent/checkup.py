@@ -60,6 +60,9 @@ GROUP_SHARE = 0.8
 
 NODE_CHECK_FOLDER = str(Path(__file__).resolve().parent.parent / "node_check")
 
+STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
+"""The variable that tells local rank 0 of the crew to host a store at this port from its start on (`tasks.py`)."""
+
 NO_TORCH = "torch cannot be imported: No module named 'torch'"
 """What a process answers to every order in an interpreter that has no torch."""
 
@@ -270,7 +273,10 @@ class CheckPart:
         starter = await self._starter()
         await starter.warmed(os.environ)
         argv = (self._python, "-u", self._folder)
-        self._crew = crew = Crew(argv, check_environments(self._spec, os.environ))
+        assert self._port is not None, "a node that is checked holds one"
+        first, *others = check_environments(self._spec, os.environ)
+        # Its store is there long before the first link: whoever comes too early is let wait for up to a second.
+        self._crew = crew = Crew(argv, [{**first, STORE_PORT: str(self._port.number)}, *others])
         await crew.start(lambda start: starter.start_folder(start, self._folder), self._undisturbed)
         return crew
 

@@ -49,6 +49,9 @@ LIBRARY_PATIENCE = 600.0
 """Seconds after `timeout` at which the library of an accelerator would end the process by itself: never, because this
 process has answered and ended by then. A process that was aborted would look like one whose node is at fault."""
 
+LOOPBACK = "127.0.0.1"
+"""Where a process reaches the store that it hosts itself."""
+
 STRIDE = 1_000_003
 """How far apart the numbers of two ranks are."""
 
@@ -67,19 +70,23 @@ class Stores:
     def __init__(self) -> None:
         self._hosted: dict[int, TCPStore] = {}
 
+    def host(self, port: int, timeout: float) -> None:
+        """Host the store at a port, unless this process does so already. Raises LinkProblem."""
+        if port in self._hosted:
+            return
+        wait = timedelta(seconds=timeout)
+        try:
+            self._hosted[port] = TCPStore(LOOPBACK, port, is_master=True, timeout=wait, wait_for_workers=False)
+        except Exception as error:
+            raise LinkProblem(f"port {port} could not be listened on: {_words(error)}") from error
+
     def open(self, order: Link, timeout: float) -> Store:
         """A connection to the store of a link, under the link's own names. Raises LinkProblem."""
-        wait = timedelta(seconds=timeout)
         address = order.address
         if order.host:
-            address = "127.0.0.1"
-            if order.port not in self._hosted:
-                try:
-                    self._hosted[order.port] = TCPStore(
-                        address, order.port, is_master=True, timeout=wait, wait_for_workers=False
-                    )
-                except Exception as error:
-                    raise LinkProblem(f"port {order.port} could not be listened on: {_words(error)}") from error
+            address = LOOPBACK
+            self.host(order.port, timeout)
+        wait = timedelta(seconds=timeout)
         try:
             client = TCPStore(address, order.port, is_master=False, timeout=wait, wait_for_workers=False)
         except Exception as error:

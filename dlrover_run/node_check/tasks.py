@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import torch
@@ -12,6 +13,13 @@ from .link import LinkProblem, Stores, measure_link
 from .orders import Compute, Link, Order
 from .serving import Answers, failed, first_line
 
+STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
+"""The variable with the port at which this process hosts a store, before it is asked to, so that it is there when the
+others of a link come. One who comes too early is refused, and torch lets him try again only after up to a second."""
+
+HOST_TIMEOUT = 10.0
+"""Seconds for that store to listen; the link, which tries it again, tells why it could not."""
+
 
 class Tasks:
     """What a check process keeps from one order to the next: its device, and the stores that it hosts."""
@@ -20,6 +28,10 @@ class Tasks:
         self._answers = answers
         self._accelerator: Accelerator | None = None
         self._stores = Stores()
+        port = os.environ.get(STORE_PORT, "")
+        if port.isdecimal():
+            with contextlib.suppress(LinkProblem):
+                self._stores.host(int(port), HOST_TIMEOUT)
         # A process that was forked has a library that read the template's environment, not its own.
         threads = os.environ.get("OMP_NUM_THREADS", "")
         self._threads = int(threads) if threads.isdecimal() and int(threads) > 0 else torch.get_num_threads()
