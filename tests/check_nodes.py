@@ -1,0 +1,279 @@
+"""Nodes that are checked before they train, and a gate at which all that their check processes measure can be held,
+killed, slowed or spoiled.
+
+Check processes come to the gate by themselves (`workers/check_gate.py`), so nobody has to look for them in time.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cluster import Cluster, Node
+from harness import WAIT, WORKERS
+
+STOPPED, RUNNING = 0.18, 0.02
+"""Seconds for which a slowed process stands still and goes on, in turn: ten times slower where twice is the limit."""
+
+FAULT_LINE = "RuntimeError: The node network is breakdown."
+STRAGGLER_LINE = "RuntimeError: The node is a straggler and exits."
+
+
+@dataclass(eq=False)
+class Visit:
+    """One measurement of a check process, from its arrival at the gate to its end. The process is held by a pidfd."""
+
+    node: str
+    local_rank: int
+    stage: str
+    pid: int
+    connection: socket.socket
+    pidfd: int
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def go(self) -> None:
+        """Let it measure."""
+        self._say(b"go")
+
+    def spoil(self) -> None:
+        """Let it measure, and multiply wrongly."""
+        self._say(b"wrong")
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._signal(signal.SIGKILL)
+
+    def slow(self) -> None:
+        """Let it measure, while the process is stopped and continued in turn until that is over."""
+        threading.Thread(target=self._stop_and_go, daemon=True).start()
+        self.go()
+
+    def _stop_and_go(self) -> None:
+        while not self.over.is_set():
+            self._signal(signal.SIGSTOP)
+            self.over.wait(STOPPED)
+            self._signal(signal.SIGCONT)
+            self.over.wait(RUNNING)
+
+    def _say(self, word: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.send(word)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+
+Act = Callable[[Visit], None]
+"""What becomes of a measurement."""
+
+
+class Gate:
+    """Where each measurement of a check process waits until the test lets it go.
+
+    Nodes compute one after the other, and from when `together` of them are there: however few cores the machine has,
+    what a healthy one reads is its own speed. `rules` say what becomes of a node's visits, by its name; `Act`s are
+    called in this gate's own thread. A visit without a rule may go.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.together = 1
+        self.visits: list[Visit] = []
+        self.rules: dict[str, Act] = {}
+        self._news = threading.Condition()
+        self._name = f"dlrover-gate-{os.getpid()}-{os.urandom(4).hex()}"
+        self._site = _install_plugin(directory)
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.bind(f"\0{self._name}")
+        self._server.listen(64)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._bell, bell = socket.socketpair()
+        self._selector.register(bell, selectors.EVENT_READ)
+        self._bell_end = bell
+        self._queue: collections.deque[Visit] = collections.deque()
+        self._computing: Visit | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What leads a node's check processes here."""
+        path = os.pathsep.join(filter(None, (str(self._site), os.environ.get("PYTHONPATH"))))
+        return {"CHECK_GATE": self._name, "PYTHONPATH": path}
+
+    def until(self, holds: Callable[[Sequence[Visit]], bool]) -> None:
+        """Wait until that holds of all visits that there have been."""
+        with self._news:
+            assert self._news.wait_for(lambda: holds(self.visits), WAIT), [(v.node, v.stage) for v in self.visits]
+
+    def until_at(self, stage: str, *names: str) -> list[Visit]:
+        """Wait until each of these nodes has come to measure that; the first visit of each."""
+        self.until(lambda visits: {v.node for v in visits if v.stage == stage}.issuperset(names))
+        return [next(v for v in self.visits if v.node == name and v.stage == stage) for name in names]
+
+    def of(self, *names: str, stage: str | None = None) -> list[Visit]:
+        """The visits of these nodes so far."""
+        with self._news:
+            return [v for v in self.visits if v.node in names and stage in (None, v.stage)]
+
+    def close(self) -> None:
+        """Let nobody in any more; who waits goes on."""
+        self._bell.close()
+        self._thread.join()
+        self._selector.close()
+        for visit in self.visits:
+            visit.over.set()
+            visit.connection.close()
+            os.close(visit.pidfd)
+        self._server.close()
+        self._bell_end.close()
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._bell_end:
+                    return
+                if key.fileobj is self._server:
+                    self._selector.register(self._server.accept()[0], selectors.EVENT_READ)
+                elif isinstance(key.fileobj, socket.socket):
+                    self._hear(key.fileobj, key.data)
+
+    def _hear(self, connection: socket.socket, visit: Visit | None) -> None:
+        try:
+            data = connection.recv(4096)
+        except OSError:
+            data = b""
+        if visit is None and data:
+            self._admit(connection, json.loads(data))
+            return
+        self._selector.unregister(connection)
+        if visit is None:
+            connection.close()
+            return
+        visit.over.set()
+        if self._computing is visit:
+            self._computing = None
+        if visit in self._queue:
+            self._queue.remove(visit)
+        self._call_next()
+
+    def _admit(self, connection: socket.socket, about: dict[str, Any]) -> None:
+        try:
+            pidfd = os.pidfd_open(about["pid"])
+        except ProcessLookupError:
+            self._selector.unregister(connection)
+            connection.close()
+            return
+        visit = Visit(**about, connection=connection, pidfd=pidfd)
+        self._selector.modify(connection, selectors.EVENT_READ, visit)
+        with self._news:
+            self.visits.append(visit)
+            self._news.notify_all()
+        if visit.stage == "compute":
+            self._queue.append(visit)
+            self._call_next()
+        else:
+            self._call(visit)
+
+    def _call_next(self) -> None:
+        come = {v.node for v in self.visits if v.stage == "compute"}
+        while self._queue and self._computing is None and len(come) >= self.together:
+            self._computing = self._queue.popleft()
+            # One that is to be killed or held back keeps nobody waiting.
+            self._call(self._computing)
+
+    def _call(self, visit: Visit) -> None:
+        self.rules.get(visit.node, Visit.go)(visit)
+
+
+def hold(visit: Visit) -> None:
+    """Leave it at the gate."""
+
+
+def kill_once() -> Act:
+    """Kill the first that comes, and let all others go."""
+    killed: list[Visit] = []
+
+    def act(visit: Visit) -> None:
+        killed.append(visit)
+        visit.kill() if len(killed) == 1 else visit.go()
+
+    return act
+
+
+def at(stage: str, act: Act) -> Act:
+    """Do that where such a thing is measured, and let all else go."""
+    return lambda visit: act(visit) if visit.stage == stage else visit.go()
+
+
+class CheckedCluster:
+    """Starts nodes of a cluster that are checked. Their names are letters, and a node's wish is the rank of its letter
+    in the alphabet, which is its place in the check of a job that begins."""
+
+    def __init__(self, cluster: Cluster, gate: Gate) -> None:
+        self.cluster = cluster
+        self.gate = gate
+
+    def node(self, name: str, nnodes: str, *flags: str | Path, rank: int | None = None, **options: Any) -> Node:
+        """Start one node; its rank where it steps in for another one."""
+        wish = ord(name) - ord("a") if rank is None else rank
+        env = {**self.gate.env, "NODE_ID": f"node-{name}", "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+        flags = ("--network-check", f"--node-rank={wish}", *flags)
+        return self.cluster.node(name, nnodes, *flags, env=env, **options)
+
+    def nodes(self, count: int, *flags: str | Path, **options: Any) -> list[Node]:
+        """Start all nodes of a job of that many, whose first computing waits until all have come to it."""
+        self.gate.together = count
+        return [self.node(name, str(count), *flags, **options) for name in letters(count)]
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """A gate for the check processes of one test."""
+    there = Gate(tmp_path)
+    yield there
+    there.close()
+
+
+@pytest.fixture
+def checked(cluster: Cluster, gate: Gate) -> CheckedCluster:
+    """Nodes that one test starts, and the gate to which their check processes come."""
+    return CheckedCluster(cluster, gate)
+
+
+def letters(count: int) -> str:
+    """The names of so many nodes."""
+    return "abcdefghijklmnop"[:count]
+
+
+def check_processes(node: Node) -> list[psutil.Process]:
+    """The check processes of a node that live."""
+    found = []
+    for process in node.processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(word.endswith("/node_check") for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def _install_plugin(directory: Path) -> Path:
+    site = directory / "gate-site"
+    info = site / "gate-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gate\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dlrover_run.accelerators]\ngate = check_gate:find\n")
+    (site / "check_gate.py").symlink_to(WORKERS / "check_gate.py")
+    return site
