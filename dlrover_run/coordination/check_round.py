@@ -131,9 +131,13 @@ def _answers(said: Computed | Linked | None, key: TaskKey) -> bool:
 
 
 def _here(check: Check, present: Present, now: float) -> set[int]:
-    """The places of those who still take part; one whose connection has just broken may be back in a moment."""
+    """The places of those who still take part; one whose connection has just broken may be back in a moment.
+
+    One that was lost since the round began and is back again heard of its task too late: the others did not meet it.
+    """
     found = ((place, present.get(key_of(node))) for place, node in enumerate(check.nodes))
-    return {place for place, p in found if p is not None and not p.going and not p.lost(now)}
+    here = {place: p for place, p in found if p is not None and not p.going and not p.lost(now)}
+    return {place for place, p in here.items() if p.arrived <= check.since}
 
 
 def _asked(check: Check) -> set[int]:
@@ -163,7 +167,11 @@ def add_facts(rules: Rules, check: Check, present: Present, now: float) -> Check
         elif linked is None and place not in check.compute and place in awaited(check, present, now):
             computed.append(computed_fact(place, None, waited))
     answers = {place: linked for place, status in said.items() if (linked := status.linked) and linked.key == check.key}
-    links = [_link(check, ends, answers, waited) for ends in _round_links(check) if here.issuperset(ends)]
+    links = [
+        _link(check, ends, answers, waited)
+        for ends in _round_links(check)
+        if here.issuperset(ends) and not _died_in(ends, answers)
+    ]
     return msgspec.structs.replace(
         check,
         nodes=tuple(msgspec.structs.replace(node, present=place in here) for place, node in enumerate(check.nodes)),
@@ -172,6 +180,12 @@ def add_facts(rules: Rules, check: Check, present: Present, now: float) -> Check
         computed=(*check.computed, *computed),
         linked=(*check.linked, *links),
     )
+
+
+def _died_in(ends: tuple[int, int], answers: Mapping[int, Linked]) -> bool:
+    """Whether a check process of either end ended by itself, which says nothing of a link between two nodes: that is
+    tried again, and so the node has a second chance to show that it was no accident."""
+    return ends[0] != ends[1] and any(end in answers and answers[end].problem for end in ends)
 
 
 def _link(check: Check, ends: tuple[int, int], answers: Mapping[int, Linked], waited: float) -> LinkFact:
