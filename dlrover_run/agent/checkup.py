@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -53,7 +54,8 @@ LOOK_TIMEOUT = 10.0
 it."""
 
 LINK_SHARE = 0.25
-"""The part of a task's time that one link may take; then the crew is ended, and what it answers counts for nothing."""
+"""The part of a task's time that one link may take, beyond what the links before it in its group may; then the crew is
+ended, and what it answers counts for nothing."""
 
 GROUP_SHARE = 0.8
 """The part of a link's time after which its processes give up by themselves, and live to try the next one."""
@@ -211,13 +213,13 @@ class CheckPart:
 
     async def _try_links(self, task: CheckTask, deadline: float) -> Linked:
         tried: list[LinkTried] = []
-        problem, gone = "", ""
+        problem, gone, began = "", "", self._after(0.0)
         for link in task.links:
             other = next((end.node for end in link if end.node != task.node), task.node)
             if gone:
                 tried.append(LinkTried(other, problem=gone))
                 continue
-            seconds = task.timeout * LINK_SHARE
+            seconds = began + task.timeout * LINK_SHARE * (place_in_order(task, link) + 1) - self._after(0.0)
             try:
                 orders = link_orders(task.key, link, task.node, seconds * GROUP_SHARE)
                 answers = await self._ask(orders, min(deadline, self._after(seconds)))
@@ -309,6 +311,14 @@ class CheckPart:
 
     def _after(self, seconds: float) -> float:
         return asyncio.get_running_loop().time() + seconds
+
+
+def place_in_order(task: CheckTask, link: Sequence[LinkEnd]) -> int:
+    """Which of its group's links that is, from 0. In a triple each link may have to wait for an end that is still in
+    the one before, where nobody comes: so the time of each is counted from the begin of the first."""
+    nodes = sorted({end.node for each in task.links for end in each})
+    order = list(itertools.combinations(nodes, 2)) if len(nodes) > 1 else [(task.node, task.node)]
+    return order.index((link[0].node, link[-1].node))
 
 
 async def _end_all(work: Sequence[asyncio.Future[Any]]) -> None:
