@@ -24,7 +24,7 @@ import pytest
 from cluster import Cluster, Node
 from harness import WAIT, WORKERS
 
-STOPPED, RUNNING = 0.18, 0.02
+STOPPED, RUNNING = 0.09, 0.01
 """Seconds for which a slowed process stands still and goes on, in turn: ten times slower where twice is the limit."""
 
 FAULT_LINE = "RuntimeError: The node network is breakdown."

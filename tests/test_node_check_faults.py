@@ -1,0 +1,120 @@
+"""One node fails its check or is slow, and leaves; another takes its place, and no healthy one ever leaves."""
+
+from __future__ import annotations
+
+import pytest
+from check_nodes import (
+    FAULT_LINE,
+    STRAGGLER_LINE,
+    CheckedCluster,
+    Visit,
+    at,
+    kill_once,
+    letters,
+)
+from cluster import Cluster, Node, places, succeed
+from meeting_places import EVERYWHERE
+
+from dlrover_run import exit_codes
+
+pytest.importorskip("torch")
+
+LONG = pytest.mark.long
+
+SHORT = {"check_timeout": 30}
+"""For links to which one end never comes: the other end waits for a fifth of that."""
+
+
+def leaves(node: Node, code: int, line: str) -> None:
+    """See that a node leaves for what its check has found."""
+    assert node.finish() == code, node.said
+    assert line in node.said
+
+
+def is_replaced(checked: CheckedCluster, cluster: Cluster, others: list[Node], name: str) -> None:
+    """Start a node in place of the one with rank 1, and see that all train with it and were checked once."""
+    count = len(others) + 1
+    checked.gate.rules.pop("b")
+    others.append(checked.node(name, str(count), "--exclude-straggler", rank=1))
+    world = cluster.world(count)
+    assert places(world) == {**{n: r for r, n in enumerate(letters(count)) if r != 1}, name: 1}
+    succeed(world, *others)
+    healthy = [visit.node for visit in checked.gate.of(*letters(count).replace("b", ""), stage="compute")]
+    assert sorted(healthy) == sorted(letters(count).replace("b", ""))
+
+
+@pytest.mark.parametrize(
+    ("count", "stage", "name"),
+    [
+        (2, "compute", "b"),
+        (2, "link", "x"),
+        (3, "compute", "x"),
+        pytest.param(3, "link", "b", marks=LONG),
+        (4, "compute", "b"),
+        pytest.param(4, "link", "x", marks=LONG),
+        (8, "compute", "x"),
+        pytest.param(8, "link", "b", marks=LONG),
+    ],
+)
+def test_a_node_whose_check_process_is_killed_each_time_leaves_and_is_replaced(
+    checked: CheckedCluster, cluster: Cluster, stage: str, count: int, name: str
+) -> None:
+    checked.gate.rules["b"] = at(stage, Visit.kill)
+    nodes = checked.nodes(count, "--exclude-straggler", conf=SHORT)
+    leaves(nodes.pop(1), exit_codes.FAULTY_NODE, FAULT_LINE)
+    is_replaced(checked, cluster, nodes, name)
+
+
+@EVERYWHERE
+def test_wherever_nodes_meet_the_broken_one_leaves(checked: CheckedCluster, cluster: Cluster) -> None:
+    checked.gate.rules["b"] = Visit.kill
+    nodes = checked.nodes(3, "--exclude-straggler")
+    leaves(nodes.pop(1), exit_codes.FAULTY_NODE, FAULT_LINE)
+    is_replaced(checked, cluster, nodes, "b")
+
+
+@pytest.mark.parametrize("stage", ["compute", "link"])
+def test_one_whose_check_process_was_killed_once_is_tried_again_and_trains(
+    checked: CheckedCluster, cluster: Cluster, stage: str
+) -> None:
+    checked.gate.rules["b"] = at(stage, kill_once())
+    nodes = checked.nodes(3, "--exclude-straggler", conf=SHORT)
+    succeed(cluster.world(3), *nodes)
+
+
+def test_one_that_computes_wrongly_leaves_at_once(checked: CheckedCluster, cluster: Cluster) -> None:
+    checked.gate.rules["b"] = Visit.spoil
+    nodes = checked.nodes(3, "--exclude-straggler")
+    broken = nodes.pop(1)
+    leaves(broken, exit_codes.FAULTY_NODE, FAULT_LINE)
+    assert broken.has_said("rows of a product are wrong")
+    assert len(checked.gate.of("b", stage="compute")) == 1
+    is_replaced(checked, cluster, nodes, "x")
+
+
+@pytest.mark.parametrize("count", [2, 4, pytest.param(8, marks=LONG)])
+def test_a_slow_node_leaves_and_is_replaced(checked: CheckedCluster, cluster: Cluster, count: int) -> None:
+    checked.gate.rules["b"] = Visit.slow
+    nodes = checked.nodes(count, "--exclude-straggler")
+    leaves(nodes.pop(1), exit_codes.STRAGGLER, STRAGGLER_LINE)
+    is_replaced(checked, cluster, nodes, "x")
+
+
+@EVERYWHERE
+def test_wherever_nodes_meet_the_slow_one_leaves(checked: CheckedCluster, cluster: Cluster) -> None:
+    checked.gate.rules["b"] = Visit.slow
+    nodes = checked.nodes(3, "--exclude-straggler")
+    leaves(nodes.pop(1), exit_codes.STRAGGLER, STRAGGLER_LINE)
+    is_replaced(checked, cluster, nodes, "x")
+
+
+def test_a_slow_node_trains_with_a_warning_where_stragglers_are_not_excluded(
+    checked: CheckedCluster, cluster: Cluster
+) -> None:
+    checked.gate.rules["b"] = Visit.slow
+    nodes = checked.nodes(3)
+    succeed(cluster.world(3), *nodes)
+    nodes[0].until_says("node check of 3 nodes: 2 passed")
+    nodes[0].until_says("straggler")
+    nodes[1].until_says("straggler")
+    assert STRAGGLER_LINE not in nodes[1].said
