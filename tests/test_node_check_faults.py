@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from check_nodes import (
     FAULT_LINE,
@@ -80,6 +82,19 @@ def test_one_whose_check_process_was_killed_once_is_tried_again_and_trains(
     checked.gate.rules["b"] = at(stage, kill_once())
     nodes = checked.nodes(3, "--exclude-straggler", conf=SHORT)
     succeed(cluster.world(3), *nodes)
+
+
+@EVERYWHERE
+def test_the_console_of_a_node_has_the_lines_that_people_grep_for(checked: CheckedCluster, cluster: Cluster) -> None:
+    checked.gate.rules["b"] = Visit.kill
+    nodes = [checked.node(name, "2:3") for name in "abc"]
+    leaves(nodes.pop(1), exit_codes.FAULTY_NODE, FAULT_LINE)
+    succeed(cluster.world(2), *nodes)
+    said = cluster.told()
+    # Nobody has linked with the broken one, so that its neighbours have one number each.
+    assert re.search(r"^dlrover-run: Round 0: The node elapsed time are \{0: \d+\.\d+, 2: \d+\.\d+\}$", said, re.M)
+    assert said.count("dlrover-run: Round 0: The node status are {0: True, 1: False, 2: True}.\n") == 1
+    assert said.count("dlrover-run: Fault nodes are: [1] and stragglers are: [].\n") == 1
 
 
 def test_one_that_computes_wrongly_leaves_at_once(checked: CheckedCluster, cluster: Cluster) -> None:

@@ -34,6 +34,9 @@ START_PAUSE = 10.0
 MAX_READY = 65_536
 """Bytes of what a master says about its start; more is not read."""
 
+MAX_REPORT = 65_536
+"""Bytes of a line that a master reports; a longer one is passed on in pieces. It has room for 4,000 nodes."""
+
 Say = Callable[[str], None]
 
 
@@ -102,7 +105,10 @@ class Hosting:
                     token = _memory_file(self._spec.token.encode()) if self._spec.token else None
                     if token is not None:
                         passed_on.callback(os.close, token)
-                    pid = _spawn(self._spec, place, theirs, token)
+                    reports, report = os.pipe()
+                    passed_on.callback(os.close, report)
+                    _pass_on_lines(reports, self._say)
+                    pid = _spawn(self._spec, place, theirs, report, token)
             except OSError as error:
                 return f"its process could not be started: {error.strerror or error}"
             self.pids.add(pid)
@@ -154,9 +160,9 @@ def _taken(place: Address) -> bool:
     return error is not None and is_taken(error)
 
 
-def _spawn(spec: MasterSpec, place: Address, ready: int, token: int | None) -> int:
+def _spawn(spec: MasterSpec, place: Address, ready: int, report: int, token: int | None) -> int:
     command = [sys.executable, "-m", "dlrover_run.master", "--listen", str(place)]
-    command += ["--idle-timeout", f"{IDLE_TIMEOUT:g}", "--ready-fd", str(ready)]
+    command += ["--idle-timeout", f"{IDLE_TIMEOUT:g}", "--ready-fd", str(ready), "--report-fd", str(report)]
     if spec.state_dir is not None:
         command += ["--state-dir", os.path.abspath(spec.state_dir)]
     if token is not None:
@@ -175,7 +181,7 @@ def _spawn(spec: MasterSpec, place: Address, ready: int, token: int | None) -> i
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        pass_fds=(ready,) if token is None else (ready, token),
+        pass_fds=(ready, report) if token is None else (ready, report, token),
         # A session of its own is half of what tells our sweeps that this is a master (see `lineage`).
         start_new_session=True,
     )
@@ -198,6 +204,28 @@ def _memory_file(content: bytes) -> int:
     os.write(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def _pass_on_lines(fd: int, say: Say) -> None:
+    """Say each line that a master reports, until it has ended. It has no other console than this node's."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(fd, False)
+    partial = b""
+
+    def readable() -> None:
+        nonlocal partial
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(fd, MAX_REPORT)
+            *lines, partial = (partial + data).split(b"\n")
+            if len(partial) > MAX_REPORT or not data:
+                lines, partial = [*lines, partial], b""
+            for line in filter(None, lines):
+                say(line.decode(errors="replace"))
+            if not data:
+                loop.remove_reader(fd)
+                os.close(fd)
+
+    loop.add_reader(fd, readable)
 
 
 async def _read_to_end(fd: int) -> bytes:

@@ -12,7 +12,8 @@ import resource
 import select
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,24 @@ def main(args: Sequence[str]) -> int:
 
 def say(text: str) -> None:
     """Print one line for the person who runs the master. It is left out where nobody reads it: serving comes first."""
+    _write_line(_LOG_FD, f"dlrover-master: {text}")
+
+
+def _write_line(fd: int, text: str) -> None:
     # A node chose some of the words, and may not steer a terminal with them.
-    line = "".join(char if char.isprintable() else "?" for char in f"dlrover-master: {text}") + "\n"
+    line = "".join(char if char.isprintable() else "?" for char in text) + "\n"
     with contextlib.suppress(OSError, ValueError):
-        if select.select([], [_LOG_FD], [], 0)[1]:
-            os.write(_LOG_FD, line.encode(errors="replace"))
+        if select.select([], [fd], [], 0)[1]:
+            os.write(fd, line.encode(errors="replace"))
+
+
+def _open_report(fd: int) -> Callable[[str], None]:
+    """What writes lines for whoever started this master, who may have gone since, or be slow."""
+    if fd < 0:
+        return lambda line: None
+    with contextlib.suppress(OSError):
+        os.set_blocking(fd, False)
+    return partial(_write_line, fd)
 
 
 async def _serve(options: Options) -> int:
@@ -76,6 +90,7 @@ async def _serve(options: Options) -> int:
         options.state_dir,
         say,
         lambda: idleness.look(server.jobs.lines, server.jobs.empty and server.jobs.last_one_over),
+        _open_report(options.report_fd),
     )
     is_open = _reachable_from_outside(options)
     tls = None if options.tls is None else _server_credentials(server.grpc, options.tls)

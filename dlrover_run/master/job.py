@@ -57,14 +57,21 @@ class _Node:
 
 
 class Job:
-    """A job that a master coordinates. `say` prints one line for the person who runs the master.
+    """A job that a master coordinates. `say` prints one line for the person who runs the master, and `report` has those
+    about the job that are for whoever started it too.
 
     `stepped_down` says why this master decides no more for the job, and `replaced` whether that is because another one
     does.
     """
 
     def __init__(
-        self, name: str, coordinator: Coordinator, journal: Journal | None, now: float, say: Callable[[str], None]
+        self,
+        name: str,
+        coordinator: Coordinator,
+        journal: Journal | None,
+        now: float,
+        say: Callable[[str], None],
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.name = name
         self.stepped_down: str | None = None
@@ -72,6 +79,7 @@ class Job:
         self._coordinator = coordinator
         self._journal = journal
         self._say_line = say
+        self._report = report
         self._nodes: dict[NodeKey, _Node] = {}
         self._owed: set[NodeKey] = set()
         self._silence: Silence[NodeKey] = Silence(coordinator.rules.silence_limit)
@@ -248,6 +256,7 @@ class Job:
         before, self._stored = self._stored, plan
         for line in self._coordinator.take_lines():
             self._say(line)
+            self._report(line)
         self._left &= {member.key for member in plan.members}
         if (plan.key, plan.phase) != (before.key, before.phase):
             # Else the plan only keeps account of what has passed, which is no news for a person.

@@ -27,7 +27,7 @@ WORTH_A_WORD = 3.0
 class Jobs:
     """The jobs, and the timers that they need. `started_ms` is the Unix time in ms at which the master began: with it
     the coordinators of one master are later than those of the one before. `on_change` is called when a node came or
-    went or a job was forgotten.
+    went or a job was forgotten. `report` has lines about jobs that are for whoever started the master.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Jobs:
         started_ms: int,
         say: Callable[[str], None],
         on_change: Callable[[], None] = lambda: None,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._state_dir = state_dir
@@ -43,6 +44,7 @@ class Jobs:
         self._epochs = itertools.count(started_ms)
         self._say = say
         self._on_change = on_change
+        self._report = report
         self._jobs: dict[str, Job] = {}
         self._unsettled: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -110,7 +112,7 @@ class Jobs:
         if coordinator.plan.key.number == 0:
             nodes = f"{rules.least}" if rules.least == rules.most else f"{rules.least} to {rules.most}"
             self._say(f"job {name!r}: begins, for {nodes} nodes")
-        job = Job(name, coordinator, journal, now, self._say)
+        job = Job(name, coordinator, journal, now, self._say, self._report)
         self._jobs[name] = job
         self.last_one_over = False
         if self._beat is None:

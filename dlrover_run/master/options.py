@@ -20,7 +20,8 @@ from dlrover_run.wire.address import join_address
 
 @dataclass(frozen=True)
 class Options:
-    """What a master was asked for. `idle_timeout` None serves for ever; `ready_fd` -1 tells nobody."""
+    """What a master was asked for. `idle_timeout` None serves for ever; `ready_fd` and
+    `report_fd` -1 tell nobody."""
 
     host: str
     port: int
@@ -29,6 +30,7 @@ class Options:
     token: str = field(default="", repr=False)
     tls: TlsSpec | None = None
     ready_fd: int = -1
+    report_fd: int = -1
 
     @property
     def address(self) -> str:
@@ -59,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tls-key", metavar="FILE", help="the key to it (PEM)")
     add("--auth-required", action="store_true", help="refuse to run without a token or certificates of the nodes")
     add("--ready-fd", metavar="N", help="an inherited descriptor to write one line of JSON to once the master listens")
+    add("--report-fd", metavar="N", help="an inherited descriptor to write lines to that say how nodes were checked")
     return parser
 
 
@@ -103,6 +106,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         token=token,
         tls=tls,
         ready_fd=-1 if given.ready_fd is None else flags.whole_number("--ready-fd", given.ready_fd, 0),
+        report_fd=-1 if given.report_fd is None else flags.whole_number("--report-fd", given.report_fd, 0),
     )
 
 

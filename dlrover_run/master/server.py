@@ -28,7 +28,8 @@ REFUSALS_INTERVAL = 10.0
 class MasterServer:
     """Serves the one method of the master. `say` prints one line for the person who runs it.
 
-    `on_change` is called when a node came or went or a job was forgotten.
+    `on_change` is called when a node came or went or a job was forgotten. `report` has lines about jobs that are for
+    whoever started the master.
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class MasterServer:
         state_dir: Path | None,
         say: Callable[[str], None],
         on_change: Callable[[], None] = lambda: None,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._token = token
         self._say = say
         self.grpc = load_grpc()
-        self.jobs = Jobs(state_dir, int(time.time() * 1000), say, on_change)
+        self.jobs = Jobs(state_dir, int(time.time() * 1000), say, on_change, report)
         self._sessions: set[Session] = set()
         self._strangers: set[Session] = set()
         self._refusals = 0
