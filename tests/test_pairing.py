@@ -43,8 +43,15 @@ def test_a_single_node_links_its_own_workers_and_one_worker_has_no_link() -> Non
 
 def test_newcomers_are_paired_with_each_other_and_an_odd_one_with_one_who_has_passed() -> None:
     new = NodeTruth()
-    assert first_groups(new, new, OLD, new, OLD, new) == ((0, 1), (3, 5))
-    assert first_groups(new, new, new, OLD, OLD) == ((0, 1), (2, 3))
+    assert first_groups(new, new, OLD, new, OLD, *[new] * 3) == ((0, 1), (3, 5), (6, 7))
+    assert first_groups(*[new] * 5, OLD, OLD) == ((0, 1), (2, 3), (4, 5))
+    assert first_groups(new, new, new, OLD) == ((0, 1), (2, 3))
+
+
+def test_of_two_pairs_that_may_both_have_a_slow_end_one_takes_in_another_to_be_compared_with() -> None:
+    new = NodeTruth()
+    assert first_groups(new, new, OLD, new, OLD, new) == ((0, 1, 2), (3, 5))
+    assert first_groups(new, new, new, OLD, OLD) == ((0, 1, 4), (2, 3))
 
 
 def test_a_link_that_would_be_the_only_one_takes_in_another_to_be_compared_with() -> None:

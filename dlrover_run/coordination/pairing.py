@@ -18,6 +18,10 @@ MAX_ROUNDS = 6
 """Rounds after which a check ends with what it knows, beyond those that measure links. Of the simulated checks in
 `tests/check_world.py`, with a third of the nodes in trouble, hardly one needs five."""
 
+ENOUGH_PAIRS = 3
+"""Pairs of which not all have a slow end while no more than a third of the nodes are slow. Of two pairs both may have
+one: four newcomers and two who have passed are six, of which two may be slow."""
+
 EVERY_PAIR = 16
 """Most nodes of which every pair is linked where links are measured: among more, as many rounds as these need."""
 
@@ -82,7 +86,8 @@ def _first_groups(evidence: Evidence, measure_links: bool) -> Groups:
 
 def _pair_neighbours(evidence: Evidence, examined: Sequence[int], trusted: list[int]) -> list[list[int]]:
     """Neighbours in pairs, those together whose speeds can be compared. An odd one is paired with one of the `trusted`,
-    who is taken out of these, or makes a triple of the last pair. A pair that is the only one takes one in."""
+    who is taken out of these, or makes a triple of the last pair. One of so few pairs that each may have a slow end
+    takes one in."""
     groups: list[list[int]] = []
     single: list[int] = []
     for kin in part(examined, evidence.kin):
@@ -96,8 +101,8 @@ def _pair_neighbours(evidence: Evidence, examined: Sequence[int], trusted: list[
             else:
                 single.append(kin[-1])
         comparable = [node for node in trusted if evidence.kin(node) == evidence.kin(kin[0])]
-        if len(pairs) == 1 and len(pairs[0]) == 2 and comparable:
-            # A link that is the only one of its kind would have nothing to be compared with: three have three links.
+        if 0 < len(pairs) < ENOUGH_PAIRS and max(map(len, pairs)) == 2 and comparable:
+            # Links that are all slow have nothing to be compared with: three nodes have three links.
             pairs[0].append(_take_nearest(evidence, kin[0], trusted))
         groups += pairs
     groups += [single[at : at + 2] for at in range(0, len(single) - 1, 2)]
