@@ -4,7 +4,8 @@ loop of a check as the coordinator runs it.
 A *plant* is one thing that is wrong: with a node (it fails at computing, computes wrongly, computes slowly, has no
 network, has a slow one) or with the link between two nodes (it does not work, or slowly). A slow thing is 3 to 10 times
 slower. A node that computes slowly may slow its links too, by up to as much. Each measurement is off by up to `noise`,
-uniformly. An *accident* happens at the first try only, and is nobody's fault.
+uniformly. An *accident* happens at the first try only, or slows the first two, and is nobody's fault. Who had one when
+it passed an earlier check is known by its slow reading.
 
 Healthy is a node for which nothing is planted; no more than two of its links are bad or slow. A node with three bad
 links may be taken for a broken one when it meets just these three.
@@ -14,7 +15,8 @@ What can be told, of nodes that are present to the end and are not trusted partn
 - that a node fails at computing, or computes wrongly: always;
 - that it computes slowly: when, of those with as many workers that can compute, fewer are slow than are not; or when
   there are just two, of which the other one is not slow. (3 times slower, off by 20 % on both sides, is just twice.)
-  A third of them must have had no accident, or nobody knows that there was one;
+  A third of them must have had no accident, or nobody knows that there was one. One that is known by a slow reading
+  counts as slow;
 - that it has no network: when two others at least have a working link to a third one, or to each other;
 - that its network is slow: when two others at least, with as many workers, have a quick link to a third one of these or
   to each other; and when all that is planted among these, and those that leave, are no more than a third of them.
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -59,6 +61,13 @@ class Computing(Enum):
     WRONG = "wrong"
     FAILS_ONCE = "fails once"
     SLOW_ONCE = "slow once"
+    SLOW_TWICE = "slow twice"
+
+
+DISTURBED = {Computing.SLOW_ONCE: 1, Computing.SLOW_TWICE: 2}
+"""How many tries such a node is slow at."""
+
+ACCIDENTS = (Computing.FAILS_ONCE, *DISTURBED)
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,12 @@ class NodeTruth:
     @property
     def had_accident(self) -> bool:
         """Whether its first try went wrong."""
-        return self.computing in (Computing.FAILS_ONCE, Computing.SLOW_ONCE)
+        return self.computing in ACCIDENTS
+
+    @property
+    def seems_slow(self) -> bool:
+        """Whether its readings are slow to the end: it does not compute again when it has passed an earlier check."""
+        return self.slower > 1 or (self.trusted and self.computing in DISTURBED)
 
     @property
     def healthy(self) -> bool:
@@ -132,7 +146,7 @@ def plant(nodes: int, kinds: Sequence[Kind], drawn: random.Random, accidents: fl
             truths[free.pop()] = _broken(kind, drawn)
     for node in free:
         if drawn.random() < accidents:
-            truths[node] = NodeTruth(computing=drawn.choice((Computing.FAILS_ONCE, Computing.SLOW_ONCE)))
+            truths[node] = NodeTruth(computing=drawn.choice(ACCIDENTS))
     links: dict[Pair, float] = {}
     for kind in kinds:
         if kind in LINKS and (pair := _draw_pair(nodes, links, drawn)) is not None:
@@ -180,7 +194,7 @@ def draw_odd_world(drawn: random.Random, nodes: int) -> World:
         world,
         nodes=tuple(
             replace(
-                truth if not (old := drawn.random() < passed) else replace(truth, computing=Computing.WELL),
+                truth if not (old := drawn.random() < passed) else replace(truth, computing=_passed(truth.computing)),
                 trusted=old,
                 leaves=drawn.randint(0, 2) if drawn.random() < leaving else None,
                 workers=4 if drawn.random() < large else 1,
@@ -188,6 +202,10 @@ def draw_odd_world(drawn: random.Random, nodes: int) -> World:
             for truth in world.nodes
         ),
     )
+
+
+def _passed(computing: Computing) -> Computing:
+    return computing if computing in DISTURBED else Computing.WELL
 
 
 def to_be_told(world: World) -> dict[int, Verdict]:
@@ -210,8 +228,8 @@ def to_be_told(world: World) -> dict[int, Verdict]:
         elif truth.slower > 1:
             # Who leaves may still be there when it is judged, and may not.
             alike = [other for other in nodes if other.workers == truth.workers and other.computes]
-            slow = sum(other.slower > 1 for other in alike)
-            quick = [nodes[other] for other in kin if nodes[other].slower == 1]
+            slow = sum(other.seems_slow for other in alike)
+            quick = [nodes[other] for other in kin if not nodes[other].seems_slow]
             quick_at_first = sum(not other.had_accident for other in quick)
             fewer = slow < len(quick) or (slow, len(quick), len(alike)) == (1, 1, 2)
             if fewer and 3 * quick_at_first >= len(alike):
@@ -250,32 +268,6 @@ class Outcome:
         """Who was named, and as what."""
         verdicts = (finding.verdict for finding in self.diagnosis.findings)
         return {node: verdict for node, verdict in enumerate(verdicts) if verdict is not Verdict.PASSED}
-
-
-def mistakes(world: World, outcome: Outcome) -> list[str]:
-    """What the check got wrong: a healthy node that is named, a plant that could be told and is not, a bad link that
-    was tried between two nodes with others that work and of which nothing is said."""
-    named, wanted = outcome.named, to_be_told(world)
-    blameless = [node for node in named if world.nodes[node].healthy or world.nodes[node].trusted]
-    wrong = [f"healthy node {node} is named {named[node].value}" for node in blameless]
-    wrong += [
-        f"node {node} ({world.nodes[node]}) should be a {verdict.value}, not {named.get(node, Verdict.PASSED).value}"
-        for node, verdict in wanted.items()
-        if named.get(node) is not verdict
-    ]
-    return wrong + [f"nothing is said of the bad link {pair}" for pair in _unsaid(world, outcome)]
-
-
-def _unsaid(world: World, outcome: Outcome) -> Iterator[Pair]:
-    here = {node for node, examinee in enumerate(outcome.check.nodes) if examinee.present}
-    linked = [fact for fact in outcome.check.linked if here.issuperset(fact.ends)]
-    worked = {end for fact in linked if not fact.problem for end in fact.ends}
-    for fact in linked:
-        if fact.problem and world.links.get(fact.ends) == 0 and worked.issuperset(fact.ends):
-            one, other = fact.ends
-            said = f"the link between node{one} and node{other} does not work"
-            if not {one, other} & outcome.named.keys() and not any(said in note for note in outcome.diagnosis.notes):
-                yield fact.ends
 
 
 class Trial:
@@ -350,15 +342,15 @@ class Trial:
 
     def _compute(self, node: int) -> ComputeFact:
         truth = self._world.nodes[node]
-        first = not self._tries[node]
+        earlier = self._tries[node]
         self._tries[node] += 1
         # The measurement is drawn in any case, so that one world's measurements do not shift with another's faults.
         speed = TFLOPS / truth.slower * self._off()
         if truth.computing is Computing.WRONG:
             return ComputeFact(node, problem="a product is wrong", wrong=True)
-        if truth.computing is Computing.FAILS or (truth.computing is Computing.FAILS_ONCE and first):
+        if truth.computing is Computing.FAILS or (truth.computing is Computing.FAILS_ONCE and not earlier):
             return ComputeFact(node, problem="local rank 0 was killed by SIGKILL")
-        if truth.computing is Computing.SLOW_ONCE and first:
+        if earlier < DISTURBED.get(truth.computing, 0):
             speed /= SLOW[1]
         return ComputeFact(node, speed)
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
+from check_mistakes import mistakes
 from check_world import (
     LINKS,
     THRESHOLD,
@@ -16,7 +17,6 @@ from check_world import (
     check_world,
     draw_odd_world,
     draw_world,
-    mistakes,
     to_be_told,
     whole,
     with_nodes,
@@ -28,7 +28,7 @@ from dlrover_run.coordination import diagnosis as diagnosis_module
 from dlrover_run.coordination import evidence
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.check_records import Check, ComputeFact, Examinee, LinkFact, TaskKey, Verdict
-from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
+from dlrover_run.coordination.diagnosis import SLOW_TRIES, Diagnosis, diagnose
 
 FAULT, STRAGGLER = Verdict.FAULT, Verdict.STRAGGLER
 CUT = NodeTruth(cut=True)
@@ -147,11 +147,16 @@ class TestBrokenRulesAreCaught:
         monkeypatch.setattr(evidence, "usual", mean)
         assert any("should be a straggler" in mistake for mistake in all_mistakes(cases))
 
+    @pytest.mark.parametrize("tries", [1, 2])
+    def test_fewer_slow_readings_are_not_enough(self, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(diagnosis_module, "SLOW_TRIES", tries)
+        assert any("healthy" in mistake for mistake in all_mistakes(self.CASES))
+
     def test_the_first_reading_at_computing_does_not_do(self) -> None:
         def hasty(asked: Check, threshold: float) -> Diagnosis:
             firsts = {fact.node: fact for fact in reversed(asked.computed)}
-            twice = tuple(fact for fact in firsts.values() for _ in range(2))
-            return diagnose(Check(**{**_fields(asked), "computed": twice}), threshold)
+            often = tuple(fact for fact in firsts.values() for _ in range(SLOW_TRIES))
+            return diagnose(Check(**{**_fields(asked), "computed": often}), threshold)
 
         assert any("healthy" in mistake for mistake in all_mistakes(self.CASES, hasty))
 
@@ -239,8 +244,18 @@ class TestWhoIsSpared:
     def test_one_quick_node_among_slow_ones_makes_no_stragglers(self) -> None:
         assert named(World((NodeTruth(), SLOW, SLOW))) == {}
 
-    def test_a_node_that_was_slow_once_passes_the_second_time(self) -> None:
-        assert named(World((NodeTruth(computing=Computing.SLOW_ONCE), NodeTruth(), NodeTruth()))) == {}
+    @pytest.mark.parametrize(("accident", "again"), [(Computing.SLOW_ONCE, 1), (Computing.SLOW_TWICE, 2)])
+    def test_a_node_that_was_slow_by_accident_passes_and_nobody_else_computes_again(
+        self, accident: Computing, again: int
+    ) -> None:
+        outcome = check_world(World((NodeTruth(computing=accident), NodeTruth(), NodeTruth())))
+        assert outcome.named == {}
+        assert [tasks.compute for tasks in outcome.held] == [(0,)] * again
+
+    def test_a_slow_node_is_named_after_three_tries_and_nobody_else_computes_again(self) -> None:
+        outcome = check_world(World((SLOW, NodeTruth(), NodeTruth())))
+        assert outcome.named == {0: STRAGGLER}
+        assert [tasks.compute for tasks in outcome.held] == [(0,), (0,)]
 
     def test_a_node_that_failed_once_passes_and_that_is_said(self) -> None:
         outcome = check_world(World((NodeTruth(), NodeTruth(computing=Computing.FAILS_ONCE), NodeTruth())))
@@ -279,6 +294,12 @@ class TestNewcomers:
     def test_a_bad_one_is_named_with_the_help_of_those_who_passed(self, truth: NodeTruth, verdict: Verdict) -> None:
         assert named(World((*self.OLD, truth))) == {3: verdict}
 
+    def test_one_who_passed_with_a_poor_reading_has_no_healthy_one_named(self) -> None:
+        poor = NodeTruth(computing=Computing.SLOW_ONCE, trusted=True)
+        for old in ((poor,), (poor, *self.OLD[:1]), (poor, poor)):
+            for beside in (False, True):
+                assert check_world(World((*old, NodeTruth())), beside=beside).named == {}
+
     @pytest.mark.parametrize(("truth", "expected"), [(SLOW, {3: STRAGGLER}), (CRASHES, {3: FAULT}), (NodeTruth(), {})])
     def test_beside_training_it_is_judged_by_its_computing(
         self, truth: NodeTruth, expected: dict[int, Verdict]
@@ -297,7 +318,7 @@ class TestWhatIsSaid:
                 check(
                     7,
                     computed=[
-                        *[ComputeFact(4, 0.021)] * 2,
+                        *[ComputeFact(4, 0.021)] * SLOW_TRIES,
                         *[ComputeFact(5, problem="local rank 1 was killed by SIGKILL")] * 2,
                         ComputeFact(6, problem="a product is wrong on local rank 0", wrong=True),
                     ],
@@ -345,7 +366,7 @@ class TestWhatIsSaid:
         assert (answer.findings[0].tflops, answer.findings[0].gigabytes) == (0.07, 1.5)
 
     def test_a_threshold_is_what_it_takes(self) -> None:
-        facts = [*[ComputeFact(0, 0.03)] * 2, *[ComputeFact(node, 0.084) for node in (1, 2)]]
+        facts = [*[ComputeFact(0, 0.03)] * SLOW_TRIES, *[ComputeFact(node, 0.084) for node in (1, 2)]]
         assert verdicts(diagnose(check(3, computed=facts), 2.0))[0] == "straggler"
         assert verdicts(diagnose(check(3, computed=facts), 3.0))[0] == "passed"
 

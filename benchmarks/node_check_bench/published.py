@@ -13,7 +13,7 @@ import random
 import statistics
 from collections.abc import Iterable
 
-from check_world import SLOW, Computing, World
+from check_world import DISTURBED, SLOW, Computing, World
 
 FAILED = 3600.0
 """Seconds that stand for a failure, as published."""
@@ -55,7 +55,7 @@ def _measure(world: World, group: list[int], drawn: random.Random, share: float,
         kind = world.nodes[node].computing
         if kind is Computing.FAILS or (kind is Computing.FAILS_ONCE and turn == 0):
             return dict.fromkeys(group, FAILED)
-        if kind is Computing.SLOW_ONCE and turn == 0:
+        if turn < DISTURBED.get(kind, 0):
             computing[node] *= SLOW[1]
     for one, other in itertools.combinations(group, 2):
         ends = world.nodes[one], world.nodes[other]

@@ -22,8 +22,9 @@ ENOUGH_WITNESSES = 3
 FEWEST_WITNESSES = 2
 """How many are enough when there is nobody else left to ask. One would never do: the link has two ends."""
 
-SLOW_TRIES = 2
-"""Slow readings at computing that make a straggler: the first may have been an accident."""
+SLOW_TRIES = 3
+"""Slow readings at computing that make a straggler. A machine on which others are at work disturbs two tries in a row:
+on an overloaded one a healthy node has been seen to be 4 times slower twice."""
 
 MOST_OF_A_PROBLEM = 200
 """Characters of a problem inside a reason: who agrees about it has to be read as well."""

@@ -1,0 +1,35 @@
+"""What a simulated node check got wrong, held against what is true of its world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from check_world import Outcome, Pair, World, to_be_told
+
+from dlrover_run.coordination.check_records import Verdict
+
+
+def mistakes(world: World, outcome: Outcome) -> list[str]:
+    """What the check got wrong: a healthy node that is named, a plant that could be told and is not, a bad link that
+    was tried between two nodes with others that work and of which nothing is said."""
+    named, wanted = outcome.named, to_be_told(world)
+    blameless = [node for node in named if world.nodes[node].healthy or world.nodes[node].trusted]
+    wrong = [f"healthy node {node} is named {named[node].value}" for node in blameless]
+    wrong += [
+        f"node {node} ({world.nodes[node]}) should be a {verdict.value}, not {named.get(node, Verdict.PASSED).value}"
+        for node, verdict in wanted.items()
+        if named.get(node) is not verdict
+    ]
+    return wrong + [f"nothing is said of the bad link {pair}" for pair in _unsaid(world, outcome)]
+
+
+def _unsaid(world: World, outcome: Outcome) -> Iterator[Pair]:
+    here = {node for node, examinee in enumerate(outcome.check.nodes) if examinee.present}
+    linked = [fact for fact in outcome.check.linked if here.issuperset(fact.ends)]
+    worked = {end for fact in linked if not fact.problem for end in fact.ends}
+    for fact in linked:
+        if fact.problem and world.links.get(fact.ends) == 0 and worked.issuperset(fact.ends):
+            one, other = fact.ends
+            said = f"the link between node{one} and node{other} does not work"
+            if not {one, other} & outcome.named.keys() and not any(said in note for note in outcome.diagnosis.notes):
+                yield fact.ends
