@@ -11,6 +11,7 @@ from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.check_records import Checkup, Computed, DeviceSpeed, Linked, LinkTried, TaskKey, Verdict
 from dlrover_run.coordination.check_round import CHECK_MARGIN
+from dlrover_run.coordination.checking import UNCHECKED
 from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan, PlanPhase
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
@@ -407,6 +408,74 @@ class TestPaidOnce:
         assert job.plan.phase is PlanPhase.FINISHED
         assert job.plan.check is None
         assert job.assignment("c").task is None
+
+
+class TestUnchecked:
+    """Nodes that were started without the flag, in a job that checks."""
+
+    def test_one_that_was_not_asked_to_check_itself_trains_without(self) -> None:
+        job = checked_job(3, 4)
+        job.mute = {"c"}
+        job.come("a")
+        job.come("c", check_port=0)
+        job.come("b", "d")
+        assert trains(job, "a", "b", "c", "d")
+        assert verdicts(job) == dict.fromkeys("abcd", Verdict.PASSED)
+        assert checkup(job, "c").reason == UNCHECKED
+        assert job.lines.count(f"warning: c {UNCHECKED}") == 1
+
+    def test_nobody_links_with_it(self) -> None:
+        job = checked_job(3, 4)
+        job.deaf = {"a", "b"}
+        job.come("a", "b")
+        job.mute = {"c"}
+        job.come("c", check_port=0)
+        job.wait(31)
+        check = job.plan.check
+        assert check is not None
+        assert [node.node_id for node in check.nodes] == ["a", "b"]
+        assert job.assignment("c").task is None
+        job.deaf.clear()
+        job.settle()
+        assert trains(job, "a", "b", "c")
+
+    def test_nobody_is_checked_where_nobody_can_be(self) -> None:
+        job = checked_job(2, 2)
+        job.mute = {"a", "b"}
+        job.come("a", "b", check_port=0)
+        assert trains(job, "a", "b")
+        assert job.plan.checks == 0
+
+    def test_one_that_comes_later_takes_part_in_the_next_round(self) -> None:
+        job = checked_job(2, 3)
+        job.come("a", "b")
+        job.wait(31)
+        job.mute = {"c"}
+        job.come("c", check_port=0)
+        assert trains(job, "a", "b", "c")
+        assert job.plan.checks == 1
+
+    def test_it_is_told_once_though_each_round_is_checked(self) -> None:
+        job = checked_job(3, 3, check=CHECK_ALWAYS)
+        job.mute = {"c"}
+        job.come("a", "b")
+        job.come("c", check_port=0)
+        job.fail("a")
+        assert (job.plan.key.number, job.plan.checks) == (2, 2)
+        assert trains(job, "a", "b", "c")
+        assert job.lines.count(f"warning: c {UNCHECKED}") == 1
+
+    def test_a_successor_without_a_journal_knows_it_again(self) -> None:
+        job = checked_job(2, 3)
+        job.mute = {"b"}
+        job.come("a")
+        job.come("b", check_port=0)
+        job.wait(31)
+        assert trains(job, "a", "b")
+        job.succeed_by_another(9, with_journal=False)
+        job.come_back("a", "b")
+        assert trains(job, "a", "b")
+        assert (checkup(job, "a").reason, checkup(job, "b").reason) == ("", UNCHECKED)
 
 
 def status(**changes: object) -> NodeStatus:

@@ -67,8 +67,9 @@ class VirtualJob:
                 port=next(self._ports),
                 workers=2,
             )
-            if self.truth is not None and name not in self.mute:
-                status = msgspec.structs.replace(status, computed=self.truth.compute(status.address), check_port=1)
+            if self.truth is not None:
+                computed = None if name in self.mute else self.truth.compute(status.address)
+                status = msgspec.structs.replace(status, computed=computed, check_port=1)
             self.statuses[name] = msgspec.structs.replace(status, **changes)
             self.away.discard(name)
             self.coordinator.hear(self.statuses[name], self.now)

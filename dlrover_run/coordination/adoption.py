@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dlrover_run.coordination.check_records import Checkup, Verdict
+from dlrover_run.coordination.presence import Present
 from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey, Seat
 
 _UNKNOWN = "unknown"
@@ -60,12 +61,13 @@ def adopt(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool) -> Plan | N
     )
 
 
-def vouch(plan: Plan) -> Plan:
-    """The plan in which all members count as checked: they were, before they had their seats."""
+def vouch(plan: Plan, present: Present) -> Plan:
+    """The plan in which all members count as checked: they were, before they had their seats. Those who take no part in
+    checks are known by that."""
     checked = tuple(
         Checkup(node_id=member.node_id, incarnation=member.incarnation, host=member.host, verdict=Verdict.PASSED)
         for member in plan.members
-        if member.incarnation != _UNKNOWN
+        if (p := present.get(member.key)) is not None and not p.unaware_of_checks
     )
     return msgspec.structs.replace(plan, checked=checked)
 

@@ -29,6 +29,9 @@ from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Plan
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, Rules
 
+UNCHECKED = "was not checked: it was started without --network-check"
+"""What is known of a node that takes no part in checks."""
+
 
 def candidates(rules: Rules, plan: Plan, present: Present) -> list[Presence]:
     """Who may have a place in a round to come: whoever can train and was not dismissed by a check."""
@@ -47,6 +50,26 @@ def cleared(rules: Rules, plan: Plan, living: Iterable[Presence]) -> list[Presen
     return [p for p in living if p.status.key in passed]
 
 
+def pass_unchecked(plan: Plan, present: Present, now: float) -> Decision:
+    """The plan in which those who take no part in checks have passed, so that nobody waits for them or blames them."""
+    known = {key_of(checkup) for checkup in plan.checked}
+    new = [p.status for p in present.values() if p.can_train and p.unaware_of_checks and p.status.key not in known]
+    if not new:
+        return Decision(plan)
+    checkups = (
+        Checkup(
+            node_id=status.node_id,
+            incarnation=status.incarnation,
+            host=status.host,
+            verdict=Verdict.PASSED,
+            reason=UNCHECKED,
+        )
+        for status in new
+    )
+    lines = tuple(f"warning: {status.host} {UNCHECKED}" for status in new)
+    return Decision(changed(plan, now, checked=(*plan.checked, *checkups)), None, lines)
+
+
 def prune(plan: Plan, present: Present, now: float) -> Plan:
     """The plan without what is known of processes that are gone."""
     if all(key_of(checkup) in present for checkup in plan.checked):
@@ -63,10 +86,11 @@ def prune(plan: Plan, present: Present, now: float) -> Plan:
 
 def forget(rules: Rules, plan: Plan) -> Plan:
     """The plan after the end of a round: with `CHECK_ALWAYS` everybody is to be checked again. Who was dismissed stays
-    so until he has left."""
+    so, and who takes no part in checks takes none in the next one."""
     if rules.check != CHECK_ALWAYS:
         return plan
-    return msgspec.structs.replace(plan, checked=tuple(one for one in plan.checked if one.dismissed), links=())
+    kept = tuple(one for one in plan.checked if one.dismissed or one.reason == UNCHECKED)
+    return msgspec.structs.replace(plan, checked=kept, links=())
 
 
 def drop_beside(plan: Plan, now: float) -> Plan:
@@ -155,7 +179,8 @@ def _computes_until(rules: Rules, p: Presence) -> float:
 
 
 def _examine(rules: Rules, plan: Plan, nodes: Sequence[Presence], now: float, anew: bool) -> Check:
-    """A check of these, before its first round, with what is known of how they compute."""
+    """A check of those who take part in one, before its first round, with what is known of how they compute."""
+    nodes = [p for p in nodes if not p.unaware_of_checks]
     known = {key_of(checkup): checkup for checkup in plan.checked}
     facts = []
     for place, p in enumerate(nodes):

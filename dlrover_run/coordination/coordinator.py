@@ -253,7 +253,7 @@ class Coordinator:
             return False
         self._adopting_until = None
         if plan is not None:
-            plan = plan if self.rules.check == CHECK_NEVER else vouch(plan)
+            plan = plan if self.rules.check == CHECK_NEVER else vouch(plan, self._present)
             self.plan = msgspec.structs.replace(plan, since=time, clock=time)
         return True
 

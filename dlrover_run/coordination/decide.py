@@ -7,7 +7,7 @@ often as one likes and never loses or repeats a restart.
 from __future__ import annotations
 
 from dlrover_run.coordination.budget import forgive
-from dlrover_run.coordination.checking import prune
+from dlrover_run.coordination.checking import pass_unchecked, prune
 from dlrover_run.coordination.decision import Decision, changed, soonest
 from dlrover_run.coordination.gathering import gather
 from dlrover_run.coordination.presence import Present
@@ -25,14 +25,16 @@ def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     if charged != plan.charged:
         # Written down, for a successor's job time begins at the last plan that was.
         plan = changed(plan, now, charged=charged)
+    lines: tuple[str, ...] = ()
     if rules.check != CHECK_NEVER:
-        plan = prune(plan, present, now)
+        plan, _, lines = pass_unchecked(prune(plan, present, now), present, now)
     decision = (gather if plan.phase is PlanPhase.GATHERING else train)(rules, plan, present, now)
+    lines += decision.lines
     if rules.check != CHECK_NEVER and decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
         # Whoever has no place in the new round is checked beside it.
-        further = train(rules, decision.plan, present, now)
-        decision = Decision(further.plan, further.wake_at, decision.lines + further.lines)
+        decision = train(rules, decision.plan, present, now)
+        lines += decision.lines
     if decision.plan.phase in OVER and decision.plan.check is not None:
-        return Decision(changed(decision.plan, now, check=None), None, decision.lines)
+        return Decision(changed(decision.plan, now, check=None), None, lines)
     forgiven_at = charged[0] + rules.restart_window if charged else None
-    return Decision(decision.plan, soonest(decision.wake_at, forgiven_at), decision.lines)
+    return Decision(decision.plan, soonest(decision.wake_at, forgiven_at), lines)

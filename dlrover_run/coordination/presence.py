@@ -50,6 +50,11 @@ class Presence:
         """Whether it could have a place in a round that is formed now."""
         return self.lost_at is None and self.status.phase not in _GOING
 
+    @property
+    def unaware_of_checks(self) -> bool:
+        """Whether it takes no part in node checks. One that is only expected has said nothing of that yet."""
+        return self.connected and not self.status.check_port and self.status.computed is None
+
     def succeeded_in(self, key: RoundKey) -> bool:
         """Whether all its workers of that round have succeeded."""
         return self.succeeded == key
