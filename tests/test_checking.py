@@ -11,7 +11,7 @@ from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.check_records import Checkup, Computed, DeviceSpeed, Linked, LinkTried, TaskKey, Verdict
 from dlrover_run.coordination.check_round import CHECK_MARGIN
-from dlrover_run.coordination.checking import UNCHECKED
+from dlrover_run.coordination.checking import MOST_REMEMBERED, UNCHECKED
 from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan, PlanPhase
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
@@ -151,7 +151,7 @@ class TestVerdicts:
         assert job.plan.phase is PlanPhase.GATHERING
         job.come("c")
         assert trains(job, "a", "c")
-        assert verdicts(job) == {"a": Verdict.PASSED, "c": Verdict.PASSED}
+        assert verdicts(job) == {"a": Verdict.PASSED, "b": Verdict.FAULT, "c": Verdict.PASSED}
 
     def test_without_a_replacement_the_job_fails_and_says_why(self) -> None:
         job = checked_job(2, 2, Truth(wrong={"b.net"}), pend_timeout=100.0)
@@ -476,6 +476,75 @@ class TestUnchecked:
         job.come_back("a", "b")
         assert trains(job, "a", "b")
         assert (checkup(job, "a").reason, checkup(job, "b").reason) == ("", UNCHECKED)
+
+
+class TestDismissed:
+    def test_one_that_was_away_for_a_while_stays_dismissed(self) -> None:
+        job = checked_job(2, 4, Truth(cut={"d.net"}))
+        job.come("a", "b", "c", "d")
+        assert checkup(job, "d").dismissed
+        job.lose("d")
+        job.wait(5)
+        job.come_back("d")
+        job.wait(100)
+        assert checkup(job, "d").dismissed
+        assert trains(job, "a", "b", "c")
+
+    def test_so_it_is_for_a_successor_with_a_journal(self) -> None:
+        job = checked_job(2, 4, Truth(cut={"d.net"}))
+        job.come("a", "b", "c", "d")
+        job.lose("d")
+        job.wait(5)
+        job.succeed_by_another(9, with_journal=True)
+        job.come_back("a", "b", "c")
+        assert trains(job, "a", "b", "c")
+        job.wait(20)
+        job.come_back("d")
+        job.wait(20)
+        assert checkup(job, "d").dismissed
+        assert trains(job, "a", "b", "c")
+
+    def test_a_successor_does_not_wait_for_one_that_is_gone(self) -> None:
+        job = checked_job(2, 3, Truth(wrong={"b.net"}))
+        job.come("a")
+        job.come("b")
+        job.wait(31)
+        job.leave("b")
+        job.succeed_by_another(9, with_journal=True)
+        job.come_back("a")
+        job.come("c")
+        assert trains(job, "a", "c")
+
+    def test_another_process_under_its_name_is_checked_like_any_other(self) -> None:
+        truth = Truth(wrong={"b.net"})
+        job = checked_job(2, 2, truth)
+        job.come("a", "b")
+        job.leave("b")
+        truth.wrong.clear()
+        job.come("b", incarnation="2")
+        assert trains(job, "a", "b")
+
+    def test_of_very_many_that_have_gone_the_last_ones_are_remembered(self) -> None:
+        names = [f"n{number}" for number in range(40)]
+        job = checked_job(2, 2, Truth(wrong={f"{name}.net" for name in names}), pend_timeout=1000.0)
+        job.come("a")
+        for name in names:
+            job.come(name)
+            job.leave(name)
+        job.wait(1)
+        assert job.plan.phase is PlanPhase.GATHERING
+        remembered = [name for name in names if name in verdicts(job)]
+        assert remembered == names[-MOST_REMEMBERED:]
+
+    def test_one_that_never_goes_holds_up_nobody_for_ever(self) -> None:
+        job = checked_job(1, 1, Truth(wrong={"a.net"}), pend_timeout=100.0)
+        job.come("a")
+        assert checkup(job, "a").dismissed
+        job.wait(99)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(2)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert "a was dismissed by the node check" in job.plan.reason
 
 
 def status(**changes: object) -> NodeStatus:

@@ -32,6 +32,10 @@ from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, Rules
 UNCHECKED = "was not checked: it was started without --network-check"
 """What is known of a node that takes no part in checks."""
 
+MOST_REMEMBERED = 16
+"""Dismissed nodes that are remembered though they are gone, the last ones: one that comes back is still dismissed. A
+node leaves as soon as it hears of its dismissal, so that hardly one ever does."""
+
 
 def candidates(rules: Rules, plan: Plan, present: Present) -> list[Presence]:
     """Who may have a place in a round to come: whoever can train and was not dismissed by a check."""
@@ -71,10 +75,13 @@ def pass_unchecked(plan: Plan, present: Present, now: float) -> Decision:
 
 
 def prune(plan: Plan, present: Present, now: float) -> Plan:
-    """The plan without what is known of processes that are gone."""
-    if all(key_of(checkup) in present for checkup in plan.checked):
+    """The plan without what is known of processes that are gone, but for those that may not come back."""
+    gone = [place for place, checkup in enumerate(plan.checked) if key_of(checkup) not in present]
+    remembered = [place for place in gone if plan.checked[place].dismissed][-MOST_REMEMBERED:]
+    if len(gone) == len(remembered):
         return plan
-    kept = [place for place, checkup in enumerate(plan.checked) if key_of(checkup) in present]
+    dropped = {*gone} - {*remembered}
+    kept = [place for place in range(len(plan.checked)) if place not in dropped]
     places = {old: new for new, old in enumerate(kept)}
     links = tuple(
         msgspec.structs.replace(link, one=places[link.one], other=places[link.other])

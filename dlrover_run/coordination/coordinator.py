@@ -277,10 +277,12 @@ class Coordinator:
 
 
 def _checked(plan: Plan) -> list[Member]:
-    """Nodes that are here without a seat: those of a check that goes on, and those who have been checked."""
+    """Nodes that are here without a seat: those of a check that goes on, and those who have passed one. Who was
+    dismissed is not waited for."""
     examinees = plan.check.nodes if plan.check is not None else ()
     nodes = [Member(node.node_id, node.incarnation, node.host, node.workers) for node in examinees]
-    return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in plan.checked)]
+    passed = (one for one in plan.checked if not one.dismissed)
+    return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in passed)]
 
 
 def _concerns_nodes(before: Plan, plan: Plan) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from dlrover_run.coordination.check_round import key_of
 from dlrover_run.coordination.checking import (
     begin,
     candidates,
@@ -42,7 +43,7 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
         further = gather(rules, checked.plan, present, now)
         return Decision(further.plan, further.wake_at, checked.lines + further.lines)
     living = candidates(rules, plan, present)
-    if is_first and not living:
+    if is_first and not living and not (plan.checks and present):
         # Nobody waits.
         return Decision(plan)
     size = rules.size(len(living))
@@ -78,7 +79,7 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
             return over(plan, now, PlanPhase.FAILED, silent)
         return Decision(plan, deadline)
     reason = plan.reason
-    if is_first and any(checkup.dismissed for checkup in plan.checked):
+    if is_first and any(checkup.dismissed and key_of(checkup) in present for checkup in plan.checked):
         reason = f"{plan.reason}; {counted(size, 'node')} {'is' if size == 1 else 'are'} left"
     elif is_first:
         reason = "the one node is here" if size == 1 else f"{size} nodes are here"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlrover_run.coordination import check_words
 from dlrover_run.coordination.check_records import Check
-from dlrover_run.coordination.check_round import asked, awaited, standing
+from dlrover_run.coordination.check_round import asked, awaited, key_of, standing
 from dlrover_run.coordination.checking import candidates, computes_anew, computing
 from dlrover_run.coordination.gathering import missing_words
 from dlrover_run.coordination.presence import Presence, Present
@@ -32,7 +32,9 @@ def progress(rules: Rules, plan: Plan, present: Present, wake_at: float | None, 
     here = f"{counted(len(living), 'node')} of {wanted} {'is' if len(living) == 1 else 'are'} here"
     hosts = names([p.status.host for p in living])
     missing = missing_words(rules, plan, living)
-    dismissed = check_words.dismissal([checkup for checkup in plan.checked if checkup.dismissed])
+    # Of one that is gone it is worth saying while the others wait for somebody in its place.
+    told = (one for one in plan.checked if plan.key.number == 0 or key_of(one) in present)
+    dismissed = check_words.dismissal([checkup for checkup in told if checkup.dismissed])
     before = f"{dismissed[:MOST_BEFORE]}; " if dismissed else ""
     return Waiting(f"{before}{here}{hosts and f': {hosts}'}{missing and f'; missing: {missing}'}", left)
 
