@@ -294,6 +294,141 @@ class TestRound:
         job.wait(60)
         assert job.plan.phase is PlanPhase.FAILED
 
+    def test_one_whose_connection_breaks_for_a_moment_still_counts(self) -> None:
+        job = checked_job(2, 3, Truth(cut={"c.net"}), lost_after=5.0)
+        job.mute = {"c"}
+        job.come("a", "b")
+        job.come("c", computed=Truth().compute("c.net"))
+        job.lose("c")
+        job.wait(2)
+        assert job.plan.check is not None
+        job.mute.clear()
+        job.come_back("c")
+        assert trains(job, "a", "b")
+        assert checkup(job, "c").verdict is Verdict.FAULT
+
+    def test_one_that_was_lost_and_is_back_is_tried_anew(self) -> None:
+        job = checked_job(2, 3)
+        job.mute = {"a", "c"}
+        job.come("a", "b", "c", computed=Truth().compute("a.net"))
+        job.lose("c")
+        job.wait(5)
+        check = job.plan.check
+        assert check is not None
+        late = (LinkTried(0, problem="the other end did not come"), LinkTried(1, problem="the other end did not come"))
+        job.statuses["c"] = msgspec.structs.replace(job.statuses["c"], linked=Linked(check.key, late))
+        job.come_back("c")
+        job.mute.clear()
+        job.settle()
+        assert trains(job, "a", "b", "c")
+        assert verdicts(job) == dict.fromkeys("abc", Verdict.PASSED)
+        assert checkup(job, "c").gigabytes > 0
+
+    @pytest.mark.parametrize("silent_in", [0, 1])
+    def test_a_successor_begins_the_round_anew(self, silent_in: int) -> None:
+        job = checked_job(2, 6, Truth(cut={"f.net"}, crashing={"e.net"}))
+        job.mute = {"a", "b", "c", "d", "f"}
+        job.come("a", "b", "c", "d", "f", computed=Truth().compute("a.net"))
+        job.come("e")
+        for number in range(silent_in):
+            assert job.plan.check is not None
+            assert job.plan.check.key.round == number
+            for name in "abcdf":
+                job.mute.discard(name)
+                job.try_task(name)
+                job.mute.add(name)
+            job.settle()
+        before = job.plan.check
+        assert before is not None
+        # Some hear of their task long before the others, and meet nobody.
+        told = job.assignment("a").task
+        if told is not None:
+            alone = tuple(LinkTried(end.node, problem="it did not come") for link in told.links for end in link[1:])
+            job.statuses["a"] = msgspec.structs.replace(job.statuses["a"], linked=Linked(told.key, alone))
+            job.coordinator.hear(job.statuses["a"], job.now)
+            job.settle()
+        job.succeed_by_another(9, with_journal=True, after=20.0)
+        job.come_back("a", "b", "c", "d", "e", "f")
+        job.mute.clear()
+        job.settle()
+        assert job.plan.checks == 1
+        assert trains(job, "a", "b", "c", "d")
+        assert {name for name, verdict in verdicts(job).items() if verdict is Verdict.FAULT} == {"e", "f"}
+        assert not any("does not work" in line for line in job.lines)
+
+    def test_another_process_under_a_name_in_the_check_is_checked_after_it(self) -> None:
+        job = checked_job(2, 3)
+        job.mute = {"c"}
+        job.come("a", "b")
+        job.come("c", computed=Truth().compute("c.net"))
+        job.lose("c")
+        job.mute.clear()
+        job.come("c", incarnation="2")
+        assert trains(job, "a", "b", "c")
+        assert job.plan.checks == 2
+        assert [(one.node_id, one.incarnation) for one in job.plan.checked] == [("a", "1"), ("b", "1"), ("c", "2")]
+
+    def test_a_job_whose_nodes_all_leave_during_the_check_is_over(self) -> None:
+        job = checked_job(2, 2)
+        job.mute = {"a", "b"}
+        job.come("a", "b", computed=Truth().compute("a.net"))
+        assert job.plan.check is not None
+        job.leave("a", "b")
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.check is None
+        assert job.plan.reason.endswith("no node is here any more")
+
+
+class TestReplacement:
+    def test_a_spare_steps_in_at_once_for_who_is_dismissed(self) -> None:
+        job = checked_job(3, 3, Truth(wrong={"b.net"}), spares=1)
+        job.come("a", "b", "c", "d")
+        assert trains(job, "a", "d", "c") or trains(job, "a", "c", "d")
+        assert job.plan.checks == 1
+        assert verdicts(job)["d"] is Verdict.PASSED
+
+    def test_a_unit_of_nodes_trains_without_the_partner_of_who_is_dismissed(self) -> None:
+        job = checked_job(2, 4, Truth(wrong={"b.net"}), unit=2)
+        job.come("a", "b", "c", "d")
+        assert trains(job, "a", "c")
+        assert verdicts(job)["d"] is Verdict.PASSED
+        job.come("e")
+        assert trains(job, "a", "c", "d", "e")
+
+    def test_a_replacement_that_came_before_the_verdict_steps_in(self) -> None:
+        job = checked_job(2, 2, Truth(wrong={"b.net"}))
+        job.mute = {"c"}
+        job.come("c")
+        job.come("a", "b")
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.mute.clear()
+        job.statuses["c"] = msgspec.structs.replace(job.statuses["c"], computed=Truth().compute("c.net"))
+        job.coordinator.hear(job.statuses["c"], job.now)
+        job.settle()
+        assert trains(job, "a", "c")
+
+    def test_each_bad_replacement_gives_the_next_one_its_time(self) -> None:
+        job = checked_job(2, 2, Truth(wrong={"b.net", "c.net"}), pend_timeout=100.0)
+        job.come("a", "b")
+        job.leave("b")
+        job.wait(80)
+        job.come("c")
+        job.leave("c")
+        job.wait(80)
+        assert job.plan.phase is PlanPhase.GATHERING
+        assert "c was dismissed by the node check" in job.plan.reason
+        job.come("d")
+        assert trains(job, "a", "d")
+
+    def test_one_that_broke_since_the_last_round_is_found_where_each_is_checked(self) -> None:
+        job = checked_job(2, 3, check=CHECK_ALWAYS)
+        job.come("a", "b", "c")
+        assert job.truth is not None
+        job.truth.crashing.add("b.net")
+        job.fail("a")
+        assert trains(job, "a", "c")
+        assert checkup(job, "b").verdict is Verdict.FAULT
+
 
 class TestPaidOnce:
     def test_a_restart_checks_nobody_again(self) -> None:

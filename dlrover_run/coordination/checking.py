@@ -135,6 +135,19 @@ def begin(rules: Rules, plan: Plan, seated: Sequence[Presence], spares: Iterable
     return changed(plan, now, check=check, checks=check.key.number, reason=check_words.goes_on(check))
 
 
+def resume(plan: Plan) -> Plan:
+    """A predecessor's plan, for its successor: the round of a check that goes on begins anew.
+
+    Some may have heard of their task long before the others do, and would have met nobody.
+    """
+    check = plan.check
+    if check is None:
+        return plan
+    key = TaskKey(plan.epoch, check.key.number, check.key.round)
+    since = plan.since if check.beside else _since(plan, check, plan.clock)
+    return msgspec.structs.replace(plan, since=since, check=msgspec.structs.replace(check, key=key, since=plan.clock))
+
+
 def step(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     """Go on with the plan's check as far as the answers that are here lead; at its end the plan has none any more."""
     lines: tuple[str, ...] = ()

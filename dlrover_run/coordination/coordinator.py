@@ -14,6 +14,7 @@ from types import MappingProxyType
 import msgspec
 
 from dlrover_run.coordination.adoption import adopt, belongs_to_a_round, latest_round, vouch
+from dlrover_run.coordination.checking import resume
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.parts import NOBODY, Part, assigned, parts
 from dlrover_run.coordination.presence import Presence, Present, succeeded_round
@@ -70,14 +71,15 @@ class Coordinator:
             raise ValueError(f"epoch {epoch} is not later than the plan's, {plan.epoch}")
         self.rules = rules
         self.superseded = False
-        self.plan = msgspec.structs.replace(before, epoch=epoch)
+        self.plan = resume(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
         self._present: dict[NodeKey, Presence] = {}
         # The keys of `_present` by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
         self._parts = parts(rules, self.plan)
         self._lines: list[str] = []
-        self._has_new_epoch = False
+        # What nobody has stored yet is stored before anybody is told, though nothing is decided.
+        self._is_new = self.plan.check is not None
         self._wake_at: float | None = None
         self._advanced_at = before.clock
         self._adopting_until: float | None = None
@@ -163,8 +165,8 @@ class Coordinator:
         self._wake_at = None
         if self.superseded:
             return False
-        before, is_new = self.plan, self._has_new_epoch
-        self._has_new_epoch = False
+        before, is_new = self.plan, self._is_new
+        self._is_new = False
         if self._adopting_until is None or self._adopt(time):
             self.plan, self._wake_at, lines = decide(self.rules, self.plan, self._present, time)
             self._lines += lines
@@ -221,7 +223,7 @@ class Coordinator:
         if self._is_fresh:
             # We are the later one, whatever the clock that our epoch came from says; or we were asleep, and find that a
             # successor has the journal when we store this.
-            self._has_new_epoch = True
+            self._is_new = True
             self.plan = msgspec.structs.replace(self.plan, epoch=status.epoch + 1 + self.plan.epoch % OWN_EPOCHS)
         else:
             self.superseded = True
