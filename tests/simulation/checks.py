@@ -9,10 +9,19 @@ from random import Random
 import msgspec
 from node_truth import Truth
 
-from dlrover_run.coordination.check_records import CheckTask, Computed, Linked, LinkEnd, LinkTried, TaskKey
+from dlrover_run.coordination.check_records import (
+    CheckTask,
+    Computed,
+    Linked,
+    LinkEnd,
+    LinkTried,
+    TaskKey,
+    Verdict,
+)
 from dlrover_run.coordination.records import NodeKey, NodeStatus
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from simulation.loop import LoopProcess
+from simulation.timeline import demand
 
 CHECK_TIMEOUT = 60.0
 """Seconds of a round of a check. A link has a quarter of that, as in the product."""
@@ -23,19 +32,33 @@ EACH = 3
 HOPELESS = ("crashing", "wrong", "silent")
 """What ails nodes that no check lets pass, however few others there are."""
 
+VERDICTS = {
+    "": {Verdict.PASSED},
+    "slow": {Verdict.PASSED, Verdict.STRAGGLER},
+    "cut": {Verdict.PASSED, Verdict.FAULT},
+    "flaky": {Verdict.PASSED, Verdict.FAULT},
+    **{kind: {Verdict.FAULT} for kind in HOPELESS},
+}
+"""What a check may come to for a node with that planted in it. One that is flaky fails once, and may be thought to
+have failed again when it is silent for long. What only a comparison shows may go unseen."""
+
 Meeting = tuple[TaskKey, frozenset[str]]
 
 
 @dataclass
 class Health:
-    """The truth about all nodes, and the links at which they meet. Those of `silent`, by
-    their addresses, never answer. `planted` are the processes with something wrong."""
+    """The truth about all nodes, and the links at which they meet. Those of `silent`, by their addresses, never answer,
+    those of `flaky` fail the first time that they compute, and those of `unasked` were started without the flag.
+    `planted` are the processes with something wrong; those of `stubborn` stay when they are dismissed."""
 
     random: Random
     mode: int
     exclude: int
     truth: Truth = field(default_factory=Truth)
     silent: set[str] = field(default_factory=set)
+    flaky: set[str] = field(default_factory=set)
+    unasked: set[str] = field(default_factory=set)
+    stubborn: set[NodeKey] = field(default_factory=set)
     planted: dict[NodeKey, str] = field(default_factory=dict)
     over: bool = False
     _waiting: dict[Meeting, list[Callable[[], None]]] = field(default_factory=dict)
@@ -47,16 +70,30 @@ class Health:
 
     def plant(self, key: NodeKey, address: str) -> None:
         """Choose what is wrong with a new node, if anything."""
-        if not self.checks or self.over or self.random.random() < 0.75:
+        if not self.checks or self.over:
             return
-        kind = self.random.choice((*HOPELESS, "cut", "slow"))
+        if self.random.random() < 0.08:
+            self.unasked.add(address)
+            return
+        if self.random.random() < 0.75:
+            return
+        kind = self.random.choice((*HOPELESS, "cut", "slow", "flaky"))
         self.planted[key] = kind
+        if self.random.random() < 0.2:
+            self.stubborn.add(key)
         if kind == "slow":
             self.truth.slowness[address] = 5.0
-        elif kind == "silent":
-            self.silent.add(address)
+        elif kind in ("silent", "flaky"):
+            getattr(self, kind).add(address)
         else:
             getattr(self.truth, kind).add(address)
+
+    def compute(self, address: str, key: TaskKey) -> Computed:
+        """What comes of computing on that node."""
+        if address in self.flaky:
+            self.flaky.remove(address)
+            return Computed(key, problem="its check process was killed by SIGSEGV")
+        return self.truth.compute(address, key)
 
     def meet(self, meeting: Meeting, met: Callable[[], None]) -> None:
         """Wait for the other end of a link; `met` is called for both when it is there."""
@@ -88,11 +125,12 @@ class CheckPart:
 
     def begin(self) -> None:
         """Compute of one's own accord."""
-        if self._address not in self._health.silent:
+        if self._address not in self._health.silent | self._health.unasked:
             self._compute(TaskKey())
 
     def follow(self, task: CheckTask | None) -> None:
         """Do what is asked, once."""
+        demand(task is None or self._address not in self._health.unasked, "who takes no part in checks has no task")
         if task is None or task.key == self._key or self._address in self._health.silent:
             return
         self._key = task.key
@@ -104,13 +142,15 @@ class CheckPart:
 
     def said(self, status: NodeStatus) -> NodeStatus:
         """The node's status with what has come of it."""
+        if self._address in self._health.unasked:
+            return status
         return msgspec.structs.replace(status, computed=self._computed, linked=self._linked, check_port=1)
 
     def _compute(self, key: TaskKey) -> None:
         def done() -> None:
             if key == TaskKey() and self._computed is not None:
                 return
-            self._computed = self._health.truth.compute(self._address, key)
+            self._computed = self._health.compute(self._address, key)
             self._tell()
 
         self._process.call_later(self._health.random.uniform(0.1, 3.0), done)

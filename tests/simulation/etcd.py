@@ -27,8 +27,7 @@ from dlrover_run.etcd.operations import (
     Txn,
     Under,
 )
-from simulation.laws import demand
-from simulation.timeline import Process, Timeline
+from simulation.timeline import Process, Timeline, demand
 
 EXPIRY_TICK = 0.5
 """Seconds between two looks of etcd for leases that have run out."""

@@ -6,8 +6,8 @@ from dlrover_run.backends.etcd_records import Keys, Stored, unpack
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, Plan, PlanPhase, RoundKey
 from dlrover_run.etcd.operations import KeyValue
 from simulation.etcd import EtcdCluster
-from simulation.laws import Laws, demand
-from simulation.timeline import Process
+from simulation.laws import Laws
+from simulation.timeline import Process, demand
 
 
 class Store:

@@ -18,11 +18,11 @@ from simulation.etcd import EXPIRY_TICK, EtcdCluster
 from simulation.etcd_client import Client
 from simulation.etcd_faults import EtcdFaults
 from simulation.etcd_laws import Store
-from simulation.laws import Laws, demand
+from simulation.laws import Laws
 from simulation.network import Weather
 from simulation.nodes import Node, NodeBoard
 from simulation.scenario import TROUBLES, Outcome, Scenario
-from simulation.timeline import Timeline
+from simulation.timeline import Timeline, demand
 
 SPEC = EtcdSpec(endpoints=(("10.0.0.1", 2379),))
 

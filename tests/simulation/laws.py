@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dlrover_run.coordination.check_records import Check, Checkup, Verdict
 from dlrover_run.coordination.check_round import CHECK_MARGIN, key_of
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Decision
+from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES
 from dlrover_run.coordination.pairing import MAX_ROUNDS
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import (
@@ -24,8 +26,8 @@ from dlrover_run.coordination.records import (
     seats,
 )
 from dlrover_run.coordination.rules import Rules
-from simulation.checks import HOPELESS, Health, health_of
-from simulation.timeline import Broken
+from simulation.checks import HOPELESS, VERDICTS, Health, health_of
+from simulation.timeline import demand
 
 UNSEEN_SLEEP = 0.4
 """Seconds that a master may have been stopped for without noticing, and a little more."""
@@ -33,17 +35,12 @@ UNSEEN_SLEEP = 0.4
 Decide = Callable[[Rules, Plan, Present, float], Decision]
 
 
-def demand(condition: bool, law: str) -> None:
-    """Raise Broken with the law unless the condition holds."""
-    if not condition:
-        raise Broken(law)
-
-
 class Laws:
     """Watches one run. `durable` says that its masters have a journal, so that no round is forgotten before the
     job is over.
 
-    `nodes_stay` says that no node goes or is cut off, whatever happens to masters, so far.
+    `nodes_stay` says that no node goes or is cut off, whatever happens to masters, so far; `calm` that whoever is
+    silent is gone, and that all others answer in time. `told` are the kinds of trouble that some check had to find.
     """
 
     def __init__(self, rules: Rules, durable: bool, nodes_stay: bool) -> None:
@@ -70,6 +67,9 @@ class Laws:
         self._checks: dict[tuple[int, int], float] = {}
         self.checks = 0
         self.dismissed: set[NodeKey] = set()
+        self.calm = False
+        self._disturbed: set[tuple[int, int]] = set()
+        self.told: set[str] = set()
 
     def deciding(self, rules: Rules, plan: Plan, present: Present, now: float, real: Decide = decide) -> Decision:
         """`decide`, with everything that holds for one decision."""
@@ -79,7 +79,7 @@ class Laws:
         demand(again.plan == after, "deciding twice gives the same plan")
         demand(again.wake_at is None or again.wake_at > now, "nobody is to be woken at a time that has passed")
         self._check_promptness(after.epoch, again, present, now)
-        self._check_health(plan, after, now)
+        self._check_health(plan, after, present, now)
         if after is plan:
             return decision
         demand(plan.phase not in OVER, "a job that is over stays so")
@@ -99,8 +99,8 @@ class Laws:
             demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
         return decision
 
-    def _check_health(self, plan: Plan, after: Plan, now: float) -> None:
-        """A check ends in time, and dismisses nobody who is healthy."""
+    def _check_health(self, plan: Plan, after: Plan, present: Present, now: float) -> None:
+        """A check ends in time, and names those with something wrong, and nobody else."""
         if not self._rules.check:
             demand(after.check is None and not after.checks and not after.checked, "nobody is checked without a reason")
             return
@@ -108,15 +108,45 @@ class Laws:
             begun = self._checks.setdefault((after.epoch, after.check.key.number), now)
             longest = MAX_ROUNDS * (self._rules.check_timeout + CHECK_MARGIN)
             demand(now <= begun + longest, "a check comes to its end")
+            if not all((p := present.get(key_of(node))) and p.connected and not p.going for node in after.check.nodes):
+                self._disturbed.add((after.epoch, after.check.key.number))
         demand(after.check is None or after.phase not in OVER, "a job that is over checks nobody")
         for checkup in after.checked:
-            key = key_of(checkup)
-            if checkup.dismissed and key not in self.dismissed:
-                self.dismissed.add(key)
-                demand(
-                    key in self.health.planted, f"no healthy node is dismissed, as {checkup.host} is: {checkup.reason}"
-                )
+            if checkup not in plan.checked:
+                self._check_verdict(checkup)
+        if plan.check is not None and (after.check is None or after.check.key.number != plan.check.key.number):
+            self._check_what_can_be_told(plan.check, after)
         self.checks += after.checks > plan.checks
+
+    def _check_verdict(self, checkup: Checkup) -> None:
+        key, verdict = key_of(checkup), checkup.verdict
+        kind = self.health.planted.get(key, "")
+        demand(verdict in VERDICTS[kind], f"{checkup.host} is {kind or 'healthy'}, not a {verdict}: {checkup.reason}")
+        demand(not self.calm or kind != "flaky" or verdict is Verdict.PASSED, "one failure is no fault")
+        leaves = verdict is Verdict.FAULT or (verdict is Verdict.STRAGGLER and bool(self._rules.exclude_stragglers))
+        demand(checkup.dismissed == leaves, f"a {verdict} is dismissed or not as was asked for")
+
+    def _check_what_can_be_told(self, check: Check, after: Plan) -> None:
+        """Where nobody goes during a check and no node is silent, it names all that a comparison shows."""
+        if not self.calm or (after.epoch, check.key.number) in self._disturbed:
+            return
+        kinds = {key_of(node): self.health.planted.get(key_of(node), "") for node in check.nodes}
+        verdicts = {key_of(checkup): checkup.verdict for checkup in after.checked}
+        for node in check.nodes:
+            if node.trusted or key_of(node) not in verdicts:
+                continue
+            verdict = verdicts[key_of(node)]
+            kind = kinds[key_of(node)]
+            others = [key_of(other) for other in check.nodes if kinds[key_of(other)] not in HOPELESS]
+            kin = [key_of(other) for other in check.nodes if key_of(other) in others and other.workers == node.workers]
+            if kind == "cut" and not check.beside:
+                witnesses = sum(kinds[other] != "cut" for other in others)
+                demand(witnesses < ENOUGH_WITNESSES or verdict is Verdict.FAULT, "who reaches nobody is found")
+                self.told.add(kind)
+            slow = sum(kinds[other] == "slow" for other in kin)
+            if kind == "slow" and (len(kin) == 2 > slow or slow < len(kin) - slow):
+                demand(verdict is Verdict.STRAGGLER, "who computes slowly is found")
+                self.told.add(kind)
 
     def adopting(self, fresh: Plan, *given: Any, real: Any) -> Plan | None:
         """`adopt`: as long as it goes on nothing else falls due."""
@@ -199,6 +229,7 @@ class Laws:
         for key in keys:
             p = present.get(key)
             demand(key in able, "nobody trains unchecked, or after he was dismissed")
+            demand(not self._durable or key not in self.dismissed, "who was dismissed never trains")
             demand(self.health.planted.get(key) not in HOPELESS, "a node that cannot compute never trains")
             demand(p is not None and p.connected, "only a node that is here gets a seat")
             demand(p is not None and p.status.phase not in (NodePhase.LEAVING, NodePhase.LEFT), "who goes gets no seat")
@@ -218,6 +249,7 @@ class Laws:
 
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
         """A plan has become durable; `now` is everybody's time."""
+        self.dismissed |= dismissed_in(after)
         if before is None:
             # Perhaps of another job of that name.
             self._charge_times.clear()

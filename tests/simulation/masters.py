@@ -12,9 +12,9 @@ from dlrover_run.master.job import Job
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.wire.messages import Assigned, Join, Refused, Report
 from simulation.disk import Disk, DiskJournal
-from simulation.laws import Laws, demand
+from simulation.laws import Laws
 from simulation.network import END, TO_MASTER, TO_NODE, Stream
-from simulation.timeline import Killed, Process, Timeline
+from simulation.timeline import Killed, Process, Timeline, demand
 
 JOB = "job"
 

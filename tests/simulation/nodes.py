@@ -184,7 +184,8 @@ class Node(LoopProcess):
     @property
     def _is_over(self) -> bool:
         wanted = self.board.assignment
-        return wanted.phase in OVER or (wanted.checkup is not None and wanted.checkup.dismissed)
+        dismissed = wanted.checkup is not None and wanted.checkup.dismissed
+        return wanted.phase in OVER or (dismissed and self.key not in self.place.health.stubborn)
 
     def _start(self) -> None:
         seat = self._standing.seat

@@ -20,11 +20,11 @@ from simulation.board import Board
 from simulation.checks import CHECK_TIMEOUT, health_of
 from simulation.disk import Disk
 from simulation.faults import Faults, MasterFaults
-from simulation.laws import Laws, demand
+from simulation.laws import Laws
 from simulation.masters import Masters
 from simulation.network import Weather
 from simulation.nodes import Node, NodeBoard, Place, job_spec
-from simulation.timeline import Broken, Timeline
+from simulation.timeline import Broken, Timeline, demand
 from simulation.workers import Workers
 
 HUNG = 30.0
@@ -138,6 +138,7 @@ class Scenario(ABC):
             health=self.health,
         )
         self.laws.health = self.health
+        self.laws.calm = self.trouble == "gentle"
         self.calm_at = random.uniform(30, 200)
         self.is_short = random.random() < 0.1
 

@@ -21,6 +21,12 @@ class Broken(BaseException):
     """Something that must always hold does not. No code under test may catch it."""
 
 
+def demand(condition: bool, law: str) -> None:
+    """Raise Broken with the law unless the condition holds."""
+    if not condition:
+        raise Broken(law)
+
+
 class Killed(BaseException):
     """The process that runs ends here, in the middle of what it does. No code under test may catch it."""
 

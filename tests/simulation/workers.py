@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from dlrover_run.coordination.records import RoundKey, Seat
 from dlrover_run.failures.outcome import WorkerEnd
-from simulation.laws import demand
-from simulation.timeline import Timeline
+from simulation.timeline import Timeline, demand
 
 OWN_WORDS = "Traceback (most recent call last):\n  File 'a.py'\nValueError: loss is nan\n"
 PEER_WORDS = "Traceback (most recent call last):\n  File 'a.py'\nRuntimeError: Connection closed by peer [10.0.0.1]\n"
