@@ -18,8 +18,8 @@ What can be told, of nodes that are present to the end and are not trusted partn
   A third of them must have had no accident, or nobody knows that there was one. One that is known by a slow reading
   counts as slow;
 - that it has no network: when two others at least have a working link to a third one, or to each other;
-- that its network is slow: when two others at least, with as many workers, have a quick link to a third one of these or
-  to each other; and when all that is planted among these, and those that leave, are no more than a third of them.
+- that its network is slow: when three others at least, with as many workers, have a quick link to another one of these;
+  or two, when nobody leaves and there are no nodes of another size, which cannot say whether it is slow; and when all that is planted among these, and those that leave, are no more than a third of them.
   Those who have passed an earlier check have to be as they were, and count as two at most.
 """
 
@@ -237,8 +237,10 @@ def to_be_told(world: World) -> dict[int, Verdict]:
         elif truth.drag > 1:
             linking = [other for other in kin if not nodes[other].cut]
             undragged = [other for other in linking if nodes[other].drag == 1]
+            all_alike = all(other.leaves is None and other.workers == truth.workers for other in nodes)
+            enough = 2 if all_alike else 3
             witnesses = sum(any(world.link(one, end) == 1 for end in undragged if end != one) for one in undragged)
-            if _troubles(world, truth.workers) <= 1 / 3 and 2 * len(undragged) > len(linking) and witnesses >= 2:
+            if _troubles(world, truth.workers) <= 1 / 3 and 2 * len(undragged) > len(linking) and witnesses >= enough:
                 told[node] = Verdict.STRAGGLER
     return told
 

@@ -277,6 +277,10 @@ class TestWhoIsSpared:
         assert named(World((crowded, *whole(4).nodes))) == {}
         assert named(World((crowded, *(NodeTruth(workers=8),) * 3, *whole(2).nodes))) == {0: STRAGGLER}
 
+    def test_two_slow_links_blame_nobody_whom_nodes_of_another_size_could_not_speak_for(self) -> None:
+        sizes = whole(3).nodes + (NodeTruth(workers=4),) * 6
+        assert named(World(sizes, {(0, 1): 5.0, (0, 2): 7.0})) == {}
+
     def test_one_that_has_left_says_nothing_about_its_partners(self) -> None:
         leaves = NodeTruth(leaves=0)
         outcome = check_world(World((NodeTruth(), leaves, NodeTruth(), NodeTruth())))

@@ -160,7 +160,7 @@ class _Judge:
         return (self.evidence.best_with_kin(node) or 0.0) * self.threshold < self._usual_link(node)
 
     def _slowness_is_agreed(self, node: int) -> bool:
-        return _agree(self._witnesses_of_slowness(node), self._unmet_kin(node))
+        return _agree(self._witnesses_of_slowness(node), self._unmet_kin(node) | self._cannot_be_asked(node))
 
     def _met(self, node: int) -> list[tuple[int, float | None]]:
         return sorted(self.evidence.links.get(node, {}).items())
@@ -172,6 +172,14 @@ class _Judge:
     def _unmet_kin(self, node: int) -> set[int]:
         unmet = self._unmet(node, leave_out=self.cut)
         return {other for other in unmet if self.evidence.kin(other) == self.evidence.kin(node)}
+
+    def _cannot_be_asked(self, node: int) -> set[int]:
+        """Who cannot say how quick its links are: gone, or of another size. With so many about, two slow links of a
+        healthy node may well be all that it has with its kin."""
+        silent = {
+            other for other in range(len(self.check.nodes)) if other != node and not self._are_kin(other, node)
+        } | {other for other, examinee in enumerate(self.check.nodes) if not examinee.present}
+        return silent - self.cut - self.evidence.broken
 
     def _is_open(self, node: int) -> bool:
         """Whether its links leave a doubt about it."""
