@@ -50,7 +50,7 @@ def is_replaced(checked: CheckedCluster, cluster: Cluster, others: list[Node], n
     [
         (2, "compute", "b"),
         (2, "link", "x"),
-        (3, "compute", "x"),
+        pytest.param(3, "compute", "x", marks=LONG),
         pytest.param(3, "link", "b", marks=LONG),
         (4, "compute", "b"),
         pytest.param(4, "link", "x", marks=LONG),
@@ -67,6 +67,7 @@ def test_a_node_whose_check_process_is_killed_each_time_leaves_and_is_replaced(
     is_replaced(checked, cluster, nodes, name)
 
 
+@LONG
 @EVERYWHERE
 def test_wherever_nodes_meet_the_broken_one_leaves(checked: CheckedCluster, cluster: Cluster) -> None:
     checked.gate.rules["b"] = Visit.kill
@@ -75,7 +76,7 @@ def test_wherever_nodes_meet_the_broken_one_leaves(checked: CheckedCluster, clus
     is_replaced(checked, cluster, nodes, "b")
 
 
-@pytest.mark.parametrize("stage", ["compute", "link"])
+@pytest.mark.parametrize("stage", ["compute", pytest.param("link", marks=LONG)])
 def test_one_whose_check_process_was_killed_once_is_tried_again_and_trains(
     checked: CheckedCluster, cluster: Cluster, stage: str
 ) -> None:
@@ -115,7 +116,9 @@ def test_a_slow_node_leaves_and_is_replaced(checked: CheckedCluster, cluster: Cl
     is_replaced(checked, cluster, nodes, "x")
 
 
-@EVERYWHERE
+@pytest.mark.parametrize(
+    "place", [pytest.param("c10d", marks=LONG), "etcd", pytest.param("etcd of three", marks=LONG)], indirect=True
+)
 def test_wherever_nodes_meet_the_slow_one_leaves(checked: CheckedCluster, cluster: Cluster) -> None:
     checked.gate.rules["b"] = Visit.slow
     nodes = checked.nodes(3, "--exclude-straggler")

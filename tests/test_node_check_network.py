@@ -115,9 +115,7 @@ class Job:
         with network.master.entered():
             self.master: Talker = cluster.stand_alone_master("--listen", f"{MASTER}:29400")
         script = cluster.directory / "train.py"
-        script.write_text(
-            "import os\nprint('trains as', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)"
-        )
+        script.write_text("import os\nprint('trains as one of', os.environ['WORLD_SIZE'], flush=True)\n")
         self.nodes = [self.node(rank, script) for rank in range(len(network.nodes))]
 
     def node(self, rank: int, script: Path) -> Node:
@@ -141,7 +139,7 @@ class Job:
         assert self.master.finish() == 0
 
 
-@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_a_node_that_reaches_the_master_and_no_other_node_leaves(
     cluster: Cluster, network: Callable[[int], Network], count: int
 ) -> None:
