@@ -19,7 +19,8 @@ What can be told, of nodes that are present to the end and are not trusted partn
   counts as slow;
 - that it has no network: when two others at least have a working link to a third one, or to each other;
 - that its network is slow: when three others at least, with as many workers, have a quick link to another one of these;
-  or two, when nobody leaves and there are no nodes of another size, which cannot say whether it is slow; and when all that is planted among these, and those that leave, are no more than a third of them.
+  or two, when nobody leaves and there are no nodes of another size, which cannot say whether it is slow; and when all
+  that is planted among these, and those that leave, are no more than a third of them.
   Those who have passed an earlier check have to be as they were, and count as two at most.
 """
 
