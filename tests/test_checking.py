@@ -356,6 +356,24 @@ class TestRound:
         assert {name for name, verdict in verdicts(job).items() if verdict is Verdict.FAULT} == {"e", "f"}
         assert not any("does not work" in line for line in job.lines)
 
+    def test_no_task_belongs_to_an_earlier_round_than_a_node_knows_of(self) -> None:
+        job = checked_job(2, 3)
+        job.come("a", "b", "c")
+        job.deaf = {"c"}
+        job.fail("a")
+        heard = job.statuses["a"].heard
+        assert heard.number == 2
+        job.succeed_by_another(9, with_journal=False)
+        job.deaf.clear()
+        job.come_back("c")
+        job.wait(7)
+        job.deaf = {"a", "b", "c", "d"}
+        job.come_back("a", "b")
+        job.come("d")
+        job.wait(5)
+        assert job.assignment("a").task is not None
+        assert job.assignment("a").key >= heard
+
     def test_another_process_under_a_name_in_the_check_is_checked_after_it(self) -> None:
         job = checked_job(2, 3)
         job.mute = {"c"}

@@ -132,7 +132,10 @@ def begin(rules: Rules, plan: Plan, seated: Sequence[Presence], spares: Iterable
     check = _examine(rules, plan, nodes, now, anew=computes_anew(rules, plan))
     tasks = first_round(check, bool(rules.measure_links), rules.straggler_threshold)
     check = msgspec.structs.replace(check, compute=tasks.compute, groups=tasks.groups)
-    return changed(plan, now, check=check, checks=check.key.number, reason=check_words.goes_on(check))
+    # One that knows of a later round than we do, from a predecessor whose journal is not there, takes no task of an
+    # earlier one.
+    key = max(plan.key, *(p.status.heard for p in nodes))
+    return changed(plan, now, key=key, check=check, checks=check.key.number, reason=check_words.goes_on(check))
 
 
 def resume(plan: Plan) -> Plan:

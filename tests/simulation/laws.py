@@ -91,8 +91,11 @@ class Laws:
             self._check_failure(plan, after, present, now)
         if after.phase in OVER:
             self.over = after
-        if after.key != plan.key:
+        if after.key != plan.key and after.phase is PlanPhase.TRAINING:
             self._check_round(plan, after, present, now)
+        elif after.key != plan.key:
+            heard = any(p.status.heard == after.key for p in present.values())
+            demand(heard and not self._durable and bool(self._rules.check), "no round is skipped that nobody knows of")
         self._check_rest(plan, after, present)
         if after.phase is PlanPhase.FINISHED:
             lacking = [m.host for m in plan.members if (plan.key, m.key) not in self._succeeded]
