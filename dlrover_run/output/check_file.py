@@ -4,8 +4,9 @@
 
     version   1; raised when a field changes its meaning
     time      when it was written, in UTC, as in 2026-01-31T12:00:00Z
-    node      this node, as below; null while nothing is known of it
-    nodes     on the node with rank 0, of all nodes (at most 64, those of whom there is most to say), a list of
+    node      this node, as below
+    nodes     on the node with rank 0, a list of those who train, in the order of their node ranks, and then of those
+        who were checked and do not (at most 64, those of whom there is most to say, in the same order):
         node_id, host    which one
         verdict          "passed", "straggler" or "fault"
         dismissed        whether it leaves for that
@@ -49,7 +50,7 @@ class CheckFile:
         self._directory = run_dir.path if run_dir.keep else None
         self._warn = warn
         self._warned = False
-        self._known: _Known = (None, (), ())
+        self._known: _Known | None = None
 
     def follow(self, wanted: Assignment) -> None:
         """Write what has come of a check, if that has changed. A node that has lost its place keeps what it knew of
@@ -57,7 +58,7 @@ class CheckFile:
         if self._directory is None or wanted.checkup is None or wanted.checkup.verdict is Verdict.PENDING:
             return
         known = (wanted.checkup, wanted.others, wanted.links)
-        if wanted.seat is None and not wanted.others:
+        if wanted.seat is None and not wanted.others and self._known is not None:
             known = (wanted.checkup, *self._known[1:])
         if known == self._known:
             return
@@ -68,12 +69,12 @@ class CheckFile:
             self._warn(problem)
 
 
-_Known = tuple[Checkup | None, tuple[Checkup, ...], tuple[LinkRow, ...]]
+_Known = tuple[Checkup, tuple[Checkup, ...], tuple[LinkRow, ...]]
 
 
 def write(
     directory: str,
-    checkup: Checkup | None,
+    checkup: Checkup,
     others: Sequence[Checkup],
     links: Sequence[LinkRow],
     unix_time: float,
@@ -95,13 +96,11 @@ def write(
     return None
 
 
-def _content(
-    checkup: Checkup | None, others: Sequence[Checkup], links: Sequence[LinkRow], unix_time: float
-) -> dict[str, Any]:
+def _content(checkup: Checkup, others: Sequence[Checkup], links: Sequence[LinkRow], unix_time: float) -> dict[str, Any]:
     content: dict[str, Any] = {
         "version": VERSION,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_time)),
-        "node": None if checkup is None else _node(checkup),
+        "node": _node(checkup),
     }
     if others:
         content["nodes"] = [_node(each) for each in others]
