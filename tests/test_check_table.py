@@ -115,7 +115,7 @@ class TestTable:
     def test_nothing_that_a_node_says_steers_the_terminal(self) -> None:
         rows = [node(EVIL, FAULT, reason=EVIL), node("gpu-b")]
         links = [LinkRow(0, 1, 0, EVIL)]
-        for text in (render_checkups(rows), render_links(rows, links), "\n".join(render_live(rows, 79, 22))):
+        for text in (render_checkups(rows), render_links(rows, links, 2.0), "\n".join(render_live(rows, 79, 22))):
             assert re.fullmatch(r"[ -~\n]*", text), repr(text)
         assert len(render_checkups(rows).splitlines()) == 4
         assert "abc d" in render_checkups(rows)
@@ -153,7 +153,7 @@ class TestLinks:
 
     def test_those_that_failed_come_first_and_then_the_slowest(self) -> None:
         links = [LinkRow(0, 1, 12), LinkRow(0, 2, 0.9), LinkRow(0, 3, 0, "it timed out"), LinkRow(1, 2, 11)]
-        assert render_links(self.NODES, links).splitlines() == [
+        assert render_links(self.NODES, links, 2.0).splitlines() == [
             "dlrover-run: bandwidth of 4 links, median 11 GB/s",
             "! gpu-a - gpu-d  failed: it timed out",
             "! gpu-a - gpu-c   900 MB/s  slow",
@@ -163,13 +163,18 @@ class TestLinks:
 
     def test_links_that_are_much_alike_are_not_marked(self) -> None:
         links = [LinkRow(0, 1, 6), LinkRow(0, 2, 10), LinkRow(1, 2, 11), LinkRow(2, 2, 10)]
-        text = render_links(self.NODES, links)
+        text = render_links(self.NODES, links, 2.0)
         assert "slow" not in text
         assert "!" not in text
         assert "within gpu-c" in text
 
+    @pytest.mark.parametrize(("threshold", "marked"), [(1.5, 2), (2.0, 1), (4.0, 0)])
+    def test_slow_is_what_the_job_calls_slow(self, threshold: float, marked: int) -> None:
+        links = [LinkRow(0, 1, 3), LinkRow(0, 2, 6), LinkRow(0, 3, 10), LinkRow(1, 2, 10), LinkRow(1, 3, 10)]
+        assert render_links(self.NODES, links, threshold).count("  slow") == marked
+
     def test_where_all_failed_there_is_no_median(self) -> None:
-        assert render_links(self.NODES, [LinkRow(0, 1)]).splitlines() == [
+        assert render_links(self.NODES, [LinkRow(0, 1)], 2.0).splitlines() == [
             "dlrover-run: bandwidth of 1 link",
             "! gpu-a - gpu-b  failed",
         ]

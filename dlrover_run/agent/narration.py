@@ -91,7 +91,8 @@ class Narration:
             from dlrover_run.console.check_table import render_links
 
             self._links = named
-            self._voice.print(render_links(others, links, *self._paper()))
+            threshold = self._spec.rules.straggler_threshold
+            self._voice.print(render_links(others, links, threshold, *self._paper()))
 
     def _paper(self) -> tuple[int, bool]:
         """How many columns there are to write on, and whether in colour."""

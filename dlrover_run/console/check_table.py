@@ -17,9 +17,6 @@ from dlrover_run.coordination.words import counted
 MAX_NAME = 32
 """Columns of a node's name: many a cloud has longer ones, which differ at their beginning."""
 
-SLOW_LINK = 0.5
-"""A link below this part of the median of all is marked as slow."""
-
 _NARROW = 60
 """Below so many columns the units stand in the heading alone."""
 
@@ -56,8 +53,11 @@ def render_checkups(rows: Sequence[Checkup], width: int = 80, color: bool = Fals
     return "\n".join([heading, *_table(_labelled(rows), width, color, in_full=True)])
 
 
-def render_links(rows: Sequence[Checkup], links: Sequence[LinkRow], width: int = 80, color: bool = False) -> str:
-    """The bandwidth of each link, those that failed first and then the slowest. The ends are places in `rows`."""
+def render_links(
+    rows: Sequence[Checkup], links: Sequence[LinkRow], threshold: float, width: int = 80, color: bool = False
+) -> str:
+    """The bandwidth of each link, those that failed first and then the slowest. The ends are places in `rows`. Slow is
+    a link that is more than `threshold` times slower than the median of all."""
     names = [name for name, _ in _labelled(rows)]
     speeds = sorted(link.gigabytes for link in links if not _failed(link))
     median = (speeds[(len(speeds) - 1) // 2] + speeds[len(speeds) // 2]) / 2 if speeds else 0.0
@@ -71,7 +71,7 @@ def render_links(rows: Sequence[Checkup], links: Sequence[LinkRow], width: int =
         if _failed(link):
             lines += _entry(line, "failed", _plain(link.problem), width, _red(color), marked=True, in_full=True)
             continue
-        slow = link.gigabytes < SLOW_LINK * median
+        slow = link.gigabytes * threshold < median
         line, word, paint = f"{line}  {bandwidth_words(link.gigabytes):>9}", "slow" if slow else "", _yellow(color)
         lines += _entry(line, word, "", width, paint if slow else "", marked=slow, in_full=True)
     return "\n".join(lines)
