@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from dlrover_run.backends.board import Listener
+from dlrover_run.coordination.check_records import Verdict
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
@@ -66,13 +67,17 @@ class LocalBoard:
             coordinator.hear(one, now)
         while coordinator.advance(now):
             pass
-        for line in coordinator.take_lines():
-            self._say(line)
+        lines = coordinator.take_lines()
         self._rest()
         waits = self._rules.check != CHECK_NEVER and coordinator.seat(status.key) is None
         if waits and (due := coordinator.wake_at()) is not None:
             self._timer = loop.call_at(due, self._decide, status)
         wanted = coordinator.assignment(status.key, coordinator.waiting(now) if waits else None)
+        passed = wanted.checkup is not None and wanted.checkup.verdict is Verdict.PASSED
+        for line in lines:
+            # A node that passes says so in one line of its own: those that others grep for compare nodes.
+            if not passed or line.startswith("warning: "):
+                self._say(line)
         if wanted != self.assignment:
             self.assignment = wanted
             self._listener()

@@ -43,9 +43,11 @@ def stands(check: Check, missing: Sequence[str], asked: int) -> str:
 
 
 def not_computed(missing: Sequence[str], nodes: int) -> str:
-    """That a check is yet to begin, because the hosts `missing` of so many nodes have not computed."""
-    has = "has" if nodes == 1 else "have"
-    return f"node check: {nodes - len(missing)} of {counted(nodes, 'node')} {has} computed; missing: {names(missing)}"
+    """That a check is yet to begin, because the hosts `missing` of so many nodes have not computed. One node is missed
+    by nobody."""
+    if nodes == 1:
+        return "checking this node before training"
+    return f"node check: {nodes - len(missing)} of {nodes} nodes have computed; missing: {names(missing)}"
 
 
 def elapsed(check: Check) -> dict[int, float]:
