@@ -79,6 +79,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         entrypoint=_entrypoint(line, settings, environ),
         run_id=place.run_id,
         workers_per_node=workers,
+        gpu_each=size.workers.text == "gpu",
         rules=_rules(settings, size.nodes, place, conf, check),
         backend=place.backend,
         master=_master(place.endpoint, conf, environ) if place.endpoint else None,

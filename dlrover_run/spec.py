@@ -147,7 +147,7 @@ class JobSpec:
     `rules` are this node's idea of the job; those of the first node that joins hold. `node_rank` is a rank that
     somebody gave this node by hand: with `static` it is its rank, else a wish. `node_id` is a name that a cluster
     manager gave it, empty for one of its own making. `local_addr` is the address that this node advertises, None for
-    one that is found out.
+    one that is found out. `gpu_each` says that the workers were counted as GPUs, so that each of them needs one.
     """
 
     entrypoint: Entrypoint
@@ -166,6 +166,7 @@ class JobSpec:
     signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS
     shutdown_timeout: float = SHUTDOWN_TIMEOUT
     virtual_local_rank: bool = False
+    gpu_each: bool = False
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None = None
     compat_exit_codes: bool = False
     event_log: Literal["null", "console"] = "null"

@@ -164,6 +164,31 @@ class TestComputing:
         assert last(played, "computed").problem == ""
         assert played.said == "dlrover-run: warning: the limit on files is 64\n"
 
+    def test_a_look_that_fails_is_said_in_one_line_and_no_problem(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*args: object) -> None:
+            raise AttributeError("module 'pynvml' has no attribute 'nvmlDeviceGetRemappedRows'")
+
+        monkeypatch.setattr(ailments, "examine", fail)
+        played = stage.play().on(has_computed(), FINISHED).run()
+        assert last(played, "computed").problem == ""
+        assert played.said == (
+            "dlrover-run: warning: the look at this machine failed: "
+            "AttributeError: module 'pynvml' has no attribute 'nvmlDeviceGetRemappedRows'\n"
+        )
+
+    @pytest.mark.parametrize("each", [False, True])
+    def test_workers_that_were_counted_as_gpus_need_one_each(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, each: bool
+    ) -> None:
+        def look(workers: int, log_dir: object, environ: object, gpu_each: bool) -> tuple[Ailment, ...]:
+            return (Ailment(f"asked for {workers} workers", severe=gpu_each),)
+
+        monkeypatch.setattr(ailments, "examine", look)
+        played = stage.play(workers=2, gpu_each=each).on(has_computed(), FINISHED).run()
+        assert ("asked for 2 workers" in last(played, "computed").problem) is each
+
     def test_what_is_severe_is_told_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (Ailment("GPU 3 has 12 errors", severe=True), Ailment("more", severe=True))
         monkeypatch.setattr(ailments, "examine", lambda *args: found)

@@ -255,6 +255,11 @@ def test_only_a_word_is_counted() -> None:
     assert asked == ["gpu0,1,2"]
 
 
+@pytest.mark.parametrize(("given", "each"), [("gpu", True), ("auto", False), ("cpu", False), ("2", False)])
+def test_workers_that_are_counted_as_gpus_need_one_each(given: str, each: bool) -> None:
+    assert parse(["--nproc-per-node", given, "train.py"], {}, count_workers=lambda *_: 3).gpu_each is each
+
+
 def test_preload_adds_up_and_counts_each_module_once() -> None:
     spec = parse(["--preload", "torch,numpy.linalg", "--preload", "torch,PIL", "--start-method=fork", "train.py"], {})
     assert spec.preload == ("torch", "numpy.linalg", "PIL")

@@ -19,7 +19,11 @@ async def find_ailments(spec: JobSpec, say: Callable[[str], None]) -> tuple[str,
     found: asyncio.Future[tuple[Ailment, ...]] = loop.create_future()
 
     def look() -> None:
-        ailments = examine(spec.workers_per_node, spec.logs.log_dir, os.environ)
+        try:
+            ailments = examine(spec.workers_per_node, spec.logs.log_dir, os.environ, spec.gpu_each)
+        except Exception as error:
+            # Such as an old pynvml, which lacks a function. The devices are tried all the same.
+            ailments = (Ailment(f"the look at this machine failed: {type(error).__name__}: {error}"),)
         with contextlib.suppress(RuntimeError):  # The loop may have been closed meanwhile.
             loop.call_soon_threadsafe(tell, ailments)
 
