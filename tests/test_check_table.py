@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 
+import msgspec
 import pytest
 from screens import Screen
 from virtual_loop import run_virtually
@@ -21,7 +22,8 @@ from dlrover_run.console.check_table import (
 from dlrover_run.console.voice import TICK, Voice
 from dlrover_run.console.words import cells, clip
 from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
-from dlrover_run.coordination.records import Assignment, PlanPhase, RoundKey, Seat, Waiting
+from dlrover_run.coordination.records import Assignment, Failure, PlanPhase, RoundKey, Seat, Waiting
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_ONCE, Rules
 from dlrover_run.spec import Entrypoint, JobSpec
 
 PENDING, PASSED, STRAGGLER, FAULT = Verdict.PENDING, Verdict.PASSED, Verdict.STRAGGLER, Verdict.FAULT
@@ -208,11 +210,15 @@ def passed(*others: Checkup, links: tuple[LinkRow, ...] = (), own: Checkup = FOU
     return Assignment(phase=PlanPhase.TRAINING, seat=SEAT, checkup=own, others=others, links=links)
 
 
-def narrated(columns: int | None, *told: Assignment, lines: int = 24, worker: str = "") -> list[str]:
+def narrated(
+    columns: int | None, *told: Assignment, lines: int = 24, worker: str = "", rules: Rules | None = None
+) -> list[str]:
     """What is written when each of these is told, and told again, and some time goes by. A worker that has not ended
     yet has last words after the first of them."""
     written: list[str] = []
-    spec = JobSpec(entrypoint=Entrypoint("program", "/bin/sh", ("-c", "")), run_id="job", backend="master")
+    spec = JobSpec(
+        entrypoint=Entrypoint("program", "/bin/sh", ("-c", "")), run_id="job", backend="master", rules=rules or Rules()
+    )
 
     async def run() -> None:
         narration = Narration(spec, Voice(written.append, lambda: columns, lambda: lines))
@@ -297,9 +303,38 @@ class TestElsewhere:
         assert sum("straggler" in line for line in shown) == 2
 
 
-def told(*assignments: Assignment) -> list[str]:
+def told(*assignments: Assignment, rules: Rules | None = None) -> list[str]:
     """The lines in a file, but those of waiting."""
-    return [line for line in "".join(narrated(None, *assignments)).splitlines() if "waiting" not in line]
+    lines = "".join(narrated(None, *assignments, rules=rules)).splitlines()
+    return [line for line in lines if "waiting" not in line]
+
+
+class TestBetweenTwoRounds:
+    """What ended the last round is said before what the check between them comes to."""
+
+    FAILED = Assignment(restart_count=1, failure=Failure(3, "b", "exited with code 1"), waiting=Waiting("for b"))
+    CHECKED = msgspec.structs.replace(passed(*DONE, node("d")), restart_count=1, failure=FAILED.failure)
+
+    def test_the_failure_is_told_once_before_the_check(self) -> None:
+        lines = told(passed(*DONE), self.FAILED, self.CHECKED, rules=Rules(least=3, most=3, check=CHECK_ALWAYS))
+        cause = "dlrover-run: rank 3 on b exited with code 1; a node check comes before restart 1"
+        assert [line for line in lines if line == cause or "node check of" in line] == [
+            "dlrover-run: node check of 3 nodes: 2 passed, 1 straggler",
+            cause,
+            "dlrover-run: node check of 4 nodes: 3 passed, 1 straggler",
+        ]
+
+    def test_on_one_node_its_name_is_no_news(self) -> None:
+        assert told(self.FAILED, rules=Rules(check=CHECK_ALWAYS)) == [
+            "dlrover-run: rank 3 exited with code 1; a node check comes before restart 1"
+        ]
+
+    def test_where_no_check_comes_the_line_of_the_restart_tells_it(self) -> None:
+        assert told(self.FAILED, rules=Rules(check=CHECK_ONCE)) == []
+
+    def test_the_failure_of_a_round_that_trains_again_is_old(self) -> None:
+        spare = msgspec.structs.replace(self.FAILED, phase=PlanPhase.TRAINING)
+        assert told(spare, rules=Rules(check=CHECK_ALWAYS)) == []
 
 
 class TestOnceForEachCheck:

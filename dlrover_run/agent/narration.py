@@ -9,7 +9,8 @@ from dlrover_run import failures
 from dlrover_run.agent.round import Round
 from dlrover_run.console.voice import PLAIN_WIDTH, Below, Voice
 from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
-from dlrover_run.coordination.records import OVER, Assignment, Seat, Waiting
+from dlrover_run.coordination.records import OVER, Assignment, PlanPhase, Seat, Waiting
+from dlrover_run.coordination.rules import CHECK_ALWAYS
 from dlrover_run.spec import JobSpec
 
 _VERBOSE = frozenset({"INFO", "DEBUG"})
@@ -25,6 +26,7 @@ class Narration:
         self._spec = spec
         self._voice = voice
         self._waiting: Waiting | None = None
+        self._told_restarts = 0
         self._rows: tuple[Checkup, ...] = ()
         self._checkup: Checkup | None = None
         self._others: frozenset[Checkup] = frozenset()
@@ -36,7 +38,8 @@ class Narration:
 
     def follow(self, wanted: Assignment) -> None:
         """Show what the node waits for while it has no place in a round, and for how long still; and once for each node
-        check what has come of it."""
+        check what has come of it. Where that comes between two rounds, what ended the first is said before."""
+        self._tell_cause(wanted)
         waiting = wanted.waiting if wanted.seat is None and wanted.phase not in OVER else None
         if waiting != self._waiting:
             self._waiting = waiting
@@ -46,6 +49,18 @@ class Narration:
                 self._voice.wait_for(waiting.text, waiting.seconds, self._table(waiting.rows))
                 self._tell_bad_news(waiting.rows)
         self._tell_outcome(wanted)
+
+    def _tell_cause(self, wanted: Assignment) -> None:
+        between = wanted.seat is None and wanted.phase is PlanPhase.GATHERING
+        failure = wanted.failure if between and self._spec.rules.check == CHECK_ALWAYS else None
+        if failure is None or wanted.restart_count <= self._told_restarts:
+            return
+        from dlrover_run.console.rounds import render_check_again
+
+        self._told_restarts = wanted.restart_count
+        alone = self._spec.rules.most == 1
+        reason = f"rank {failure.rank} {failure.what}" if alone else str(failure)
+        self._voice.say(render_check_again(reason, wanted.restart_count))
 
     def _table(self, rows: tuple[Checkup, ...]) -> Below | None:
         if not rows:

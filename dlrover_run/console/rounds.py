@@ -16,6 +16,11 @@ def render_restart(reason: str, attempt: int, of: int, after_seconds: float, win
     return f"restart {attempt}{allowed} after {duration(after_seconds)}: {_clause(reason)}"
 
 
+def render_check_again(reason: str, attempt: int) -> str:
+    """One line for a round that has ended, where nodes are checked before the next one, which takes a while."""
+    return f"{_clause(reason)}; a node check comes before restart {attempt}"
+
+
 def render_regrouping(reason: str, seat: Seat, after_seconds: float) -> str:
     """One line for a round that costs no restart, because only the nodes have changed."""
     nodes = counted(seat.nodes, "node")
