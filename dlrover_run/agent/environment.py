@@ -8,6 +8,10 @@ from string import Template
 from dlrover_run.coordination.records import RoundKey, Seat
 from dlrover_run.spec import JobSpec, SpecError
 
+OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
+"""The variable that tells a process of the node check that no other local rank has the one device that it sees
+(`node_check/tasks.py`): as many of them as there are could otherwise not be told from one that all share."""
+
 
 def worker_environment(
     spec: JobSpec, seat: Seat, local_rank: int, parent: Mapping[str, str], error_file: str
@@ -63,6 +67,7 @@ def check_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict[st
         _bound_threads(own, spec.workers_per_node)
         if spec.virtual_local_rank:
             _show_own_device(own, local_rank)
+            own[OWN_DEVICE] = "1"
         return own
 
     return [environment(local_rank) for local_rank in range(spec.workers_per_node)]

@@ -5,7 +5,8 @@ A plug-in is an entry point of the group `dlrover_run.accelerators` in a package
     [project.entry-points."dlrover_run.accelerators"]
     npu = "my_package.check:find"
 
-It names a callable that takes the local rank and the number of local ranks, and returns None when this machine has no
+It names a callable that takes the local rank and the number of local ranks among which the devices that this process
+sees are divided (0 and 1 where each rank is shown its own device alone), and returns None when this machine has no
 such device, else an object with the attributes of `Accelerator`. Plug-ins are asked first, in the order of their names,
 and the first device is taken. One that raises makes the check of this local rank fail with its words: a device that is
 there and cannot be used is what a check is for. It runs before anything else uses torch, so it may import what
@@ -65,7 +66,9 @@ class Device:
 
 
 def find_accelerator(local_rank: int, workers: int) -> Accelerator:
-    """The device of one of `workers` local ranks. Raises whatever a driver or a plug-in raises."""
+    """The device of one of `workers` local ranks that see the same devices; a rank that is shown a device of its own is
+    the only one of 1. Raises whatever a driver or a plug-in raises, and RuntimeError when there are several GPUs and
+    none for this rank."""
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
             offered: Accelerator | None = entry.load()(local_rank, workers)
@@ -82,6 +85,9 @@ def _cpu() -> Accelerator:
 
 def _cuda(local_rank: int, workers: int) -> Accelerator:
     present = torch.cuda.device_count()
+    if present > 1 and local_rank >= present:
+        # One GPU that all share is what a desk machine has; with several of them, one is missing.
+        raise RuntimeError(f"local rank {local_rank} has no GPU: {present} are visible")
     device = torch.device("cuda", local_rank % present)
     torch.cuda.set_device(device)
     return Device(

@@ -17,6 +17,9 @@ STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
 """The variable with the port at which this process hosts a store, before it is asked to, so that it is there when the
 others of a link come. One who comes too early is refused, and torch lets him try again only after up to a second."""
 
+OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
+"""The variable that is 1 when this process sees one device alone, which is none of the other local ranks'."""
+
 HOST_TIMEOUT = 10.0
 """Seconds for that store to listen; the link, which tries it again, tells why it could not."""
 
@@ -42,8 +45,7 @@ class Tasks:
         """Do the order and answer it. After some failures the process ends itself with the answer."""
         if self._accelerator is None:
             try:
-                local_rank, workers = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-                self._accelerator = find_accelerator(local_rank, workers)
+                self._accelerator = find_accelerator(*_place_among_devices())
             except Exception as error:
                 self._answers.give(failed(order, f"no device could be used: {first_line(error)}"))
                 return
@@ -81,3 +83,10 @@ class Tasks:
             self._answers.give(failed(order, first_line(error)))
         else:
             self._answers.give({"done": "link", "name": order.name, "gigabytes": gigabytes})
+
+
+def _place_among_devices() -> tuple[int, int]:
+    """This process's place among the local ranks that see the same devices, and how many these are."""
+    if os.environ.get(OWN_DEVICE) == "1":
+        return 0, 1
+    return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])

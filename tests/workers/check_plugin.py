@@ -31,6 +31,8 @@ def find(local_rank: int, workers: int) -> Abacus | None:
         return None
     if fault == "driver":
         raise OSError("the abacus does not answer\nand this is its second line")
+    if fault == "place":
+        return Abacus(name=f"abacus {local_rank} of {workers}")
     mm, gather = torch.mm, getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     calls = gathers = 0
 
