@@ -27,7 +27,17 @@ from hypothesis import strategies as st
 from dlrover_run.coordination import diagnosis as diagnosis_module
 from dlrover_run.coordination import evidence
 from dlrover_run.coordination.bounds import MAX_PROBLEM
-from dlrover_run.coordination.check_records import Check, ComputeFact, Examinee, LinkFact, TaskKey, Verdict
+from dlrover_run.coordination.check_records import (
+    Check,
+    Computed,
+    ComputeFact,
+    DeviceSpeed,
+    Examinee,
+    LinkFact,
+    TaskKey,
+    Verdict,
+)
+from dlrover_run.coordination.check_round import computed_fact
 from dlrover_run.coordination.diagnosis import SLOW_TRIES, Diagnosis, diagnose
 
 FAULT, STRAGGLER = Verdict.FAULT, Verdict.STRAGGLER
@@ -287,6 +297,55 @@ class TestWhoIsSpared:
         assert outcome.named == {}
         assert outcome.diagnosis.notes == ()
         assert outcome.held[1].groups, "who had only met the lost one is linked with another"
+
+
+class TestLostAccelerator:
+    """A node whose accelerator is gone computes on the CPU, without a word."""
+
+    H200 = "NVIDIA H200"
+
+    def on(self, *devices: str) -> list[ComputeFact]:
+        return [
+            ComputeFact(node, 0.5 if device == "cpu" else 400.0, device=device) for node, device in enumerate(devices)
+        ]
+
+    def judged(self, *devices: str, trusted: Sequence[int] = ()) -> Diagnosis:
+        return diagnose(check(len(devices), computed=self.on(*devices), trusted=trusted), THRESHOLD)
+
+    @pytest.mark.parametrize("others", [1, 2, 3, 7])
+    def test_it_is_named_at_once_and_with_the_reason(self, others: int) -> None:
+        answer = self.judged("cpu", *[self.H200] * others)
+        assert verdicts(answer) == ["fault", *["passed"] * others]
+        assert answer.findings[0].reason == "computes on the CPU where the others have NVIDIA H200"
+        assert 0 not in answer.compute_again
+        assert answer.notes == ()
+
+    def test_so_are_two_of_five_whom_their_speed_would_not_show_for_what_they_are(self) -> None:
+        answer = self.judged("cpu", "cpu", *[self.H200] * 3)
+        assert verdicts(answer) == ["fault", "fault", *["passed"] * 3]
+
+    def test_half_of_the_others_are_not_enough(self) -> None:
+        answer = self.judged("cpu", "cpu", self.H200)
+        assert "fault" not in verdicts(answer)
+
+    def test_where_all_compute_on_the_cpu_nobody_has_lost_anything(self) -> None:
+        assert verdicts(self.judged("cpu", "cpu", "cpu")) == ["passed"] * 3
+
+    def test_one_that_has_passed_is_not_named(self) -> None:
+        assert verdicts(self.judged("cpu", self.H200, self.H200, trusted=[0]))[0] == "passed"
+
+    def test_links_with_it_blame_nobody(self) -> None:
+        facts = [*quick((1, 2)), *(LinkFact(0, other, problem="no such backend") for other in (1, 2))]
+        answer = diagnose(check(3, computed=self.on("cpu", self.H200, self.H200), linked=facts), THRESHOLD)
+        assert verdicts(answer) == ["fault", "passed", "passed"]
+        assert answer.open == ()
+        assert answer.notes == ()
+
+    def test_the_device_of_a_node_is_its_slowest_and_the_cpu_where_one_rank_has_no_other(self) -> None:
+        lost = Computed(devices=(DeviceSpeed(0, self.H200, 400.0), DeviceSpeed(1, "cpu", 0.5)))
+        assert computed_fact(0, lost, 30.0) == ComputeFact(0, 0.5, device="cpu")
+        whole_node = Computed(devices=(DeviceSpeed(1, self.H200, 400.0), DeviceSpeed(0, self.H200, 410.0)))
+        assert computed_fact(0, whole_node, 30.0).device == self.H200
 
 
 class TestNewcomers:

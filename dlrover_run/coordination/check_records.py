@@ -31,6 +31,10 @@ MOST_LINK_PROBLEM = 120
 """Characters of what is told of one link that failed: with all the rows there are, they fit into one message."""
 
 
+CPU = "cpu"
+"""The name of the device of a local rank that computes without an accelerator."""
+
+
 class Verdict(str, enum.Enum):
     """What a check has come to for one node. PENDING: it goes on."""
 
@@ -72,6 +76,12 @@ class Computed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def tflops(self) -> float:
         """The speed of the slowest device, for which all others wait; 0 when there is none."""
         return min((device.tflops for device in self.devices), default=0.0)
+
+    @property
+    def device(self) -> str:
+        """The name of the slowest device; `CPU` as soon as one of the local ranks has nothing better."""
+        names = [device.name for device in self.devices]
+        return CPU if CPU in names else (names or [""])[0]
 
 
 class LinkTried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,12 +165,14 @@ class Examinee(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeFact(msgspec.Struct, frozen=True):
-    """One try at computing: of which examinee, with which speed; `problem` when it failed."""
+    """One try at computing: of which examinee, with which speed, on which device (empty where nobody remembers);
+    `problem` when it failed."""
 
     node: int
     tflops: float = 0.0
     problem: str = ""
     wrong: bool = False
+    device: str = ""
 
 
 class LinkFact(msgspec.Struct, frozen=True):

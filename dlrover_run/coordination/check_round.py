@@ -123,7 +123,7 @@ def computed_fact(place: int, said: Computed | None, waited: float) -> ComputeFa
         return ComputeFact(place, problem=said.problem or "it computed a wrong result", wrong=said.wrong)
     if not 0 < said.tflops < math.inf:
         return ComputeFact(place, problem="its check process told no speed")
-    return ComputeFact(place, said.tflops)
+    return ComputeFact(place, said.tflops, device=said.device)
 
 
 def _answers(said: Computed | Linked | None, key: TaskKey) -> bool:

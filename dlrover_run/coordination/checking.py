@@ -210,7 +210,9 @@ def _examine(rules: Rules, plan: Plan, nodes: Sequence[Presence], now: float, an
         checkup = known.get(p.status.key)
         if checkup is not None:
             if checkup.tflops > 0:
-                facts.append(ComputeFact(place, checkup.tflops))
+                # What it said last is of the process that has passed, as the checkup is.
+                device = p.status.computed.device if p.status.computed is not None else ""
+                facts.append(ComputeFact(place, checkup.tflops, device=device))
         elif not anew:
             facts.append(computed_fact(place, p.status.computed, rules.check_timeout + CHECK_MARGIN))
     examinees = tuple(

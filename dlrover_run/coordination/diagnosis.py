@@ -237,6 +237,8 @@ class _Judge:
             wrong = next((fact for fact in tries if fact.wrong), None)
             if wrong is not None:
                 return Verdict.FAULT, f"computes wrongly: {wrong.problem}" if wrong.problem else "computes wrongly"
+            if node in self.evidence.bereft:
+                return Verdict.FAULT, f"computes on the CPU where the others have {self.evidence.bereft[node]}"
             return Verdict.FAULT, f"failed to compute {len(problems)} times: {problems[-1]}"
         if node in self.cut:
             return Verdict.FAULT, self._why_cut(node)

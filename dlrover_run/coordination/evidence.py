@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrover_run.coordination.check_records import Check, ComputeFact
+from dlrover_run.coordination.check_records import CPU, Check, ComputeFact
 
 MOST_FAILURES = 2
 """Failures at computing that make a fault: the first may have been an accident."""
@@ -19,7 +19,8 @@ MOST_FAILURES = 2
 @dataclass(frozen=True)
 class Evidence:
     """`tries` at computing of each examinee that is present. `broken` are those that computed wrongly or failed too
-    often, `unsure` those that have failed, and not computed yet: they link only when they have.
+    often, and those of `bereft`, which have lost their accelerator: the one that most of the others have is named.
+    `unsure` are those that have failed, and not computed yet: they link only when they have.
 
     `links` has, for each examinee that may link, the speed in GB/s of its link with each other one that it has met,
     None where no try at it worked. `within` is the same for its link within itself, one entry for each try.
@@ -28,6 +29,7 @@ class Evidence:
     check: Check
     tries: Mapping[int, tuple[ComputeFact, ...]]
     broken: frozenset[int]
+    bereft: Mapping[int, str]
     unsure: frozenset[int]
     links: Mapping[int, Mapping[int, float | None]]
     within: Mapping[int, tuple[float | None, ...]]
@@ -76,6 +78,8 @@ def weigh(check: Check) -> Evidence:
     broken = {
         node for node, facts in tries.items() if failures[node] >= MOST_FAILURES or any(fact.wrong for fact in facts)
     }
+    bereft = _find_bereft(check, tries)
+    broken |= bereft.keys()
     unsure = {node for node, facts in tries.items() if facts and failures[node] == len(facts)} - broken
     links: dict[int, dict[int, float | None]] = {node: {} for node in present if node not in broken}
     within: dict[int, list[float | None]] = {node: [] for node in links}
@@ -93,10 +97,25 @@ def weigh(check: Check) -> Evidence:
         check=check,
         tries={node: tuple(facts) for node, facts in tries.items()},
         broken=frozenset(broken),
+        bereft=bereft,
         unsure=frozenset(unsure),
         links=links,
         within={node: tuple(speeds) for node, speeds in within.items()},
     )
+
+
+def _find_bereft(check: Check, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, str]:
+    """Who computes on the CPU where more than half of the others have an accelerator. No figure would show it to all:
+    two CPUs beside two accelerators look like another kind of machine, and links between the two kinds never work."""
+    devices: dict[int, str] = {}
+    for node, facts in tries.items():
+        devices.update((node, fact.device) for fact in facts if fact.device and not fact.problem)
+    accelerators = Counter(device for device in devices.values() if device != CPU)
+    if not accelerators or 2 * accelerators.total() <= len(devices) - 1:
+        return {}
+    usual_device = accelerators.most_common(1)[0][0]
+    # One that has passed and trains on the CPU does so with its person's knowledge.
+    return {node: usual_device for node, device in devices.items() if device == CPU and not check.nodes[node].trusted}
 
 
 @dataclass(frozen=True)
