@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,16 +27,17 @@ import msgspec
 from dlrover_run.agent.crew import Answer, Crew, CrewLost, Order
 from dlrover_run.agent.environment import check_environments
 from dlrover_run.agent.group import StuckWorkers
+from dlrover_run.agent.link_orders import link_orders, place_in_order
 from dlrover_run.agent.ports import HeldPort
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.check_records import (
     MOST_DEVICES,
     CheckTask,
+    Checkup,
     Computed,
     DeviceSpeed,
     Linked,
-    LinkEnd,
     LinkTried,
     TaskKey,
 )
@@ -129,8 +129,11 @@ class CheckPart:
             status, check_port=self._port.number, computed=self._computed, linked=self._linked
         )
 
-    def follow(self, task: CheckTask | None) -> None:
+    def follow(self, task: CheckTask | None, checkup: Checkup | None = None) -> None:
         """Do what the coordinator asks for, or compute where nothing has come of that yet. No worker may run.
+
+        With a `checkup` of this node and no task the crew ends: whoever waits for a place then may do so for long, and
+        holds no device meanwhile. A later task, as somebody's partner, finds another crew.
 
         Raises SpecError when the interpreter has no torch, and what else ended the work.
         """
@@ -143,6 +146,9 @@ class CheckPart:
         if task is not None and task.key > self._key:
             self._key = task.key
             self._begin(partial(self._obey, task))
+        elif task is None and checkup is not None:
+            if not self._work and self._holds_much:
+                self._begin(self._let_go)
         elif self._computed is None and not self._work:
             self._begin(self._compute_alone)
 
@@ -153,7 +159,7 @@ class CheckPart:
         await self._end_crew()
         for crew in list(self._ending):
             await self._end(crew)
-        if self._own_starter is not None and self._closing is None and self._spec.rules.check != CHECK_ALWAYS:
+        if self._template_is_idle:
             # The workers need not wait for that: it holds no device.
             self._closing = asyncio.ensure_future(self._close_starter())
 
@@ -169,6 +175,22 @@ class CheckPart:
             self._ailments.cancel()
         if self._port is not None:
             self._port.release()
+
+    @property
+    def _template_is_idle(self) -> bool:
+        """Whether the crew's own template is there and no use is seen for it."""
+        return self._own_starter is not None and self._closing is None and self._spec.rules.check != CHECK_ALWAYS
+
+    @property
+    def _holds_much(self) -> bool:
+        return self._crew is not None or self._template_is_idle
+
+    async def _let_go(self) -> None:
+        # One that the kernel does not end is still there for `rest`, which says so.
+        with contextlib.suppress(StuckWorkers):
+            await self._end_crew()
+        if self._template_is_idle:
+            self._closing = asyncio.ensure_future(self._close_starter())
 
     def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
         begun = asyncio.ensure_future(self._replace(list(self._work), work))
@@ -202,7 +224,7 @@ class CheckPart:
             # The look at the machine goes on meanwhile, and is over long before torch has been read.
             await self._crew_by(deadline)
             if ailments := await self._known_ailments():
-                return Computed(key, problem=_clipped(ailments[0]))
+                return Computed(key, problem=_clipped(f"it was not even tried: {ailments[0]}"))
             answers = await self._ask([order] * self._spec.workers_per_node, deadline)
         except CrewLost as lost:
             return Computed(key, problem=_clipped(str(lost)))
@@ -213,12 +235,9 @@ class CheckPart:
 
     async def _try_links(self, task: CheckTask, deadline: float) -> Linked:
         tried: list[LinkTried] = []
-        problem, gone, began = "", "", self._after(0.0)
+        problem, began = "", self._after(0.0)
         for link in task.links:
             other = next((end.node for end in link if end.node != task.node), task.node)
-            if gone:
-                tried.append(LinkTried(other, problem=gone))
-                continue
             seconds = began + task.timeout * LINK_SHARE * (place_in_order(task, link) + 1) - self._after(0.0)
             try:
                 orders = link_orders(task.key, link, task.node, seconds * GROUP_SHARE)
@@ -228,6 +247,8 @@ class CheckPart:
                 if lost.own or len(link) == 1:
                     problem = gone
                 tried.append(LinkTried(other, problem=gone))
+                # Of the links after this one, which nobody has tried, there is nothing to tell.
+                break
             else:
                 trouble = _first_problem(answers)
                 speed = 0.0 if trouble else min(answer.gigabytes for answer in answers)
@@ -256,13 +277,18 @@ class CheckPart:
         return looking.result() if looking.done() else ()
 
     async def _crew_by(self, deadline: float) -> Crew:
+        seconds = max(0.0, deadline - self._after(0.0))
         starting = asyncio.ensure_future(self._ready_crew())
         try:
-            await asyncio.wait([starting], timeout=max(0.0, deadline - self._after(0.0)))
+            await asyncio.wait([starting], timeout=seconds)
         finally:
             await _end_all([starting])
         if starting.cancelled():
-            raise CrewLost("the processes of the node check could not be started in time", own=True)
+            raise CrewLost(
+                f"the processes of the node check could not be started in {seconds:.3g} s; where starting takes "
+                "longer, as from a slow disk, give it more with --rdzv-conf check_timeout=SECONDS",
+                own=True,
+            )
         return starting.result()
 
     async def _ready_crew(self) -> Crew:
@@ -313,40 +339,11 @@ class CheckPart:
         return asyncio.get_running_loop().time() + seconds
 
 
-def place_in_order(task: CheckTask, link: Sequence[LinkEnd]) -> int:
-    """Which of its group's links that is, from 0. In a triple each link may have to wait for an end that is still in
-    the one before, where nobody comes: so the time of each is counted from the begin of the first."""
-    nodes = sorted({end.node for each in task.links for end in each})
-    order = list(itertools.combinations(nodes, 2)) if len(nodes) > 1 else [(task.node, task.node)]
-    return order.index((link[0].node, link[-1].node))
-
-
 async def _end_all(work: Sequence[asyncio.Future[Any]]) -> None:
     for each in work:
         each.cancel()
     if work:
         await asyncio.wait(work)
-
-
-def link_orders(key: TaskKey, link: Sequence[LinkEnd], node: int, timeout: float) -> list[Order]:
-    """What the local ranks of `node` are told to do for a link: its ranks are those of the first end, then those of the
-    other, and rank 0 hosts the store."""
-    first, last = link[0], link[-1]
-    at = next(place for place, end in enumerate(link) if end.node == node)
-    first_rank = sum(end.workers for end in link[:at])
-    return [
-        {
-            "do": "link",
-            "name": f"{key.epoch}/{key.number}/{key.round}/{first.node}-{last.node}",
-            "address": first.address,
-            "port": first.port,
-            "host": rank == 0,
-            "rank": rank,
-            "world": sum(end.workers for end in link),
-            "timeout": timeout,
-        }
-        for rank in range(first_rank, first_rank + link[at].workers)
-    ]
 
 
 def _first_problem(answers: Sequence[Answer]) -> str:

@@ -118,7 +118,7 @@ class Agent:
             else:
                 if situation.wanted is None:
                     # And no worker runs: the devices are free.
-                    self._check.follow(self._board.assignment.task)
+                    self._check.follow(self._board.assignment.task, self._board.assignment.checkup)
                 if self._board.assignment.waiting is not None:
                     # Its place may come at any moment.
                     self._starter.warm(os.environ)
