@@ -255,6 +255,45 @@ class TestRound:
         assert trains(job, "a", "b")
         assert [row.gigabytes for row in job.plan.checked] == [5.0, 5.0]
 
+    def answered(self, *tried: tuple[LinkTried, ...], problems: tuple[str, str, str] = ("", "", "")) -> VirtualJob:
+        """Three nodes, a triple, that have said so much of their links."""
+        job = checked_job(3, 3)
+        job.mute = {"a", "b", "c"}
+        job.come("a", "b", "c", computed=Truth().compute("a.net"))
+        check = job.plan.check
+        assert check is not None
+        for name, links, problem in zip("abc", tried, problems, strict=True):
+            said = msgspec.structs.replace(job.statuses[name], linked=Linked(check.key, links, problem))
+            job.coordinator.hear(said, job.now)
+        job.settle()
+        return job
+
+    def test_a_link_that_an_end_did_not_try_counts_for_nothing(self) -> None:
+        # The processes of a hung in the link with b, so that it never came to the one with c.
+        hung, waited = LinkTried(1, problem="it hung"), LinkTried(0, problem="the other end did not come")
+        job = self.answered((hung,), (waited, LinkTried(2, 9.0)), (waited, LinkTried(1, 9.0)))
+        check = job.plan.check
+        assert check is not None
+        assert [(fact.ends, bool(fact.problem)) for fact in check.linked] == [((0, 1), True), ((1, 2), False)]
+        assert check.computed[3:] == ()
+        assert check.groups == ((0, 2),)
+
+    def test_a_link_that_failed_because_a_process_of_the_other_end_died_counts_for_nothing(self) -> None:
+        waited = LinkTried(0, problem="the other end is gone")
+        died = (LinkTried(1, problem="killed by SIGKILL"),)
+        quick = LinkTried(2, 9.0), LinkTried(1, 9.0)
+        job = self.answered(
+            died, (waited, quick[0]), (waited, quick[1]), problems=("local rank 0 was killed by SIGKILL", "", "")
+        )
+        check = job.plan.check
+        assert check is not None
+        assert [fact.ends for fact in check.linked] == [(1, 2)]
+        job.mute.clear()
+        job.settle()
+        assert trains(job, "a", "b", "c")
+        words = "its check process failed once, in a link: local rank 0 was killed by SIGKILL"
+        assert [row.reason for row in job.plan.checked] == [words, "", ""]
+
     def test_a_successor_goes_on_with_the_check(self) -> None:
         job = checked_job(3, 4, Truth(crashing={"b.net"}))
         job.mute = {"d"}

@@ -403,6 +403,17 @@ class TestWhatIsSaid:
             "computes wrongly: a product is wrong on local rank 0",
         ]
 
+    def test_a_process_that_ended_in_a_link_is_not_said_to_have_failed_to_compute(self) -> None:
+        in_link = ComputeFact(0, problem="local rank 1 was killed by SIGKILL", linking=True)
+        reasons = [
+            diagnose(check(2, computed=[ComputeFact(0, 0.084), *[in_link] * times]), THRESHOLD).findings[0].reason
+            for times in (1, 2)
+        ]
+        assert reasons == [
+            "its check process failed once, in a link: local rank 1 was killed by SIGKILL",
+            "its check process failed 2 times: local rank 1 was killed by SIGKILL",
+        ]
+
     def test_two_nodes_of_one_host_are_told_apart(self) -> None:
         asked = check(3, linked=[LinkFact(0, 1, problem="refused"), *quick((0, 2), (1, 2))])
         same_host = Check(

@@ -94,8 +94,9 @@ class LinkTried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Linked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of the links of one task. `problem` says that this node's own check process ended, or hung where no
-    other node was concerned; empty when it did not."""
+    """What came of the links of one task; one that is not among `tried` was not tried, and nothing is known of it.
+    `problem` says that this node's own check process ended, or hung where no other node was concerned; empty when it
+    did not."""
 
     key: TaskKey
     tried: Annotated[tuple[LinkTried, ...], Meta(max_length=MOST_LINKS)] = ()
@@ -166,13 +167,14 @@ class Examinee(msgspec.Struct, frozen=True, kw_only=True):
 
 class ComputeFact(msgspec.Struct, frozen=True):
     """One try at computing: of which examinee, with which speed, on which device (empty where nobody remembers);
-    `problem` when it failed."""
+    `problem` when it failed. So counts a check process that ended in a link, as `linking` says."""
 
     node: int
     tflops: float = 0.0
     problem: str = ""
     wrong: bool = False
     device: str = ""
+    linking: bool = False
 
 
 class LinkFact(msgspec.Struct, frozen=True):

@@ -155,6 +155,7 @@ def add_facts(rules: Rules, check: Check, present: Present, now: float) -> Check
     """The check with what came of its round."""
     here = _here(check, present, now)
     said = {place: present[key_of(check.nodes[place])].status for place in here & _asked(check)}
+    late = awaited(check, present, now)
     waited = rules.check_timeout + CHECK_MARGIN
     computed = []
     for place, status in sorted(said.items()):
@@ -163,14 +164,14 @@ def add_facts(rules: Rules, check: Check, present: Present, now: float) -> Check
             computed.append(computed_fact(place, own, waited))
         linked = status.linked if _answers(status.linked, check.key) else None
         if linked is not None and linked.problem:
-            computed.append(ComputeFact(place, problem=linked.problem))
-        elif linked is None and place not in check.compute and place in awaited(check, present, now):
-            computed.append(computed_fact(place, None, waited))
+            computed.append(ComputeFact(place, problem=linked.problem, linking=True))
+        elif linked is None and place not in check.compute and place in late:
+            computed.append(msgspec.structs.replace(computed_fact(place, None, waited), linking=True))
     answers = {place: linked for place, status in said.items() if (linked := status.linked) and linked.key == check.key}
     links = [
         _link(check, ends, answers, waited)
         for ends in _round_links(check)
-        if here.issuperset(ends) and not _died_in(ends, answers)
+        if here.issuperset(ends) and not _died_in(ends, answers) and not _left_out(ends, answers)
     ]
     return msgspec.structs.replace(
         check,
@@ -186,6 +187,13 @@ def _died_in(ends: tuple[int, int], answers: Mapping[int, Linked]) -> bool:
     """Whether a check process of either end ended by itself, which says nothing of a link between two nodes: that is
     tried again, and so the node has a second chance to show that it was no accident."""
     return ends[0] != ends[1] and any(end in answers and answers[end].problem for end in ends)
+
+
+def _left_out(ends: tuple[int, int], answers: Mapping[int, Linked]) -> bool:
+    """Whether an end that has answered did not try the link: what the other one found is then no news of it."""
+    return any(
+        all(tried.other != other for tried in answers[end].tried) for end, other in {ends, ends[::-1]} if end in answers
+    )
 
 
 def _link(check: Check, ends: tuple[int, int], answers: Mapping[int, Linked], waited: float) -> LinkFact:

@@ -239,7 +239,9 @@ class _Judge:
                 return Verdict.FAULT, f"computes wrongly: {wrong.problem}" if wrong.problem else "computes wrongly"
             if node in self.evidence.bereft:
                 return Verdict.FAULT, f"computes on the CPU where the others have {self.evidence.bereft[node]}"
-            return Verdict.FAULT, f"failed to compute {len(problems)} times: {problems[-1]}"
+            linking = any(fact.linking for fact in tries)
+            failed = "its check process failed" if linking else "failed to compute"
+            return Verdict.FAULT, f"{failed} {len(problems)} times: {problems[-1]}"
         if node in self.cut:
             return Verdict.FAULT, self._why_cut(node)
         if self._computes_slowly(node):
@@ -251,7 +253,9 @@ class _Judge:
             slow = f"links at {speed:.3g} GB/s at best where the others reach {others:.3g}"
             return Verdict.STRAGGLER, f"{slow}: so with {partners}, who are quick with others"
         if problems and len(problems) < len(tries):
-            return Verdict.PASSED, f"computed when asked again: {problems[-1]}"
+            linking = any(fact.linking for fact in tries)
+            passed = "its check process failed once, in a link" if linking else "computed when asked again"
+            return Verdict.PASSED, f"{passed}: {problems[-1]}"
         return Verdict.PASSED, ""
 
     def _why_cut(self, node: int) -> str:
