@@ -325,6 +325,9 @@ class Workers:
     async def warmed(self, parent: object) -> None:
         pass
 
+    def has_imported(self, module: str) -> bool:
+        return True
+
     async def start_folder(self, start: WorkerStart, folder: str) -> int:
         self.started.append(spawn(start))
         return self.started[-1]
@@ -557,9 +560,12 @@ class TestRounds:
         play.on(WAITING, release).on(has_linked(1), FINISHED).run()
         assert [order["do"] for order in stage.orders] == ["compute", "ended", "link"]
 
-    def test_the_crew_is_forked_from_the_template_that_the_workers_have(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(("needed", "templates"), [("json", "x"), ("msgspec", "xx")])
+    def test_the_crew_is_forked_from_the_template_that_the_workers_have_where_that_has_what_it_needs(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, needed: str, templates: str
     ) -> None:
+        monkeypatch.setattr(checkup, "PRELOAD", (needed,))
+
         def noted(*args: Any) -> Template:
             with open("templates", "a") as file:
                 file.write("x")
@@ -567,14 +573,14 @@ class TestRounds:
 
         real = Template.start
         monkeypatch.setattr(Template, "start", noted)
-        (stage.path / "x.py").write_text(f"import os; assert os.system({self.NOBODY_CHECKS + '; exit 0'!r}) == 0")
+        (stage.path / "x.py").write_text(f"import os, json; assert os.system({self.NOBODY_CHECKS + '; exit 0'!r}) == 0")
         entrypoint = Entrypoint("script", "x.py", python=sys.executable)
         play = stage.play(start_method="forkserver", entrypoint=entrypoint, workers=2)
         play.on(has_computed(), training(seat(workers=2))).on(SUCCEEDED, FINISHED)
         played = play.run()
         assert played.verdict.exit_code == 0
         assert last(played, "computed").problem == ""
-        assert (stage.path / "templates").read_text() == "x"
+        assert (stage.path / "templates").read_text() == templates
         assert "--start-method=forkserver: " not in played.said
 
 

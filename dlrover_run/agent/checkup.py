@@ -75,10 +75,10 @@ PRELOAD = ("torch", "torch.distributed")
 class CheckPart:
     """What this node does for a check, and what came of it; nothing where nobody checks.
 
-    `starter` is that of the workers, whose template serves the crew too where it has one. `undisturbed` keeps strays
-    from being reaped while processes are forked; `on_news` is called when there is more to say. `find_ailments` finds
-    what makes this node unfit as it is, sentences, of which the first is told in place of a speed. `folder` is the
-    program of the crew.
+    `starter` is that of the workers, whose template serves the crew too where it has one with torch. `undisturbed`
+    keeps strays from being reaped while processes are forked; `on_news` is called when there is more to say.
+    `find_ailments` finds what makes this node unfit as it is, sentences, of which the first is told in place of a
+    speed. `folder` is the program of the crew.
     """
 
     def __init__(
@@ -310,7 +310,10 @@ class CheckPart:
 
     async def _starter(self) -> Starter:
         if self._spec.start_method == "forkserver" and self._spec.entrypoint.kind != "program":
-            return self._workers_starter
+            await self._workers_starter.warmed(os.environ)
+            # With a script that does not import torch itself, each process of the crew would have to.
+            if self._own_starter is None and all(self._workers_starter.has_imported(name) for name in PRELOAD):
+                return self._workers_starter
         if self._closing is not None:
             await asyncio.wait([self._closing])
         if self._own_starter is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dlrover_run.agent.command import python_program
 from dlrover_run.agent.environment import seatless_environments
-from dlrover_run.agent.forkserver import ProgramKind, Template, TemplateError, UnsafeToFork, WorkerCommand
+from dlrover_run.agent.forkserver import Imported, ProgramKind, Template, TemplateError, UnsafeToFork, WorkerCommand
 from dlrover_run.agent.process import WorkerStart, spawn
 from dlrover_run.spec import JobSpec
 
@@ -29,6 +29,7 @@ class Starter:
         self._forking = spec.start_method == "forkserver"
         self._directory = ""
         self._template: Template | None = None
+        self._imported: set[str] = set()
         self._told: set[str] = set()
         self._lesson: asyncio.TimerHandle | None = None
         self._learning: asyncio.Task[None] | None = None
@@ -40,6 +41,11 @@ class Starter:
     def pids(self) -> set[int]:
         """The pid of the template, while it runs."""
         return {self._template.pid} if self._template is not None and not self._template.closed.done() else set()
+
+    def has_imported(self, module: str) -> bool:
+        """Whether there is a template that was told to import something of the library to which that module belongs. Of
+        what a library imports in turn nothing is known."""
+        return self._template is not None and module.partition(".")[0] in self._imported
 
     def warm(self, parent: Mapping[str, str]) -> None:
         """Start a template though no worker is to be started yet, for a node that waits for its place in the job.
@@ -76,7 +82,7 @@ class Starter:
             if self._template is None or self._template.closed.done():
                 await self._replace_template(environments)
             else:
-                await self._template.learn()
+                self._note_imported(await self._template.learn())
         except TemplateError as error:
             await self._abandon(error)
 
@@ -135,8 +141,13 @@ class Starter:
         common = {key: value for key, value in first.items() if all(o.get(key) == value for o in others)}
         # Ours from its first moment, so that no sweep takes it for something that was left behind.
         self._template = Template.start(self._spec.entrypoint.python, common, self._directory, os.getpid())
+        self._imported.clear()
         prepared = await self._template.prepare(self._spec.preload, self._program)
+        self._note_imported(prepared)
         self._tell_skipped(prepared.skipped)
+
+    def _note_imported(self, learned: Imported) -> None:
+        self._imported |= {name.partition(":")[0].partition(".")[0] for name in learned.imported}
 
     def _tell_skipped(self, skipped: Sequence[str]) -> None:
         """Say what of `--preload` is not in the template, each once in a job; nobody asked for the other modules."""
@@ -152,7 +163,7 @@ class Starter:
         if self._template is None:
             return
         try:
-            await self._template.learn()
+            self._note_imported(await self._template.learn())
         except UnsafeToFork as error:
             await self._abandon(error)
         except TemplateError as error:
