@@ -27,6 +27,7 @@ from dlrover_run.agent.checkup import CheckPart
 from dlrover_run.agent.forkserver import Template
 from dlrover_run.agent.link_orders import link_orders
 from dlrover_run.agent.process import WorkerStart, spawn
+from dlrover_run.agent.slow_devices import find_slow
 from dlrover_run.agent.verdict import Ending, judge
 from dlrover_run.coordination.check_records import (
     CheckTask,
@@ -198,6 +199,29 @@ class TestComputing:
         assert last(played, "computed") == Computed(TaskKey(), problem="it was not even tried: GPU 3 has 12 errors")
         assert stage.orders == []
 
+    def test_a_device_that_is_slow_again_is_named_once(self, stage: Stage) -> None:
+        stage.behave(*["2 compute speed 0.25"] * 4)
+        play = stage.play(workers=3).on(has_computed(), task(1, compute=True))
+        played = play.on(has_computed(1), FINISHED).run()
+        assert last(played, "computed").devices[0] == DeviceSpeed(2, "fake", 0.25)
+        assert len(stage.told("compute")) == 3 * 4
+        words = "local rank 2 (fake) computes at 0.25 TFLOP/s where the others of this node reach 1 TFLOP/s"
+        assert played.said == f"dlrover-run: warning: {words}\n"
+
+    def test_a_device_that_is_slow_once_is_tried_again_without_a_word(self, stage: Stage) -> None:
+        stage.behave("1 compute speed 0.25")
+        played = stage.play(workers=2).on(has_computed(), FINISHED).run()
+        devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
+        assert last(played, "computed") == Computed(TaskKey(), devices)
+        assert len(stage.told("compute")) == 4
+        assert played.said == ""
+
+    def test_ranks_that_share_a_cpu_are_not_compared(self) -> None:
+        speeds = [DeviceSpeed(rank, "cpu", tflops) for rank, tflops in enumerate((0.01, 1.0, 1.0))]
+        assert find_slow(speeds, 2.0) == []
+        assert find_slow([DeviceSpeed(rank, "H200", tflops) for rank, tflops in enumerate((1.0, 2.0, 2.0))], 2.0) == []
+        assert find_slow([], 2.0) == []
+
     def test_without_torch_it_ends_with_one_line(self, stage: Stage) -> None:
         stage.behave(f"0 compute problem {checkup.NO_TORCH}")
         played = stage.play(entrypoint=Entrypoint("script", "x.py", python=sys.executable)).run()
@@ -347,7 +371,7 @@ class Scene:
         self.workers = Workers(spec)
         self._news = asyncio.Event()
         starter: Any = self.workers
-        self.part = CheckPart(spec, starter, nullcontext, self._news.set, healthy, folder=str(WORKERS / "fake_check"))
+        self.part = CheckPart(spec, starter, nullcontext, self._news.set, healthy, print, str(WORKERS / "fake_check"))
         self._word = Assignment()
         self._hung = os.open("hung", os.O_RDWR | os.O_NONBLOCK)
 

@@ -29,6 +29,7 @@ from dlrover_run.agent.environment import check_environments
 from dlrover_run.agent.group import StuckWorkers
 from dlrover_run.agent.link_orders import link_orders, place_in_order
 from dlrover_run.agent.ports import HeldPort
+from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.check_records import (
@@ -78,7 +79,8 @@ class CheckPart:
     `starter` is that of the workers, whose template serves the crew too where it has one with torch. `undisturbed`
     keeps strays from being reaped while processes are forked; `on_news` is called when there is more to say.
     `find_ailments` finds what makes this node unfit as it is, sentences, of which the first is told in place of a
-    speed. `folder` is the program of the crew.
+    speed. `say` prints a warning about devices that are slower than the node's others. `folder` is the program of
+    the crew.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class CheckPart:
         undisturbed: Callable[[], AbstractContextManager[None]],
         on_news: Callable[[], None],
         find_ailments: Callable[[], Awaitable[Sequence[str]]],
+        say: Callable[[str], None],
         folder: str = NODE_CHECK_FOLDER,
     ) -> None:
         self._spec = spec
@@ -95,6 +98,8 @@ class CheckPart:
         self._undisturbed = undisturbed
         self._on_news = on_news
         self._find_ailments = find_ailments
+        self._say = say
+        self._warned = False
         self._ailments: asyncio.Future[Sequence[str]] | None = None
         self._folder = folder
         self._python = spec.entrypoint.python or sys.executable
@@ -225,13 +230,26 @@ class CheckPart:
             await self._crew_by(deadline)
             if ailments := await self._known_ailments():
                 return Computed(key, problem=_clipped(f"it was not even tried: {ailments[0]}"))
-            answers = await self._ask([order] * self._spec.workers_per_node, deadline)
+            orders = [order] * self._spec.workers_per_node
+            answers = await self._ask(orders, deadline)
+            found, threshold = _speeds(answers), self._spec.rules.straggler_threshold
+            if not _first_problem(answers) and find_slow(found, threshold):
+                # A clock that had not risen yet, or a neighbour's burst, is over by then.
+                answers = await self._ask(orders, deadline)
+                found = quicker(found, _speeds(answers))
+                self._warn(describe_slow(found, threshold))
         except CrewLost as lost:
             return Computed(key, problem=_clipped(str(lost)))
-        good = [(rank, answer) for rank, answer in enumerate(answers) if not answer.problem]
-        slowest = sorted((DeviceSpeed(rank, a.device, a.tflops) for rank, a in good), key=lambda device: device.tflops)
+        slowest = sorted(found, key=lambda device: device.tflops)
         wrong = any(answer.wrong for answer in answers)
         return Computed(key, tuple(slowest[:MOST_DEVICES]), _first_problem(answers), wrong)
+
+    def _warn(self, sentences: Sequence[str]) -> None:
+        # Whoever computes again for the coordinator is told once.
+        if sentences and not self._warned:
+            self._warned = True
+            for sentence in sentences:
+                self._say(sentence)
 
     async def _try_links(self, task: CheckTask, deadline: float) -> Linked:
         tried: list[LinkTried] = []
@@ -347,6 +365,11 @@ async def _end_all(work: Sequence[asyncio.Future[Any]]) -> None:
         each.cancel()
     if work:
         await asyncio.wait(work)
+
+
+def _speeds(answers: Sequence[Answer]) -> list[DeviceSpeed]:
+    good = ((rank, answer) for rank, answer in enumerate(answers) if not answer.problem)
+    return [DeviceSpeed(rank, answer.device, answer.tflops) for rank, answer in good]
 
 
 def _first_problem(answers: Sequence[Answer]) -> str:

@@ -72,7 +72,7 @@ class Agent:
         self._asking: asyncio.Future[Answer] | None = None
         self._strays = StraySweep(self._own_children)
         look = partial(_find_ailments, spec, voice.say)
-        self._check = CheckPart(spec, self._starter, self._strays.paused, self._wake.set, look)
+        self._check = CheckPart(spec, self._starter, self._strays.paused, self._wake.set, look, voice.say)
         self._narration = Narration(spec, voice)
         self._check_file = CheckFile(run_dir, voice.say)
         self._events = EventLog(spec, relay.say)

@@ -71,7 +71,8 @@ def obey(order: dict, what: str) -> None:
     elif what.startswith("problem"):
         os.write(1, json.dumps({**done, "problem": what.partition(" ")[2], "wrong": "wrong" in what}).encode() + b"\n")
     elif order["do"] == "compute":
-        os.write(1, json.dumps({**done, "device": "fake", "tflops": 1.0 + int(RANK)}).encode() + b"\n")
+        speed = float(what.split()[1]) if what.startswith("speed") else 1.0 + int(RANK)
+        os.write(1, json.dumps({**done, "device": "fake", "tflops": speed}).encode() + b"\n")
     else:
         os.write(1, json.dumps({**done, "gigabytes": 8.0 - int(RANK)}).encode() + b"\n")
 

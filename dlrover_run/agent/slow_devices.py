@@ -1,0 +1,41 @@
+"""Devices of this node that compute much slower than its others, of which a person is told. Pure.
+
+A check compares nodes by their slowest device. Where there is but one node, or where each has one slow device, nobody
+would hear of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlrover_run.console.check_table import compute_words
+from dlrover_run.coordination.check_records import CPU, DeviceSpeed
+from dlrover_run.coordination.evidence import usual
+
+
+def find_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[DeviceSpeed]:
+    """Those that are more than `threshold` times slower than what is usual in the node. Ranks on the CPU share it, and
+    that one of them is slow says nothing of it."""
+    if not devices:
+        return []
+    reached = usual([device.tflops for device in devices])
+    return [device for device in devices if device.name != CPU and device.tflops * threshold < reached]
+
+
+def quicker(first: Sequence[DeviceSpeed], second: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
+    """The better of two tries of each local rank: one may be disturbed, but is never quicker than it is."""
+    best: dict[int, DeviceSpeed] = {}
+    for device in (*first, *second):
+        known = best.get(device.local_rank)
+        if known is None or known.tflops < device.tflops:
+            best[device.local_rank] = device
+    return list(best.values())
+
+
+def describe_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[str]:
+    """A sentence for each of those that `find_slow` finds."""
+    return [
+        f"warning: local rank {device.local_rank} ({device.name}) computes at {compute_words(device.tflops)} where the "
+        f"others of this node reach {compute_words(usual([device.tflops for device in devices]))}"
+        for device in find_slow(devices, threshold)
+    ]
