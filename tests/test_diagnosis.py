@@ -207,10 +207,26 @@ class TestFewNodes:
             "cannot be told whose fault that is",
         )
 
-    def test_of_three_nodes_the_one_without_a_network_stands_out_in_one_round(self) -> None:
+    def test_of_three_nodes_the_one_without_a_network_is_named_when_both_links_have_failed_twice(self) -> None:
         outcome = check_world(World((NodeTruth(), CUT, NodeTruth())))
         assert outcome.named == {1: FAULT}
-        assert len(outcome.held) == 1
+        assert [tasks.groups for tasks in outcome.held] == [((0, 1, 2),), ((0, 1),), ((1, 2),)]
+
+    @pytest.mark.parametrize("works", [1, 2])
+    def test_of_three_nodes_one_that_was_without_a_network_for_a_moment_is_not_blamed(self, works: int) -> None:
+        failed = [LinkFact(0, other, problem="connection refused") for other in (1, 2)]
+        once = diagnose(check(3, linked=[*quick((1, 2)), *failed]), THRESHOLD)
+        assert verdicts(once) == ["passed"] * 3
+        assert once.link_again == ((0, 1), (0, 2))
+        half = diagnose(check(3, linked=[*quick((1, 2)), *failed, failed[0]]), THRESHOLD)
+        assert (verdicts(half), half.link_again) == (["passed"] * 3, ((0, 2),))
+        again = diagnose(check(3, linked=[*quick((1, 2)), *failed, *quick((0, works))]), THRESHOLD)
+        assert (verdicts(again), again.link_again, again.open) == (["passed"] * 3, (), ())
+
+    def test_three_who_agree_need_not_try_again(self) -> None:
+        failed = [LinkFact(0, other, problem="connection refused") for other in (1, 2, 3)]
+        answer = diagnose(check(4, linked=[*quick((1, 2), (2, 3)), *failed]), THRESHOLD)
+        assert (verdicts(answer)[0], answer.link_again) == ("fault", ())
 
     def test_of_three_nodes_the_one_with_a_slow_network_stands_out_in_one_round(self) -> None:
         outcome = check_world(World((NodeTruth(), NodeTruth(), SLOW_NETWORK)))
@@ -429,7 +445,7 @@ class TestWhatIsSaid:
     def test_a_reason_fits_into_what_travels(self) -> None:
         failed = [ComputeFact(0, problem="x" * MAX_PROBLEM)] * 2
         assert len(diagnose(check(2, computed=failed), THRESHOLD).findings[0].reason) == MAX_PROBLEM
-        links = [LinkFact(0, other, problem="y" * MAX_PROBLEM) for other in (1, 2)]
+        links = [LinkFact(0, other, problem="y" * MAX_PROBLEM) for other in (1, 2)] * 2
         reason = diagnose(check(3, linked=[*links, *quick((1, 2))]), THRESHOLD).findings[0].reason
         assert reason.endswith("and node1 and node2 have links that do")
 

@@ -191,12 +191,21 @@ class LinkFact(msgspec.Struct, frozen=True):
         return self.one, self.other
 
 
+class Named(msgspec.Struct, frozen=True):
+    """An examinee that has been found wanting while the check goes on, and why."""
+
+    node: int
+    verdict: Verdict
+    reason: str
+
+
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """A check that goes on: a part of the plan. Examinees are named by their place in `nodes`.
 
     In the round `key`, since job time `since`, those in `compute` compute and those of each of `groups` try the links
-    between them. `computed` and `linked` are what came of earlier rounds. `beside` says that others train meanwhile, so
-    that nobody links. `because` is the plan's reason as it was before the check.
+    between them. `computed` and `linked` are what came of earlier rounds, and `named` are those of whom these have told
+    enough. `beside` says that others train meanwhile, so that nobody links. `because` is the plan's reason as it was
+    before the check.
     """
 
     key: TaskKey
@@ -206,5 +215,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[tuple[int, ...], ...] = ()
     computed: tuple[ComputeFact, ...] = ()
     linked: tuple[LinkFact, ...] = ()
+    named: tuple[Named, ...] = ()
     beside: bool = False
     because: str = ""

@@ -8,19 +8,20 @@ well. What cannot be told is said, and nobody is blamed for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
-from dlrover_run.coordination.check_records import Check, Verdict
-from dlrover_run.coordination.evidence import Evidence, Standing, call, compare, usual, weigh
+from dlrover_run.coordination.check_records import Check, Named, Verdict
+from dlrover_run.coordination.evidence import Evidence, Pair, Standing, call, compare, usual, weigh
 from dlrover_run.coordination.words import names
 
 ENOUGH_WITNESSES = 3
 """Different partners that have to agree about a node's links: so a node that has two bad links is not blamed."""
 
 FEWEST_WITNESSES = 2
-"""How many are enough when there is nobody else left to ask. One would never do: the link has two ends."""
+"""How many are enough when there is nobody else left to ask. One would never do: the link has two ends. What fails with
+so few is tried once more before it makes a fault: in a triple a moment without a network fails both."""
 
 SLOW_TRIES = 3
 """Slow readings at computing that make a straggler. A machine on which others are at work disturbs two tries in a row:
@@ -45,7 +46,9 @@ class Finding:
 class Diagnosis:
     """`findings` are one for each examinee, in order, never PENDING: what would hold if the check ended now.
 
-    More rounds of links could tell more about those in `open`, another try at computing about those in `compute_again`.
+    More rounds of links could tell more about those in `open`, another try at computing about those in `compute_again`,
+    another try at the failing links in `link_again` whether these failed by accident. `failing` are those who have not
+    passed by now: their computing or their links failed, and nothing since has shown that they work.
     `notes` are sentences about links, and about what cannot be told. `well` are those whose links leave no doubt: who
     links with one of them learns something.
     """
@@ -53,8 +56,20 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     open: tuple[int, ...] = ()
     compute_again: tuple[int, ...] = ()
+    link_again: tuple[Pair, ...] = ()
     notes: tuple[str, ...] = ()
     well: tuple[int, ...] = ()
+    failing: frozenset[int] = frozenset()
+
+    @property
+    def named(self) -> tuple[Named, ...]:
+        """Faults and stragglers of whom no other try is to tell more."""
+        doubtful = {*self.open, *self.compute_again}
+        return tuple(
+            Named(node, finding.verdict, finding.reason)
+            for node, finding in enumerate(self.findings)
+            if finding.verdict in (Verdict.FAULT, Verdict.STRAGGLER) and node not in doubtful
+        )
 
 
 def diagnose(check: Check, threshold: float) -> Diagnosis:
@@ -83,6 +98,7 @@ class _Judge:
         # Each of them has been counted at both of its ends.
         self.working = Counter({workers: count // 2 for workers, count in self.working.items()})
         self.cut = self._find_cut()
+        self.to_confirm = {node: pairs for node in self.cut if (pairs := self._unconfirmed(node))}
         doubtful = set(self._judged(self.linking.doubtful)) - self.cut
         self.slow_linked = {node for node in doubtful if self._links_slowly(node) and self._slowness_is_agreed(node)}
 
@@ -94,7 +110,14 @@ class _Judge:
         still_open = tuple(node for node in unsettled if self._is_open(node) and self._could_learn(node))
         doing_well = (node for node in self.evidence.links if self.evidence.works(node))
         well = tuple(node for node in sorted(doing_well) if node not in self.linking.doubtful)
-        return Diagnosis(findings, still_open, again, tuple(self._notes()), well)
+        pairs = sorted({pair for pairs in self.to_confirm.values() for pair in pairs})
+        return Diagnosis(findings, still_open, again, tuple(pairs), tuple(self._notes()), well, self._failing(findings))
+
+    def _failing(self, findings: Sequence[Finding]) -> frozenset[int]:
+        at_fault = {node for node, finding in enumerate(findings) if finding.verdict is Verdict.FAULT}
+        within = {node for node, tries in self.evidence.within.items() if tries and not any(map(_worked, tries))}
+        without_link = {node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)}
+        return self.evidence.broken | self.evidence.unsure | at_fault | within | without_link
 
     def _judged(self, nodes: Collection[int]) -> tuple[int, ...]:
         return tuple(node for node in sorted(nodes) if not self.check.nodes[node].trusted)
@@ -129,6 +152,16 @@ class _Judge:
             # With these out of the way there may be nobody left whom another one has yet to meet.
             cut |= found
             failing -= found
+
+    def _unconfirmed(self, node: int) -> list[Pair]:
+        """Its failing links that have been tried once only, where so few others speak of it that a moment without a
+        network would do for a fault."""
+        witnesses = self._witnesses_of_failing(node)
+        if len(witnesses) >= ENOUGH_WITNESSES:
+            return []
+        return [
+            (min(node, other), max(node, other)) for other in witnesses if not self.evidence.was_confirmed(node, other)
+        ]
 
     def _witnesses_of_failing(self, node: int) -> list[int]:
         return [other for other, speed in self._met(node) if speed is None and self.evidence.works(other)]
@@ -242,7 +275,7 @@ class _Judge:
             linking = any(fact.linking for fact in tries)
             failed = "its check process failed" if linking else "failed to compute"
             return Verdict.FAULT, f"{failed} {len(problems)} times: {problems[-1]}"
-        if node in self.cut:
+        if node in self.cut and node not in self.to_confirm:
             return Verdict.FAULT, self._why_cut(node)
         if self._computes_slowly(node):
             speed, others = self.evidence.computes_at(node) or 0.0, self.computing.usual[node]
@@ -322,7 +355,8 @@ class _Judge:
     def _notes_on_silence(self) -> list[str]:
         """What is left in the dark because too few others could be asked."""
         failing = [node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)]
-        unknown = [node for node in failing if node not in self.cut and not self.check.nodes[node].trusted]
+        certain = self.cut - self.to_confirm.keys()
+        unknown = [node for node in failing if node not in certain and not self.check.nodes[node].trusted]
         if not unknown:
             return []
         if not any(self.evidence.works(node) for node in self.evidence.links):

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from dlrover_run.coordination.check_records import CPU, Check, ComputeFact
 
+Pair = tuple[int, int]
+"""Two examinees, the lower place first."""
+
 MOST_FAILURES = 2
 """Failures at computing that make a fault: the first may have been an accident."""
 
@@ -23,7 +26,8 @@ class Evidence:
     `unsure` are those that have failed, and not computed yet: they link only when they have.
 
     `links` has, for each examinee that may link, the speed in GB/s of its link with each other one that it has met,
-    None where no try at it worked. `within` is the same for its link within itself, one entry for each try.
+    None where no try at it worked. `within` is the same for its link within itself, one entry for each try. `linked` is
+    how often the link of two has been tried.
     """
 
     check: Check
@@ -33,6 +37,7 @@ class Evidence:
     unsure: frozenset[int]
     links: Mapping[int, Mapping[int, float | None]]
     within: Mapping[int, tuple[float | None, ...]]
+    linked: Counter[Pair]
 
     def computes_at(self, node: int) -> float | None:
         """Its best TFLOP/s, None when it has not computed: a node may be disturbed, but is never quicker than it is."""
@@ -41,6 +46,10 @@ class Evidence:
     def works(self, node: int) -> bool:
         """Whether some link of it does."""
         return any(speed is not None for speed in self.links.get(node, {}).values())
+
+    def was_confirmed(self, one: int, other: int) -> bool:
+        """Whether their link has been tried more than once."""
+        return self.linked[min(one, other), max(one, other)] > 1
 
     def best_link(self, node: int) -> float | None:
         """The quickest of its links, the one within it where it has no other."""
@@ -83,6 +92,7 @@ def weigh(check: Check) -> Evidence:
     unsure = {node for node, facts in tries.items() if facts and failures[node] == len(facts)} - broken
     links: dict[int, dict[int, float | None]] = {node: {} for node in present if node not in broken}
     within: dict[int, list[float | None]] = {node: [] for node in links}
+    linked = Counter[Pair]()
     for link in check.linked:
         if link.one not in links or link.other not in links:
             continue
@@ -90,6 +100,7 @@ def weigh(check: Check) -> Evidence:
         if link.one == link.other:
             within[link.one].append(speed)
             continue
+        linked[link.ends] += 1
         known = links[link.one].get(link.other)
         best = max((s for s in (known, speed) if s is not None), default=None)
         links[link.one][link.other] = links[link.other][link.one] = best
@@ -101,6 +112,7 @@ def weigh(check: Check) -> Evidence:
         unsure=frozenset(unsure),
         links=links,
         within={node: tuple(speeds) for node, speeds in within.items()},
+        linked=linked,
     )
 
 

@@ -1,22 +1,23 @@
 """Who computes and who links with whom in the next round of a node check. Pure.
 
 Round 0 has neighbours in pairs. In later rounds those about whom there is a doubt meet nodes that did well, and whom
-they have not met: a link that works clears both of its ends, and one that does not is one more witness.
+they have not met: a link that works clears both of its ends, and one that does not is one more witness. Where there are
+two witnesses and no third one, the links with them are tried once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from dlrover_run.coordination.check_records import Check, Verdict
-from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
-from dlrover_run.coordination.evidence import Evidence, part, weigh
+from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES, FEWEST_WITNESSES, Diagnosis, diagnose
+from dlrover_run.coordination.evidence import Evidence, Pair, part, weigh
 from dlrover_run.coordination.rules import STRAGGLER_THRESHOLD
 
 MAX_ROUNDS = 6
-"""Rounds after which a check ends with what it knows, beyond those that measure links. Of the simulated checks in
-`tests/check_world.py`, with a third of the nodes in trouble, hardly one needs five."""
+"""Rounds after which a check ends with what it knows, beyond those that measure links or try a failing link once more. Of
+the simulated checks in `tests/check_world.py`, with a third of the nodes in trouble, hardly one needs five."""
 
 ENOUGH_PAIRS = 3
 """Pairs of which not all have a slow end while no more than a third of the nodes are slow. Of two pairs both may have
@@ -56,13 +57,21 @@ def next_round(check: Check, diagnosis: Diagnosis, measure_links: bool) -> Round
     evidence = weigh(check)
     following = check.key.round + 1
     measuring = _most_measuring_rounds(check) if measure_links else 0
-    groups = _unmeasured(evidence) if following < measuring else ()
+    groups = _unmeasured(evidence, _useless(evidence, diagnosis)) if following < measuring else ()
     if not groups:
-        if following >= measuring + MAX_ROUNDS:
+        # What is to be confirmed never ends as something that cannot be told.
+        confirming = FEWEST_WITNESSES if diagnosis.link_again else 0
+        if following >= measuring + MAX_ROUNDS + confirming:
             return None
         groups = _groups_in_doubt(evidence, diagnosis)
     tasks = RoundTasks(diagnosis.compute_again, groups)
     return None if tasks.nothing else tasks
+
+
+def _useless(evidence: Evidence, diagnosis: Diagnosis) -> set[int]:
+    """With whom nobody else shall link: at fault, or about to be when its failing links have been tried once more."""
+    found = {node for node, finding in enumerate(diagnosis.findings) if finding.verdict is Verdict.FAULT}
+    return found | {end for pair in diagnosis.link_again for end in pair if not evidence.works(end)}
 
 
 def _linkers(evidence: Evidence) -> list[int]:
@@ -125,12 +134,14 @@ def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
     """Pairs for those about whom more can be told: each with somebody who does well if there are enough of these, else
     with another one in doubt."""
     linkers = set(_linkers(evidence))
+    again = _pairs_of_different(pair for pair in diagnosis.link_again if linkers.issuperset(pair))
+    linkers -= {end for pair in again for end in pair}
     in_doubt = [node for node in diagnosis.open if node in linkers]
     if not in_doubt:
-        return ()
+        return again
     if len(evidence.links) == 1:
         return tuple((node,) for node in in_doubt)
-    cut = {node for node, finding in enumerate(diagnosis.findings) if finding.verdict is Verdict.FAULT}
+    useless = _useless(evidence, diagnosis)
     # A link that has not been compared with any other leaves a doubt even where it does well.
     well = [node for node in diagnosis.well if node in linkers and node not in in_doubt]
     # The doubt about a trusted partner is cleared too, for only then does its word count.
@@ -139,13 +150,24 @@ def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
     seekers = sorted({*in_doubt, *partners}, key=lambda node: (node in partners, -len(evidence.links[node]), node))
     # Who does well and has been asked least comes first, so that no node is kept from the others by one.
     well.sort(key=lambda node: (len(evidence.links[node]), node))
-    others = sorted(linkers - cut - set(well) - set(seekers))
-    return _match(evidence, seekers, well, others)
+    others = sorted(linkers - useless - set(well) - set(seekers))
+    return tuple(sorted([*again, *_match(evidence, seekers, well, others)]))
 
 
-def _match(evidence: Evidence, seekers: Sequence[int], well: Sequence[int], others: Sequence[int]) -> Groups:
+def _pairs_of_different(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+    """As many of the pairs as no node is in twice, each as soon as it is free."""
+    taken: set[int] = set()
+    found = []
+    for pair in pairs:
+        if taken.isdisjoint(pair):
+            taken.update(pair)
+            found.append(pair)
+    return tuple(found)
+
+
+def _match(evidence: Evidence, seekers: Sequence[int], well: Sequence[int], others: Sequence[int]) -> list[Pair]:
     free, waiting = dict.fromkeys(well), []
-    groups: list[tuple[int, int]] = []
+    groups: list[Pair] = []
     for seeker in seekers:
         partner = _partner(evidence, seeker, free)
         if partner is None:
@@ -162,7 +184,7 @@ def _match(evidence: Evidence, seekers: Sequence[int], well: Sequence[int], othe
         if partner is not None:
             del free[partner]
             groups.append((min(seeker, partner), max(seeker, partner)))
-    return tuple(sorted(groups))
+    return groups
 
 
 def _partner(evidence: Evidence, seeker: int, free: Iterable[int]) -> int | None:
@@ -184,9 +206,16 @@ def _most_measuring_rounds(check: Check) -> int:
     return 2 * len(check.nodes) if len(check.nodes) <= EVERY_PAIR else EVERY_PAIR - 1
 
 
-def _unmeasured(evidence: Evidence) -> Groups:
-    """A round of a round-robin: the one with the most pairs that have not been linked."""
-    linkers = set(_linkers(evidence))
+def _unmeasured(evidence: Evidence, useless: Collection[int] = ()) -> Groups:
+    """A round of a round-robin: the one with the most pairs that have not been linked.
+
+    Each link that does not work costs half a minute, so nobody meets the `useless`, nor who has met so many in vain
+    that it may be one of them; when a later round clears it, its links are measured after that.
+    """
+    in_vain = {
+        node for node, met in evidence.links.items() if len(met) >= ENOUGH_WITNESSES and not evidence.works(node)
+    }
+    linkers = set(_linkers(evidence)) - in_vain - {*useless}
     rounds = (
         tuple((one, other) for one, other in pairs if {one, other} <= linkers and other not in evidence.links[one])
         for pairs in _round_robin(len(evidence.check.nodes))
