@@ -10,7 +10,7 @@ from node_truth import Truth
 from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.check_records import Checkup, Computed, DeviceSpeed, Linked, LinkTried, TaskKey, Verdict
-from dlrover_run.coordination.check_round import CHECK_MARGIN
+from dlrover_run.coordination.check_round import CHECK_MARGIN, standing
 from dlrover_run.coordination.checking import MOST_REMEMBERED, UNCHECKED
 from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan, PlanPhase
@@ -434,6 +434,29 @@ class TestRound:
         assert job.plan.phase is PlanPhase.FAILED
         assert job.plan.check is None
         assert job.plan.reason.endswith("no node is here any more")
+
+    def test_when_nobody_is_left_nothing_is_said_of_the_check(self) -> None:
+        job = checked_job(1, 1)
+        job.mute = {"a"}
+        job.come("a", computed=Truth().compute("a.net"), workers=2)
+        assert job.plan.check is not None
+        job.leave("a")
+        assert job.plan.check is None
+        assert job.lines == []
+
+    def test_who_has_been_found_wanting_is_shown_so_while_the_check_goes_on(self) -> None:
+        job = checked_job(2, 4, Truth(wrong={"b.net"}, slowness={"c.net": 5.0}))
+        job.come("a", "b", "c", "d")
+        rows = {}
+        for plan in job.stored:
+            if plan.check is not None:
+                rows[plan.check.key.round] = [(row.verdict.value, row.reason) for row in standing(plan.check, {})]
+        nothing, fault = ("pending", ""), ("fault", "computes wrongly: a product was off by 3")
+        assert rows == {
+            0: [nothing, ("pending", "a product was off by 3"), nothing, nothing],
+            1: [nothing, fault, nothing, nothing],
+        }
+        assert (checkup(job, "b").verdict, checkup(job, "c").verdict) == (Verdict.FAULT, Verdict.STRAGGLER)
 
 
 class TestReplacement:

@@ -60,7 +60,8 @@ def awaited(check: Check, present: Present, now: float) -> list[int]:
 
 
 def standing(check: Check, present: Present) -> list[Checkup]:
-    """What a person is shown of each examinee while the check goes on: its best so far, and what failed last."""
+    """What a person is shown of each examinee while the check goes on: its best so far, and what failed last; of one
+    that has been found wanting its verdict, and why."""
     tflops: dict[int, float] = {}
     gigabytes: dict[int, float] = {}
     reasons: dict[int, str] = {}
@@ -81,12 +82,15 @@ def standing(check: Check, present: Present) -> list[Checkup]:
         if linked is not None and linked.key == check.key:
             reasons[place] = linked.problem or reasons.get(place, "")
             gigabytes[place] = max([gigabytes.get(place, 0.0), *(tried.gigabytes for tried in linked.tried)])
+    verdicts = {place: Verdict.PASSED for place, node in enumerate(check.nodes) if node.trusted}
+    for named in check.named:
+        verdicts[named.node], reasons[named.node] = named.verdict, named.reason
     return [
         Checkup(
             node_id=node.node_id,
             incarnation=node.incarnation,
             host=node.host,
-            verdict=Verdict.PASSED if node.trusted else Verdict.PENDING,
+            verdict=verdicts.get(place, Verdict.PENDING),
             tflops=tflops.get(place, 0.0),
             gigabytes=gigabytes.get(place, 0.0),
             reason=reasons.get(place, ""),

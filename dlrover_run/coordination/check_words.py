@@ -68,7 +68,10 @@ def elapsed(check: Check) -> dict[int, float]:
 
 
 def round_lines(check: Check, failing: Collection[int]) -> list[str]:
-    """What a round came to, in the words of DLRover's master; `failing` are the nodes that have not passed by now."""
+    """What a round came to, in the words of DLRover's master; `failing` are the nodes that have not passed by now.
+    Nothing, when nobody is left of whom it could be said: then the nodes were told to stop."""
+    if not any(node.present for node in check.nodes):
+        return []
     times = elapsed(check)
     slowest = sorted(times, key=lambda place: (-times[place], place))[:MOST_ROWS]
     here = (place for place, node in enumerate(check.nodes) if node.present)
@@ -83,9 +86,11 @@ def round_lines(check: Check, failing: Collection[int]) -> list[str]:
     ]
 
 
-def end_line(faults: Sequence[int], stragglers: Sequence[int]) -> str:
-    """What a check came to, in the words of DLRover's master."""
-    return f"Fault nodes are: {list(faults)} and stragglers are: {list(stragglers)}."
+def end_lines(check: Check, faults: Sequence[int], stragglers: Sequence[int]) -> list[str]:
+    """What a check came to, in the words of DLRover's master; nothing, when nobody is left."""
+    if not any(node.present for node in check.nodes):
+        return []
+    return [f"Fault nodes are: {list(faults)} and stragglers are: {list(stragglers)}."]
 
 
 def dismissal(dismissed: Sequence[Checkup]) -> str:
@@ -115,15 +120,18 @@ def share_of(nodes: int) -> int:
     return min(MOST_ROWS, max(1, ROWS_IN_ALL // max(1, nodes)))
 
 
-def link_rows(links: Sequence[LinkFact]) -> tuple[LinkRow, ...]:
-    """The best of the tries at each link; of too many links those that failed and the slowest."""
+def link_rows(links: Sequence[LinkFact], places: Sequence[int | None]) -> tuple[LinkRow, ...]:
+    """The best of the tries at each link; of too many links those that failed and the slowest. `places` are those of
+    the examinees in the list of nodes that is told with it, None for one that is not there, whose links are no row."""
     best: dict[tuple[int, int], LinkRow] = {}
     for link in links:
-        known = best.get(link.ends)
-        row = LinkRow(link.one, link.other, link.gigabytes, link.problem[:MOST_LINK_PROBLEM])
-        if link.problem:
-            row = LinkRow(link.one, link.other, 0.0, row.problem)
-        if known is None or known.gigabytes < row.gigabytes:
-            best[link.ends] = row
+        ends = sorted(place for end in link.ends if (place := places[end]) is not None)
+        if len(ends) < 2:
+            continue
+        one, other = ends
+        gigabytes = 0.0 if link.problem else link.gigabytes
+        known = best.get((one, other))
+        if known is None or known.gigabytes < gigabytes:
+            best[one, other] = LinkRow(one, other, gigabytes, link.problem[:MOST_LINK_PROBLEM])
     slowest = sorted(best.values(), key=lambda row: (row.gigabytes, row.one, row.other))[:MOST_LINK_ROWS]
     return tuple(sorted(slowest, key=lambda row: (row.one, row.other)))

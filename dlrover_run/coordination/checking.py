@@ -160,13 +160,13 @@ def step(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
             return Decision(plan, deadline, lines)
         check = add_facts(rules, check, present, now)
         diagnosis = diagnose(check, rules.straggler_threshold)
-        lines += tuple(check_words.round_lines(check, _failing(check, diagnosis)))
+        lines += tuple(check_words.round_lines(check, diagnosis.failing))
         tasks = _next_tasks(rules, check, diagnosis)
         if tasks is None:
             plan, last = _conclude(rules, plan, check, diagnosis, now)
             lines += last
         else:
-            plan = _go_on(plan, check, tasks, now)
+            plan = _go_on(plan, msgspec.structs.replace(check, named=diagnosis.named), tasks, now)
     return Decision(plan, None, lines)
 
 
@@ -252,15 +252,6 @@ def _since(plan: Plan, check: Check, now: float) -> float:
     return plan.since + (now - check.since)
 
 
-def _failing(check: Check, diagnosis: Diagnosis) -> set[int]:
-    """Who has not passed by now: what it computes or its links failed, and nothing since has shown that they work."""
-    failing = {place for place, finding in enumerate(diagnosis.findings) if finding.verdict is Verdict.FAULT}
-    tried = {fact.node for fact in check.computed}
-    failing |= tried - {fact.node for fact in check.computed if not fact.problem}
-    linked = {end for link in check.linked for end in link.ends}
-    return failing | (linked - {end for link in check.linked for end in link.ends if not link.problem})
-
-
 def _conclude(rules: Rules, plan: Plan, check: Check, diagnosis: Diagnosis, now: float) -> tuple[Plan, tuple[str, ...]]:
     """The plan with a checkup of each examinee that is here, and what there is to say."""
     places = {key_of(checkup): place for place, checkup in enumerate(plan.checked)}
@@ -289,21 +280,14 @@ def _conclude(rules: Rules, plan: Plan, check: Check, diagnosis: Diagnosis, now:
     dismissed = [checkup for checkup in new if checkup.dismissed]
     warned = [one for one in new if one.verdict is Verdict.STRAGGLER and not one.dismissed]
     lines = (
-        check_words.end_line(found[Verdict.FAULT], found[Verdict.STRAGGLER]),
+        *check_words.end_lines(check, found[Verdict.FAULT], found[Verdict.STRAGGLER]),
         *([check_words.dismissal(dismissed)] if dismissed else []),
         *(f"warning: {checkup.host} is a straggler: it {checkup.reason}" for checkup in warned),
         *(f"warning: {note}" for note in diagnosis.notes),
     )
     changes: dict[str, Any] = {"check": None, "checked": tuple(checkups)}
     if rules.measure_links:
-        here = [key_of(node) in places for node in check.nodes]
-        at = [places.get(key_of(node), 0) for node in check.nodes]
-        told = [
-            msgspec.structs.replace(fact, one=min(ends), other=max(ends))
-            for fact in check.linked
-            if here[fact.one] and here[fact.other] and (ends := (at[fact.one], at[fact.other]))
-        ]
-        rows = check_words.link_rows(told)
+        rows = check_words.link_rows(check.linked, [places.get(key_of(node)) for node in check.nodes])
         fresh = {(row.one, row.other) for row in rows}
         changes["links"] = tuple(link for link in plan.links if (link.one, link.other) not in fresh) + rows
     if not check.beside:
