@@ -16,7 +16,7 @@ from dlrover_run.coordination.evidence import Evidence, Pair, part, weigh
 from dlrover_run.coordination.rules import STRAGGLER_THRESHOLD
 
 MAX_ROUNDS = 6
-"""Rounds after which a check ends with what it knows, beyond those that measure links or try a failing link once more. Of
+"""Rounds after which a check ends with what it knows, beyond those that measure links or try failing ones once more. Of
 the simulated checks in `tests/check_world.py`, with a third of the nodes in trouble, hardly one needs five."""
 
 ENOUGH_PAIRS = 3
