@@ -11,7 +11,7 @@ from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.check_records import Checkup, Computed, DeviceSpeed, Linked, LinkTried, TaskKey, Verdict
 from dlrover_run.coordination.check_round import CHECK_MARGIN, standing
-from dlrover_run.coordination.checking import MOST_REMEMBERED, UNCHECKED
+from dlrover_run.coordination.checking import MOST_REMEMBERED, WITHOUT_CHECK
 from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan, PlanPhase
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
@@ -635,9 +635,9 @@ class TestUnchecked:
         job.come("c", check_port=0)
         job.come("b", "d")
         assert trains(job, "a", "b", "c", "d")
-        assert verdicts(job) == dict.fromkeys("abcd", Verdict.PASSED)
-        assert checkup(job, "c").reason == UNCHECKED
-        assert job.lines.count(f"warning: c {UNCHECKED}") == 1
+        assert verdicts(job) == {**dict.fromkeys("abd", Verdict.PASSED), "c": Verdict.UNCHECKED}
+        assert checkup(job, "c").reason == WITHOUT_CHECK
+        assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
 
     def test_nobody_links_with_it(self) -> None:
         job = checked_job(3, 4)
@@ -678,7 +678,7 @@ class TestUnchecked:
         job.fail("a")
         assert (job.plan.key.number, job.plan.checks) == (2, 2)
         assert trains(job, "a", "b", "c")
-        assert job.lines.count(f"warning: c {UNCHECKED}") == 1
+        assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
 
     def test_a_successor_without_a_journal_knows_it_again(self) -> None:
         job = checked_job(2, 3)
@@ -690,7 +690,7 @@ class TestUnchecked:
         job.succeed_by_another(9, with_journal=False)
         job.come_back("a", "b")
         assert trains(job, "a", "b")
-        assert (checkup(job, "a").reason, checkup(job, "b").reason) == ("", UNCHECKED)
+        assert verdicts(job) == {"a": Verdict.PASSED, "b": Verdict.UNCHECKED}
 
 
 class TestDismissed:

@@ -24,11 +24,12 @@ _INDENT = " " * 6
 
 _VERDICTS = {
     Verdict.PENDING: "...",
+    Verdict.UNCHECKED: "unchecked",
     Verdict.PASSED: "passed",
     Verdict.STRAGGLER: "straggler",
     Verdict.FAULT: "fault",
 }
-_URGENT = [Verdict.FAULT, Verdict.STRAGGLER, Verdict.PENDING, Verdict.PASSED]
+_URGENT = [Verdict.FAULT, Verdict.STRAGGLER, Verdict.PENDING, Verdict.UNCHECKED, Verdict.PASSED]
 _BOLD, _RED, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[33m", "\x1b[0m"
 
 

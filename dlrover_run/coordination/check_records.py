@@ -36,9 +36,10 @@ CPU = "cpu"
 
 
 class Verdict(str, enum.Enum):
-    """What a check has come to for one node. PENDING: it goes on."""
+    """What a check has come to for one node. PENDING: it goes on. UNCHECKED: it takes no part in any."""
 
     PENDING = "pending"
+    UNCHECKED = "unchecked"
     PASSED = "passed"
     STRAGGLER = "straggler"
     FAULT = "fault"

@@ -26,7 +26,7 @@ for 2,000 people is no more work than one for a few hundred."""
 MOST_REASON = 160
 """Characters of the clause in one row of a table: with all the rows there are, they fit into one message."""
 
-_TO_SAY = {Verdict.FAULT: 0, Verdict.STRAGGLER: 1, Verdict.PENDING: 2, Verdict.PASSED: 3}
+_TO_SAY = {Verdict.FAULT: 0, Verdict.STRAGGLER: 1, Verdict.PENDING: 2, Verdict.UNCHECKED: 3, Verdict.PASSED: 4}
 
 
 def goes_on(check: Check) -> str:

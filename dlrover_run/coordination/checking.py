@@ -29,8 +29,8 @@ from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Plan
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, Rules
 
-UNCHECKED = "was not checked: it was started without --network-check"
-"""What is known of a node that takes no part in checks."""
+WITHOUT_CHECK = "it was started without --network-check"
+"""Why a node takes no part in checks."""
 
 MOST_REMEMBERED = 16
 """Dismissed nodes that are remembered though they are gone, the last ones: one that comes back is still dismissed. A
@@ -55,7 +55,7 @@ def cleared(rules: Rules, plan: Plan, living: Iterable[Presence]) -> list[Presen
 
 
 def pass_unchecked(plan: Plan, present: Present, now: float) -> Decision:
-    """The plan in which those who take no part in checks have passed, so that nobody waits for them or blames them."""
+    """The plan in which those who take no part in checks are known for that, so that nobody waits for them."""
     known = {key_of(checkup) for checkup in plan.checked}
     new = [p.status for p in present.values() if p.can_train and p.unaware_of_checks and p.status.key not in known]
     if not new:
@@ -65,12 +65,12 @@ def pass_unchecked(plan: Plan, present: Present, now: float) -> Decision:
             node_id=status.node_id,
             incarnation=status.incarnation,
             host=status.host,
-            verdict=Verdict.PASSED,
-            reason=UNCHECKED,
+            verdict=Verdict.UNCHECKED,
+            reason=WITHOUT_CHECK,
         )
         for status in new
     )
-    lines = tuple(f"warning: {status.host} {UNCHECKED}" for status in new)
+    lines = tuple(f"warning: {status.host} was not checked: {WITHOUT_CHECK}" for status in new)
     return Decision(changed(plan, now, checked=(*plan.checked, *checkups)), None, lines)
 
 
@@ -96,7 +96,7 @@ def forget(rules: Rules, plan: Plan) -> Plan:
     so, and who takes no part in checks takes none in the next one."""
     if rules.check != CHECK_ALWAYS:
         return plan
-    kept = tuple(one for one in plan.checked if one.dismissed or one.reason == UNCHECKED)
+    kept = tuple(one for one in plan.checked if one.dismissed or one.verdict is Verdict.UNCHECKED)
     return msgspec.structs.replace(plan, checked=kept, links=())
 
 

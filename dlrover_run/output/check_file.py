@@ -8,7 +8,7 @@
     nodes     on the node with rank 0, a list of those who train, in the order of their node ranks, and then of those
         who were checked and do not (at most 64, those of whom there is most to say, in the same order):
         node_id, host    which one
-        verdict          "passed", "straggler" or "fault"
+        verdict          "passed", "straggler", "fault" or "unchecked"
         dismissed        whether it leaves for that
         tflops           TFLOP/s (1e12 operations a second) of its slowest device
         gigabytes        GB/s (1e9 bytes a second) of its best link

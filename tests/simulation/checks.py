@@ -33,7 +33,7 @@ HOPELESS = ("crashing", "wrong", "silent")
 """What ails nodes that no check lets pass, however few others there are."""
 
 VERDICTS = {
-    "": {Verdict.PASSED},
+    "": {Verdict.PASSED, Verdict.UNCHECKED},
     "slow": {Verdict.PASSED, Verdict.STRAGGLER},
     "cut": {Verdict.PASSED, Verdict.FAULT},
     "flaky": {Verdict.PASSED, Verdict.FAULT},

@@ -9,7 +9,7 @@ from dlrover_run.coordination.check_records import Check, Checkup, Verdict
 from dlrover_run.coordination.check_round import CHECK_MARGIN, key_of
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES
+from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES, FEWEST_WITNESSES
 from dlrover_run.coordination.pairing import MAX_ROUNDS
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import (
@@ -109,7 +109,7 @@ class Laws:
             return
         if after.check is not None:
             begun = self._checks.setdefault((after.epoch, after.check.key.number), now)
-            longest = MAX_ROUNDS * (self._rules.check_timeout + CHECK_MARGIN)
+            longest = (MAX_ROUNDS + FEWEST_WITNESSES) * (self._rules.check_timeout + CHECK_MARGIN)
             demand(now <= begun + longest, "a check comes to its end")
             if not all((p := present.get(key_of(node))) and p.connected and not p.going for node in after.check.nodes):
                 self._disturbed.add((after.epoch, after.check.key.number))

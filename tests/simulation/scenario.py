@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from dlrover_run.coordination.check_round import CHECK_MARGIN
 from dlrover_run.coordination.coordinator import RETURN_GRACE
+from dlrover_run.coordination.diagnosis import FEWEST_WITNESSES
 from dlrover_run.coordination.pairing import MAX_ROUNDS
 from dlrover_run.coordination.records import NodeKey, Plan
 from dlrover_run.coordination.rules import Rules
@@ -215,7 +216,7 @@ class Scenario(ABC):
         formed = rules.last_call_timeout + rules.scale_up_delay + 2 * (place.slow_stop + place.slow_start)
         bound = self.timeline.now + known + formed + 2 * HUNG
         if rules.check:
-            bound += (MAX_ROUNDS + 2) * (rules.check_timeout + CHECK_MARGIN)
+            bound += (MAX_ROUNDS + FEWEST_WITNESSES + 2) * (rules.check_timeout + CHECK_MARGIN)
         if self.is_short:
             bound += rules.join_timeout + rules.pend_timeout
         self.timeline.run_until(bound, lambda: self._is_settled)
