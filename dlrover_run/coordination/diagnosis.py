@@ -21,7 +21,8 @@ ENOUGH_WITNESSES = 3
 
 FEWEST_WITNESSES = 2
 """How many are enough when there is nobody else left to ask. One would never do: the link has two ends. What fails with
-so few is tried once more before it makes a fault: in a triple a moment without a network fails both."""
+so few is tried once more before it makes a fault: in a triple a moment without a network fails both. What is slow is
+tried once more however many agree, for whatever else disturbs a machine slows all that it does at that moment."""
 
 SLOW_TRIES = 3
 """Slow readings at computing that make a straggler. A machine on which others are at work disturbs two tries in a row:
@@ -47,10 +48,10 @@ class Diagnosis:
     """`findings` are one for each examinee, in order, never PENDING: what would hold if the check ended now.
 
     More rounds of links could tell more about those in `open`, another try at computing about those in `compute_again`,
-    another try at the failing links in `link_again` whether these failed by accident. `failing` are those who have not
-    passed by now: their computing or their links failed, and nothing since has shown that they work.
-    `notes` are sentences about links, and about what cannot be told. `well` are those whose links leave no doubt: who
-    links with one of them learns something.
+    another try at the links in `link_again` whether these failed, or were slow, by accident. `failing` are those who
+    have not passed by now: their computing or their links failed, and nothing since has shown that they work. `notes`
+    are sentences about links, and about what cannot be told. `well` are those whose links leave no doubt: who links
+    with one of them learns something.
     """
 
     findings: tuple[Finding, ...]
@@ -101,6 +102,9 @@ class _Judge:
         self.to_confirm = {node: pairs for node in self.cut if (pairs := self._unconfirmed(node))}
         doubtful = set(self._judged(self.linking.doubtful)) - self.cut
         self.slow_linked = {node for node in doubtful if self._links_slowly(node) and self._slowness_is_agreed(node)}
+        for node in self.slow_linked:
+            if pairs := self._untried_again(node, self._witnesses_of_slowness(node)):
+                self.to_confirm[node] = pairs
 
     def diagnosis(self) -> Diagnosis:
         """The whole answer."""
@@ -157,10 +161,12 @@ class _Judge:
         """Its failing links that have been tried once only, where so few others speak of it that a moment without a
         network would do for a fault."""
         witnesses = self._witnesses_of_failing(node)
-        if len(witnesses) >= ENOUGH_WITNESSES:
-            return []
+        return [] if len(witnesses) >= ENOUGH_WITNESSES else self._untried_again(node, witnesses)
+
+    def _untried_again(self, node: int, partners: Collection[int]) -> list[Pair]:
+        """Its links with these that have been tried once only."""
         return [
-            (min(node, other), max(node, other)) for other in witnesses if not self.evidence.was_confirmed(node, other)
+            (min(node, other), max(node, other)) for other in partners if not self.evidence.was_confirmed(node, other)
         ]
 
     def _witnesses_of_failing(self, node: int) -> list[int]:
@@ -280,7 +286,7 @@ class _Judge:
         if self._computes_slowly(node):
             speed, others = self.evidence.computes_at(node) or 0.0, self.computing.usual[node]
             return Verdict.STRAGGLER, f"computes at {speed:.3g} TFLOP/s where the others reach {others:.3g}"
-        if node in self.slow_linked:
+        if node in self.slow_linked and node not in self.to_confirm:
             partners = self._named(self._witnesses_of_slowness(node))
             speed, others = self.evidence.best_with_kin(node) or 0.0, self._usual_link(node)
             slow = f"links at {speed:.3g} GB/s at best where the others reach {others:.3g}"

@@ -2,7 +2,8 @@
 
 Round 0 has neighbours in pairs. In later rounds those about whom there is a doubt meet nodes that did well, and whom
 they have not met: a link that works clears both of its ends, and one that does not is one more witness. Where there are
-two witnesses and no third one, the links with them are tried once more.
+two witnesses and no third one, the links with them are tried once more, and so are those for which a node would be
+called slow.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from dlrover_run.coordination.check_records import Check, Verdict
-from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES, FEWEST_WITNESSES, Diagnosis, diagnose
+from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES, Diagnosis, diagnose
 from dlrover_run.coordination.evidence import Evidence, Pair, part, weigh
 from dlrover_run.coordination.rules import STRAGGLER_THRESHOLD
 
 MAX_ROUNDS = 6
-"""Rounds after which a check ends with what it knows, beyond those that measure links or try failing ones once more. Of
+"""Rounds after which a check ends with what it knows, beyond those that measure links or try one once more. Of
 the simulated checks in `tests/check_world.py`, with a third of the nodes in trouble, hardly one needs five."""
 
 ENOUGH_PAIRS = 3
@@ -60,7 +61,7 @@ def next_round(check: Check, diagnosis: Diagnosis, measure_links: bool) -> Round
     groups = _unmeasured(evidence, _useless(evidence, diagnosis)) if following < measuring else ()
     if not groups:
         # What is to be confirmed never ends as something that cannot be told.
-        confirming = FEWEST_WITNESSES if diagnosis.link_again else 0
+        confirming = ENOUGH_WITNESSES if diagnosis.link_again else 0
         if following >= measuring + MAX_ROUNDS + confirming:
             return None
         groups = _groups_in_doubt(evidence, diagnosis)
