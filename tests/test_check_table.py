@@ -103,6 +103,15 @@ class TestTable:
     def test_what_was_not_measured_yet_may_still_come(self) -> None:
         assert render_live(FOUR, 79, 22)[-1].split() == ["gpu-d", "0.084", "TFLOP/s", "...", "..."]
 
+    def test_a_node_that_took_no_part_is_not_said_to_have_passed(self) -> None:
+        rows = [node("gpu-a"), node("gpu-b", Verdict.UNCHECKED, 0, 0, reason="it was started without --network-check")]
+        assert render_checkups(rows, 120).splitlines() == [
+            "dlrover-run: node check of 2 nodes: 1 passed, 1 unchecked",
+            "  node         compute  communication  verdict",
+            "  gpu-a  0.084 TFLOP/s      1.25 GB/s  passed",
+            "! gpu-b              -              -  unchecked: it was started without --network-check",
+        ]
+
     def test_a_node_that_passed_and_of_which_something_is_to_be_said_is_marked(self) -> None:
         odd = node("gpu-a", reason="its link to gpu-b failed, and with two nodes nobody can tell whose fault that is")
         assert "\n! gpu-a" in render_checkups([odd, node("gpu-b")])
@@ -134,7 +143,10 @@ class TestFitting:
     @pytest.mark.parametrize("lines", [-1, 0, 1, 2, 3, 5, 22, 64, 65])
     def test_a_live_table_never_takes_more_room_than_there_is(self, columns: int, lines: int) -> None:
         hosts = ["gpu-a", "漢字" * 60, EVIL, "x" * 255, "é" * 255]
-        rows = [node(hosts[number % 5], list(Verdict)[number % 4], 1e12, 1e12, reason=KILLED) for number in range(64)]
+        rows = [
+            node(hosts[number % 5], list(Verdict)[number % len(Verdict)], 1e12, 1e12, reason=KILLED)
+            for number in range(64)
+        ]
         drawn = render_live(rows, columns, lines)
         assert len(drawn) <= max(0, lines)
         assert all(cells(line) <= columns for line in drawn)
