@@ -8,7 +8,6 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from check_nodes import FAULT_LINE
@@ -65,8 +64,16 @@ class Network:
         self.switch = Namespace()
         self.switch.ip("link add switch type bridge")
         self.switch.ip("link set switch up")
-        self.nodes = [self._connect(rank, f"10.77.0.{rank + 1}") for rank in range(nodes)]
-        self.master = self._connect(nodes, MASTER)
+        self.nodes: list[Namespace] = []
+        for _ in range(nodes):
+            self.add()
+        self.master = self._connect("master", MASTER)
+
+    def add(self) -> Namespace:
+        """Connect one more node."""
+        number = len(self.nodes)
+        self.nodes.append(self._connect(str(number), f"10.77.0.{number + 1}"))
+        return self.nodes[-1]
 
     def cut(self, one: int, other: int) -> None:
         """Lose whatever these two nodes send to each other: it goes to an address that nobody has."""
@@ -77,11 +84,11 @@ class Network:
         for namespace in (self.switch, self.master, *self.nodes):
             os.close(namespace.fd)
 
-    def _connect(self, number: int, address: str) -> Namespace:
+    def _connect(self, name: str, address: str) -> Namespace:
         namespace = Namespace()
-        namespace.ip(f"link add eth0 type veth peer name port{number}")
-        namespace.ip(f"link set port{number} netns /proc/{os.getpid()}/fd/{self.switch.fd}")
-        self.switch.ip(f"link set port{number} master switch up")
+        namespace.ip(f"link add eth0 type veth peer name to-{name}")
+        namespace.ip(f"link set to-{name} netns /proc/{os.getpid()}/fd/{self.switch.fd}")
+        self.switch.ip(f"link set to-{name} master switch up")
         namespace.ip(f"addr add {address}/24 dev eth0")
         namespace.ip("link set eth0 up")
         namespace.ip("link set lo up")
@@ -109,25 +116,25 @@ def network() -> Iterator[Callable[[int], Network]]:
 class Job:
     """One node in each namespace, and a master in one of its own. The workers print that they train, and end."""
 
-    def __init__(self, cluster: Cluster, network: Network) -> None:
+    def __init__(self, cluster: Cluster, network: Network, nnodes: str) -> None:
         self.cluster = cluster
-        self.network = network
+        self.nnodes = nnodes
         with network.master.entered():
             self.master: Talker = cluster.stand_alone_master("--listen", f"{MASTER}:29400")
-        script = cluster.directory / "train.py"
-        script.write_text("import os\nprint('trains as one of', os.environ['WORLD_SIZE'], flush=True)\n")
-        self.nodes = [self.node(rank, script) for rank in range(len(network.nodes))]
+        self.script = cluster.directory / "train.py"
+        self.script.write_text("import os\nprint('trains as one of', os.environ['WORLD_SIZE'], flush=True)\n")
+        self.nodes = [self.node(rank, where) for rank, where in enumerate(network.nodes)]
 
-    def node(self, rank: int, script: Path) -> Node:
-        count = len(self.network.nodes)
-        with self.network.nodes[rank].entered():
+    def node(self, rank: int, where: Namespace) -> Node:
+        """Start one node in that namespace."""
+        with where.entered():
             return self.cluster.node(
                 f"node {rank}",
-                f"{max(1, count - 1)}:{count}",
+                self.nnodes,
                 f"--rdzv-endpoint={MASTER}:29400",
                 "--network-check",
                 f"--node-rank={rank}",
-                script=script,
+                script=self.script,
                 conf={"check_timeout": 30},
                 # By the name of the host gloo would find loopback.
                 env={"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
@@ -139,22 +146,26 @@ class Job:
         assert self.master.finish() == 0
 
 
+@pytest.mark.parametrize("replaced", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_a_node_that_reaches_the_master_and_no_other_node_leaves(
-    cluster: Cluster, network: Callable[[int], Network], count: int
+    cluster: Cluster, network: Callable[[int], Network], count: int, replaced: bool
 ) -> None:
+    """The others train without it, or with another one in its place where they are too few."""
     there = network(count)
     for other in range(count):
         if other != 1:
             there.cut(1, other)
-    job = Job(cluster, there)
+    job = Job(cluster, there, str(count) if replaced else f"{count - 1}:{count}")
     broken = job.nodes.pop(1)
     assert broken.finish() == exit_codes.FAULTY_NODE, cluster.told()
     assert FAULT_LINE in broken.said
+    job.master.until_says("Fault nodes are: [1] and stragglers are: [")
+    if replaced:
+        job.nodes.append(job.node(1, there.add()))
     for node in job.nodes:
         assert node.finish() == 0, cluster.told()
-        node.until_says(f"trains as one of {count - 1}")
-    job.master.until_says("Fault nodes are: [1] and stragglers are: [")
+        node.until_says(f"trains as one of {len(job.nodes)}")
     job.end()
 
 
@@ -163,7 +174,7 @@ def test_of_two_nodes_that_do_not_reach_each_other_nobody_is_blamed(
 ) -> None:
     there = network(2)
     there.cut(0, 1)
-    job = Job(cluster, there)
+    job = Job(cluster, there, "1:2")
     assert [node.finish() for node in job.nodes] == [0, 0], cluster.told()
     job.master.until_says("Fault nodes are: [] and stragglers are: [")
     job.master.until_says("it cannot be told whose fault that is")
@@ -175,7 +186,7 @@ def test_a_link_between_two_good_nodes_is_named_and_nobody_leaves(
 ) -> None:
     there = network(4)
     there.cut(0, 1)
-    job = Job(cluster, there)
+    job = Job(cluster, there, "3:4")
     assert [node.finish() for node in job.nodes] == [0] * 4, cluster.told()
     job.master.until_says("Fault nodes are: [] and stragglers are: [")
     job.master.until_says("warning: the link between node 0 on ")
