@@ -58,6 +58,12 @@ def lease_time(rules: Rules) -> int:
     return max(LEAST_LEASE, math.ceil(rules.silence_limit))
 
 
+def renewal_timeout(rules: Rules) -> float:
+    """Seconds in which a member must renew the lease before the next one is asked. The wait before is a third of the
+    lease at most, so two members that do not answer leave a sixth of it for one that does."""
+    return lease_time(rules) / 4
+
+
 class Refused(Exception):
     """The node cannot take part while a key stands in etcd as it does. The message is a sentence."""
 

@@ -20,12 +20,12 @@ def open_board(spec: JobSpec, listener: Listener, say: Callable[[str], None]) ->
         return MasterBoard(spec, listener, say)
     if spec.backend == "etcd":
         # Imported only here: nobody else needs the message classes of etcd.
-        from dlrover_run.backends.etcd_board import EtcdBoard, lease_time
+        from dlrover_run.backends.etcd_board import EtcdBoard, renewal_timeout
         from dlrover_run.etcd.client import EtcdClient
 
         assert spec.etcd is not None, "the backend `etcd` comes with the place of one"
         # A lease survives one renewal that is answered by nobody, and the next one at another member.
-        store = EtcdClient(spec.etcd, renew_timeout=lease_time(spec.rules) / 3)
+        store = EtcdClient(spec.etcd, renew_timeout=renewal_timeout(spec.rules))
         return EtcdBoard(spec, listener, say, store)
     from dlrover_run.backends.local import LocalBoard
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlrover_run.etcd import line, translation
 from dlrover_run.etcd.answers import Broken
-from dlrover_run.etcd.connection import Connection
+from dlrover_run.etcd.connection import CALL_TIMEOUT, Connection
 from dlrover_run.etcd.line import Metadata
 from dlrover_run.etcd.operations import LeaseGone, Outcome, Range, Store, Txn
 from dlrover_run.etcd.watching import Watch
@@ -18,8 +18,8 @@ from dlrover_run.wire import clauses
 
 
 class EtcdClient(Store):
-    """`operations.Store` with etcd. A member has `renew_timeout` seconds to renew a lease before the next one is asked;
-    `chance` returns a random number from 0 to 1.
+    """`operations.Store` with etcd. A member has `renew_timeout` seconds to renew a lease before the next is asked, or
+    the time of any other call where that is less; `chance` returns a random number from 0 to 1.
 
     Raises PackageMissing where the packages that it needs are not installed.
     """
@@ -27,7 +27,7 @@ class EtcdClient(Store):
     def __init__(self, spec: EtcdSpec, renew_timeout: float, chance: Callable[[], float] = random.random) -> None:
         self._connection = Connection(spec, chance)
         self._api = self._connection.api
-        self._renew_timeout = renew_timeout
+        self._renew_timeout = min(CALL_TIMEOUT, renew_timeout)
 
     async def grant(self, seconds: int) -> int:
         """A new lease. One whose grant was answered too late runs out unused."""
