@@ -102,9 +102,7 @@ class _Judge:
         self.to_confirm = {node: pairs for node in self.cut if (pairs := self._unconfirmed(node))}
         doubtful = set(self._judged(self.linking.doubtful)) - self.cut
         self.slow_linked = {node for node in doubtful if self._links_slowly(node) and self._slowness_is_agreed(node)}
-        for node in self.slow_linked:
-            if pairs := self._untried_again(node, self._witnesses_of_slowness(node)):
-                self.to_confirm[node] = pairs
+        self.to_confirm |= {node: pairs for node in self.slow_linked if (pairs := self._slowness_unconfirmed(node))}
 
     def diagnosis(self) -> Diagnosis:
         """The whole answer."""
@@ -199,7 +197,19 @@ class _Judge:
         return (self.evidence.best_with_kin(node) or 0.0) * self.threshold < self._usual_link(node)
 
     def _slowness_is_agreed(self, node: int) -> bool:
-        return _agree(self._witnesses_of_slowness(node), self._unmet_kin(node) | self._cannot_be_asked(node))
+        return self._agree_on_slowness(node, self._witnesses_of_slowness(node))
+
+    def _slowness_unconfirmed(self, node: int) -> list[Pair]:
+        """As many of its slow links that have been tried once only as are missing to those that have been tried more
+        often. Others who come to know of it meanwhile need not be asked twice."""
+        witnesses = self._witnesses_of_slowness(node)
+        confirmed = [other for other in witnesses if self.evidence.was_confirmed(node, other)]
+        if self._agree_on_slowness(node, confirmed):
+            return []
+        return self._untried_again(node, witnesses)[: ENOUGH_WITNESSES - len(confirmed)]
+
+    def _agree_on_slowness(self, node: int, witnesses: Collection[int]) -> bool:
+        return _agree(witnesses, self._unmet_kin(node) | self._cannot_be_asked(node))
 
     def _met(self, node: int) -> list[tuple[int, float | None]]:
         return sorted(self.evidence.links.get(node, {}).items())

@@ -59,13 +59,15 @@ def next_round(check: Check, diagnosis: Diagnosis, measure_links: bool) -> Round
     following = check.key.round + 1
     measuring = _most_measuring_rounds(check) if measure_links else 0
     groups = _unmeasured(evidence, _useless(evidence, diagnosis)) if following < measuring else ()
-    if not groups:
-        # What is to be confirmed never ends as something that cannot be told.
-        confirming = ENOUGH_WITNESSES if diagnosis.link_again else 0
-        if following >= measuring + MAX_ROUNDS + confirming:
-            return None
-        groups = _groups_in_doubt(evidence, diagnosis)
-    tasks = RoundTasks(diagnosis.compute_again, groups)
+    if groups:
+        return RoundTasks(diagnosis.compute_again, groups)
+    tried_again = any(tries > 1 for tries in evidence.linked.values())
+    confirming = ENOUGH_WITNESSES if diagnosis.link_again or tried_again else 0
+    if following < measuring + MAX_ROUNDS + confirming:
+        tasks = RoundTasks(diagnosis.compute_again, _groups_in_doubt(evidence, diagnosis))
+    else:
+        # No link is tried a third time for this, so that it ends too.
+        tasks = RoundTasks((), _to_be_confirmed(evidence, diagnosis))
     return None if tasks.nothing else tasks
 
 
@@ -134,9 +136,8 @@ def _take_nearest(evidence: Evidence, node: int, others: list[int]) -> int:
 def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
     """Pairs for those about whom more can be told: each with somebody who does well if there are enough of these, else
     with another one in doubt."""
-    linkers = set(_linkers(evidence))
-    again = _pairs_of_different(pair for pair in diagnosis.link_again if linkers.issuperset(pair))
-    linkers -= {end for pair in again for end in pair}
+    again = _to_be_confirmed(evidence, diagnosis)
+    linkers = set(_linkers(evidence)) - {end for pair in again for end in pair}
     in_doubt = [node for node in diagnosis.open if node in linkers]
     if not in_doubt:
         return again
@@ -153,6 +154,11 @@ def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
     well.sort(key=lambda node: (len(evidence.links[node]), node))
     others = sorted(linkers - useless - set(well) - set(seekers))
     return tuple(sorted([*again, *_match(evidence, seekers, well, others)]))
+
+
+def _to_be_confirmed(evidence: Evidence, diagnosis: Diagnosis) -> tuple[Pair, ...]:
+    linkers = set(_linkers(evidence))
+    return _pairs_of_different(pair for pair in diagnosis.link_again if linkers.issuperset(pair))
 
 
 def _pairs_of_different(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
