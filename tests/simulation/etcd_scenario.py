@@ -138,8 +138,9 @@ class EtcdScenario(Scenario):
         self.clients: dict[Node, Client] = {}
         self._furnish(weather)
         if random.random() < 0.2:
-            # Workers that take longer to end than the result of a job is kept.
+            # Workers that take longer to end than the result of a job is kept, and whose peers wait for that.
             self.place = replace(self.place, slow_stop=2 * RESULT_KEPT)
+            self.workers.patience += self.place.slow_stop
         self.faults = EtcdFaults(self)
         self._describe("etcd keeps its data" if self.durable else "etcd may lose its data")
 

@@ -212,7 +212,7 @@ class Scenario(ABC):
     def _demand_round(self) -> None:
         """Within a bounded time a round has formed and all its members train in it, or the job is over."""
         rules, place = self.rules, self.place
-        known = 2 * rules.silence_limit + rules.lost_after + RETURN_GRACE + HUNG
+        known = 2 * rules.silence_limit + rules.lost_after + RETURN_GRACE + self.workers.patience
         formed = rules.last_call_timeout + rules.scale_up_delay + 2 * (place.slow_stop + place.slow_start)
         bound = self.timeline.now + known + formed + 2 * HUNG
         if rules.check:
@@ -235,7 +235,7 @@ class Scenario(ABC):
 
     def _demand_end(self) -> None:
         """The job ends, well or not, and all who took part in it learn of that."""
-        bound = self.timeline.now + 3 * HUNG + 600 + self.rules.join_timeout + self.rules.pend_timeout
+        bound = self.timeline.now + 3 * self.workers.patience + 600 + self.rules.join_timeout + self.rules.pend_timeout
         self.timeline.run_until(bound, lambda: not self.living)
         names = ", ".join(node.name for node in self.living)
         demand(not self.living, f"a job that nothing disturbs comes to its end, and {names} learns of that")

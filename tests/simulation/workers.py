@@ -77,13 +77,14 @@ class Workers:
     """Where workers meet. A round that is complete works for `work` seconds and then succeeds, node by node.
 
     Of those whose peer is gone most notice soon, by a broken connection. Some hang until somebody ends them, or until
-    their own `patience` is over. `failed` are the rounds in which a worker failed for a reason of its own.
+    their own `patience` is over: longer than a node takes to come to the store, for who gives up before that fails of
+    no change of membership. `failed` are the rounds in which a worker failed for a reason of its own.
     """
 
     def __init__(self, timeline: Timeline, work: float, patience: float) -> None:
         self._timeline = timeline
         self._work = work
-        self._patience = patience
+        self.patience = patience
         self._meetings: dict[tuple[str, int, RoundKey | None], Meeting] = {}
         self.fixed_store = False
         self.failed: set[RoundKey] = set()
@@ -108,7 +109,7 @@ class Workers:
                 one.got_to_work = True
             self._timeline.after(self._work, lambda: self._finish(meeting))
         else:
-            self._timeline.after(self._patience, lambda: None if meeting.complete else group.fail(PEER_WORDS))
+            self._timeline.after(self.patience, lambda: None if meeting.complete else group.fail(PEER_WORDS))
 
     def part(self, group: Group) -> None:
         """One node's workers are gone before their work was done."""
@@ -121,7 +122,7 @@ class Workers:
 
     def _strand(self, group: Group) -> None:
         random = self._timeline.random
-        delay = random.uniform(0.01, random.choice((0.05, 1.5))) if random.random() < 0.8 else self._patience
+        delay = random.uniform(0.01, random.choice((0.05, 1.5))) if random.random() < 0.8 else self.patience
         self._timeline.after(delay, lambda: group.fail(PEER_WORDS))
 
     def _finish(self, meeting: Meeting) -> None:
