@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
+from dlrover_run.coordination.check_records import Checkup, DeviceSpeed, LinkRow, Verdict
 from dlrover_run.coordination.records import Assignment, PlanPhase, RoundKey, Seat
 from dlrover_run.output.check_file import NAME, CheckFile, write
 from dlrover_run.output.streams import RunDir, create_run_dir, leave_nothing
@@ -28,6 +28,8 @@ SEAT = Seat(
     key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0, world_size=2,
     role_first_rank=0, role_world_size=2, store_address="a", store_port=1,
 )  # fmt: skip
+LINKS = (LinkRow(0, 0, 9.5), LinkRow(0, 1, 0, "it timed out"))
+DEVICES = (DeviceSpeed(1, "H200", 0.084), DeviceSpeed(0, "H200", 0.5))
 FIRST = Assignment(phase=PlanPhase.TRAINING, seat=SEAT, checkup=OWN, others=(OWN, OTHER))
 
 
@@ -46,12 +48,12 @@ def follow(directory: Path, *told: Assignment) -> list[str]:
     said: list[str] = []
     file = CheckFile(kept(directory), said.append)
     for assignment in told:
-        file.follow(assignment)
+        file.follow(assignment, DEVICES)
     return said
 
 
 def test_a_node_writes_what_it_is_told_of_itself(tmp_path: Path) -> None:
-    assert write(str(tmp_path), OWN, (), (), 1_763_647_884.0) is None
+    assert write(str(tmp_path), OWN, DEVICES, (), (), 1_763_647_884.0) is None
     assert json.loads((tmp_path / NAME).read_text()) == {
         "version": 1,
         "time": "2025-11-20T14:11:24Z",
@@ -64,11 +66,15 @@ def test_a_node_writes_what_it_is_told_of_itself(tmp_path: Path) -> None:
             "gigabytes": 1.25,
             "reason": "",
         },
+        "devices": [
+            {"local_rank": 1, "name": "H200", "tflops": 0.084},
+            {"local_rank": 0, "name": "H200", "tflops": 0.5},
+        ],
     }
 
 
 def test_the_node_with_rank_0_writes_all_nodes_and_links(tmp_path: Path) -> None:
-    assert write(str(tmp_path), OWN, (OWN, OTHER), (LinkRow(0, 0, 9.5), LinkRow(0, 1, 0, "it timed out")), 0) is None
+    assert write(str(tmp_path), OWN, (), (OWN, OTHER), LINKS, 0) is None
     found = content(tmp_path)
     assert found["nodes"] == [
         found["node"],
@@ -89,7 +95,7 @@ def test_the_node_with_rank_0_writes_all_nodes_and_links(tmp_path: Path) -> None
 
 
 def test_nothing_that_a_node_says_steers_the_terminal_of_who_reads_the_file(tmp_path: Path) -> None:
-    write(str(tmp_path), OTHER, (), (), 0)
+    write(str(tmp_path), OTHER, (), (), (), 0)
     text = (tmp_path / NAME).read_text()
     assert text.isascii()
     assert "\x1b" not in text
@@ -98,12 +104,12 @@ def test_nothing_that_a_node_says_steers_the_terminal_of_who_reads_the_file(tmp_
 def test_only_news_is_written(tmp_path: Path) -> None:
     said: list[str] = []
     file = CheckFile(kept(tmp_path), said.append)
-    file.follow(FIRST)
+    file.follow(FIRST, DEVICES)
     (tmp_path / NAME).unlink()
     for repeated in (FIRST, Assignment(checkup=OWN), FIRST):
-        file.follow(repeated)
+        file.follow(repeated, DEVICES)
     assert not (tmp_path / NAME).exists()
-    file.follow(msgspec.structs.replace(FIRST, others=(OWN,)))
+    file.follow(msgspec.structs.replace(FIRST, others=(OWN,)), DEVICES)
     assert content(tmp_path)["nodes"] == [content(tmp_path)["node"]]
     assert said == []
 
@@ -128,14 +134,14 @@ def test_a_run_whose_logs_nobody_asked_for_gets_no_file(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run_dir = create_run_dir(LogSpec(log_dir=log_dir), "job")
-    CheckFile(run_dir, pytest.fail).follow(FIRST)
+    CheckFile(run_dir, pytest.fail).follow(FIRST, DEVICES)
     assert [name for _, _, names in os.walk(tmp_path) for name in names] == []
     leave_nothing(run_dir)
 
 
 def test_it_stays_in_a_log_directory_that_is_kept(tmp_path: Path) -> None:
     run_dir = create_run_dir(LogSpec(log_dir=str(tmp_path / "logs")), "job")
-    CheckFile(run_dir, pytest.fail).follow(FIRST)
+    CheckFile(run_dir, pytest.fail).follow(FIRST, DEVICES)
     leave_nothing(run_dir)
     assert run_dir.path is not None
     assert os.listdir(run_dir.path) == [NAME]

@@ -88,6 +88,9 @@ def test_what_came_of_it_is_json_in_the_log_directory_of_each_node(
     found = {name: (content["node"]["node_id"], content["node"]["verdict"]) for name, content in files.items()}
     assert found == {"a": ("node-a", "passed"), "b": ("node-b", "passed"), "c": ("node-c", "fault")}
     assert files["c"]["node"]["dismissed"] is True
+    (device,) = files["a"]["devices"]
+    assert device["tflops"] == files["a"]["node"]["tflops"]
+    assert files["c"]["devices"] == []
     # Whoever was dismissed may be told of below those who train.
     assert [node["node_id"] for node in files["a"]["nodes"]][:2] == ["node-a", "node-b"]
 

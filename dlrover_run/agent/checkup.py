@@ -126,6 +126,11 @@ class CheckPart:
                 found |= crew.pids
         return found
 
+    @property
+    def devices(self) -> Sequence[DeviceSpeed]:
+        """How fast each device was when this node computed last, the slowest first."""
+        return self._computed.devices if self._computed is not None else ()
+
     def add_to(self, status: NodeStatus) -> NodeStatus:
         """A status of this node together with what is to be said of its check."""
         if self._port is None:

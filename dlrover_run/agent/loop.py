@@ -165,7 +165,7 @@ class Agent:
             # A node that goes takes no further seat; it stays a member of its round until its workers have ended.
             self._standing.take(wanted)
             self._narration.follow(wanted)
-            self._check_file.follow(wanted)
+            self._check_file.follow(wanted, self._check.devices)
         if self._round is not None and (self._is_over or self._round.key != self._standing.round):
             self._round.cancel()
         self._board.publish(self._check.add_to(statement(self._standing, self._round, self._departure.wanted)))

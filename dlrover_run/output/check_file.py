@@ -5,6 +5,9 @@
     version   1; raised when a field changes its meaning
     time      when it was written, in UTC, as in 2026-01-31T12:00:00Z
     node      this node, as below
+    devices   of this node (at most 64, the slowest first), a list of
+        local_rank, name which one, and what it is
+        tflops           TFLOP/s of this device alone
     nodes     on the node with rank 0, a list of those who train, in the order of their node ranks, and then of those
         who were checked and do not (at most 64, those of whom there is most to say, in the same order):
         node_id, host    which one
@@ -30,7 +33,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
+from dlrover_run.coordination.check_records import Checkup, DeviceSpeed, LinkRow, Verdict
 from dlrover_run.coordination.records import Assignment
 from dlrover_run.output.streams import RunDir
 
@@ -52,14 +55,14 @@ class CheckFile:
         self._warned = False
         self._known: _Known | None = None
 
-    def follow(self, wanted: Assignment) -> None:
-        """Write what has come of a check, if that has changed. A node that has lost its place keeps what it knew of
-        the others."""
+    def follow(self, wanted: Assignment, devices: Sequence[DeviceSpeed]) -> None:
+        """Write what has come of a check, and of the devices of this node in it, if that has changed. A node that has
+        lost its place keeps what it knew of the others."""
         if self._directory is None or wanted.checkup is None or wanted.checkup.verdict is Verdict.PENDING:
             return
-        known = (wanted.checkup, wanted.others, wanted.links)
+        known = (wanted.checkup, tuple(devices), wanted.others, wanted.links)
         if wanted.seat is None and not wanted.others and self._known is not None:
-            known = (wanted.checkup, *self._known[1:])
+            known = (wanted.checkup, tuple(devices), *self._known[2:])
         if known == self._known:
             return
         self._known = known
@@ -69,12 +72,13 @@ class CheckFile:
             self._warn(problem)
 
 
-_Known = tuple[Checkup, tuple[Checkup, ...], tuple[LinkRow, ...]]
+_Known = tuple[Checkup, tuple[DeviceSpeed, ...], tuple[Checkup, ...], tuple[LinkRow, ...]]
 
 
 def write(
     directory: str,
     checkup: Checkup,
+    devices: Sequence[DeviceSpeed],
     others: Sequence[Checkup],
     links: Sequence[LinkRow],
     unix_time: float,
@@ -83,7 +87,7 @@ def write(
     cannot be done."""
     path = os.path.join(directory, NAME)
     unfinished = f"{path}.new"
-    content = json.dumps(_content(checkup, others, links, unix_time), indent=1) + "\n"
+    content = json.dumps(_content(checkup, devices, others, links, unix_time), indent=1) + "\n"
     try:
         os.makedirs(directory, exist_ok=True)
         with open(unfinished, "w", encoding="ascii") as file:
@@ -96,11 +100,20 @@ def write(
     return None
 
 
-def _content(checkup: Checkup, others: Sequence[Checkup], links: Sequence[LinkRow], unix_time: float) -> dict[str, Any]:
+def _content(
+    checkup: Checkup,
+    devices: Sequence[DeviceSpeed],
+    others: Sequence[Checkup],
+    links: Sequence[LinkRow],
+    unix_time: float,
+) -> dict[str, Any]:
     content: dict[str, Any] = {
         "version": VERSION,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_time)),
         "node": _node(checkup),
+        "devices": [
+            {"local_rank": device.local_rank, "name": device.name, "tflops": device.tflops} for device in devices
+        ],
     }
     if others:
         content["nodes"] = [_node(each) for each in others]
