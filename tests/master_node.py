@@ -103,6 +103,9 @@ class Node:
             word = await self.hear()
             assert isinstance(word, Assigned), word
             self.assignment = word.assignment
+            if not self.status.epoch:
+                # An agent says so at once, with a port that no other coordinator has heard of.
+                await self.report(epoch=word.assignment.epoch)
             if wanted(word.assignment):
                 return word.assignment
 

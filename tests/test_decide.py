@@ -132,8 +132,19 @@ class TestFirstRound:
     def test_forms_on_the_port_that_its_first_node_offers(self) -> None:
         job = VirtualJob(rules(2, 2))
         job.come("b", port=70)
-        job.come("a", port=60)
+        job.come("a", port=60, epoch=job.plan.epoch)
         assert (job.plan.store_address, job.plan.store_port) == ("a.net", 60)
+
+    def test_waits_for_a_port_that_was_offered_to_no_other_coordinator(self) -> None:
+        job = VirtualJob(rules(2, 2))
+        job.deaf.add("a")
+        job.come("a", port=60)
+        job.come("b")
+        assert job.plan.phase is PlanPhase.GATHERING, "one before this may have told others of a round at that port"
+        job.deaf.clear()
+        job.settle()
+        assert training(job, 1, "a", "b")
+        assert job.plan.store_port != 60
 
     def test_forms_on_the_store_that_flags_name(self) -> None:
         job = VirtualJob(rules(2, 2, store=("10.0.0.1", 29500)))

@@ -64,6 +64,10 @@ class Bed:
             self.job.admit(line, status(name, **fields), rules or self.rules, self.now)
             self.lines[name], self.statuses[name] = line, status(name, **fields)
         self.job.settle(self.now)
+        for name in names:
+            # A node says at once whom it obeys.
+            if self.lines[name].told and not self.statuses[name].epoch:
+                self.say(name, epoch=self.lines[name].told[-1].epoch)
 
     def say(self, name: str, **fields: object) -> bool:
         self.statuses[name] = msgspec.structs.replace(self.statuses[name], **fields)
@@ -201,10 +205,10 @@ def test_nodes_that_gave_up_a_sleeping_master_get_the_time_to_come_back() -> Non
 def test_every_report_is_answered_and_a_decision_is_told_to_those_whom_it_changes() -> None:
     bed = Bed()
     bed.join("a", "b")
-    assert [len(bed.lines[name].told) for name in "ab"] == [1, 1], "both joined before anything was decided"
+    assert [len(bed.lines[name].told) for name in "ab"] == [2, 3], "to wait, and of the round; b's report is answered"
     bed.take_seats()
     assert not bed.say("b")
-    assert [len(bed.lines[name].told) for name in "ab"] == [2, 3]
+    assert [len(bed.lines[name].told) for name in "ab"] == [3, 5]
 
 
 def test_waiting_nodes_hear_of_newcomers_once_a_second_at_most() -> None:

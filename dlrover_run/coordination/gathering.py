@@ -117,10 +117,11 @@ def offers_a_fresh_port(rules: Rules, plan: Plan, leader: NodeStatus) -> bool:
 
     A node holds another port as soon as it hears of another round or of another coordinator, so it is fresh when the
     node knows of the last ones. One that has not heard yet may be offering the very port of the round that it has not
-    heard of, and the workers of two rounds could meet there. One that knows of a later round than we do, from a
-    predecessor whose journal is not there, has no use for our last one.
+    heard of, and the workers of two rounds could meet there. That goes for one that obeys nobody yet, too: a
+    predecessor without a journal may have told only others of a round with it. One that knows of a later round than we
+    do, from such a predecessor, has no use for our last one.
     """
-    knows = leader.heard == plan.key and leader.epoch in (0, plan.epoch)
+    knows = leader.heard == plan.key and leader.epoch == plan.epoch
     return rules.store is not None or knows or leader.heard > plan.key
 
 
