@@ -302,14 +302,17 @@ def _describe(process: psutil.Process) -> str:
     return f"{process.pid}, which has gone by now"
 
 
+_QUIET_PORTS = iter(random.sample(range(20_000, 32_000), 12_000))
+
+
 def quiet_port() -> int:
-    """A port that nobody listens on and that the kernel gives to nobody who asks for any."""
-    while True:
-        port = random.randrange(20_000, 32_000)
+    """A port that nobody listens on and that the kernel gives to nobody who asks for any. Nobody else was given it."""
+    for port in _QUIET_PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("every port has been given to a test")
 
 
 def tell(world: World, number: signal.Signals) -> None:

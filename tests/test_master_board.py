@@ -446,7 +446,7 @@ def server_port(node: Node) -> int:
     return node.board._master.port
 
 
-def test_a_refusal_that_may_pass_is_met_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_that_may_pass_is_met_with_patience() -> None:
     async def refuse(stream: Stream) -> None:
         await stream.challenge()
         await stream.say(Refused("node id n0 is in use", retry=True))
@@ -457,8 +457,8 @@ def test_a_refusal_that_may_pass_is_met_with_patience(monkeypatch: pytest.Monkey
             assert node.board.assignment.waiting is not None
             assert "node id n0 is in use" in node.board.assignment.waiting.text
             await node.until(lambda: node.board.assignment.reason == "taken in")
-        monkeypatch.setattr("dlrover_run.backends.patience.ID_IN_USE_PATIENCE", 0.0)
         async with meeting(refuse) as (node, _):
+            node.board._search.refusal_patience = 0.0
             await node.until(lambda: node.board.problem)
             assert node.board.problem is not None
             assert node.board.problem.endswith("node id n0 is in use")

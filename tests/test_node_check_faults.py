@@ -52,7 +52,7 @@ def is_replaced(checked: CheckedCluster, cluster: Cluster, others: list[Node], n
         (2, "link", "x"),
         pytest.param(3, "compute", "x", marks=LONG),
         pytest.param(3, "link", "b", marks=LONG),
-        (4, "compute", "b"),
+        pytest.param(4, "compute", "b", marks=LONG),
         pytest.param(4, "link", "x", marks=LONG),
         (8, "compute", "x"),
         pytest.param(8, "link", "b", marks=LONG),

@@ -135,7 +135,7 @@ class Job:
                 "--network-check",
                 f"--node-rank={rank}",
                 script=self.script,
-                conf={"check_timeout": 30},
+                conf={"check_timeout": 20},
                 # By the name of the host gloo would find loopback.
                 env={"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
             )
