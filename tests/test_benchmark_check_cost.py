@@ -1,16 +1,20 @@
-"""The pure parts of `benchmarks/check_cost.py`: nothing is measured here."""
+"""`benchmarks/check_cost.py`: its pure parts, and that the check can be timed without a job. No time is asserted."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from check_cost_bench.added import subtract
-from check_cost_bench.cases import CASES
-from check_cost_bench.contenders import ADDED, TASK, WITH, WITHOUT, launcher
+from check_cost_bench.cases import CASES, STEPS
+from check_cost_bench.contenders import ADDED, TASK, WITH, WITHOUT, Task, launcher
 from comparison.ratios import Sample, summarise
+from launch import run_once
+from launch_bench.case import Limits
 from launch_bench.rivals import Job
 
 
@@ -40,3 +44,13 @@ def test_the_contenders_of_a_case_differ_in_the_flag_alone() -> None:
     assert [word for word in checked if word != "--network-check"] == without
     assert "--network-check" in checked
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_task_itself_is_done_and_timed_in_its_parts(workers: int) -> None:
+    case = next(case for case in CASES if case.name == f"start-preload-nothing-{workers}")
+    values = run_once(case, Task(), 1, Limits()).values
+    assert values is not None
+    assert values.keys() == {"", *STEPS}
+    assert values[""] == pytest.approx(sum(values[step] for step in STEPS))

@@ -51,7 +51,7 @@ async def check(workers: int) -> None:
     )
     starter = Starter(spec, print)
     news = asyncio.Event()
-    part = CheckPart(spec, starter, nullcontext, news.set, _nothing_ails)
+    part = CheckPart(spec, starter, nullcontext, news.set, _nothing_ails, print)
     blank = NodeStatus(node_id="n", incarnation="i", host="h", address=ADDRESS, port=1, workers=workers)
     try:
         await starter.warmed(os.environ)
