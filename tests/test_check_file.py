@@ -11,7 +11,7 @@ import pytest
 
 from dlrover_run.coordination.check_records import Checkup, DeviceSpeed, LinkRow, Verdict
 from dlrover_run.coordination.records import Assignment, PlanPhase, RoundKey, Seat
-from dlrover_run.output.check_file import NAME, CheckFile, write
+from dlrover_run.output.check_file import NAME, CheckFile, Result, write
 from dlrover_run.output.streams import RunDir, create_run_dir, leave_nothing
 from dlrover_run.spec import LogSpec
 
@@ -53,7 +53,7 @@ def follow(directory: Path, *told: Assignment) -> list[str]:
 
 
 def test_a_node_writes_what_it_is_told_of_itself(tmp_path: Path) -> None:
-    assert write(str(tmp_path), OWN, DEVICES, (), (), 1_763_647_884.0) is None
+    assert write(str(tmp_path), Result(OWN, DEVICES), 1_763_647_884.0) is None
     assert json.loads((tmp_path / NAME).read_text()) == {
         "version": 1,
         "time": "2025-11-20T14:11:24Z",
@@ -74,7 +74,7 @@ def test_a_node_writes_what_it_is_told_of_itself(tmp_path: Path) -> None:
 
 
 def test_the_node_with_rank_0_writes_all_nodes_and_links(tmp_path: Path) -> None:
-    assert write(str(tmp_path), OWN, (), (OWN, OTHER), LINKS, 0) is None
+    assert write(str(tmp_path), Result(OWN, others=(OWN, OTHER), links=LINKS), 0) is None
     found = content(tmp_path)
     assert found["nodes"] == [
         found["node"],
@@ -95,7 +95,7 @@ def test_the_node_with_rank_0_writes_all_nodes_and_links(tmp_path: Path) -> None
 
 
 def test_nothing_that_a_node_says_steers_the_terminal_of_who_reads_the_file(tmp_path: Path) -> None:
-    write(str(tmp_path), OTHER, (), (), (), 0)
+    write(str(tmp_path), Result(OTHER), 0)
     text = (tmp_path / NAME).read_text()
     assert text.isascii()
     assert "\x1b" not in text

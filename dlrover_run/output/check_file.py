@@ -31,6 +31,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dlrover_run.coordination.check_records import Checkup, DeviceSpeed, LinkRow, Verdict
@@ -44,6 +45,16 @@ VERSION = 1
 """Of the fields above."""
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a node knows of a check: of itself, of its devices, and on the node with rank 0 of all nodes and links."""
+
+    checkup: Checkup
+    devices: tuple[DeviceSpeed, ...] = ()
+    others: tuple[Checkup, ...] = ()
+    links: tuple[LinkRow, ...] = ()
+
+
 class CheckFile:
     """Keeps the file up to date with what this node is told. `warn` is called with a sentence, once at most, when it
     cannot be written: the job goes on without it."""
@@ -53,41 +64,31 @@ class CheckFile:
         self._directory = run_dir.path if run_dir.keep else None
         self._warn = warn
         self._warned = False
-        self._known: _Known | None = None
+        self._known: Result | None = None
 
     def follow(self, wanted: Assignment, devices: Sequence[DeviceSpeed]) -> None:
         """Write what has come of a check, and of the devices of this node in it, if that has changed. A node that has
         lost its place keeps what it knew of the others."""
         if self._directory is None or wanted.checkup is None or wanted.checkup.verdict is Verdict.PENDING:
             return
-        known = (wanted.checkup, tuple(devices), wanted.others, wanted.links)
+        result = Result(wanted.checkup, tuple(devices), wanted.others, wanted.links)
         if wanted.seat is None and not wanted.others and self._known is not None:
-            known = (wanted.checkup, tuple(devices), *self._known[2:])
-        if known == self._known:
+            result = replace(result, others=self._known.others, links=self._known.links)
+        if result == self._known:
             return
-        self._known = known
-        problem = write(self._directory, *known, time.time())
+        self._known = result
+        problem = write(self._directory, result, time.time())
         if problem is not None and not self._warned:
             self._warned = True
             self._warn(problem)
 
 
-_Known = tuple[Checkup, tuple[DeviceSpeed, ...], tuple[Checkup, ...], tuple[LinkRow, ...]]
-
-
-def write(
-    directory: str,
-    checkup: Checkup,
-    devices: Sequence[DeviceSpeed],
-    others: Sequence[Checkup],
-    links: Sequence[LinkRow],
-    unix_time: float,
-) -> str | None:
+def write(directory: str, result: Result, unix_time: float) -> str | None:
     """Put the file into a directory of a run, which is made if somebody has removed it. Returns a sentence when that
     cannot be done."""
     path = os.path.join(directory, NAME)
     unfinished = f"{path}.new"
-    content = json.dumps(_content(checkup, devices, others, links, unix_time), indent=1) + "\n"
+    content = json.dumps(_content(result, unix_time), indent=1) + "\n"
     try:
         os.makedirs(directory, exist_ok=True)
         with open(unfinished, "w", encoding="ascii") as file:
@@ -100,27 +101,21 @@ def write(
     return None
 
 
-def _content(
-    checkup: Checkup,
-    devices: Sequence[DeviceSpeed],
-    others: Sequence[Checkup],
-    links: Sequence[LinkRow],
-    unix_time: float,
-) -> dict[str, Any]:
+def _content(result: Result, unix_time: float) -> dict[str, Any]:
     content: dict[str, Any] = {
         "version": VERSION,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_time)),
-        "node": _node(checkup),
+        "node": _node(result.checkup),
         "devices": [
-            {"local_rank": device.local_rank, "name": device.name, "tflops": device.tflops} for device in devices
+            {"local_rank": device.local_rank, "name": device.name, "tflops": device.tflops} for device in result.devices
         ],
     }
-    if others:
-        content["nodes"] = [_node(each) for each in others]
-    if links:
+    if result.others:
+        content["nodes"] = [_node(each) for each in result.others]
+    if result.links:
         content["links"] = [
             {"one": link.one, "other": link.other, "gigabytes": link.gigabytes or None, "problem": link.problem}
-            for link in links
+            for link in result.links
         ]
     return content
 
