@@ -24,7 +24,6 @@ def open_board(spec: JobSpec, listener: Listener, say: Callable[[str], None]) ->
         from dlrover_run.etcd.client import EtcdClient
 
         assert spec.etcd is not None, "the backend `etcd` comes with the place of one"
-        # A lease survives one renewal that is answered by nobody, and the next one at another member.
         store = EtcdClient(spec.etcd, renew_timeout=renewal_timeout(spec.rules))
         return EtcdBoard(spec, listener, say, store)
     from dlrover_run.backends.local import LocalBoard
