@@ -152,7 +152,8 @@ def _is_fit(outcome: Outcome, measured: bool) -> None:
     twice: set[tuple[int, int]] = set()
     quickest = max((fact.gigabytes for fact in outcome.check.linked), default=0.0)
     poor = {fact.ends for fact in outcome.check.linked if fact.gigabytes * THRESHOLD < quickest}
-    for tasks in outcome.held:
+    most = (2 * EVERY_PAIR if measured else 0) + MAX_ROUNDS + ENOUGH_WITNESSES
+    for number, tasks in enumerate(outcome.held):
         members = [node for group in tasks.groups for node in group]
         assert len(members) == len(set(members)), "a node is in two groups of one round"
         assert not tasks.nothing
@@ -160,11 +161,11 @@ def _is_fit(outcome: Outcome, measured: bool) -> None:
             assert list(group) == sorted(group)
             assert len(group) - 1 <= MOST_LINKS
             pairs = set(itertools.combinations(group, 2))
+            assert number < most or pairs <= met, "a link is tried for the first time when the check should be over"
             assert not pairs & met or pairs <= poor - twice, "a link that does well, or has been tried twice, is tried"
             twice |= pairs & met
             met |= pairs
-    most = 2 * EVERY_PAIR if measured else 0
-    assert len(outcome.held) <= most + MAX_ROUNDS + ENOUGH_WITNESSES
+        assert number < most or not tasks.compute
 
 
 @settings(deadline=None)
