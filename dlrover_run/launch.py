@@ -6,26 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
 from dlrover_run.descent import guard, lineage
 from dlrover_run.output.streams import RunDir, create_run_dir, leave_nothing
 from dlrover_run.spec import JobSpec, SpecError
-
-
-@dataclass(frozen=True)
-class LaunchRequest:
-    """What a Python program that launches a job hands to its launcher process.
-
-    `lifeline` is a descriptor that reads as ended when the program is gone, `verdict` one that takes the Verdict as
-    JSON.
-    """
-
-    spec: JobSpec
-    lifeline: int
-    verdict: int
 
 
 def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = None) -> int:
@@ -126,6 +112,8 @@ def _open_standard_streams() -> None:
 def _main() -> int:
     """`python -m dlrover_run.launch FD`: run the job that a Python program wrote to the file FD (see `api`)."""
     import msgspec
+
+    from dlrover_run.launch_request import LaunchRequest
 
     with open(int(sys.argv[1]), "rb") as file:
         request = msgspec.json.decode(file.read(), type=LaunchRequest)

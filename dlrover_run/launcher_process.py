@@ -20,7 +20,7 @@ import msgspec
 
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.command_line import credentials
-from dlrover_run.launch import LaunchRequest
+from dlrover_run.launch_request import LaunchRequest
 from dlrover_run.spec import JobSpec
 
 

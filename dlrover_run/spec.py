@@ -51,7 +51,8 @@ class LogSpec:
     """Where the workers' output goes.
 
     `log_dir` None means no directory was asked for; `/dev/null` means that no file may be written at all.
-    `shown_ranks` None shows every local rank on the console.
+    `shown_ranks` None shows every local rank on the console. `prefixed` puts the prefix before every line that a worker
+    has on the console, also where no log file is written.
     """
 
     log_dir: str | None = None
@@ -61,6 +62,7 @@ class LogSpec:
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
     prefix_template: str | None = None
+    prefixed: bool = False
     plugin: str | None = None
 
 
@@ -139,6 +141,21 @@ class EtcdSpec:
 
 
 @dataclass(frozen=True)
+class LocalSpec:
+    """Several nodes on this machine: `least` of them at once, and up to `most`, one more each `join_after` seconds of
+    training.
+
+    `restarts` is how many nodes in all may be replaced. `isolated` gives each node a network namespace of its own.
+    """
+
+    least: int
+    most: int
+    restarts: int = 3
+    isolated: bool = False
+    join_after: float = 30.0
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """One job as one node sees it.
 
@@ -148,6 +165,8 @@ class JobSpec:
     somebody gave this node by hand: with `static` it is its rank, else a wish. `node_id` is a name that a cluster
     manager gave it, empty for one of its own making. `local_addr` is the address that this node advertises, None for
     one that is found out. `gpu_each` says that the workers were counted as GPUs, so that each of them needs one.
+    `local` asks for all nodes of the job here; this spec is then what they have in common. `console_name` is what this
+    node is called on a console that it shares with others, empty where it has one to itself.
     """
 
     entrypoint: Entrypoint
@@ -171,3 +190,5 @@ class JobSpec:
     compat_exit_codes: bool = False
     event_log: Literal["null", "console"] = "null"
     logs: LogSpec = field(default_factory=LogSpec)
+    local: LocalSpec | None = None
+    console_name: str = ""

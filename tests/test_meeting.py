@@ -18,7 +18,7 @@ from dlrover_run.cli import job_or_code, parse
 from dlrover_run.command_line import credentials, rendezvous_conf
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import CHECK_ONCE, Rules
-from dlrover_run.launch import LaunchRequest
+from dlrover_run.launch_request import LaunchRequest
 from dlrover_run.spec import JobSpec, MasterSpec, SpecError, TlsSpec
 from dlrover_run.wire import messages
 

@@ -17,7 +17,7 @@ import dlrover_run
 from dlrover_run.api import elastic_launch
 from dlrover_run.cli import job_or_code, main, parse
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.launch import LaunchRequest
+from dlrover_run.launch_request import LaunchRequest
 from dlrover_run.spec import EtcdSpec, JobSpec, SpecError, TlsSpec
 
 LIMIT = 60.0
