@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ import psutil
 import pytest
 from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, launch, still_alive, watched
 
-from dlrover_run.backends import hosting
+from dlrover_run.backends import master_process
 from dlrover_run.backends.hosting import Hosting
 from dlrover_run.descent import lineage
 from dlrover_run.spec import MasterSpec
@@ -303,7 +304,7 @@ def test_why_a_master_cannot_start_is_told_once(free_port: int, tmp_path: Path) 
 def test_a_master_that_never_says_that_it_listens_is_killed(
     free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hosting, "READY_TIMEOUT", 0.5)
+    monkeypatch.setattr(master_process, "READY_TIMEOUT", 0.5)
     (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
@@ -338,3 +339,27 @@ def test_addresses_of_this_machine_are_known() -> None:
             assert (str(v6), route_source(v6)) == ("[::1]:1", "127.0.0.1")
 
     asyncio.run(look())
+
+
+def test_a_master_that_is_bound_ends_when_whoever_started_it_is_killed() -> None:
+    starts = (
+        "import asyncio, os\n"
+        "from dlrover_run.backends.master_process import MasterProcess\n"
+        "from dlrover_run.spec import MasterSpec\n"
+        "async def host():\n"
+        "    master = MasterProcess(MasterSpec('127.0.0.1', 0), '127.0.0.1:0', print, bound=True)\n"
+        "    master.start(lambda: None)\n"
+        "    await master.ready()\n"
+        "    print(master.pid, flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(host())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        with watched(pid) as pidfds:
+            starter.kill()
+            try:
+                assert still_alive(pidfds, WAIT) == 0
+            finally:
+                kill_leftovers(pidfds)

@@ -21,7 +21,7 @@ class Verdict:
 
     `root` is the worker of this node that failed first, `failure` the one of another node, when there is one; `error`
     is a sentence when it was no worker that ended the job, or this node's part in it. `why_over` is a clause that says
-    why that failure was not followed by another round.
+    why that failure was not followed by another round. `stopped` says that a signal told this node to go.
     """
 
     exit_code: int
@@ -32,6 +32,7 @@ class Verdict:
     failure: Failure | None = None
     error: str | None = None
     why_over: str = ""
+    stopped: bool = False
     results: dict[int, bytes] = field(default_factory=dict)
 
 
@@ -63,9 +64,10 @@ def judge(ending: Ending, compat: bool) -> Verdict:
     elsewhere = wanted.failure if failed and not _is_own(wanted.failure, ending) else None
     root = None if failed and (elsewhere or wanted.failure is None) else _own_root(ending)
     reason = wanted.reason
+    stopped = wanted.phase not in OVER and ending.stopped_by is not None
     if (checkup := _dismissal(ending)) is not None:
         reason = f"the node check dismissed this node: {checkup.reason}"
-    elif wanted.phase not in OVER and ending.stopped_by is not None:
+    elif stopped and ending.stopped_by is not None:
         reason = f"{ending.stopped_by.name} stopped the job"
     return Verdict(
         exit_code=_exit_code(ending, root, compat),
@@ -76,6 +78,7 @@ def judge(ending: Ending, compat: bool) -> Verdict:
         failure=elsewhere,
         error=_error(ending),
         why_over=wanted.reason.removeprefix(str(wanted.failure)).lstrip(";, ") if failed else "",
+        stopped=stopped,
         results=ending.results,
     )
 

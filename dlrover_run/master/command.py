@@ -20,7 +20,7 @@ from typing import Any
 from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials
 from dlrover_run.command_line.conceal import conceal
-from dlrover_run.descent import lineage
+from dlrover_run.descent import lifeline, lineage
 from dlrover_run.master.idleness import Idleness
 from dlrover_run.master.options import Options, read_options, ready_fd_of
 from dlrover_run.spec import SpecError, TlsSpec
@@ -37,7 +37,7 @@ def main(args: Sequence[str]) -> int:
         options = read_options(args, os.environ)
         ready_fd = options.ready_fd
         conceal(credentials.VARIABLES)
-        if options.idle_timeout is not None:
+        if options.idle_timeout is not None or options.lifeline_fd >= 0:
             # It belongs to a job, and shall not be ended by its script's name.
             lineage.name_process(lineage.MASTER_NAME)
         return asyncio.run(_serve(options))
@@ -83,6 +83,8 @@ async def _serve(options: Options) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, f"{number.name} came")
+    if options.lifeline_fd >= 0:
+        lifeline.watch(options.lifeline_fd, lambda: end("whoever started it is gone"))
     _allow_many_files()
     idleness = Idleness(options.idle_timeout, end)
     server = MasterServer(

@@ -20,8 +20,8 @@ from dlrover_run.wire.address import join_address
 
 @dataclass(frozen=True)
 class Options:
-    """What a master was asked for. `idle_timeout` None serves for ever; `ready_fd` and
-    `report_fd` -1 tell nobody."""
+    """What a master was asked for. `idle_timeout` None serves for ever; `ready_fd` and `report_fd` -1 tell nobody;
+    `lifeline_fd` -1 is bound to nobody's life."""
 
     host: str
     port: int
@@ -31,6 +31,7 @@ class Options:
     tls: TlsSpec | None = None
     ready_fd: int = -1
     report_fd: int = -1
+    lifeline_fd: int = -1
 
     @property
     def address(self) -> str:
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--auth-required", action="store_true", help="refuse to run without a token or certificates of the nodes")
     add("--ready-fd", metavar="N", help="an inherited descriptor to write one line of JSON to once the master listens")
     add("--report-fd", metavar="N", help="an inherited descriptor to write lines to that say how nodes were checked")
+    add("--lifeline-fd", metavar="N", help="an inherited descriptor at whose end the master ends")
     return parser
 
 
@@ -105,9 +107,14 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         else flags.seconds("--idle-timeout", given.idle_timeout, zero_allowed=False),
         token=token,
         tls=tls,
-        ready_fd=-1 if given.ready_fd is None else flags.whole_number("--ready-fd", given.ready_fd, 0),
-        report_fd=-1 if given.report_fd is None else flags.whole_number("--report-fd", given.report_fd, 0),
+        ready_fd=_descriptor("--ready-fd", given.ready_fd),
+        report_fd=_descriptor("--report-fd", given.report_fd),
+        lifeline_fd=_descriptor("--lifeline-fd", given.lifeline_fd),
     )
+
+
+def _descriptor(place: str, number: str | None) -> int:
+    return -1 if number is None else flags.whole_number(place, number, 0)
 
 
 def _file(place: str, path: str | None) -> Given | None:
