@@ -17,7 +17,15 @@ from dlrover_run.command_line.argv import CommandLine, UsageError, cut
 from dlrover_run.command_line.conceal import conceal
 from dlrover_run.command_line.flags import Given
 from dlrover_run.command_line.job_size import find_size
-from dlrover_run.command_line.meeting import Endpoint, Meeting
+from dlrover_run.command_line.local_nodes import (
+    OWN_MASTER,
+    LocalNodes,
+    find_local_nodes,
+    fit_rules,
+    refuse_what_no_node_has,
+    without_local_nodes,
+)
+from dlrover_run.command_line.meeting import Meeting
 from dlrover_run.command_line.no_effect import without_effect
 from dlrover_run.command_line.node_check import NodeCheck, settle_check
 from dlrover_run.command_line.rendezvous_conf import RendezvousConf
@@ -55,15 +63,22 @@ def parse(
 
 def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, warn: Callable[[str], None]) -> JobSpec:
     settings = Settings(line, environ)
+    here = find_local_nodes(settings)
     size = find_size(settings, environ)
-    place = _meeting(settings, size.nodes, environ)
+    place = _meeting(settings, size.nodes, environ, here)
     conf = rendezvous_conf.read(*settings.text("rdzv_conf"))
     check = settle_check(settings, place, conf)
     workers = _workers(size.workers, environ, count)
     logs = _logs(settings, environ, workers)
+    rules = _rules(settings, size.nodes, place, conf, check)
     spares_given = settings.asked("spares") is not None
     ineffective = without_effect(place, conf, environ, spares_given=spares_given)
     warnings = [*size.warnings, *place.warnings, *ineffective, *check.warnings, *_unseen_ranks(logs, workers)]
+    if here:
+        rules, spare = fit_rules(here, rules, conf, size.nodes, spares_given=spares_given)
+        warnings += [*here.warnings, *spare]
+    else:
+        warnings += without_local_nodes(settings)
     flags.seconds(*settings.text("monitor_interval"), zero_allowed=False)
     # Forking straight from the launcher would copy its descriptors and its loop; a template is what is meant by fork.
     forking = settings.choice("start_method") != "spawn"
@@ -80,9 +95,9 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         run_id=place.run_id,
         workers_per_node=workers,
         gpu_each=size.workers.text == "gpu",
-        rules=_rules(settings, size.nodes, place, conf, check),
+        rules=rules,
         backend=place.backend,
-        master=_master(place.endpoint, conf, environ) if place.endpoint else None,
+        master=_master(place, conf, environ),
         etcd=etcd,
         node_rank=place.node_rank,
         node_id=place.node_id,
@@ -96,8 +111,12 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         numa_binding=cast("Literal['node', 'socket', 'exclusive', 'core-complex'] | None", numa or None),
         compat_exit_codes=settings.on("compat_exit_codes"),
         event_log=cast("Literal['null', 'console']", settings.choice("event_log_handler")),
-        logs=logs,
+        # Nodes on one console are told apart by what is before their lines.
+        logs=replace(logs, prefixed=True) if here else logs,
+        local=here.spec if here else None,
     )
+    if here:
+        refuse_what_no_node_has(here.spec, spec.entrypoint)
     for sentence in warnings:
         warn(sentence)
     return spec
@@ -114,7 +133,7 @@ def _workers(given: Given, environ: Mapping[str, str], count: CountWorkers) -> i
     return count(given.text, environ) if number is None else number
 
 
-def _meeting(settings: Settings, nodes: Given, environ: Mapping[str, str]) -> Meeting:
+def _meeting(settings: Settings, nodes: Given, environ: Mapping[str, str], here: LocalNodes | None) -> Meeting:
     import uuid
 
     wish = meeting.Wish(
@@ -129,7 +148,7 @@ def _meeting(settings: Settings, nodes: Given, environ: Mapping[str, str]) -> Me
         master_port=settings.asked_number("master_port", 0, flags.LAST_PORT),
         environ=environ,
     )
-    return meeting.settle(wish, str(uuid.uuid4()))
+    return meeting.settle_here(wish) if here else meeting.settle(wish, str(uuid.uuid4()))
 
 
 def _role(given: Given, place: Meeting) -> str:
@@ -161,7 +180,12 @@ def _rules(settings: Settings, nodes: Given, place: Meeting, conf: RendezvousCon
     return rules
 
 
-def _master(endpoint: Endpoint, conf: RendezvousConf, environ: Mapping[str, str]) -> MasterSpec:
+def _master(place: Meeting, conf: RendezvousConf, environ: Mapping[str, str]) -> MasterSpec | None:
+    if place.own_master:
+        return OWN_MASTER
+    endpoint = place.endpoint
+    if endpoint is None:
+        return None
     token = credentials.find_token(conf, environ)
     tls = credentials.find_tls(conf)
     credentials.require(conf, token, tls)

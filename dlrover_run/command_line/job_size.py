@@ -28,13 +28,14 @@ class JobSize(NamedTuple):
 def find_size(settings: Settings, environ: Mapping[str, str]) -> JobSize:
     """The size of the job.
 
-    With `--auto-config` DLRover overrides what was typed. Whoever types a number means it, so here the number holds and
-    a sentence says so. Raises SpecError when nothing tells how many nodes there are.
+    The nodes that start here are as many as the job has, where nobody says otherwise. With `--auto-config` DLRover
+    overrides what was typed. Whoever types a number means it, so here the number holds and a sentence says so. Raises
+    SpecError when nothing tells how many nodes there are.
     """
+    nodes, workers = settings.asked("nnodes") or settings.asked("local_nodes"), settings.asked("nproc_per_node")
     if not settings.on("auto_config"):
-        return JobSize(settings.text("nnodes"), settings.text("nproc_per_node"))
+        return JobSize(nodes or settings.text("nnodes"), settings.text("nproc_per_node"))
     counted = next((Given(name, environ[name]) for name in COUNT_VARIABLES if environ.get(name, "").strip()), None)
-    nodes, workers = settings.asked("nnodes"), settings.asked("nproc_per_node")
     warnings = []
     if counted is not None:
         flags.whole_number(*counted, 1, MOST_NODES)

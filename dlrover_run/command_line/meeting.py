@@ -67,7 +67,8 @@ class Endpoint(NamedTuple):
 
 class Meeting(NamedTuple):
     """What is done: the fields of `JobSpec` and `Rules` with the same names, where a master or an etcd is, and
-    sentences about what will have no effect, or another one."""
+    sentences about what will have no effect, or another one. `own_master` says that the master is none that anybody
+    could name: whoever starts all nodes on this machine starts it with them."""
 
     backend: Literal["memory", "static", "master", "etcd"]
     run_id: str
@@ -76,6 +77,7 @@ class Meeting(NamedTuple):
     store: tuple[str, int] | None = None
     endpoint: Endpoint | None = None
     members: Members | None = None
+    own_master: bool = False
     node_rank: int | None = None
     node_id: str = ""
     warnings: tuple[str, ...] = ()
@@ -83,7 +85,7 @@ class Meeting(NamedTuple):
     @property
     def has_place(self) -> bool:
         """Whether nodes meet, so that each hears of the others."""
-        return self.endpoint is not None or self.members is not None
+        return self.endpoint is not None or self.members is not None or self.own_master
 
 
 def settle(wish: Wish, fresh_id: str) -> Meeting:
@@ -116,6 +118,27 @@ def settle(wish: Wish, fresh_id: str) -> Meeting:
             return _alone(wish, fresh_id)
         return _static(wish, most, fresh_id)
     raise flags.wrong(*backend, "is not known", "give c10d, etcd or static, or leave it out for one node")
+
+
+def settle_here(wish: Wish) -> Meeting:
+    """The meeting of nodes that are all started on this machine: in the etcd that the wish names, else at a master of
+    their own. Their ranks and names come from whoever starts them, and the machine's own in a cluster are not theirs.
+    """
+    least, most = flags.node_range(*wish.nodes)
+    backend = wish.backend or Given("--rdzv-backend", MEETING_AT_A_MASTER[0])
+    if backend.text in MEETING_IN_ETCD:
+        return _in_etcd(wish._replace(environ={}), backend, least, most)
+    if backend.text not in MEETING_AT_A_MASTER:
+        raise flags.wrong(*backend, "does not go with --local-nodes", "give c10d or etcd, or leave it out")
+    variable = Given(MASTER_VARIABLE, wish.environ.get(MASTER_VARIABLE, ""))
+    unused = [given.place for given in (wish.endpoint, variable) if given.text.strip()]
+    run_id = _shared_run_id(wish.run_id)
+    return Meeting("master", run_id, least, most, own_master=True, warnings=tuple(map(without_effect_here, unused)))
+
+
+def without_effect_here(what: str) -> str:
+    """The sentence about what would say where a master is, or how it does its work, and is of no use here."""
+    return f"{what} has no effect with --local-nodes, whose nodes meet at a master of their own."
 
 
 def _found_by_variable(wish: Wish) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dlrover_run.command_line import credentials
-from dlrover_run.command_line.meeting import Meeting
+from dlrover_run.command_line.meeting import Meeting, without_effect_here
 from dlrover_run.command_line.rendezvous_conf import Key, RendezvousConf
 
 _IN_PLACE_OF_A_TOKEN = {
@@ -34,6 +34,8 @@ def without_effect(
 
 def _of_key(key: Key, place: Meeting) -> str:
     what = f"{key.name} of --rdzv-conf"
+    if place.own_master and (key.scope == "master" or key.name == "is_host"):
+        return without_effect_here(what)
     if place.backend == "etcd" and key.with_etcd:
         return f"{what} has no effect with etcd: {key.with_etcd}."
     if key.scope in ("any", place.backend) or (key.scope == "nodes" and place.has_place):

@@ -12,6 +12,7 @@ MEETING = "Rendezvous"
 WORKERS = "Workers"
 FAILURES = "Failures and restarts"
 CHECK = "Node check"
+LOCAL = "A cluster on this machine"
 OUTPUT = "Output"
 DEVICES = "Devices"
 OTHER = "Other"
@@ -211,6 +212,29 @@ TABLE: tuple[Flag, ...] = (
         "How many times slower than the others a node is that counts as slow.",
         "RATIO",
         "2",
+        ours=True,
+    ),
+    Flag(
+        "local-nodes",
+        LOCAL,
+        "Start this many nodes here, and put a new one in the place of one that is lost. With a range MIN of them "
+        "start at once and the others join later. It is the default of --nnodes; who is beyond that is a spare.",
+        "N|MIN:MAX",
+        ours=True,
+    ),
+    Flag("node-restarts", LOCAL, "How many nodes in all may be replaced.", "K", "3", ours=True),
+    Flag(
+        "isolate-nodes",
+        LOCAL,
+        "Give each node a network and an address of its own, which can be cut (needs root and ip).",
+        ours=True,
+    ),
+    Flag(
+        "node-join-after",
+        LOCAL,
+        "How long after training has begun the next node joins, where there is one; at SIGUSR1 it does so at once.",
+        "SECONDS",
+        "30",
         ours=True,
     ),
     Flag(

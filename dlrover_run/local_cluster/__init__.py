@@ -1,1 +1,1 @@
-"""All nodes of a job on one machine: each a real agent in a process of its own, and a supervisor in a cluster's part."""
+"""All nodes of a job on one machine, each a real agent in its own process, and a supervisor that plays the cluster."""
