@@ -15,7 +15,7 @@ from dlrover_run.spec import JobSpec, SpecError
 
 
 def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = None) -> int:
-    """Run one job on this node and return the exit code of the launcher.
+    """Run one job on this node, or on all of its nodes here, and return the exit code of the launcher.
 
     This process becomes the guard, so it must have no other children, and the agent is forked from it, so it must have
     no other threads. Raises SpecError when the log directory cannot be used.
@@ -24,6 +24,10 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Python would answer with a traceback; the default action ends the guard, and that ends the job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if spec.local is not None:
+        from dlrover_run.local_cluster.supervisor import supervise
+
+        return supervise(spec, lifeline, verdict)
     lineage.become_subreaper()
     guard.block(spec.signals)
     run_dir = create_run_dir(spec.logs, spec.run_id)

@@ -142,8 +142,7 @@ class EtcdSpec:
 
 @dataclass(frozen=True)
 class LocalSpec:
-    """Several nodes on this machine: `least` of them at once, and up to `most`, one more each `join_after` seconds of
-    training.
+    """Several nodes on this machine: `least` of them at once, and up to `most`, one more each `join_after` seconds.
 
     `restarts` is how many nodes in all may be replaced. `isolated` gives each node a network namespace of its own.
     """

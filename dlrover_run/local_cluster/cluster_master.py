@@ -1,0 +1,96 @@
+"""The master at which the nodes of a local cluster meet: it belongs to the supervisor, and comes back when it dies.
+
+It keeps no journal. One that is started anew hears from the nodes what goes on, as `coordination/adoption.py` has it,
+and the workers do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+
+from dlrover_run.backends.master_process import MasterProcess, NotListening
+from dlrover_run.local_cluster.network import Network
+from dlrover_run.spec import MasterSpec
+
+LOOPBACK = "127.0.0.1"
+
+RESTART_PAUSE = 1.0
+"""Seconds between a master that could not be started and the next try. Nodes go on without one meanwhile."""
+
+END_TIMEOUT = 5.0
+"""Seconds that the master gets to end once all nodes have; it takes milliseconds, and is killed then."""
+
+
+class ClusterMaster:
+    """Has a master for the nodes; `say` prints one line for the person at the console.
+
+    It listens on the loopback interface, or in the switch of `network`. Only who knows a token of this cluster alone is
+    let in, which the nodes are handed and nobody else.
+    """
+
+    def __init__(self, network: Network | None, say: Callable[[str], None]) -> None:
+        self._network = network
+        self._say = say
+        host = LOOPBACK if network is None else network.master_address
+        self.spec = MasterSpec(host, port=0, is_host=False, token=secrets.token_hex(32), auth_required=True)
+        """What a node needs to find it; complete once `start` has returned."""
+        self._process: MasterProcess | None = None
+        self._gone = asyncio.Event()
+        self._restarting: asyncio.Task[None] | None = None
+        self._ending = False
+
+    async def start(self) -> None:
+        """Start the master. Raises NotListening or OSError when it cannot be started."""
+        port = await self._begin()
+        self.spec = replace(self.spec, port=port)
+
+    @property
+    def pids(self) -> set[int]:
+        """Its process, if it lives."""
+        return {self._process.pid} if self._process is not None else set()
+
+    async def end(self) -> None:
+        """End it, and wait for its end."""
+        self._ending = True
+        if self._restarting is not None:
+            self._restarting.cancel()
+        if self._process is not None:
+            self._process.signal(signal.SIGTERM)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), END_TIMEOUT)
+            if self._process is not None:
+                self._process.signal(signal.SIGKILL)
+                await self._gone.wait()
+
+    async def _begin(self) -> int:
+        self._gone.clear()
+        process = MasterProcess(self.spec, f"{self.spec.host}:{self.spec.port}", self._say, bound=True)
+        with self._network.switch.entered() if self._network is not None else contextlib.nullcontext():
+            process.start(self._ended)
+        self._process = process
+        return await process.ready()
+
+    def _ended(self) -> None:
+        self._process = None
+        self._gone.set()
+        if not self._ending and self.spec.port and self._restarting is None:
+            self._say("the master has ended; it is started again, and training goes on meanwhile")
+            self._restarting = asyncio.ensure_future(self._restart())
+
+    async def _restart(self) -> None:
+        while True:
+            try:
+                await self._begin()
+                break
+            except (NotListening, OSError) as why:
+                self._say(f"the master cannot be started: {why}")
+                await asyncio.sleep(RESTART_PAUSE)
+        self._restarting = None
+        if self._process is None:
+            # It ended in the moment in which it had just begun to listen.
+            self._ended()

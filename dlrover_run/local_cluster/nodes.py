@@ -1,0 +1,200 @@
+"""One node of a cluster on this machine: a launcher with an agent of its own, as it would run on a machine of its own.
+
+A node hangs on a lifeline, a pipe whose other end only the supervisor has: it ends as soon as that has gone, however it
+went. What it has to say at its end comes through another pipe, as a `Verdict`; a node that died says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import msgspec
+
+from dlrover_run import exit_codes, failures
+from dlrover_run.agent.verdict import Verdict
+from dlrover_run.descent import lifeline
+from dlrover_run.launch_request import LaunchRequest
+from dlrover_run.launcher_process import memory_file
+from dlrover_run.local_cluster.network import Namespace
+from dlrover_run.local_cluster.supervision import EndKind, Node, NodeEnd
+from dlrover_run.spec import JobSpec, MasterSpec
+
+NODE_VARIABLE = "DLROVER_LOCAL_NODE"
+"""Tells a process on which node of a local cluster it is, by the node's number."""
+
+CLUSTER_VARIABLE = "DLROVER_LOCAL_CLUSTER"
+"""Tells two local clusters on one machine apart, by the pid of the supervisor."""
+
+AFTERMATH_TIMEOUT = 10.0
+"""Seconds that an agent may live on after its guard was killed, in which it ends what it has started. It is twice what
+a sweep takes at most; then the node counts as ended, and what is left of it is swept up by the supervisor."""
+
+_RANK_VARIABLES = ("NODE_RANK", "WORKER_RANK")
+_ID_VARIABLES = ("NODE_ID", "WORKER_ID")
+_SOCKET_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+_MOST_VERDICT = 16 * 1024 * 1024
+"""Bytes of a verdict, which quotes the ends of what its workers said; a longer one is as good as none."""
+
+
+def spec_of(job: JobSpec, node: Node, master: MasterSpec | None) -> JobSpec:
+    """What one node is started with, where `job` is what all have in common and the nodes meet at `master`."""
+    logs = job.logs
+    if logs.log_dir not in (None, os.devnull):
+        logs = replace(logs, log_dir=os.path.join(logs.log_dir, f"node-{node.number}"))
+    if not logs.prefix_template:
+        logs = replace(logs, prefix_template=f"[node {node.number} rank ${{rank}}]: ")
+    return replace(
+        job,
+        local=None,
+        master=master,
+        node_id=f"node-{node.number}",
+        node_rank=node.place,
+        console_name=f"node {node.number}",
+        # How a node ended is told by its own codes; what the command answers is made of them.
+        compat_exit_codes=False,
+        logs=logs,
+    )
+
+
+def environment_of(parent: Mapping[str, str], node: Node, *, isolated: bool) -> dict[str, str]:
+    """The environment of a node: `parent`, which is that of the command, and the variables that tell nodes apart."""
+    own = {name: text for name, text in parent.items() if name not in _RANK_VARIABLES}
+    own |= {NODE_VARIABLE: str(node.number), CLUSTER_VARIABLE: str(os.getpid())}
+    own |= dict.fromkeys(_ID_VARIABLES, str(node.number))
+    if isolated:
+        # By the name of the host, gloo would find an address that is none of this node's.
+        own = dict.fromkeys(_SOCKET_VARIABLES, "eth0") | own
+    return own
+
+
+class NodeProcess:
+    """The processes of a node. `on_end` is called once, when guard and agent have both ended."""
+
+    def __init__(self, node: Node, on_end: Callable[[NodeEnd], None]) -> None:
+        self.node = node
+        self._on_end = on_end
+        self._lifeline = -1
+        self._verdict = -1
+        self._said = bytearray()
+        self._code: int | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self.pid = -1
+        """The pid of the guard; -1 before the start and after its end."""
+
+    def start(self, spec: JobSpec, environment: Mapping[str, str], namespace: Namespace | None) -> None:
+        """Start it. Raises OSError when the machine does not allow that."""
+        with contextlib.ExitStack() as passed_on, contextlib.ExitStack() as kept:
+            theirs, self._lifeline = os.pipe()
+            passed_on.callback(os.close, theirs)
+            kept.callback(os.close, self._lifeline)
+            self._verdict, verdict = os.pipe()
+            passed_on.callback(os.close, verdict)
+            kept.callback(os.close, self._verdict)
+            request = LaunchRequest(spec=spec, lifeline=theirs, verdict=verdict)
+            request_fd = passed_on.enter_context(memory_file(msgspec.json.encode(request)))
+            with namespace.entered() if namespace is not None else contextlib.nullcontext():
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "dlrover_run.launch", str(request_fd)],
+                    pass_fds=(request_fd, theirs, verdict),
+                    env=dict(environment),
+                    # A machine of its own would have no console to read from.
+                    stdin=subprocess.DEVNULL,
+                    # The terminal's Ctrl-C comes through the supervisor only, and once.
+                    start_new_session=True,
+                )
+            kept.pop_all()
+        # It is collected through a pidfd; with a return code set, Popen does not warn that it is still running.
+        process.returncode = 0
+        self.pid = process.pid
+        os.set_blocking(self._verdict, False)
+        asyncio.get_running_loop().add_reader(self._verdict, self._hear)
+        lifeline.watch_child(self.pid, self._collect)
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the node, unless it has ended."""
+        if self.pid >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def let_go(self) -> None:
+        """End the node as if the supervisor had gone: at once, without asking its workers."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def _hear(self) -> None:
+        data = os.read(self._verdict, _MOST_VERDICT)
+        if data and len(self._said) <= _MOST_VERDICT:
+            self._said += data
+            return
+        self._forget_verdict()
+        self._look()
+
+    def _collect(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = -1
+        self._code = os.waitstatus_to_exitcode(status)
+        self._deadline = asyncio.get_running_loop().call_later(AFTERMATH_TIMEOUT, self._give_up)
+        self._look()
+
+    def _give_up(self) -> None:
+        self._forget_verdict()
+        self._look()
+
+    def _forget_verdict(self) -> None:
+        if self._verdict >= 0:
+            asyncio.get_running_loop().remove_reader(self._verdict)
+            os.close(self._verdict)
+            self._verdict = -1
+
+    def _look(self) -> None:
+        if self._code is None or self._verdict >= 0 or self._deadline is None:
+            return
+        self._deadline.cancel()
+        self._deadline = None
+        self.let_go()
+        self._on_end(end_of(self.node.number, self._code, bytes(self._said)))
+
+
+_HOPELESS = frozenset({exit_codes.BAD_COMMAND_LINE, exit_codes.INTERNAL_ERROR, exit_codes.CANNOT_START})
+
+
+def end_of(number: int, code: int, said: bytes) -> NodeEnd:
+    """How a node ended whose guard ended with `code`, as `subprocess` has it, and that left this verdict, or none."""
+    verdict = _decode(said)
+    if code < 0:
+        return NodeEnd(
+            number, EndKind.DIED, exit_codes.of_signal(-code), f"was killed by {failures.signal_words(-code)}"
+        )
+    if verdict is None:
+        # A launcher that could not begin would not fare better under another number.
+        kind = EndKind.FAILED if code in _HOPELESS else EndKind.DIED
+        return NodeEnd(number, kind, code, f"died without a word (exit code {code})")
+    if code == exit_codes.SUCCESS:
+        return NodeEnd(number, EndKind.DONE, code, "has done the job")
+    if verdict.stopped:
+        return NodeEnd(number, EndKind.LEFT, code, f"left: {verdict.reason}")
+    if code == exit_codes.FAULTY_NODE:
+        return NodeEnd(number, EndKind.EXCLUDED, code, "was found broken by the node check")
+    if code == exit_codes.STRAGGLER:
+        return NodeEnd(number, EndKind.EXCLUDED, code, "was found too slow by the node check")
+    if code == exit_codes.CANNOT_JOIN and verdict.ends:
+        return NodeEnd(number, EndKind.LEFT, code, f"lost the job ({verdict.error or verdict.reason})")
+    return NodeEnd(number, EndKind.FAILED, code, f"failed with exit code {code}")
+
+
+def _decode(said: bytes) -> Verdict | None:
+    if not said:
+        return None
+    try:
+        return msgspec.json.decode(said, type=Verdict)
+    except msgspec.MsgspecError:
+        # Its writer was killed in the middle.
+        return None

@@ -1,0 +1,201 @@
+"""Plays the part of the cluster for nodes that all run on this machine: starts them, replaces them, ends them.
+
+What follows from an event is decided in `supervision`; here it is heard of and carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+from dlrover_run import exit_codes
+from dlrover_run.agent.refusal import explain
+from dlrover_run.agent.verdict import Verdict
+from dlrover_run.backends.master_process import NotListening
+from dlrover_run.console.voice import Voice
+from dlrover_run.descent import guard, lifeline, lineage
+from dlrover_run.descent.strays import StraySweep
+from dlrover_run.local_cluster import supervision
+from dlrover_run.local_cluster.cluster_master import ClusterMaster
+from dlrover_run.local_cluster.network import Network, NetworkError
+from dlrover_run.local_cluster.nodes import NodeProcess, environment_of, spec_of
+from dlrover_run.local_cluster.supervision import Node, NodeEnd, Step
+from dlrover_run.output.relay_client import Relay
+from dlrover_run.spec import JobSpec, LocalSpec
+
+END_GRACE = 30.0
+"""Seconds that the other nodes get to end by themselves once the job is over for one. They hear of it from the master
+within milliseconds; one that cannot, because its network is cut, is told to end then."""
+
+
+def supervise(spec: JobSpec, lifeline_fd: int | None, verdict_fd: int | None) -> int:
+    """Run a job with all of its nodes here, and return the exit code of the command.
+
+    This process must have no other children and no threads. All ends when `lifeline_fd` does; `verdict_fd` takes the
+    Verdict as JSON.
+    """
+    assert spec.local is not None, "a job with nodes on this machine"
+    lineage.become_subreaper()
+    try:
+        relay = Relay.start()
+    except OSError as error:
+        os.write(2, f"dlrover-run: the launcher's own processes could not be started: {explain(error)}\n".encode())
+        return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
+    return asyncio.run(_supervise(spec, spec.local, relay, lifeline_fd, verdict_fd))
+
+
+async def _supervise(
+    spec: JobSpec, local: LocalSpec, relay: Relay, lifeline_fd: int | None, verdict_fd: int | None
+) -> int:
+    # Nodes share the console, so nothing on it may change once it is written.
+    voice = Voice(relay.say, lambda: None)
+    relay.attach(voice.say)
+    supervisor = Supervisor(spec, local, relay, voice.say)
+    try:
+        code = await supervisor.run(lifeline_fd)
+    except (NetworkError, NotListening, OSError) as why:
+        code = exit_codes.CANNOT_START
+        supervisor.say(f"the nodes could not be started: {why}")
+    if code != exit_codes.SUCCESS:
+        code = exit_codes.of_failure(code, spec.compat_exit_codes)
+    # What comes now comes too late, and would meet no handler any more.
+    guard.block(spec.signals)
+    await relay.drain(timeout=None)
+    await relay.close()
+    lineage.end_children()
+    if verdict_fd is not None:
+        import msgspec
+
+        error = None if code == exit_codes.SUCCESS else supervisor.last_said
+        with open(verdict_fd, "wb") as file:
+            file.write(msgspec.json.encode(Verdict(code, supervisor.last_said, error=error)))
+    return code
+
+
+class Supervisor:
+    """Has the nodes of a job on this machine. `say` prints one line for the person at the console."""
+
+    def __init__(self, spec: JobSpec, local: LocalSpec, relay: Relay, say: Callable[[str], None]) -> None:
+        self._spec = spec
+        self._local = local
+        self._relay = relay
+        self._say = say
+        self.last_said = ""
+        self._nodes: dict[int, NodeProcess] = {}
+        self._network: Network | None = None
+        self._master: ClusterMaster | None = None
+        self._cluster = supervision.Cluster(local)
+        self._over = asyncio.Event()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._strays = StraySweep(self._own_children)
+
+    def say(self, sentence: str) -> None:
+        """Tell the person at the console."""
+        self.last_said = sentence
+        self._say(sentence)
+
+    async def run(self, lifeline_fd: int | None) -> int:
+        """From the first node to the end of the last; the exit code. Raises NetworkError, NotListening and OSError when
+        no node can be started."""
+        with contextlib.ExitStack() as ending:
+            if self._local.isolated:
+                self._network = Network()
+                ending.callback(self._network.close)
+            if self._spec.backend == "master":
+                self._master = ClusterMaster(self._network, self.say)
+                await self._master.start()
+            self._hear_signals()
+            if lifeline_fd is not None:
+                lifeline.watch(lifeline_fd, self._let_go)
+            try:
+                self._carry_out(supervision.begin(self._local))
+                self._await_next()
+                await self._over.wait()
+            finally:
+                for timer in self._timers:
+                    timer.cancel()
+                self._strays.close()
+                if self._master is not None:
+                    await self._master.end()
+        return supervision.exit_code(self._cluster)
+
+    def _carry_out(self, step: Step) -> None:
+        self._cluster = step.cluster
+        for sentence in step.said:
+            self.say(sentence)
+        for node in step.start:
+            self._start(node)
+        if step.end_others:
+            self._later(END_GRACE, self._end_others)
+        if self._cluster.over:
+            self._over.set()
+
+    def _start(self, node: Node) -> None:
+        process = NodeProcess(node, self._ended)
+        spec = spec_of(self._spec, node, None if self._master is None else self._master.spec)
+        environment = environment_of(os.environ, node, isolated=self._local.isolated)
+        try:
+            namespace = None if self._network is None else self._network.connect(node.number)
+            process.start(spec, environment, namespace)
+        except OSError as error:
+            self._carry_out(supervision.cannot_start(self._cluster, node, explain(error)))
+            return
+        self._nodes[node.number] = process
+
+    def _ended(self, end: NodeEnd) -> None:
+        del self._nodes[end.number]
+        if self._network is not None:
+            self._network.disconnect(end.number)
+        # What it may have left falls to us, since its guard and its agent are gone.
+        self._strays.condemn_all()
+        self._carry_out(supervision.node_ended(self._cluster, end))
+
+    def _await_next(self) -> None:
+        if self._cluster.more_to_come:
+            self._later(self._local.join_after, self._join)
+
+    def _join(self) -> None:
+        self._carry_out(supervision.join(self._cluster))
+        self._await_next()
+
+    def _end_others(self) -> None:
+        for process in self._nodes.values():
+            process.signal(signal.SIGTERM)
+
+    def _let_go(self) -> None:
+        self._carry_out(supervision.stop(self._cluster, signal.SIGTERM))
+        for process in self._nodes.values():
+            process.let_go()
+
+    def _hear_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._spec.signals:
+            # One that is ignored, as after nohup, stays so, here and in the nodes.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._pass_on, number)
+        if signal.SIGUSR1 not in self._spec.signals:
+            loop.add_signal_handler(signal.SIGUSR1, self._join_now)
+        loop.add_signal_handler(signal.SIGCHLD, self._strays.reap)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        self._relay.hurry()
+        self._carry_out(supervision.stop(self._cluster, number))
+        for process in self._nodes.values():
+            process.signal(number)
+
+    def _join_now(self) -> None:
+        if self._cluster.more_to_come:
+            self._carry_out(supervision.join(self._cluster))
+        else:
+            self.say("SIGUSR1 asks for another node, and none is left to come")
+
+    def _later(self, seconds: float, do: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, do))
+
+    def _own_children(self) -> set[int]:
+        pids = {process.pid for process in self._nodes.values() if process.pid >= 0}
+        masters = self._master.pids if self._master is not None else set()
+        return pids | masters | {self._relay.pid}
