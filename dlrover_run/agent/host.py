@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from dlrover_run.spec import JobSpec
+
 _LONGEST = 255
 """Characters of a name that may travel (`records.Name`)."""
 
@@ -11,3 +13,9 @@ _LONGEST = 255
 def host_name() -> str:
     """The name of this machine, in the bounds of what travels."""
     return socket.gethostname()[:_LONGEST]
+
+
+def told_name(spec: JobSpec) -> str:
+    """What a node is called in what people and other nodes are told: as its machine, unless it shares that with others
+    of its job."""
+    return spec.console_name or host_name()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.host import host_name
+from dlrover_run.agent.host import told_name
 from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.opening import open_board
-from dlrover_run.console.voice import PLAIN_WIDTH, Voice, terminal_columns, terminal_lines
+from dlrover_run.console.voice import Voice, terminal_columns, terminal_lines
 from dlrover_run.descent import guard, lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing
@@ -23,7 +24,9 @@ async def run_agent(
 ) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
 
-    voice = Voice(relay.say, lambda: terminal_columns(2, os.environ.get("TERM")), lambda: terminal_lines(2))
+    voice = Voice(
+        relay.say, lambda: terminal_columns(2, os.environ.get("TERM")), lambda: terminal_lines(2), spec.console_name
+    )
     relay.attach(voice.say)
     try:
         agent = Agent(spec, run_dir, relay, lifelines, voice, lambda listener: open_board(spec, listener, voice.say))
@@ -44,7 +47,8 @@ async def run_agent(
     if verdict_fd is not None:
         import msgspec
 
-        with open(verdict_fd, "wb") as file:
+        # Whoever wanted to know may have gone, and that is why this node ends.
+        with contextlib.suppress(BrokenPipeError), open(verdict_fd, "wb") as file:
             file.write(msgspec.json.encode(verdict))
     # What comes now comes too late, and would meet no handler any more once the loop is closed.
     guard.block(spec.signals)
@@ -67,7 +71,7 @@ def _tell(spec: JobSpec, verdict: Verdict, voice: Voice) -> None:
 
     report = FailureReport(
         job=spec.entrypoint.target,
-        host=host_name(),
+        host=told_name(spec),
         root=root,
         ends=verdict.ends,
         restarts=verdict.restarts,
@@ -75,7 +79,6 @@ def _tell(spec: JobSpec, verdict: Verdict, voice: Voice) -> None:
         exit_code=verdict.exit_code,
         why_over=verdict.why_over,
     )
-    columns = terminal_columns(2, os.environ.get("TERM"))
     # The variable counts when it is not empty (no-color.org).
-    color = columns is not None and not os.environ.get("NO_COLOR")
-    voice.print(render_failure(report, columns or PLAIN_WIDTH, color))
+    color = voice.columns is not None and not os.environ.get("NO_COLOR")
+    voice.print(render_failure(report, voice.width, color))

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import uuid
 
-from dlrover_run.agent.host import host_name
+from dlrover_run.agent.host import told_name
 from dlrover_run.agent.ports import HeldPort
 from dlrover_run.coordination.records import OVER, Assignment, Failure, NodePhase, NodeStatus, RoundKey, Seat
 from dlrover_run.spec import JobSpec, SpecError
 
 
 class Standing:
-    """Takes seats and says what this node has to say. One port is always held for a round to come."""
+    """Takes seats and says what this node has to say. One port is always held for a round to come.
+
+    `host` is what this node is called.
+    """
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._host = host_name()
+        self.host = told_name(spec)
         self._incarnation = uuid.uuid4().hex
         self._node_id = spec.node_id or f"{os.getpid()}-{self._incarnation[:12]}"
         self._next_port = HeldPort()
@@ -78,7 +81,7 @@ class Standing:
         return NodeStatus(
             node_id=self._node_id,
             incarnation=self._incarnation,
-            host=self._host,
+            host=self.host,
             address=self._spec.local_addr or "127.0.0.1",
             port=self._next_port.number,
             workers=self._spec.workers_per_node,

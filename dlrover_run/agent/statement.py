@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dlrover_run import failures
 from dlrover_run.agent.group import StuckWorkers
-from dlrover_run.agent.host import host_name
 from dlrover_run.agent.round import Round
 from dlrover_run.agent.standing import Standing
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
@@ -28,14 +27,14 @@ def statement(standing: Standing, current: Round | None, leaving: bool) -> NodeS
     end = current.failure
     if end is None:
         return standing.status(NodePhase.RUNNING)
-    return standing.status(NodePhase.FAILED, failure_of(end), current.got_to_work)
+    return standing.status(NodePhase.FAILED, failure_of(end, standing.host), current.got_to_work)
 
 
-def failure_of(end: WorkerEnd) -> Failure:
-    """The failure of a worker of this host, in the bounds of what travels."""
+def failure_of(end: WorkerEnd, host: str) -> Failure:
+    """The failure of a worker of the node `host`, in the bounds of what travels."""
     return Failure(
         rank=end.rank,
-        host=host_name(),
+        host=host,
         what=failures.describe_end(end)[:MAX_WHAT],
         lost_peer=failures.lost_its_peer(end),
         trace=_clipped(failures.trace_lines(end)),
@@ -48,7 +47,7 @@ def last_words(standing: Standing, gave_up: Exception | None) -> NodeStatus:
     if gave_up is None or seat is None:
         return standing.status(NodePhase.LEFT)
     what = f"could not be {'stopped' if isinstance(gave_up, StuckWorkers) else 'started'}: {gave_up}"
-    failure = Failure(seat.first_rank, host_name(), what[:MAX_WHAT])
+    failure = Failure(seat.first_rank, standing.host, what[:MAX_WHAT])
     return standing.status(NodePhase.LEFT, failure)
 
 
