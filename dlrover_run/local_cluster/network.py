@@ -15,7 +15,7 @@ import ipaddress
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 IP_TIMEOUT = 30.0
@@ -37,8 +37,6 @@ seconds."""
 _NOBODYS_HARDWARE_ADDRESS = "02:00:00:00:00:99"
 
 _CLONE_NEWNET = 0x40000000
-
-_OWN_NAMESPACE = "/proc/thread-self/ns/net"
 
 _FAILED_ORDER = re.compile(r"Command failed -:(\d+)")
 
@@ -78,16 +76,13 @@ class Namespace:
     """
 
     def __init__(self) -> None:
-        with _coming_home():
-            if _libc.unshare(_CLONE_NEWNET) != 0:
-                raise NetworkError(_refusal(ctypes.get_errno()))
-            self.fd = os.open(_OWN_NAMESPACE, os.O_RDONLY)
+        with _away(_leave):
+            self.fd = _own_namespace()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Have this thread in the namespace. Nothing may be awaited meanwhile: others would run in it too."""
-        with _coming_home():
-            _move_to(self.fd)
+        with _away(lambda: _move_to(self.fd)):
             yield
 
     def ip(self, *orders: str, descriptors: tuple[int, ...] = ()) -> None:
@@ -171,16 +166,24 @@ class Network:
 
 
 @contextlib.contextmanager
-def _coming_home() -> Iterator[None]:
-    """Bring this thread back to the network namespace that it is in now, wherever it goes."""
-    home = os.open(_OWN_NAMESPACE, os.O_RDONLY)
+def _away(go: Callable[[], None]) -> Iterator[None]:
+    """Have this thread go to another network namespace, and back to the one that it is in now."""
+    home = _own_namespace()
     try:
-        yield
-    finally:
+        go()
         try:
-            _move_to(home)
+            yield
         finally:
-            os.close(home)
+            _move_to(home)
+    finally:
+        os.close(home)
+
+
+def _own_namespace() -> int:
+    try:
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    except OSError as error:
+        raise NetworkError(f"the kernel shows no network namespaces ({error.strerror})") from None
 
 
 def _move_to(namespace: int) -> None:
@@ -189,12 +192,16 @@ def _move_to(namespace: int) -> None:
         raise NetworkError(f"a network namespace cannot be entered ({os.strerror(code)})")
 
 
-def _refusal(code: int) -> str:
+def _leave() -> None:
+    """Go to a network namespace that is made for this."""
+    if _libc.unshare(_CLONE_NEWNET) == 0:
+        return
+    code = ctypes.get_errno()
     if code != errno.EPERM:
-        return f"the kernel makes no network namespace ({os.strerror(code)})"
+        raise NetworkError(f"the kernel makes no network namespace ({os.strerror(code)})")
     if os.geteuid() != 0:
-        return "this needs root"
-    return "root lacks CAP_SYS_ADMIN here, as in most containers; `docker run --privileged` gives it"
+        raise NetworkError("this needs root")
+    raise NetworkError("root lacks CAP_SYS_ADMIN here, as in most containers; `docker run --privileged` gives it")
 
 
 def _without_ipv6(device: str) -> tuple[str, ...]:
@@ -219,7 +226,7 @@ def _give_orders(orders: tuple[str, ...], descriptors: tuple[int, ...]) -> None:
     except FileNotFoundError:
         raise NetworkError("the program ip is missing: install iproute2") from None
     except subprocess.TimeoutExpired:
-        raise NetworkError(f"the program ip did not end within {IP_TIMEOUT:.0f} s") from None
+        raise NetworkError(f"the program ip did not end within {IP_TIMEOUT:g} s") from None
     except OSError as error:
         raise NetworkError(f"the program ip cannot be run ({error.strerror})") from None
     if done.returncode == 0:

@@ -1,0 +1,269 @@
+"""Networks of their own for nodes on one machine: they reach each other, can be cut, and vanish with whoever holds
+them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import WAIT
+
+from dlrover_run.local_cluster import network as networks
+from dlrover_run.local_cluster.network import Namespace, Network, NetworkError, node_address, why_not
+
+RTM_DELLINK = 17
+RTMGRP_LINK = 1
+
+IN_NAMESPACE = "import os; print(os.readlink('/proc/self/ns/net'))"
+
+HOLDER = """\
+import socket, sys
+sys.path.insert(0, sys.argv[2])
+from test_local_network import watching_devices
+from dlrover_run.local_cluster.network import Network
+
+network = Network()
+watch = watching_devices(network.connect(0))
+control = socket.socket(fileno=int(sys.argv[1]))
+socket.send_fds(control, [b"held"], [watch.fileno()])
+control.recv(1)
+"""
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    if why := why_not():
+        pytest.skip(f"no networks for nodes: {why}")
+    with contextlib.closing(Network()) as there:
+        yield there
+
+
+def listening(namespace: Namespace, address: str) -> socket.socket:
+    with namespace.entered():
+        return socket.create_server((address, 0))
+
+
+def datagrams(namespace: Namespace, address: str) -> socket.socket:
+    """A socket to send and receive datagrams there."""
+    with namespace.entered():
+        there = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    there.settimeout(WAIT)
+    there.bind((address, 0))
+    return there
+
+
+def connection(namespace: Namespace, server: socket.socket) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection from that namespace to a server."""
+    with namespace.entered():
+        near = socket.create_connection(server.getsockname(), WAIT)
+    far, _ = server.accept()
+    far.settimeout(WAIT)
+    return near, far
+
+
+def watching_devices(namespace: Namespace) -> socket.socket:
+    """A socket that hears which devices vanish there, and that is in the namespace as a process would be."""
+    with namespace.entered():
+        watch = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    watch.bind((0, RTMGRP_LINK))
+    watch.settimeout(WAIT)
+    return watch
+
+
+def until_gone(watch: socket.socket, device: str) -> None:
+    """Wait until that device has vanished."""
+    while True:
+        message = watch.recv(65_536)
+        (kind,) = struct.unpack_from("=H", message, 4)
+        if kind == RTM_DELLINK and f"{device}\0".encode() in message:
+            return
+
+
+def test_nodes_reach_each_other_and_the_master(network: Network) -> None:
+    nodes = [network.connect(number) for number in (0, 4321)]
+    for namespace, address in ((nodes[1], node_address(4321)), (network.switch, network.master_address)):
+        with listening(namespace, address) as server:
+            near, far = connection(nodes[0], server)
+            with near, far:
+                assert far.getpeername()[0] == node_address(0)
+                near.sendall(b"word")
+                assert far.recv(4) == b"word"
+
+
+def test_a_node_has_its_loopback_to_itself(network: Network) -> None:
+    one, other = network.connect(0), network.connect(1)
+    with listening(one, "127.0.0.1") as server:
+        near, far = connection(one, server)
+        near.close()
+        far.close()
+        with other.entered(), pytest.raises(ConnectionRefusedError):
+            socket.create_connection(server.getsockname(), WAIT)
+
+
+def test_what_cut_nodes_send_to_each_other_is_lost_in_silence(network: Network) -> None:
+    sockets = [datagrams(network.connect(number), node_address(number)) for number in range(3)]
+    network.cut(0, 1)
+    for near, far in ((0, 1), (1, 0)):
+        sockets[near].sendto(b"lost", sockets[far].getsockname())
+        # What comes on the way that is not cut shows that nothing came on the one that is.
+        sockets[2].sendto(b"heard", sockets[far].getsockname())
+        assert sockets[far].recv(16) == b"heard"
+    for there in sockets:
+        there.close()
+
+
+def test_a_link_that_comes_up_again_has_its_address_and_its_connections(network: Network) -> None:
+    node, other = network.connect(0), network.connect(1)
+    with listening(other, node_address(1)) as server:
+        near, far = connection(node, server)
+        with near, far:
+            node.ip("link set eth0 down")
+            with node.entered(), pytest.raises(OSError, match="unreachable"):
+                socket.create_connection(server.getsockname(), WAIT)
+            near.sendall(b"held up")
+            node.ip("link set eth0 up")
+            assert far.recv(16) == b"held up"
+        for end in connection(node, server):
+            assert node_address(0) in (end.getsockname()[0], end.getpeername()[0])
+            end.close()
+
+
+def test_the_master_keeps_its_hardware_address_when_a_node_goes(network: Network) -> None:
+    """Nodes that remember it would talk to nobody for seconds."""
+
+    def of_the_switch() -> str:
+        with network.switch.entered():
+            words = subprocess.check_output(["ip", "-oneline", "link", "show", "switch"], text=True).split()
+        return words[words.index("link/ether") + 1]
+
+    before = of_the_switch()
+    network.connect(0)
+    network.connect(1)
+    assert of_the_switch() == before
+    watch = watching_devices(network.switch)
+    network.disconnect(0)
+    until_gone(watch, "node-0")
+    watch.close()
+    assert of_the_switch() == before
+
+
+def test_a_node_that_is_disconnected_leaves_nothing(network: Network) -> None:
+    network.connect(0)
+    network.connect(1)
+    with watching_devices(network.switch) as watch:
+        network.disconnect(0)
+        # Its end of the cable can only vanish with the namespace that has the other end.
+        until_gone(watch, "node-0")
+
+
+def test_a_network_that_is_closed_leaves_nothing(network: Network) -> None:
+    there = Network()
+    with watching_devices(there.connect(0)) as watch:
+        there.close()
+        until_gone(watch, "eth0")
+
+
+@pytest.mark.usefixtures("network")
+def test_a_holder_that_is_killed_leaves_nothing() -> None:
+    ours, its = socket.socketpair()
+    ours.settimeout(WAIT)
+    command = [sys.executable, "-c", HOLDER, str(its.fileno()), str(Path(__file__).parent)]
+    holder = subprocess.Popen(command, pass_fds=[its.fileno()])
+    its.close()
+    try:
+        _, (fd,), _, _ = socket.recv_fds(ours, 16, 1)
+    finally:
+        holder.kill()
+        holder.wait()
+    ours.close()
+    with socket.socket(fileno=fd) as watch:
+        watch.settimeout(WAIT)
+        until_gone(watch, "eth0")
+
+
+def test_a_process_of_a_node_is_in_its_namespace_and_holds_no_other(network: Network) -> None:
+    node = network.connect(0)
+    with node.entered():
+        namespace = subprocess.check_output([sys.executable, "-c", IN_NAMESPACE], text=True).strip()
+        held = subprocess.check_output(["ls", "-l", "/proc/self/fd"], close_fds=False, text=True)
+    assert namespace == f"net:[{os.fstat(node.fd).st_ino}]"
+    assert "net:[" not in held
+
+
+def test_the_process_stays_where_it_was_and_has_no_more_threads(network: Network) -> None:
+    def here() -> tuple[str, list[str]]:
+        return os.readlink("/proc/thread-self/ns/net"), os.listdir("/proc/self/task")
+
+    before = here()
+    node = network.connect(0)
+    assert here() == before
+    with contextlib.suppress(LookupError), node.entered():
+        assert here() != before
+        raise LookupError
+    assert here() == before
+
+
+def test_a_node_cannot_be_connected_twice(network: Network) -> None:
+    network.connect(0)
+    with pytest.raises(NetworkError, match=r"^`ip link add eth0 .*node-0.*` failed: .*File exists$"):
+        network.connect(0)
+    with listening(network.switch, network.master_address) as server:
+        for end in connection(network.connect(1), server):
+            end.close()
+
+
+def test_every_node_has_an_address_of_its_own() -> None:
+    everyone = [node_address(number) for number in range(networks.NODES_BEYOND)]
+    assert everyone[7] == "10.77.1.107"
+    assert everyone[250] == "10.77.3.150"
+    assert len({*everyone, networks.MASTER_ADDRESS}) == networks.NODES_BEYOND + 1
+    assert {address.rsplit(".", 1)[1] for address in everyone}.isdisjoint({"0", "255"})
+    with pytest.raises(NetworkError, match="there is no address for a node 25400, for they end with node 25399"):
+        node_address(networks.NODES_BEYOND)
+
+
+@pytest.mark.usefixtures("network")
+def test_without_the_program_ip_nodes_cannot_be_isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why_not() == "the program ip is missing: install iproute2"
+
+
+@pytest.mark.usefixtures("network")
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("echo 'no idea what -batch is' >&2; exit 1", "`ip -batch` failed: no idea what -batch is"),
+        ("exit 3", "`ip -batch` failed: exit code 3"),
+        ("exec sleep 90", "the program ip did not end within 0.1 s"),
+    ],
+    ids=["it knows no batch", "it says nothing", "it hangs"],
+)
+def test_what_ip_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, why: str) -> None:
+    (tmp_path / "ip").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "ip").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(networks, "IP_TIMEOUT", 0.1 if "within" in why else WAIT)
+    assert why_not() == why
+
+
+def test_nobody_but_root_can_isolate_nodes() -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65_534)
+            os.write(writing, (why_not() or "they can").encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading) as words:
+        assert words.read() == "this needs root"
+    os.waitpid(child, 0)
