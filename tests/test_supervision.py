@@ -71,9 +71,7 @@ def histories(draw: st.DrawFn) -> History:
     """A cluster to which anything has happened: also ends of nodes that had ended, or never were."""
     least = draw(st.integers(1, 4))
     history = History.of(LocalSpec(least, draw(st.integers(least, 6)), draw(st.integers(0, 3))))
-    for event in draw(
-        st.lists(st.sampled_from(("lost", "lost", "lost", "any", "refuse", "join", "stop")), max_size=14)
-    ):
+    for event in draw(st.lists(st.sampled_from(("lost", "lost", "any", "any", "refuse", "join", "stop")), max_size=14)):
         number = draw(st.integers(0, history.cluster.numbers))
         if event in ("lost", "any"):
             kind = draw(st.sampled_from(LOST if event == "lost" else tuple(EndKind)))
@@ -208,9 +206,10 @@ def test_nodes_join_one_at_a_time_with_numbers_of_their_own() -> None:
 
 
 def test_the_others_of_a_job_that_is_done_are_awaited_and_not_replaced() -> None:
-    history = History.of(LocalSpec(3, 4))
+    history = History.of(LocalSpec(4, 5))
     step = history.end(0, EndKind.DONE, 0, "is done")
     assert (step.end_others, step.said, history.join().start) == (True, (), ())
+    assert not history.end(3, EndKind.DONE, 0, "is done").end_others
     step = history.end(1, EndKind.DIED, 137, "was killed by SIGKILL")
     assert (step.end_others, step.said, step.start) == (False, ("node 1 was killed by SIGKILL",), ())
     assert history.end(2, EndKind.LEFT, 143, "was stopped by SIGTERM").said == ()
@@ -296,3 +295,11 @@ def test_a_job_goes_on_without_a_further_node_that_cannot_be_started() -> None:
     assert step.said == ("node 2 could not be started: no memory is left, so the others go on without it",)
     assert history.join().start == (Node(3, 2),)
     assert not history.cluster.settled
+
+
+def test_a_node_that_cannot_be_started_any_more_as_the_job_ends_is_told_and_no_more() -> None:
+    history = History.of(LocalSpec(2, 2))
+    [newcomer] = history.end(1).start
+    history.stop()
+    step = history.refuse(newcomer)
+    assert (step.said, step.end_others) == (("node 2 could not be started: no memory is left",), False)
