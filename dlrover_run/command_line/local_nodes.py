@@ -124,4 +124,4 @@ def refuse_what_no_node_has(local: LocalSpec, entrypoint: Entrypoint) -> None:
     from dlrover_run.local_cluster.network import why_not
 
     if problem := why_not():
-        raise SpecError(f"--isolate-nodes cannot be had here: {problem}.")
+        raise SpecError(f"--isolate-nodes cannot be had here, since {problem}.")

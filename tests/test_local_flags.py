@@ -1,0 +1,302 @@
+"""The flags of a cluster on this machine: what they come to, where its nodes meet, and what does not go with them."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dlrover_run import exit_codes
+from dlrover_run.cli import main, parse
+from dlrover_run.command_line import local_nodes, options
+from dlrover_run.coordination.rules import CHECK_ONCE, Rules
+from dlrover_run.local_cluster import network
+from dlrover_run.spec import JobSpec, LocalSpec, MasterSpec, SpecError
+
+OWN_MASTER = MasterSpec(host="127.0.0.1", port=0, is_host=False)
+IN_ETCD = "--rdzv-backend=etcd --rdzv-endpoint=etcd0:4000"
+WITHOUT_EFFECT = "has no effect with --local-nodes, whose nodes meet at a master of their own."
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with one script, a package that can be found, and no variable that changes a job."""
+    for name in [*os.environ]:
+        if name.startswith(("PET_", "DLROVER_", "NODE_", "WORKER_", "TORCHELASTIC_")) or name == "PYTHON_EXEC":
+            monkeypatch.delenv(name)
+    package = types.ModuleType("etcd3")
+    package.__spec__ = importlib.machinery.ModuleSpec("etcd3", None)
+    monkeypatch.setitem(sys.modules, "etcd3", package)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def count(kind: str, environ: Mapping[str, str]) -> int:
+    """A machine with eight devices."""
+    return {"auto": 8, "gpu": 8}[kind]
+
+
+def told(line: str, **environ: str) -> tuple[JobSpec, list[str]]:
+    """The job of these flags and variables, and what was said about them."""
+    said: list[str] = []
+    return parse([*line.split(), "train.py"], environ, count_workers=count, warn=said.append), said
+
+
+def job(line: str, **environ: str) -> JobSpec:
+    """A job about which there was nothing to say."""
+    spec, said = told(line, **environ)
+    assert said == []
+    return spec
+
+
+def refusal(line: str, **environ: str) -> str:
+    """The one sentence with which this job is refused."""
+    with pytest.raises(SpecError) as refused:
+        told(line, **environ)
+    sentence = str(refused.value)
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    return sentence
+
+
+def rules(least: int, most: int, **others: int) -> Rules:
+    """The rules of a job on this machine where nothing else was said."""
+    return Rules(least, most, last_call_timeout=local_nodes.LAST_CALL_TIMEOUT, **others)
+
+
+@pytest.mark.parametrize(
+    ("line", "local", "least", "most"),
+    [
+        ("--local-nodes=4", LocalSpec(4, 4), 4, 4),
+        ("--local_nodes 3:4", LocalSpec(3, 4), 3, 4),
+        ("--local-nodes=1", LocalSpec(1, 1), 1, 1),
+        ("--local-nodes=4 --nnodes=3:4", LocalSpec(4, 4), 3, 4),
+        ("--local-nodes=2 --nnodes=1:8", LocalSpec(2, 2), 1, 8),
+        ("--local-nodes=2:3 --nnodes=2:3", LocalSpec(2, 3), 2, 3),
+    ],
+)
+@pytest.mark.parametrize("backend", ["", "--rdzv-backend=c10d", "--rdzv-backend=master"])
+def test_nodes_on_this_machine_meet_at_a_master_of_their_own(
+    line: str, local: LocalSpec, least: int, most: int, backend: str
+) -> None:
+    spec = job(f"{line} {backend}")
+    assert (spec.local, spec.rules) == (local, rules(least, most))
+    assert (spec.backend, spec.master, spec.etcd, spec.run_id) == ("master", OWN_MASTER, None, "none")
+
+
+def test_each_setting_of_them_has_a_flag_and_a_variable() -> None:
+    by_flag = job("--local-nodes=2:3 --node-restarts=0 --node-join-after=0.5")
+    assert by_flag.local == LocalSpec(2, 3, restarts=0, join_after=0.5)
+    environ = {"PET_LOCAL_NODES": "2:3", "PET_NODE_RESTARTS": "0", "PET_NODE_JOIN_AFTER": "0.5"}
+    assert job("", **environ) == by_flag
+    assert job("--local-nodes=3 --nnodes=3", PET_LOCAL_NODES="x").local == LocalSpec(3, 3)
+
+
+def test_the_table_of_flags_has_the_defaults_of_the_record() -> None:
+    record = LocalSpec(1, 1)
+    assert options.BY_DEST["node_restarts"].default == f"{record.restarts}"
+    assert options.BY_DEST["node_join_after"].default == f"{record.join_after:g}"
+
+
+def test_a_job_without_them_is_as_it_was() -> None:
+    spec = job("")
+    assert (spec.local, spec.backend, spec.logs.prefixed) == (None, "memory", False)
+
+
+def test_every_line_on_their_console_has_a_prefix() -> None:
+    assert job("--local-nodes=2").logs.prefixed
+    assert job("--local-nodes=2").logs.prefix_template is None
+    template = job("--local-nodes=2", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[${rank}]: ").logs.prefix_template
+    assert template == "[${rank}]: "
+
+
+@pytest.mark.parametrize(("conf", "seconds"), [("last_call_timeout=30", 30), ("join_timeout=5", 3)])
+def test_the_last_call_is_short_unless_somebody_says_how_long_it_is(conf: str, seconds: float) -> None:
+    assert job(f"--local-nodes=2:3 --rdzv-conf={conf}").rules.last_call_timeout == seconds
+    assert job(f"--local-nodes=2:3 --rdzv-conf={conf} {IN_ETCD}").rules.last_call_timeout == seconds
+
+
+def test_what_a_cluster_says_of_this_machine_says_nothing_of_its_nodes() -> None:
+    environ = {"NODE_RANK": "3", "WORKER_RANK": "x", "NODE_ID": "a/b", "WORKER_ID": "pod-3", "NODE_NUM": "7"}
+    for line in ("--local-nodes=2", f"--local-nodes=2 {IN_ETCD}"):
+        spec = job(line, **environ)
+        assert (spec.node_rank, spec.node_id, spec.rules.most) == (None, "", 2)
+
+
+@pytest.mark.parametrize("nodes", ["1", "2:3"])
+@pytest.mark.parametrize("backend", [IN_ETCD, IN_ETCD.replace("=etcd ", "=etcd-v2 ")])
+def test_they_meet_in_an_etcd_that_is_named(nodes: str, backend: str) -> None:
+    spec, said = told(f"--local-nodes={nodes} {backend} --rdzv-id=mine --rdzv-conf=bind=::", DLROVER_MASTER_ADDR="a")
+    assert spec.etcd is not None
+    assert (spec.backend, spec.master, spec.run_id) == ("etcd", None, "mine")
+    assert (spec.etcd.endpoints, spec.rules.lost_after) == ((("etcd0", 4000),), 0.0)
+    assert said[-1] == "bind of --rdzv-conf has no effect with etcd: no node listens there."
+    assert len(said) == (1 if backend is IN_ETCD else 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "without"),
+    [
+        ("--rdzv-endpoint=node0:1", {}, ["--rdzv-endpoint"]),
+        ("--rdzv-backend=c10d --rdzv-endpoint=node0:1", {}, ["--rdzv-endpoint"]),
+        ("--rdzv-backend=master", {"DLROVER_MASTER_ADDR": "node0:1"}, ["DLROVER_MASTER_ADDR"]),
+        ("", {"DLROVER_MASTER_ADDR": "?", "PET_RDZV_ENDPOINT": "?"}, ["PET_RDZV_ENDPOINT", "DLROVER_MASTER_ADDR"]),
+        ("", {"DLROVER_MASTER_ADDR": " ", "PET_RDZV_ENDPOINT": ""}, []),
+        (
+            "--rdzv-conf=is_host=1,bind=::,state_dir=train.py,token_file=none,tls_ca=none,tls_cert=x,auth=required",
+            {},
+            [f"{key} of --rdzv-conf" for key in ("is_host", "bind", "state_dir", "token_file", "tls_ca", "tls_cert")],
+        ),
+        ("--rdzv-conf=auth=required,timeout=5,lost_after=1", {}, []),
+    ],
+)
+def test_where_a_master_is_and_what_it_does_is_not_for_others_to_say(
+    line: str, environ: dict[str, str], without: list[str]
+) -> None:
+    spec, said = told(f"--local-nodes=2 {line}", **environ)
+    assert (spec.backend, spec.master, spec.rules) == ("master", OWN_MASTER, rules(2, 2))
+    assert said == [f"{what} {WITHOUT_EFFECT}" for what in without]
+
+
+def test_the_secret_of_other_jobs_is_not_for_this_one() -> None:
+    assert job("--local-nodes=2", DLROVER_RDZV_TOKEN="open-sesame", DLROVER_RDZV_TOKEN_FILE="none").master == OWN_MASTER
+
+
+@pytest.mark.parametrize(
+    ("line", "spares", "waiting"),
+    [
+        ("--local-nodes=4 --nnodes=4", 0, ""),
+        ("--local-nodes=5 --nnodes=4", 1, ""),
+        ("--local-nodes=3:7 --nnodes=2:4", 3, ""),
+        ("--local-nodes=2 --nnodes=1:4", 0, ""),
+        ("--local-nodes=5 --nnodes=4 --spares=1", 1, ""),
+        ("--local-nodes=4 --nnodes=4 --spares=2", 2, ""),
+        ("--local-nodes=5 --nnodes=4 --spares=0", 0, "--nnodes and --spares ask for 4 of the nodes of --local-nodes, "),
+        ("--local-nodes=8 --nnodes=4 --spares=2", 2, "--nnodes and --spares ask for 6 of the nodes of --local-nodes, "),
+    ],
+)
+def test_who_is_beyond_what_the_job_takes_waits_as_a_spare(line: str, spares: int, waiting: str) -> None:
+    spec, said = told(line)
+    assert spec.rules.spares == spares
+    more = "and 1 more waits as a spare too." if "=5" in line else "and 2 more wait as spares too."
+    assert said == ([waiting + more] if waiting else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "sentence"),
+    [
+        ("--local-nodes=0", {}, "--local-nodes '0' is out of range: give N or MIN:MAX with 0 < MIN <= MAX."),
+        ("--local-nodes=4:3", {}, "--local-nodes '4:3' is out of range"),
+        ("--local-nodes=many", {}, "--local-nodes 'many' is not a number of nodes"),
+        ("", {"PET_LOCAL_NODES": ""}, "PET_LOCAL_NODES '' is not a number of nodes"),
+        ("--local-nodes=1001", {}, "--local-nodes '1001' is out of range: give at most 1000."),
+        ("--local-nodes=2 --node-restarts=-1", {}, "--node-restarts '-1' is out of range: give an integer of 0 or"),
+        ("--node-restarts=x", {}, "--node-restarts 'x' is not an integer: give an integer of 0 or more."),
+        ("--local-nodes=2 --node-join-after=-1", {}, "--node-join-after '-1' is out of range: give a number of"),
+        ("--node-join-after=soon", {}, "--node-join-after 'soon' is not a number"),
+        ("", {"PET_ISOLATE_NODES": "x"}, "PET_ISOLATE_NODES 'x' is neither on nor off"),
+        (
+            "--local-nodes=2 --nnodes=3:4",
+            {},
+            "--local-nodes '2' starts 2 nodes at first, and --nnodes 3:4 begins with no fewer than 3: give at least 3.",
+        ),
+        ("--local-nodes=1:4", {"PET_NNODES": "2"}, "'1:4' starts 1 node at first, and PET_NNODES 2 begins with no"),
+        ("--local-nodes=3:4 --node-unit=2", {}, "and --local-nodes 3:4 with --node-unit 2 begins with no fewer than 4"),
+        ("--local-nodes=3 --node-unit=2", {}, "--local-nodes 3 with --node-unit 2 cannot be had"),
+        ("--local-nodes=2 --rdzv-id=", {}, "--rdzv-id '' is no name under which nodes meet"),
+        (
+            "--local-nodes=2 --standalone",
+            {},
+            "--standalone is for one node that meets nobody, and --local-nodes starts its nodes itself: leave one out.",
+        ),
+        ("--local-nodes=1", {"PET_STANDALONE": "1"}, "PET_STANDALONE is for one node that meets nobody"),
+        ("--local-nodes=2 --node-rank=0", {}, "--node-rank is for a node that is started by hand, and --local-nodes"),
+        ("--local-nodes=2", {"PET_NODE_RANK": "0"}, "PET_NODE_RANK is for a node that is started by hand"),
+        ("--local-nodes=2 --master-addr=a", {}, "--master-addr is for nodes that are started by hand"),
+        (f"--local-nodes=2 --master-port=1 {IN_ETCD}", {}, "--master-port is for nodes that are started by hand"),
+        (
+            "--local-nodes=2 --rdzv-backend=static",
+            {},
+            "--rdzv-backend 'static' does not go with --local-nodes: give c10d or etcd, or leave it out.",
+        ),
+        ("--local-nodes=2 --rdzv-backend=zeus", {}, "--rdzv-backend 'zeus' does not go with --local-nodes"),
+        ("--local-nodes=2 --rdzv-backend=etcd", {}, "--rdzv-backend 'etcd' needs a place where the nodes meet: give"),
+        (
+            "--local-nodes=2 --isolate-nodes --local-addr=::1",
+            {},
+            "--local-addr names one address, and --isolate-nodes gives each node its own: leave one out.",
+        ),
+        (
+            f"--local-nodes=2 --isolate-nodes {IN_ETCD}",
+            {},
+            "--rdzv-backend etcd is out of reach for nodes of --isolate-nodes: leave one out.",
+        ),
+        ("--local-nodes=2 -", {}, "The script '-' comes from standard input, which no node of --local-nodes has: name"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_says_what_would_do(line: str, environ: dict[str, str], sentence: str) -> None:
+    assert sentence in refusal(line, **environ)
+
+
+def test_an_address_that_all_of_them_have_may_be_given() -> None:
+    assert job("--local-nodes=2 --local-addr=127.0.0.2").local_addr == "127.0.0.2"
+    assert job("--local-nodes=2", PET_STANDALONE="0").backend == "master"
+
+
+def test_what_only_has_an_effect_on_them_says_so_without_them() -> None:
+    spec, said = told("--isolate-nodes --node-restarts=1 --node-join-after=5")
+    assert spec.local is None
+    assert said == [
+        "--node-restarts has no effect without --local-nodes.",
+        "--isolate-nodes has no effect without --local-nodes.",
+        "--node-join-after has no effect without --local-nodes.",
+    ]
+    assert told("", PET_ISOLATE_NODES="0")[1] == []
+    assert told("", PET_ISOLATE_NODES="1")[1] == ["PET_ISOLATE_NODES has no effect without --local-nodes."]
+
+
+def test_a_time_after_which_nobody_joins_is_told() -> None:
+    said = "--node-join-after has no effect, since --local-nodes 2 has no node that joins later."
+    assert told("--local-nodes=2 --node-join-after=5")[1] == [said]
+
+
+def test_nodes_of_their_own_networks_are_asked_for_by_a_flag_where_they_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "why_not", lambda: None)
+    assert job("--local-nodes=2 --isolate-nodes").local == LocalSpec(2, 2, isolated=True)
+    assert job("--local-nodes=2 --isolate-nodes", PET_RDZV_BACKEND="c10d").master == OWN_MASTER
+
+
+def test_where_there_are_no_networks_the_command_ends_with_one_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real search for `ip` finds none; nobody is started."""
+    monkeypatch.setenv("PATH", str(here))
+    assert main(["--local-nodes=2", "--isolate-nodes", "train.py"]) == exit_codes.BAD_COMMAND_LINE
+    reason = network.why_not()
+    assert reason
+    assert capsys.readouterr().err == f"dlrover-run: --isolate-nodes cannot be had here, since {reason}.\n"
+
+
+def test_they_are_the_size_of_a_job_that_configures_itself() -> None:
+    spec = job("--auto-config --local-nodes=4")
+    assert (spec.rules, spec.workers_per_node) == (rules(4, 4, check=CHECK_ONCE), 8)
+    spec, said = told("--auto-config --local-nodes=4", NODE_NUM="3")
+    assert (spec.rules.most, said) == (4, ["--local-nodes 4 holds for --auto-config too, not NODE_NUM=3."])
+
+
+def test_they_are_checked_as_any_nodes_that_meet() -> None:
+    assert job("--local-nodes=2 --network-check").rules.check == CHECK_ONCE
+
+
+def test_the_readme_lists_every_flag_of_theirs() -> None:
+    page = (Path(__file__).parents[1] / "README.md").read_text()
+    table = page.partition("### Flags of our own")[2].partition("###")[0]
+    assert [flag.name for flag in options.TABLE if flag.panel == options.LOCAL and f"`--{flag.name}" not in table] == []
