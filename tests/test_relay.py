@@ -158,6 +158,122 @@ def test_a_partial_line_is_completed_only_at_the_end(tmp_path: Path, console: tu
     assert (tmp_path / "err").read_bytes() == b"> one\n> two\n> 50%\n> 100%\n> end\n"
 
 
+def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
+    tmp_path: Path, console: tuple[int, int]
+) -> None:
+    relay = Relay.start(console)
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        stdout = relay.open_stdout("0", "[out 0]: ")
+        stderr, hidden = (
+            relay.open_stderr(key, show=show, prefix=f"[err {key}]: ") for key, show in (("0", True), ("1", False))
+        )
+        os.write(stdout, b"one\ntw")
+        os.write(stderr, b"50%\r100%\r\nla")
+        os.write(hidden, b"no one sees\r")
+        await relay.drain()
+        # What is not whole yet is held back, for another worker's line may come before the rest of it.
+        assert (tmp_path / "out").read_bytes() == b"[out 0]: one\n"
+        assert (tmp_path / "err").read_bytes() == b"[err 0]: 50%\n[err 0]: 100%\n"
+        os.write(stdout, b"o\n\nthree")
+        os.write(stderr, b"st words")
+        # One worker closes its output and the other's is still open when the round ends.
+        os.close(stderr)
+        tails = await relay.end_round(["0", "1"])
+        assert tails == {"0": "50%\r100%\r\nlast words", "1": "no one sees\r"}
+        os.close(stdout)
+        os.close(hidden)
+        await relay.close()
+
+    asyncio.run(run())
+    assert (tmp_path / "out").read_bytes() == b"[out 0]: one\n[out 0]: two\n[out 0]: \n[out 0]: three\n"
+    assert (tmp_path / "err").read_bytes() == b"[err 0]: 50%\n[err 0]: 100%\n[err 0]: last words\n"
+
+
+def test_a_prefixed_partial_line_is_completed_as_soon_as_its_worker_has_ended() -> None:
+    reader, writer = os.pipe()
+    relay = Relay.start((writer, writer))
+    os.close(writer)
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        stderr = relay.open_stderr("0", show=True, prefix="> ")
+        subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('the end')"], stderr=stderr, check=True)
+        os.close(stderr)
+        assert os.read(reader, 100) == b"> the end\n"
+        await relay.close()
+
+    asyncio.run(run())
+    os.close(reader)
+
+
+def test_every_prefixed_line_of_busy_workers_is_shown_once_and_in_order(
+    tmp_path: Path, console: tuple[int, int]
+) -> None:
+    relay = Relay.start(console)
+    count = 100_000
+
+    async def run() -> dict[str, str]:
+        relay.attach(pytest.fail)
+        workers = []
+        for rank in (0, 1):
+            outputs = (
+                relay.open_stdout(str(rank), f"[{rank}]: "),
+                relay.open_stderr(str(rank), show=True, prefix=f"[{rank}]: "),
+            )
+            workers += [_worker(rank, count, fd, out) for out, fd in enumerate(outputs, 1)]
+            for fd in outputs:
+                os.close(fd)
+        assert [worker.wait(PATIENCE) for worker in workers] == [0] * 4
+        tails = await relay.end_round(["0", "1"])
+        await relay.close()
+        return tails
+
+    tails = asyncio.run(run())
+    for name in ("out", "err"):
+        shown = (tmp_path / name).read_text().splitlines()
+        assert len(shown) == 2 * count
+        for rank in (0, 1):
+            expected = _lines(rank, count)
+            assert [line for line in shown if line.startswith(f"[{rank}]")] == [
+                f"[{rank}]: {line}" for line in expected
+            ]
+            assert "\n".join(["", *expected, ""]).endswith(f"\n{tails[str(rank)]}")
+
+
+def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None:
+    reader, writer = os.pipe()
+    # As small as can be, so that there is hardly ever room for all that waits.
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    relays = [Relay.start((writer, writer), shared=True) for _ in range(2)]
+    os.close(writer)
+    count = 10_000
+
+    async def run() -> bytes:
+        workers = []
+        for rank, relay in enumerate(relays):
+            relay.attach(pytest.fail)
+            stderr = relay.open_stderr("0", show=True, prefix=f"[{rank}]: ")
+            workers.append(_worker(rank, count, stderr, 2))
+            os.close(stderr)
+        reading = asyncio.get_running_loop().run_in_executor(None, _read_all, reader)
+        # Their pipes hold less than they have to say, so they end while others read.
+        await asyncio.gather(*(asyncio.to_thread(worker.wait, PATIENCE) for worker in workers))
+        for rank, relay in enumerate(relays):
+            relay.say("".join(f"[{rank}]: more {number}\n" for number in range(count)))
+        await asyncio.gather(*(relay.end_round() for relay in relays))
+        await asyncio.gather(*(relay.close() for relay in relays))
+        return await reading
+
+    shown = asyncio.run(run()).decode().splitlines()
+    os.close(reader)
+    for rank in (0, 1):
+        expected = [*_lines(rank, count), *(f"more {number}" for number in range(count))]
+        assert [line for line in shown if line.startswith(f"[{rank}]")] == [f"[{rank}]: {line}" for line in expected]
+    assert len(shown) == 4 * count
+
+
 def test_new_lines_are_shown_without_being_asked_for(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     relay = Relay.start((writer, writer))
@@ -463,12 +579,14 @@ relay = Relay.start()
 async def main():
     relay.attach(print)
     stderr = relay.open_stderr("0", show=True)
+    stdout = relay.open_stdout("0", "[0]: ")
     relay.add_tail(sys.argv[1], 1, "> ")
     relay.remove_at_end(sys.argv[2])
     await relay.drain()
     with open(sys.argv[1], "a") as log:
         log.write("line\\n" * 1000 + "partial")
     os.write(stderr, b"last words")
+    os.write(stdout, b"all\\nbut")
     os.write(int(sys.argv[3]), b"%d\\n" % relay.pid)
     await asyncio.Event().wait()
 asyncio.run(main())
@@ -496,7 +614,9 @@ def test_the_relay_drains_and_ends_when_the_agent_is_killed(tmp_path: Path) -> N
         # The pipe is ours and the agent's alone: the relay has closed what it did not need.
         assert told.read() == ""
     _wait_for(pidfd)
-    assert (tmp_path / "out").read_text() == "> line\n" * 1000 + "> partial\n"
+    shown = (tmp_path / "out").read_text().splitlines()
+    assert [line for line in shown if line.startswith("> ")] == ["> line"] * 1000 + ["> partial"]
+    assert [line for line in shown if not line.startswith("> ")] == ["[0]: all", "[0]: but"]
     assert (tmp_path / "err").read_text() == "last words"
     assert not private.exists()
 

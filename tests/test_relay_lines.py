@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.output.relay_lines import LineCutter, Ring, matching, prefixed
+from dlrover_run.output.relay_lines import LineCutter, Ring, matching, piece_of, pieces_of, prefixed
 
 PIECES = st.lists(st.text(alphabet="ab\r\n", max_size=6).map(str.encode), max_size=8)
 LINES = st.lists(st.text(alphabet="abc", max_size=4).map(lambda text: text.encode() + b"\n"), max_size=6)
@@ -43,6 +43,31 @@ def test_prefix_stands_before_each_line(lines: list[bytes]) -> None:
 def test_matching_picks_the_lines_that_contain_any_needle(lines: list[bytes], needles: list[bytes]) -> None:
     expected = [line for line in lines if any(needle in line for needle in needles)]
     assert matching(b"".join(lines), tuple(needles)) == b"".join(expected)
+
+
+@given(st.text(alphabet="ab\n", max_size=60).map(str.encode), st.integers(1, 9))
+def test_what_is_written_beside_others_is_whole_lines_that_fit_or_one_that_does_not(data: bytes, most: int) -> None:
+    left = memoryview(data)
+    while left:
+        piece = bytes(piece_of(left, most))
+        assert piece
+        assert piece == left[: len(piece)]
+        left = left[len(piece) :]
+        # A newline is missing only where the data end without one.
+        assert piece.endswith(b"\n") or not left
+        if len(piece) > most:
+            assert b"\n" not in piece[:-1]
+        elif left:
+            following = bytes(left).partition(b"\n")[0]
+            assert len(piece) + len(following) + 1 > most, "another line had fitted"
+
+
+@given(st.text(alphabet="aß\n", max_size=60), st.integers(1, 9))
+def test_a_long_text_is_cut_where_lines_end(text: str, most: int) -> None:
+    pieces = list(pieces_of(text, most))
+    assert "".join(pieces) == text
+    assert all(0 < len(piece) <= most for piece in pieces)
+    assert all(piece.endswith("\n") or "\n" not in piece for piece in pieces[:-1])
 
 
 @given(st.lists(st.binary(max_size=7), max_size=8))

@@ -21,6 +21,7 @@ from dlrover_run.output.streams import (
     plan_streams,
     prune_empty,
     read_tail,
+    through_relay,
 )
 from dlrover_run.spec import LogSpec, SpecError, Std, StreamMap
 
@@ -75,6 +76,18 @@ def test_on_one_console_only_what_both_streams_show_there_goes_one_way() -> None
     assert ordered.ranks[0].stdout == Stream("stderr")
     assert [rank.stderr for rank in ordered.ranks] == [rank.stderr for rank in plan.ranks]
     assert ordered.ranks[1:] == plan.ranks[1:]  # Files, and a rank that is not shown.
+
+
+def test_what_is_prefixed_passes_the_relay_unless_it_goes_elsewhere() -> None:
+    logs = LogSpec(redirects=StreamMap(by_rank={1: Std.OUT, 2: Std.ERR}), shown_ranks=frozenset({0, 1, 2}))
+    plan = plan_streams(logs, "/run", 0, 4)
+    relayed = through_relay(plan)
+    shown = Stream("relay", shown=True)
+    assert [rank.stdout for rank in relayed.ranks] == [shown, plan.ranks[1].stdout, shown, Stream("null")]
+    assert [rank.stderr for rank in relayed.ranks] == [rank.stderr for rank in plan.ranks]
+    # On one console both take one way, where both of them go to it.
+    stdouts = [rank.stdout for rank in in_order(relayed).ranks]
+    assert stdouts == [Stream("stderr"), plan.ranks[1].stdout, shown, Stream("null")]
 
 
 def test_an_empty_set_of_shown_ranks_hides_nothing() -> None:

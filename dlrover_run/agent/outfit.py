@@ -60,6 +60,8 @@ def prepare(
         streams.make_dirs(plan)
     else:
         plan = _placed_plan(placed, spec)
+    if spec.logs.prefixed:
+        plan = streams.through_relay(plan)
     if relay.one_console:
         plan = streams.in_order(plan)
     results = ResultFiles(seat.workers) if spec.entrypoint.kind == "function" else None
@@ -75,6 +77,7 @@ def prepare(
             environment = {**parent, **placed.environments[local_rank]}
         environment[MARK_VARIABLE] = work.mark_path
         args = fill_macros(spec.entrypoint.args, local_rank)
+        prefix = _prefix(spec, seat, local_rank) if spec.logs.prefixed else None
         if results is not None:
             args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
         starts.append(
@@ -84,16 +87,18 @@ def prepare(
                 argv=command_line(spec.entrypoint, args),
                 args=args,
                 environment=environment,
-                stdio=(0, *_outputs(ranks, relay)),
+                stdio=(0, *_outputs(ranks, relay, prefix)),
                 cpus=cpus.get(local_rank),
             )
         )
     for tee in plan.tees:
-        prefix = streams.line_prefix(
-            spec.logs.prefix_template, spec.role, seat.first_rank + tee.local_rank, tee.local_rank
-        )
+        prefix = _prefix(spec, seat, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
     return Outfit(seat, plan, tuple(starts), work, results)
+
+
+def _prefix(spec: JobSpec, seat: Seat, local_rank: int) -> str:
+    return streams.line_prefix(spec.logs.prefix_template, spec.role, seat.first_rank + local_rank, local_rank)
 
 
 def _placed_plan(placed: Answer, spec: JobSpec) -> streams.StreamPlan:
@@ -123,14 +128,22 @@ def _bound_cpus(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) -> dict[in
     return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(seat.workers)}
 
 
-def _outputs(ranks: streams.RankStreams, relay: Relay) -> tuple[int, int]:
-    stderr = _output(ranks.stderr, 2, ranks.local_rank, relay)
-    return stderr if ranks.stdout.where == "stderr" else _output(ranks.stdout, 1, ranks.local_rank, relay), stderr
+def _outputs(ranks: streams.RankStreams, relay: Relay, prefix: str | None) -> tuple[int, int]:
+    """Standard output and standard error of one worker. `prefix` stands before each line that comes to the console."""
+    key = str(ranks.local_rank)
+    if ranks.stderr.where == "relay":
+        stderr = relay.open_stderr(key, show=ranks.stderr.shown, prefix=prefix)
+    else:
+        stderr = _output(ranks.stderr, 2)
+    if ranks.stdout.where == "stderr":
+        return stderr, stderr
+    if ranks.stdout.where == "relay":
+        assert prefix is not None, "a standard output goes to the relay for its prefix only"
+        return relay.open_stdout(key, prefix), stderr
+    return _output(ranks.stdout, 1), stderr
 
 
-def _output(stream: streams.Stream, inherited: int, local_rank: int, relay: Relay) -> int:
-    if stream.where == "relay":
-        return relay.open_stderr(str(local_rank), show=stream.shown)
+def _output(stream: streams.Stream, inherited: int) -> int:
     opened = streams.open_output(stream)
     return inherited if opened is None else opened
 

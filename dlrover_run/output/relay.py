@@ -9,14 +9,16 @@ It is forked from the agent before the agent has a loop, talks with it over one 
 that socket does. Each message is one line of JSON, which a newline and raw bytes may follow.
 
     agent -> relay
-        {"do": "pipe", "key", "show"} and a descriptor   remember the last of its bytes; `show`: copy them to fd 2
+        {"do": "pipe", "key", "out", "prefix"} and a descriptor   remember the last of its bytes; copy them to fd `out`,
+                                                         null for nowhere: as they come where `prefix` is null, else
+                                                         line by line and with `prefix` before each
         {"do": "say", "text"}                            a word of the agent's own for fd 2
         {"do": "tail", "path", "out", "prefix", "needles", "filtered"}   show a log file
-        {"do": "tails", "number", "keys"}                tell the ends of these workers' standard errors
+        {"do": "tails", "number", "keys"}                tell the ends of what these pipes were given
         {"do": "drain", "number", "keys", "end"}         the same, and write all out; `end`: and forget the sources
         {"do": "own", "path"}                            a directory to remove when the relay ends
     relay -> agent
-        {"tell": "tail", "number", "key", "cut"} and bytes   the end of one worker's standard error
+        {"tell": "tail", "number", "key", "cut"} and bytes   the end of what one pipe was given
         {"tell": "progress"}, {"tell": "done", "number"}, {"tell": "warning", "text"}
 """
 
@@ -63,12 +65,12 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 """Signals that reach the whole job at once: the relay ends when the agent does. SIGTTOU would stop the copying."""
 
 
-def main(control: socket.socket, parent: int, console: tuple[int, int]) -> NoReturn:
+def main(control: socket.socket, parent: int, console: tuple[int, int], shared: bool) -> NoReturn:
     """The child's whole life; it must never return into the code that the agent was running when it forked."""
     code = 70
     try:
         _leave_the_agent(control, console)
-        _Relay(control, parent).run()
+        _Relay(control, parent, shared).run()
         code = 0
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -114,14 +116,14 @@ class _Drain:
 
 
 class _Relay:
-    def __init__(self, control: socket.socket, parent: int) -> None:
+    def __init__(self, control: socket.socket, parent: int, shared: bool) -> None:
         self.control = control
         same = False
         with contextlib.suppress(OSError):
             same = os.path.sameopenfile(1, 2)
-        err = console_sink(2)
+        err = console_sink(2, shared=shared)
         # After 2>&1 both are one queue, or a line half written by one would be broken by the other.
-        self.consoles: dict[int, Sink] = {1: err if same else console_sink(1), 2: err}
+        self.consoles: dict[int, Sink] = {1: err if same else console_sink(1, shared=shared), 2: err}
         self.sinks: list[Sink] = list(dict.fromkeys(self.consoles.values()))
         self.files: dict[str, Sink] = {}
         self.pipes: list[Pipe] = []
@@ -163,6 +165,8 @@ class _Relay:
             self._flush()
             self._advance_drains()
             self._choose_what_to_wait_for()
+        for pipe in self.pipes:
+            pipe.close()
         for tail in self.tails:
             tail.finish()
         self._flush()
@@ -217,9 +221,7 @@ class _Relay:
         message = json.loads(data)
         what = message["do"]
         if what == "pipe":
-            pipe = Pipe(message["key"], fds[0], self.consoles[2] if message["show"] else None, self.poller)
-            os.set_blocking(pipe.fd, False)
-            self.pipes.append(pipe)
+            self._add_pipe(message, fds[0])
         elif what == "say":
             # Text that was read from somewhere may hold what no encoding has.
             self.consoles[2].put(message["text"].encode(errors="backslashreplace"))
@@ -232,6 +234,12 @@ class _Relay:
             self._start_drain(message)
         elif what == "own":
             self.owned.append(message["path"])
+
+    def _add_pipe(self, message: dict[str, Any], fd: int) -> None:
+        os.set_blocking(fd, False)
+        sink = None if message["out"] is None else self.consoles[message["out"]]
+        prefix = None if message["prefix"] is None else os.fsencode(message["prefix"])
+        self.pipes.append(Pipe(message["key"], fd, sink, self.poller, prefix))
 
     def _add_tail(self, message: dict[str, Any]) -> None:
         path, prefix = message["path"], os.fsencode(message["prefix"])

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from dlrover_run.descent import lifeline
 from dlrover_run.failures import process_end
-from dlrover_run.output.relay_lines import MAX_MESSAGE, Ring
+from dlrover_run.output.relay_lines import MAX_MESSAGE, Ring, pieces_of
 from dlrover_run.output.streams import tail_text
 
 DRAIN_TIMEOUT = 5.0
@@ -75,8 +75,11 @@ class Relay:
         self._stuck = False
 
     @classmethod
-    def start(cls, console: tuple[int, int] = (1, 2)) -> Relay:
-        """Fork the relay. It writes to `console`, the descriptors to use as standard output and standard error."""
+    def start(cls, console: tuple[int, int] = (1, 2), *, shared: bool = False) -> Relay:
+        """Fork the relay. It writes to `console`, the descriptors to use as standard output and standard error.
+
+        Where relays of other nodes write there as well, `shared`, it writes so that no line breaks one of theirs.
+        """
         parent = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
@@ -84,7 +87,7 @@ class Relay:
             # Imported in the child alone: the agent never runs this code and starts sooner without it.
             from dlrover_run.output.relay import main
 
-            main(theirs, parent, console)
+            main(theirs, parent, console, shared)
         theirs.close()
         ours.setblocking(False)
         return cls(pid, ours, console)
@@ -97,20 +100,31 @@ class Relay:
         loop.add_reader(self._control.fileno(), self._hear)
         lifeline.watch_child(self.pid, self._reap)
 
-    def open_stderr(self, key: str, *, show: bool) -> int:
+    def open_stderr(self, key: str, *, show: bool, prefix: str | None = None) -> int:
         """A descriptor for one worker's standard error, shown on the console if `show`; close it once it is passed on.
 
         Where there is `one_console`, the worker's standard output may go there too, and keeps its place in the order.
 
-        It is a pseudo-terminal where our own standard error is one, so that the worker still sees a terminal. `key`
-        names the worker in `end_round`.
+        What it is given is shown as it is, or, with a `prefix`, line by line and with that before each. `key` names the
+        worker in `end_round`, which answers what the worker wrote.
+
+        It is a pseudo-terminal where our own standard error is one, so that the worker still sees a terminal; but not
+        with a `prefix`, for a worker that moves the cursor would write over the lines of others.
         """
         console = self._console[1]
-        read_end, write_end = _pseudo_terminal(console) if show and os.isatty(console) else _pipe()
-        self._add_pipe(key, read_end, show=show)
+        terminal = show and prefix is None and os.isatty(console)
+        read_end, write_end = _pseudo_terminal(console) if terminal else _pipe()
+        self._add_pipe(key, read_end, 2 if show else None, prefix)
         return write_end
 
-    def _add_pipe(self, key: str, fd: int, *, show: bool) -> None:
+    def open_stdout(self, key: str, prefix: str) -> int:
+        """The same for a standard output that is shown line by line, each with `prefix` before it, and that does not
+        share the way of the standard error. Nobody asks for the end of it."""
+        read_end, write_end = _pipe()
+        self._add_pipe(f"{key} stdout", read_end, 1, prefix)
+        return write_end
+
+    def _add_pipe(self, key: str, fd: int, out: Literal[1, 2] | None, prefix: str | None) -> None:
         """Let the relay read `fd`, which belongs to this object from now on."""
         if key in self._kept:
             self._drop(key)
@@ -118,7 +132,7 @@ class Relay:
         if self.closed.done():
             self._read_myself(key, fd)
         else:
-            self._send({"do": "pipe", "key": key, "show": show}, fd)
+            self._send({"do": "pipe", "key": key, "out": out, "prefix": prefix}, fd)
 
     def add_tail(
         self,
@@ -143,8 +157,8 @@ class Relay:
             # There is nobody left to write it for us, and a console that has gone is no reason to fail.
             with contextlib.suppress(OSError):
                 os.write(self._console[1], text.encode(errors="backslashreplace"))
-        for start in range(0, len(text), SAY_CHARACTERS):
-            self._send({"do": "say", "text": text[start : start + SAY_CHARACTERS]})
+        for piece in pieces_of(text, SAY_CHARACTERS):
+            self._send({"do": "say", "text": piece})
 
     def remove_at_end(self, path: str) -> None:
         """Name a directory that the relay removes when it ends, so that even SIGKILL leaves nothing in /tmp."""

@@ -6,6 +6,8 @@ Pure: bytes in, bytes out. Nothing here loops over lines in Python unless a line
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dlrover_run.output.streams import TAIL_BYTES
 
 LONGEST_LINE = 4 * 1024 * 1024
@@ -57,6 +59,31 @@ def prefixed(lines: bytes, prefix: bytes) -> bytes:
     if not lines or not prefix:
         return lines
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+def piece_of(view: memoryview, most: int) -> memoryview:
+    """The next part of `view` to write where other processes write too: as many whole lines as fit into `most` bytes,
+    or one line that is longer, or all that is left where no line ends."""
+    if len(view) <= most:
+        return view
+    end = bytes(view[:most]).rfind(b"\n") + 1
+    looked, width = most, most
+    while not end and looked < len(view):
+        place = bytes(view[looked : looked + width]).find(b"\n")
+        end = looked + place + 1 if place >= 0 else 0
+        looked, width = looked + width, 2 * width
+    return view[: end or len(view)]
+
+
+def pieces_of(text: str, most: int) -> Iterator[str]:
+    """Parts of a text of `most` characters at most, cut at the ends of lines as far as those are not too long."""
+    start = 0
+    while start < len(text):
+        end = start + most
+        if end < len(text):
+            end = text.rfind("\n", start, end) + 1 or end
+        yield text[start:end]
+        start = end
 
 
 def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:

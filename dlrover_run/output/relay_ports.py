@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 
-from dlrover_run.output.relay_lines import LineCutter, Ring, matching, prefixed
+from dlrover_run.output.relay_lines import LineCutter, Ring, matching, piece_of, prefixed
 
 CHUNK = 1024 * 1024
 """Bytes of one read: a whole pipe of the size that the agent makes."""
@@ -26,6 +26,9 @@ QUEUE_LIMIT = 4 * 1024 * 1024
 IN_MODIFY = 0x2
 """The inotify event for bytes written to a file."""
 
+Write = Callable[[memoryview], int]
+"""Writes some of the bytes and answers how many; raises BlockingIOError when the place takes none for now."""
+
 
 class Sink:
     """A place to write to, with a queue of what it has not taken yet.
@@ -33,7 +36,7 @@ class Sink:
     It is `dead` once writing fails for good: what is put into it then vanishes, and the sources go on.
     """
 
-    def __init__(self, fd: int, write: Callable[[memoryview], int], *, waits: bool = False) -> None:
+    def __init__(self, fd: int, write: Write, *, waits: bool = False) -> None:
         self.fd = fd
         self.waits = waits
         """Whether it can refuse bytes for now, so that one has to wait until it is writable."""
@@ -90,15 +93,21 @@ class Sink:
             self.fd = -1
 
 
-def console_sink(fd: int) -> Sink:
-    """The sink for one of our own standard descriptors, whatever is behind it."""
+def console_sink(fd: int, *, shared: bool = False) -> Sink:
+    """The sink for one of our own standard descriptors, whatever is behind it.
+
+    Where it is `shared` with the relays of other nodes, it is given whole lines, and no more bytes of them than a pipe
+    takes all at once or not at all: a part of a line that found room would be followed by a line of another node. For a
+    line that is longer than that, and on a terminal, which promises nothing, this holds only while there is room.
+    """
     try:
         mode = os.fstat(fd).st_mode
     except OSError as error:
         return _failed(fd, error)
+    cut = _by_lines if shared else _as_it_is
     if stat.S_ISSOCK(mode):
         connection = socket.socket(fileno=os.dup(fd))
-        return Sink(connection.fileno(), lambda view: connection.send(view, socket.MSG_DONTWAIT), waits=True)
+        return Sink(connection.fileno(), cut(lambda view: connection.send(view, socket.MSG_DONTWAIT)), waits=True)
     if not stat.S_ISFIFO(mode) and not os.isatty(fd):
         # A regular file or /dev/null takes everything. It is not opened again: the file position is shared on purpose.
         return Sink(fd, lambda view: os.write(fd, view))
@@ -106,10 +115,18 @@ def console_sink(fd: int) -> Sink:
         own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (PermissionError, FileNotFoundError):
         # Another user's terminal (after `su`), or no /proc: write as little as a writable pipe is sure to take.
-        return Sink(fd, lambda view: _write_a_little(fd, view), waits=True)
+        return Sink(fd, cut(lambda view: _write_a_little(fd, view)), waits=True)
     except OSError as error:
         return _failed(fd, error)  # ENXIO: the reader of the pipe is gone already.
-    return Sink(own, lambda view: os.write(own, view), waits=True)
+    return Sink(own, cut(lambda view: os.write(own, view)), waits=True)
+
+
+def _as_it_is(write: Write) -> Write:
+    return write
+
+
+def _by_lines(write: Write) -> Write:
+    return lambda view: write(piece_of(view, select.PIPE_BUF))
 
 
 def _write_a_little(fd: int, view: memoryview) -> int:
@@ -136,18 +153,22 @@ def file_sink(path: str) -> Sink:
 
 
 class Pipe:
-    """The reading end of one worker's standard error: a pipe, or the master of a pseudo-terminal.
+    """The reading end of one output of a worker: a pipe, or the master of a pseudo-terminal.
 
-    After its end `fd` is -1 and its ring stays.
+    With a `prefix` the sink gets whole lines with that before each, and a partial last line is completed at the end of
+    the output; without one it gets the bytes as they come. The ring has what the worker wrote, in either case. After
+    its end `fd` is -1 and its ring stays.
     """
 
-    def __init__(self, key: str, fd: int, sink: Sink | None, poller: select.epoll) -> None:
+    def __init__(self, key: str, fd: int, sink: Sink | None, poller: select.epoll, prefix: bytes | None = None) -> None:
         self.key = key
         self.fd = fd
         self.ring = Ring()
         self.terminal = os.isatty(fd)
         self._sink = sink
         self._poller = poller
+        self._prefix = prefix
+        self._cutter = LineCutter()
         self._watched = False
 
     def watch(self) -> None:
@@ -174,12 +195,14 @@ class Pipe:
             return 0
         self.ring.add(data)
         if self._sink is not None:
-            self._sink.put(data)
+            self._sink.put(data if self._prefix is None else prefixed(self._cutter.feed(data), self._prefix))
         return len(data)
 
     def close(self) -> None:
         if self.fd < 0:
             return
+        if self._sink is not None and self._prefix is not None:
+            self._sink.put(prefixed(self._cutter.finish(), self._prefix))
         if self._watched:
             # Closing is not enough: the agent has the same open file, so epoll would go on speaking of it for ever.
             self._poller.unregister(self.fd)

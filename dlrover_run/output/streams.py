@@ -36,7 +36,8 @@ class Stream:
     """The destination of one output stream of one worker.
 
     `inherit` is our own descriptor, untouched. `file` is `path`, written by the worker itself. `null` is /dev/null.
-    `relay` is a pipe to the relay, which remembers the end of the stream and copies it to our console when `shown`.
+    `relay` is a pipe to the relay, which remembers the end of the stream and copies it to our console when `shown`, as
+    it is or, for a job with `LogSpec.prefixed`, line by line.
     `stderr`, for a standard output only, is the worker's own standard error, wherever that goes.
     """
 
@@ -129,10 +130,20 @@ def _tee(rank: int, out: Literal[1, 2], path: str, needles: tuple[str, ...], fil
 
 
 def line_prefix(template: str | None, role: str, rank: int, local_rank: int) -> str:
-    """What stands before each line of a shown log file; a name in the template that we do not know stays as it is."""
+    """What stands before each prefixed line; a name in the template that we do not know stays as it is."""
     if not template:
         return f"[{role}{local_rank}]:"
     return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
+
+
+def through_relay(plan: StreamPlan) -> StreamPlan:
+    """The plan for a console on which each line has a prefix: what would go there untouched takes the way through the
+    relay, which tells lines apart."""
+    ranks = [
+        replace(rank, stdout=Stream("relay", shown=True)) if rank.stdout.where == "inherit" else rank
+        for rank in plan.ranks
+    ]
+    return replace(plan, ranks=tuple(ranks))
 
 
 def in_order(plan: StreamPlan) -> StreamPlan:
@@ -143,7 +154,7 @@ def in_order(plan: StreamPlan) -> StreamPlan:
     """
     ranks = [
         replace(rank, stdout=Stream("stderr"))
-        if rank.stdout.where == "inherit" and rank.stderr.where == "relay" and rank.stderr.shown
+        if rank.stdout.where in ("inherit", "relay") and rank.stderr.where == "relay" and rank.stderr.shown
         else rank
         for rank in plan.ranks
     ]
