@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
+from dlrover_run.console.mark import marked
 from dlrover_run.descent import guard, lineage
 from dlrover_run.output.streams import RunDir, create_run_dir, leave_nothing
 from dlrover_run.spec import JobSpec, SpecError
@@ -53,7 +54,7 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
         from dlrover_run.failures import signal_words
 
         how = signal_words(-code)
-        print(f"dlrover-run: the launcher's agent was killed by {how}; its workers were ended too", file=sys.stderr)
+        _say(spec, f"dlrover-run: the launcher's agent was killed by {how}; its workers were ended too")
         return exit_codes.of_failure(exit_codes.of_signal(-code), spec.compat_exit_codes)
     return code
 
@@ -75,7 +76,7 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         from dlrover_run.output.relay_client import Relay
 
         try:
-            relay = Relay.start()
+            relay = Relay.start(shared=bool(spec.console_name))
         except OSError as error:
             code = _cannot_start(error, spec)
         else:
@@ -85,8 +86,8 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
             import traceback
 
-            traceback.print_exc()
-        print(f"dlrover-run: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it", file=sys.stderr)
+            _say(spec, traceback.format_exc().rstrip("\n"))
+        _say(spec, f"dlrover-run: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -94,8 +95,13 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
 
 
 def _cannot_start(error: OSError, spec: JobSpec) -> int:
-    print(f"dlrover-run: the launcher's own processes could not be started: {explain(error)}", file=sys.stderr)
+    _say(spec, f"dlrover-run: the launcher's own processes could not be started: {explain(error)}")
     return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
+
+
+def _say(spec: JobSpec, text: str) -> None:
+    """Print what there is no voice for, before there is an agent or after its end."""
+    print(marked(text, spec.console_name), file=sys.stderr)
 
 
 def _open_standard_streams() -> None:
@@ -124,7 +130,7 @@ def _main() -> int:
     try:
         return launch(request.spec, request.lifeline, request.verdict)
     except SpecError as mistake:
-        print(f"dlrover-run: {mistake}", file=sys.stderr)
+        _say(request.spec, f"dlrover-run: {mistake}")
         return exit_codes.BAD_COMMAND_LINE
 
 

@@ -7,7 +7,7 @@ import os
 
 from dlrover_run import failures
 from dlrover_run.agent.round import Round
-from dlrover_run.console.voice import PLAIN_WIDTH, Below, Voice
+from dlrover_run.console.voice import Below, Voice
 from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
 from dlrover_run.coordination.records import OVER, Assignment, PlanPhase, Seat, Waiting
 from dlrover_run.coordination.rules import CHECK_ALWAYS
@@ -111,8 +111,7 @@ class Narration:
 
     def _paper(self) -> tuple[int, bool]:
         """How many columns there are to write on, and whether in colour."""
-        columns = self._voice.columns
-        return columns or PLAIN_WIDTH, self._color and columns is not None
+        return self._voice.width, self._color and self._voice.columns is not None
 
     def begin_round(self, seat: Seat) -> None:
         """A round begins in which this node has that seat."""

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable
 
+from dlrover_run.console.mark import mark_of, marked
 from dlrover_run.console.rounds import render_waiting
 from dlrover_run.console.words import clip, harmless
 
@@ -39,17 +40,23 @@ _ERASE_BELOW = "\r\x1b[J"
 
 class Voice:
     """Writes with `write`, which must not block. `columns` answers the width of the terminal, None where there is none,
-    and `lines` its height; they are asked again for each sight of the changing line."""
+    and `lines` its height; they are asked again for each sight of the changing line.
+
+    `name` is what this node is called on a console that it shares with others, empty where it has one to itself. The
+    name stands before each line then, and nothing is drawn that changes: what is erased would be somebody else's.
+    """
 
     def __init__(
         self,
         write: Callable[[str], None],
         columns: Callable[[], int | None],
         lines: Callable[[], int] = lambda: PLAIN_LINES,
+        name: str = "",
     ) -> None:
         self._write = write
-        self._columns = columns
+        self._columns = columns if not name else lambda: None
         self._lines = lines
+        self._name = name
         self._text = ""
         self._below: Below | None = None
         self._until: float | None = None
@@ -61,18 +68,23 @@ class Voice:
 
     @property
     def columns(self) -> int | None:
-        """The width of the terminal, None where there is none."""
+        """The width of the terminal, None where there is none or it is shared."""
         return self._columns()
+
+    @property
+    def width(self) -> int:
+        """How many columns there are for a line that is printed."""
+        return (self._columns() or PLAIN_WIDTH) - len(mark_of(self._name))
 
     def say(self, line: str) -> None:
         """Print one line under the launcher's name; it is made harmless."""
         self.print(f"dlrover-run: {harmless(line)}")
 
     def print(self, text: str) -> None:
-        """Print lines as they are, and let the changing line follow them."""
+        """Print lines as they are, after the node's name if it has one, and let the changing line follow them."""
         was_drawn = self._drawn
         self._erase()
-        self._write(text + "\n")
+        self._write(marked(text, self._name) + "\n")
         if was_drawn:
             self._draw(self._columns())
 

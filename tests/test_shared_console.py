@@ -1,0 +1,201 @@
+"""A node that shares its console with others: whose each line is, and that nothing on it is drawn anew."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from harness import WAIT, Finished, Mailbox, environment, finish
+from test_console import ALTERNATE, IN_ORDER, read_until, script, terminal
+from virtual_loop import run_virtually
+
+from dlrover_run.console.mark import marked
+from dlrover_run.console.voice import REPEAT_AFTER, TICK, Voice
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.spec import Entrypoint, JobSpec, LogSpec, Std, StreamMap
+
+RUN = """
+import sys, msgspec
+from dlrover_run.launcher_process import run_launcher
+from dlrover_run.spec import JobSpec
+sys.exit(run_launcher(msgspec.json.decode(sys.argv[1], type=JobSpec)).code)
+"""
+
+LOGS = LogSpec(prefixed=True, prefix_template="[node 1 rank ${rank}]: ")
+
+
+def node(target: str, workers: int = 1, logs: LogSpec = LOGS, **more: Any) -> JobSpec:
+    """What one of several nodes on a machine is started with, without restarts."""
+    return JobSpec(
+        entrypoint=Entrypoint("script", target, python=sys.executable),
+        run_id="shared",
+        workers_per_node=workers,
+        rules=Rules(max_restarts=0),
+        logs=logs,
+        console_name="node 1",
+        **more,
+    )
+
+
+def start(spec: JobSpec, directory: Path, **popen: Any) -> subprocess.Popen[str]:
+    """Run a launch from Python in the background, with pipes for its output."""
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, msgspec.json.encode(spec).decode()],
+        cwd=directory,
+        env=environment({"TMPDIR": str(directory), "TERM": "xterm", **options.pop("env", {})}),
+        stdin=subprocess.DEVNULL,
+        text=True,
+        **options,
+    )
+
+
+def run(spec: JobSpec, directory: Path, **popen: Any) -> Finished:
+    return finish(start(spec, directory, **popen))
+
+
+WORKER = """
+import os, sys
+rank = int(os.environ["RANK"])
+os.write(1, b"out %d\\n\\n50%%\\r100%%\\r\\nunfinished out" % rank)
+os.write(2, b"err %d\\nunfinished err" % rank)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_every_line_of_each_worker_has_its_prefix_on_its_own_descriptor(tmp_path: Path, method: Any) -> None:
+    ended = run(node(script(tmp_path, WORKER), 2, start_method=method), tmp_path)
+    assert ended.code == 0, ended.err
+    words = ["out {}", "", "50%", "100%", "unfinished out"]
+    for rank in (0, 1):
+        prefix = f"[node 1 rank {rank}]: "
+        assert [line for line in ended.out.splitlines() if line.startswith(prefix)] == [
+            prefix + word.format(rank) for word in words
+        ]
+    assert len(ended.out.splitlines()) == 2 * len(words)
+    assert sorted(ended.err.splitlines()) == [
+        f"[node 1 rank {rank}]: {word}" for rank in (0, 1) for word in (f"err {rank}", "unfinished err")
+    ]
+
+
+def test_on_one_console_a_workers_two_streams_keep_their_order(tmp_path: Path) -> None:
+    ended = run(node(script(tmp_path, ALTERNATE), 2), tmp_path, stderr=subprocess.STDOUT)
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    for rank in (0, 1):
+        prefix = f"[node 1 rank {rank}]: "
+        assert [line for line in lines if line.startswith(prefix)] == [prefix + line for line in IN_ORDER]
+    assert len(lines) == 2 * len(IN_ORDER)
+
+
+@pytest.mark.parametrize("log_dir", ["/dev/null", "logs"])
+def test_a_log_file_keeps_what_the_worker_wrote(tmp_path: Path, log_dir: str) -> None:
+    """Standard output goes to a file and is shown, unless no file may be written; standard error is only shown."""
+    logs = replace(LOGS, log_dir=str(tmp_path / log_dir), tee=StreamMap(Std.OUT))
+    source = "import os\nos.write(1, b'out\\nend')\nos.write(2, b'err\\nend')\n"
+    ended = run(node(script(tmp_path, source), logs=logs), tmp_path)
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == ["[node 1 rank 0]: out", "[node 1 rank 0]: end"]
+    assert ended.err.splitlines() == ["[node 1 rank 0]: err", "[node 1 rank 0]: end"]
+    written = [path.read_bytes() for path in tmp_path.rglob("*.log")]
+    assert written == ([] if log_dir == "/dev/null" else [b"out\nend"])
+
+
+def test_the_report_quotes_what_the_worker_wrote_below_the_name_of_the_node(tmp_path: Path) -> None:
+    source = "import os\ndef inner():\n    raise KeyError('the key')\nif os.environ['RANK'] == '1':\n    inner()\n"
+    ended = run(node(script(tmp_path, source), 2), tmp_path)
+    assert ended.code == 1
+    lines = ended.err.splitlines()
+    assert "[node 1 rank 1]: KeyError: 'the key'" in lines
+    # Each line is either a worker's or the launcher's, and it has not both marks.
+    own = [line for line in lines if not re.match(r"\[node 1 rank [01]\]: ", line)]
+    assert own
+    assert all(line.startswith("[node 1] ") for line in own)
+    report = [line.removeprefix("[node 1] ") for line in own]
+    assert "The launcher exits with code 1." in report
+    assert any(re.match(r" +KeyError: 'the key'", line) for line in report)
+    assert not any("[node 1" in line for line in report)
+    assert "=" * (80 - len("[node 1] ")) in report  # Of 80 columns, what the name leaves.
+
+
+def test_on_a_terminal_lines_are_prefixed_and_nobody_can_move_its_cursor(tmp_path: Path) -> None:
+    source = (
+        "import os, sys\nprint('terminals:', [os.isatty(n) for n in (0, 1, 2)])\n" + ALTERNATE + "raise SystemExit(3)"
+    )
+    with terminal() as (master, slave):
+        process = start(node(script(tmp_path, source)), tmp_path, stdout=slave, stderr=slave)
+        seen = read_until(master, r"exits with code 3\.\n.*\n")
+        assert process.wait(WAIT) == 3
+    assert "\x1b" not in seen
+    prefix = "[node 1 rank 0]: "
+    workers = [line.removeprefix(prefix) for line in seen.splitlines() if line.startswith(prefix)]
+    # A program that draws would write over the lines of other nodes.
+    assert workers == ["terminals: [False, False, False]", *IN_ORDER]
+    others = [line for line in seen.splitlines() if not line.startswith(prefix)]
+    assert all(line.startswith("[node 1] ") for line in others)
+
+
+def test_what_is_said_where_there_is_no_agent_has_the_name_too(mailbox: Mailbox) -> None:
+    (mailbox.directory / "file").write_text("")
+    unusable = replace(LOGS, log_dir=str(mailbox.directory / "file"))
+    ended = run(node("unimportant.py", logs=unusable), mailbox.directory)
+    assert ended.code == 2
+    assert re.fullmatch(r"\[node 1\] dlrover-run: --log-dir: .* is not a directory.*\n", ended.err)
+    worker = mailbox.script("hold.py", "import signal\npost()\nsignal.pause()\n")
+    process = start(node(str(worker)), mailbox.directory, env={"TEST_MAILBOX": mailbox.name})
+    mailbox.receive()
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    next(each for each in descendants if each.name() == "dlrover-agent").kill()
+    ended = finish(process)
+    assert ended.code == -signal.SIGKILL or ended.code == 128 + signal.SIGKILL
+    assert "[node 1] dlrover-run: the launcher's agent was killed by SIGKILL" in ended.err
+    assert all(line.startswith("[node 1") for line in ended.err.splitlines())
+
+
+def said(name: str, play: Any) -> list[str]:
+    """What a voice writes to a terminal, in virtual time."""
+    written: list[str] = []
+
+    async def speak() -> None:
+        await play(Voice(written.append, lambda: 120, name=name))
+
+    run_virtually(speak())
+    return written
+
+
+def test_a_named_voice_draws_nothing_that_changes() -> None:
+    async def play(voice: Voice) -> None:
+        assert voice.columns is None
+        voice.wait_for("for b", 30, lambda columns, lines: ["a table"])
+        await asyncio.sleep(2.5 * TICK)
+        voice.say("hello")
+        voice.wait_for("for c", None)
+        await asyncio.sleep(2 * REPEAT_AFTER)
+        voice.wait_no_more()
+        voice.print("three\n\nlines")
+
+    assert said("node 1", play) == [
+        "[node 1] dlrover-run: waiting: for b; at most 29 s more\n",
+        "[node 1] dlrover-run: hello\n",
+        "[node 1] dlrover-run: waiting: for c\n",
+        "[node 1] three\n[node 1] \n[node 1] lines\n",
+    ]
+
+
+def test_the_mark_stands_before_each_line_and_takes_its_columns() -> None:
+    async def play(voice: Voice) -> None:
+        assert voice.columns == voice.width == 120
+
+    said("", play)
+    assert marked("a\n b", "") == "a\n b"
+    assert marked("a\n b", "node 10") == "[node 10] a\n[node 10]  b"
+    assert Voice(print, lambda: 120, name="node 1").width == 80 - len("[node 1] ")
