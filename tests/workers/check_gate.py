@@ -26,7 +26,8 @@ def gated(stage: str, local_rank: int, measure: Callable[..., float]) -> Callabl
     def wait_and_measure(*args: Any) -> float:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as gate:
             gate.connect("\0" + os.environ["CHECK_GATE"])
-            about = {"node": os.environ["TEST_NODE"], "local_rank": local_rank, "stage": stage, "pid": os.getpid()}
+            node = os.environ.get("TEST_NODE") or os.environ["DLROVER_LOCAL_NODE"]
+            about = {"node": node, "local_rank": local_rank, "stage": stage, "pid": os.getpid()}
             gate.send(json.dumps(about).encode())
             if gate.recv(16) == b"wrong":
                 torch.mm = bad_mm  # type: ignore[assignment]

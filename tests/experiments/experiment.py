@@ -1,0 +1,338 @@
+"""One experiment: a supervisor with its nodes, their workers' records as they come, and the faults that a test puts in.
+
+All that a test waits for wakes it: records come through a FIFO, words through a pipe. Where a fault falls is settled by
+making a worker stand still before a chosen step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import torch
+from cluster import Talker, is_master, watched_processes
+from harness import OURS, WAIT, environment, kill_leftovers, start, still_alive
+
+from dlrover_run.descent import lineage
+from experiments.history import Round, find_faults, rounds_of
+from experiments.records import Held, Record, Step, read
+from experiments.timeline import Event, Timeline
+
+SCRIPT = Path(__file__).with_name("recorded_mnist.py")
+CHAOS = Path(__file__).parents[2] / "scripts" / "start_chaos.sh"
+TIMELINES = Path(os.environ.get("EXPERIMENT_TIMELINES") or Path(__file__).with_name("timelines"))
+
+EPOCHS, BATCH_SIZE, CHECKPOINT_STEPS, SEED = 2, 8, 3, 1
+
+NEVER = 10_000
+"""Seconds of a time-out that an experiment must not need."""
+
+PIPE_SIZE = 1 << 20
+"""More than all records of an experiment, so that no worker ever waits for the test to read them."""
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Real handwritten digits on disk; `size` of them to train with."""
+
+    training: Path
+    validation: Path
+    size: int
+
+    def order(self, epoch: int) -> list[int]:
+        """The samples of an epoch as the ranks use them up (as torch's DistributedSampler shuffles)."""
+        return _permutation(self.size, epoch)
+
+
+@cache
+def _permutation(size: int, epoch: int) -> list[int]:
+    generator = torch.Generator()
+    generator.manual_seed(SEED + epoch)
+    order: list[int] = torch.randperm(size, generator=generator).tolist()
+    return order
+
+
+class Hold:
+    """A step before which some ranks stand still."""
+
+    def __init__(self, file: Path, ranks: Collection[int]) -> None:
+        self._file = file
+        # Locked before it has its name, so that nobody slips through.
+        unnamed = file.with_name(f".{file.name}")
+        self._lock = unnamed.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock.write(" ".join(map(str, ranks)))
+        self._lock.flush()
+        unnamed.rename(file)
+
+    def release(self) -> None:
+        """Let them go on, and hold nobody there any more."""
+        self._file.unlink(missing_ok=True)
+        self._lock.close()
+
+
+class Experiment:
+    """Starts one supervisor, and takes all that lives below this process on its account for its own."""
+
+    def __init__(self, name: str, directory: Path, digits: Digits) -> None:
+        self.directory = directory
+        self.digits = digits
+        self.records: list[Record] = []
+        self.said = ""
+        self.timeline = Timeline(name, time.monotonic())
+        self._holds: list[Hold] = []
+        self._half_record, self._half_line, self._heard = b"", "", 0
+        self._supervisor: subprocess.Popen[str] | None = None
+        self._before = {child.pid for child in psutil.Process().children(recursive=True)}
+        (directory / "holds").mkdir()
+        os.mkfifo(directory / "records")
+        # For writing as well, so that there is always a writer and always a reader.
+        self._fifo = os.open(directory / "records", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.fcntl(self._fifo, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+        lineage.become_subreaper()
+
+    def start(self, *flags: str, conf: dict[str, object] | None = None, env: dict[str, str] | None = None) -> None:
+        """Run the command of an experiment. Its first world has all nodes that start at once, however slow one is."""
+        settings = ",".join(f"{k}={v}" for k, v in {"last_call_timeout": NEVER, **(conf or {})}.items())
+        self._supervisor = start(
+            OURS,
+            [
+                *flags, "--nproc-per-node=1", "--max-restarts=3", "--start-method=forkserver",
+                f"--rdzv-conf={settings}", SCRIPT,
+                "--no_cuda", f"--training_data={self.digits.training}", f"--validation_data={self.digits.validation}",
+                f"--num_epochs={EPOCHS}", f"--batch_size={BATCH_SIZE}", f"--seed={SEED}",
+                "--checkpoint_dir=checkpoints", f"--checkpoint_steps={CHECKPOINT_STEPS}",
+            ],
+            cwd=self.directory,
+            env={
+                "EXPERIMENT_RECORDS": str(self.directory / "records"),
+                "EXPERIMENT_HOLDS": str(self.directory / "holds"),
+                "OMP_NUM_THREADS": "1",
+                **(env or {}),
+            },
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+
+    # What a test does.
+
+    def hold(self, step: int, *ranks: int) -> Hold:
+        """Have these ranks stand still before a step; the others then wait for them in the middle of it."""
+        self._holds.append(Hold(self.directory / "holds" / str(step), ranks))
+        return self._holds[-1]
+
+    def fault(self, words: str) -> None:
+        """Note that this is done now."""
+        self.timeline.faults.append(Event(time.monotonic(), words))
+
+    def tell_supervisor(self, number: signal.Signals) -> None:
+        """Send a signal to the command alone."""
+        self.supervisor.send_signal(number)
+
+    def kill_nodes(self, *numbers: int) -> None:
+        """Kill all of these nodes in one moment, as when machines lose their power."""
+        processes = [process for number in numbers for process in self.processes_of(number)]
+        # The agents first, for they would find the words to say goodbye.
+        for process in sorted(processes, key=lambda process: not process.name().startswith("dlrover-agent")):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    @contextlib.contextmanager
+    def chaos(self, verb: str, words: str, **settings: str) -> Iterator[Talker]:
+        """Have `scripts/start_chaos.sh` bring trouble over node 1, and go on inside when it has said so in these words.
+
+        What it did is undone at the end of the block.
+        """
+        self.fault(f"start_chaos.sh {verb}")
+        process = subprocess.Popen(
+            ["bash", CHAOS, verb],
+            env=environment({"CHAOS_CLUSTER": str(self.supervisor.pid), **settings}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        chaos = Talker(f"start_chaos.sh {verb}", process)
+        try:
+            chaos.until_says(words)
+            yield chaos
+        finally:
+            process.terminate()
+            chaos.finish()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def master(self) -> psutil.Process:
+        """The master of the cluster."""
+        (master,) = [process for process in self._below() if is_master(process)]
+        return master
+
+    def processes_of(self, number: int) -> list[psutil.Process]:
+        """The guard of a node, its agent and whatever these have started."""
+        mark = f"DLROVER_LOCAL_NODE={number}".encode()
+        found = []
+        for process in self._below():
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                    found.append(process)
+        assert found, f"there is no node {number}{self.told()}"
+        return found
+
+    # What a test waits for.
+
+    def until(self, find: Callable[[], Found | None], what: str, timeout: float = WAIT) -> Found:
+        """Wait until something is found in what has been told so far, and return it."""
+        deadline = time.monotonic() + timeout
+        while (found := find()) is None:
+            if not self._listen(deadline):
+                raise AssertionError(f"waited in vain for {what}{self.told()}")
+        return found
+
+    def until_says(self, words: str) -> None:
+        """Wait for words that come after those that were waited for before."""
+        at = self.until(
+            lambda: position if (position := self.said.find(words, self._heard)) >= 0 else None, repr(words)
+        )
+        self._heard = at + len(words)
+
+    def until_held(self, step: int, *ranks: int) -> Round:
+        """Wait until these ranks of the newest round stand still before a step, and all others wait in it."""
+
+        def look() -> Round | None:
+            newest = self.rounds[-1:]
+            if not newest or not newest[0].is_whole:
+                return None
+            told = [record for record in self.records if record.round == newest[0].name]
+            held = {record.rank for record in told if isinstance(record, Held) and record.step == step}
+            inside = {record.rank for record in told if isinstance(record, Step) and record.step == step}
+            return newest[0] if held.issuperset(ranks) and len(inside) == newest[0].world - len(ranks) else None
+
+        return self.until(look, f"ranks {ranks} to stand before step {step}")
+
+    def until_world(self, nodes: Collection[int], after: Round | None = None) -> Round:
+        """Wait for a round of these nodes that begins later than another; all its workers have met."""
+
+        def look() -> Round | None:
+            found = [each for each in self.rounds if each.is_whole and set(each.nodes.values()) == set(nodes)]
+            return found[-1] if found and (after is None or found[-1].began > after.began) else None
+
+        return self.until(look, f"a world of the nodes {sorted(nodes)}")
+
+    def until_taken(self, each: Round, step: int) -> None:
+        """Wait until a round has taken a step."""
+        self.until(lambda: self._round(each).end > step or None, f"step {step} to be taken")
+
+    def finish(self) -> list[Round]:
+        """See the command succeed, and that two whole epochs were trained and nothing is left. Gives the rounds."""
+        for hold in self._holds:
+            hold.release()
+        deadline = time.monotonic() + WAIT
+        while self._listen(deadline):
+            pass
+        assert self.supervisor.wait(max(0.0, deadline - time.monotonic())) == 0, self.told()
+        with watched_processes(self._below()) as pidfds:
+            still_alive(pidfds, WAIT)
+        assert [process.cmdline() for process in self._below()] == [], self.told()
+        self._hear_records()
+        faults = find_faults(self.records, self.digits.size, EPOCHS, self.digits.order)
+        assert faults == [], "\n".join(faults) + self.told()
+        return self.rounds
+
+    @property
+    def rounds(self) -> list[Round]:
+        """The rounds so far."""
+        return rounds_of(self.records)
+
+    @property
+    def supervisor(self) -> subprocess.Popen[str]:
+        assert self._supervisor is not None, "the experiment was not started"
+        return self._supervisor
+
+    def has_said(self, words: str) -> bool:
+        """Whether a launcher, or a worker, has said this by now."""
+        return words in self.said
+
+    def place_taken_by(self, number: int) -> int:
+        """The number of the node whose place a node has taken, by the word of the supervisor."""
+        (place,) = re.findall(rf"node (\d+) .*; node {number} takes its place", self.said)
+        return int(place)
+
+    def told(self) -> str:
+        """All that is known, for the message of a test that fails."""
+        self._hear_records()
+        events = [
+            f"{event.at - self.timeline.began:8.3f} {event.words}" for event in self.timeline.events(self.records)
+        ]
+        return "\n".join(["", "--- console", self.said, "--- timeline", *events])
+
+    def close(self) -> None:
+        """End whatever is left, and write the timeline."""
+        while processes := self._below():
+            with watched_processes(processes) as pidfds:
+                kill_leftovers(pidfds)
+                still_alive(pidfds, WAIT)
+        ctypes.CDLL(None).prctl(lineage._PR_SET_CHILD_SUBREAPER, 0)
+        if self._supervisor is not None:
+            self._supervisor.wait()
+            assert self._supervisor.stdout is not None
+            self._supervisor.stdout.close()
+        for hold in self._holds:
+            hold.release()
+        self._hear_records()
+        os.close(self._fifo)
+        self.timeline.write(TIMELINES, self.records)
+
+    def _round(self, each: Round) -> Round:
+        return next(known for known in self.rounds if known.name == each.name)
+
+    def _listen(self, deadline: float) -> bool:
+        """Take what comes next, from workers or launchers; whether anything did before the deadline or the end."""
+        assert self.supervisor.stdout is not None
+        console = self.supervisor.stdout.fileno()
+        ready = select.select([self._fifo, console], [], [], max(0.0, deadline - time.monotonic()))[0]
+        if self._fifo in ready:
+            self._hear_records()
+        if console in ready:
+            return self._hear_words(os.read(console, 65536).decode(errors="replace"))
+        return bool(ready)
+
+    def _hear_words(self, text: str) -> bool:
+        now = time.monotonic()
+        self.said += text
+        *lines, self._half_line = (self._half_line + text).split("\n")
+        self.timeline.lines += [Event(now, line) for line in lines]
+        return bool(text)
+
+    def _hear_records(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._fifo, PIPE_SIZE):
+                *lines, self._half_record = (self._half_record + data).split(b"\n")
+                self.records += map(read, lines)
+
+    def _below(self) -> list[psutil.Process]:
+        """What lives below this process on account of the experiment. Orphans that have ended are collected."""
+        living = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.pid in self._before:
+                    continue
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    living.append(process)
+                elif process.ppid() == os.getpid() and process.pid != self.supervisor.pid:
+                    os.waitpid(process.pid, 0)
+        return living

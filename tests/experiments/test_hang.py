@@ -1,0 +1,40 @@
+"""A worker hangs. Nobody can tell that from a long step, so nobody is blamed: the others wait for it.
+
+They go on when it goes on, and start again from the checkpoint when somebody kills it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+
+from experiments.experiment import Experiment
+
+
+def test_hang(experiment: Experiment) -> None:
+    middle, later = experiment.hold(5, 1), experiment.hold(9, 1)
+    experiment.start("--local-nodes=4", "--nnodes=3:4")
+    before = experiment.until_held(5, 1)
+    assert before.nodes == {0: 0, 1: 1, 2: 2, 3: 3}
+    worker = psutil.Process(before.pids[1])
+
+    with experiment.chaos("stop-process", f"node 1: stopped 1 workers: {worker.pid}"):
+        middle.release()
+        assert worker.status() == psutil.STATUS_STOPPED
+    # It goes on now, and so do the others that waited for it.
+    meanwhile = experiment.until_held(9, 1)
+    assert (meanwhile.name, meanwhile.pids) == (before.name, before.pids)
+
+    with experiment.chaos("stop-process", f"node 1: stopped 1 workers: {worker.pid}") as chaos:
+        experiment.fault("the hanging worker is killed")
+        os.kill(worker.pid, signal.SIGKILL)
+        chaos.until_says("node 1: the processes that were stopped have gone")
+        later.release()
+        after = experiment.until_world({0, 1, 2, 3}, after=before)
+
+    rounds = experiment.finish()
+    assert after.nodes == before.nodes
+    assert [(each.world, each.start) for each in rounds] == [(4, 0), (4, 9)]
+    assert experiment.has_said("rank 1 was killed by SIGKILL")
