@@ -34,6 +34,7 @@ check: $(VENV)/.test
 
 benchmark: $(VENV)/.benchmark ## measure against torchrun; writes benchmarks/results/
 	$(BIN)/python benchmarks/launch.py
+	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/rendezvous.py
 
 # CUDA=1 lets pip download the CUDA libraries; without it an install that would bring them stops and says so.

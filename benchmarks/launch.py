@@ -52,15 +52,8 @@ def run_case(case: Case, repetitions: int, limits: Limits, absent: dict[str, str
     """One warm-up of every rival, which does not count, and then `repetitions` rounds of all in turn."""
     present = [rival for rival in case.rivals if rival.name not in absent]
     for rival in present:
-        if case.warm_up and rival.name not in case.once:
-            run_once(case, rival, 0, limits)
-    turns = range(1, min(repetitions, case.most or repetitions) + 1)
-    samples = [
-        run_once(case, rival, turn, limits)
-        for turn in turns
-        for rival in present
-        if turn == 1 or rival.name not in case.once
-    ]
+        run_once(case, rival, 0, limits)
+    samples = [run_once(case, rival, turn, limits) for turn in range(1, repetitions + 1) for rival in present]
     missing = {rival.name: absent[rival.name] for rival in case.rivals if rival.name in absent}
     rows = summarise(samples, case.baseline, case.targets)
     return report.Result(case.name, case.title, case.unit, case.baseline, rows, missing)
@@ -95,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     report.show(results)
     options.output.mkdir(parents=True, exist_ok=True)
-    how = f"{repetitions} repetitions in turn after one warm-up, fewer where a table counts fewer"
+    how = f"{repetitions} repetitions in turn after one warm-up"
     facts = {"repetitions": repetitions, "quick": options.quick, "cases": [case.name for case in cases]}
     (options.output / "launch.json").write_text(report.as_json(results, where, facts))
     (options.output / "launch.md").write_text(report.markdown(TITLE, results, where, how))

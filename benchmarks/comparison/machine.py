@@ -53,6 +53,11 @@ def torch_version(version: Callable[[str], str] = importlib.metadata.version) ->
         return "not installed"
 
 
+def now() -> str:
+    """The time of day, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
 def look(repository: Path, proc: Path = Path("/proc")) -> Machine:
     """The machine that this process runs on, now."""
     return Machine(
@@ -63,7 +68,7 @@ def look(repository: Path, proc: Path = Path("/proc")) -> Machine:
         python=platform.python_version(),
         torch=torch_version(),
         load_average=os.getloadavg(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        date=now(),
         commit=_commit(repository),
     )
 

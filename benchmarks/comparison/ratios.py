@@ -75,12 +75,19 @@ def pair_ratios(ours: Mapping[int, Reading], theirs: Mapping[int, Reading]) -> l
     return ratios
 
 
-def summarise(samples: Sequence[Sample], baseline: str, targets: Mapping[tuple[str, str], float]) -> list[Row]:
+def summarise(
+    samples: Sequence[Sample],
+    baseline: str,
+    targets: Mapping[tuple[str, str], float],
+    within: Mapping[str, str] | None = None,
+) -> list[Row]:
     """A row for each rival and part, in the order in which they first appear.
 
     `targets` are keyed by rival and part; a target whose rival lost every run keeps its row, so that it cannot vanish.
-    A part that the baseline does not have is compared with the baseline itself.
+    A part that the baseline does not have is compared with the baseline itself. A part that `within` names is compared
+    with another part of the same run, whatever the baseline is.
     """
+    within = within or {}
     rivals = list(dict.fromkeys(sample.rival for sample in samples))
     rows = []
     for rival in rivals:
@@ -89,11 +96,14 @@ def summarise(samples: Sequence[Sample], baseline: str, targets: Mapping[tuple[s
         if not parts:
             parts = [part for name, part in targets if name == rival] or [""]
         for part in parts:
-            base = {
-                sample.repetition: _reading(sample, part, otherwise="")
-                for sample in samples
-                if sample.rival == baseline
-            }
+            if part in within:
+                base = {sample.repetition: _reading(sample, within[part]) for sample in own}
+            else:
+                base = {
+                    sample.repetition: _reading(sample, part, otherwise="")
+                    for sample in samples
+                    if sample.rival == baseline
+                }
             rows.append(_row(rival + part, own, part, base, targets.get((rival, part))))
     return rows
 

@@ -82,45 +82,66 @@ def heading(result: Result) -> str:
     return f"{result.name}: {result.title}" + (f" (ratio to {result.baseline})" if result.baseline else "")
 
 
+def machine_text(machine: Machine) -> str:
+    """The machine and the moment in one line."""
+    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
+    return (
+        f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB, Linux {machine.kernel}, "
+        f"Python {machine.python}, torch {machine.torch}; load at start {load}; {machine.date}; commit {machine.commit}"
+    )
+
+
 def markdown(title: str, results: Sequence[Result], machine: Machine, how: str) -> str:
     """The whole report as Markdown; `how` says how often was measured."""
-    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
     lines = [
         f"# {title}",
         "",
-        f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB, Linux {machine.kernel}, "
-        f"Python {machine.python}, torch {machine.torch}; load at start {load}; {machine.date}; "
-        f"commit {machine.commit}; {how}. "
-        "`benchmarks/README.md` says what is measured and how.",
+        f"{machine_text(machine)}; {how}. `benchmarks/README.md` says what is measured and how.",
     ]
     for result in results:
-        lines += ["", f"## {heading(result)}", "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
-        lines += [_line(cells) for cells in table(result)]
-        lines += [f"\n{sentence}" for sentence in left_out(result)]
+        lines += ["", *section(result)]
     return "\n".join(lines) + "\n"
+
+
+def section(result: Result) -> list[str]:
+    """The lines of one case in Markdown: its heading, its table, and who did not run."""
+    lines = [f"## {heading(result)}", "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
+    lines += [_line(cells) for cells in table(result)]
+    return lines + [f"\n{sentence}" for sentence in left_out(result)]
 
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def as_json(results: Sequence[Result], machine: Machine, options: dict[str, Any]) -> str:
-    """Every sample and every sum; an infinite ratio, which JSON cannot say, is the string "lost"."""
-    cases = [
-        {
-            "name": result.name,
-            "title": result.title,
-            "unit": result.unit,
-            "baseline": result.baseline,
-            "rows": [
-                dataclasses.asdict(row)
-                | {"ratio": "lost" if row.ratio is not None and math.isinf(row.ratio) else row.ratio}
-                for row in result.rows
-            ],
-            "absent": result.absent,
-        }
-        for result in results
+def as_record(result: Result) -> dict[str, Any]:
+    """One case with every sample and every sum for JSON, which cannot say that a ratio is infinite: it is "lost"."""
+    return {
+        "name": result.name,
+        "title": result.title,
+        "unit": result.unit,
+        "baseline": result.baseline,
+        "rows": [
+            dataclasses.asdict(row)
+            | {"ratio": "lost" if row.ratio is not None and math.isinf(row.ratio) else row.ratio}
+            for row in result.rows
+        ],
+        "absent": result.absent,
+    }
+
+
+def from_record(record: dict[str, Any]) -> Result:
+    """The case that `as_record` wrote; TypeError or KeyError for another record."""
+    rows = [
+        Row(**row | {"samples": tuple(row["samples"]), "ratio": math.inf if row["ratio"] == "lost" else row["ratio"]})
+        for row in record["rows"]
     ]
+    return Result(record["name"], record["title"], record["unit"], record["baseline"], rows, dict(record["absent"]))
+
+
+def as_json(results: Sequence[Result], machine: Machine, options: dict[str, Any]) -> str:
+    """Every case of one run of a benchmark."""
+    cases = [as_record(result) for result in results]
     document = {"machine": dataclasses.asdict(machine), "options": options, "cases": cases}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 

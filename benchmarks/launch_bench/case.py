@@ -52,11 +52,7 @@ def until_last(
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. `targets` say, for a rival and a part of it, how large the ratio to `baseline` may be.
-
-    `once` names rivals that run in the first turn only, since all that their runs show is how long they hang. A case
-    that takes a minute has no warm-up and `most` turns at most; 0 is no limit.
-    """
+    """One comparison. `targets` say, for a rival and a part of it, how large the ratio to `baseline` may be."""
 
     name: str
     title: str
@@ -65,6 +61,3 @@ class Case:
     baseline: str
     measure: Callable[[Rival, Room, Limits], Measured]
     targets: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    once: frozenset[str] = frozenset()
-    warm_up: bool = True
-    most: int = 0

@@ -30,7 +30,8 @@ PROBE_TIMEOUT = 60.0
 class Job:
     """What a case asks a rival to run: on each node `workers` processes of one script of `benchmarks/workers`.
 
-    Several nodes meet at `port` of the loopback interface. `nnodes` is how many there may be, as the command line says
+    Several nodes meet at `port` of `address`, which is the loopback interface unless nodes have networks of their own;
+    `own_address` is then the address of the node to start. `nnodes` is how many there may be, as the command line says
     it, and `conf` the value of --rdzv-conf. `node` is the one node to start now, None all of them.
     """
 
@@ -39,7 +40,9 @@ class Job:
     max_restarts: int = 0
     nodes: int = 1
     nnodes: str = "1"
+    address: str = "127.0.0.1"
     port: int = 0
+    own_address: str = ""
     conf: str = ""
     node: int | None = None
 
@@ -85,8 +88,9 @@ class CommandRival:
         """The command line of each launcher that is to be started now; all nodes have the same."""
         flags = [f"--nproc-per-node={job.workers}", f"--max-restarts={job.max_restarts}"]
         if job.nodes > 1:
-            meeting = [f"--rdzv-endpoint=127.0.0.1:{job.port}", "--rdzv-backend=c10d", "--rdzv-id=launch-bench"]
+            meeting = [f"--rdzv-endpoint={job.address}:{job.port}", "--rdzv-backend=c10d", "--rdzv-id=launch-bench"]
             flags += [f"--nnodes={job.nnodes}", *meeting, *([f"--rdzv-conf={job.conf}"] if job.conf else [])]
+            flags += [f"--local-addr={job.own_address}"] if job.own_address else []
         return [[*self.prefix, *flags, *self.options, job.path]] * (job.nodes if job.node is None else 1)
 
     def absent(self) -> str | None:

@@ -104,13 +104,16 @@ def still_alive(pids: Iterable[int], timeout: float) -> set[int]:
 class Room:
     """One run's directory, environment, reports and processes. Leaving it ends all that was started in it.
 
-    `patient` says whether the job may end of itself first; it is not for workers that never do.
+    `ends` says when each process that is watched has ended, in nanoseconds, by its id. `patient` says whether the job
+    may end of itself first; it is not for workers that never do.
     """
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="launch-bench-"))
         self.reports: list[Report] = []
         self.launchers: list[Popen[bytes]] = []
+        self.ends: dict[int, int] = {}
+        self._watched: dict[int, int] = {}
         for name in ("reports", "gate"):
             os.mkfifo(self.directory / name)
         # Opened for reading and writing: with a writer always there, no end of file comes when a worker closes.
@@ -134,6 +137,8 @@ class Room:
     ) -> None:
         self._end(self.patient and kind is None)
         os.close(self._reports)
+        for descriptor in self._watched:
+            os.close(descriptor)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def start(self, command: Sequence[str], environment: dict[str, str]) -> int:
@@ -161,6 +166,12 @@ class Room:
         """Wait until every rank has reported `event` after `after_ns`, in whatever attempt; Lost and Late as above."""
         return self._wait_found(lambda: each_rank(self.reports, event, ranks, after_ns), event, timeout)
 
+    def watch(self, pids: Iterable[int]) -> None:
+        """Note in `ends` when these processes end, as far as the driver waits for anything then."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                self._watched[os.pidfd_open(pid)] = pid
+
     def kill(self, pid: int) -> int:
         """Kill one worker with SIGKILL; when, in nanoseconds, read just before. Lost when it had ended of itself."""
         now = time.monotonic_ns()
@@ -170,13 +181,17 @@ class Room:
             raise Lost("the worker to be killed had ended of itself") from None
         return now
 
+    def of_node(self, node: int) -> list[int]:
+        """The process ids of a launcher and of all that descends from it."""
+        return tree(self.launchers[node].pid)
+
     def kill_node(self, node: int) -> int:
         """Kill a launcher and all that descends from it, as when a machine dies; when, in nanoseconds, read just
         before. Lost when it had ended of itself."""
         launcher = self.launchers[node]
         if launcher.poll() is not None:
             raise Lost("the node to be killed had ended of itself")
-        pids = tree(launcher.pid)
+        pids = self.of_node(node)
         now = time.monotonic_ns()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -218,22 +233,31 @@ class Room:
     def _wait(self, done: Callable[[], bool], timeout: float) -> bool:
         """Take in reports until `done()`, until all launchers have ended or `timeout` seconds passed; whether done."""
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as descriptors:
-            selector.register(self._reports, selectors.EVENT_READ)
-            running = 0
+            for descriptor in (self._reports, *self._watched):
+                selector.register(descriptor, selectors.EVENT_READ)
+            running: set[int] = set()
             for launcher in self.launchers:
                 if launcher.poll() is None:
                     descriptor = os.pidfd_open(launcher.pid)
                     descriptors.callback(os.close, descriptor)
                     selector.register(descriptor, selectors.EVENT_READ)
-                    running += 1
+                    running.add(descriptor)
             deadline = time.monotonic() + timeout
-            self._take()
-            while not done() and running and (left := deadline - time.monotonic()) > 0:
+            left = 0.0
+            # What has happened already is taken in first, whether or not there is time to wait.
+            while True:
                 for key, _ in selector.select(left):
-                    if key.fd != self._reports:
+                    if key.fd in self._watched:
+                        self.ends[self._watched.pop(key.fd)] = time.monotonic_ns()
                         selector.unregister(key.fd)
-                        running -= 1
+                        os.close(key.fd)
+                    elif key.fd != self._reports:
+                        selector.unregister(key.fd)
+                        running.discard(key.fd)
                 self._take()
+                left = deadline - time.monotonic()
+                if done() or not running or left <= 0:
+                    break
         return done()
 
     def _take(self) -> None:
