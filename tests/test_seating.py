@@ -73,6 +73,19 @@ def test_a_wish_for_a_rank_that_the_round_has_not_is_no_wish() -> None:
     assert seated([], [node("a", wish=7), node("b", wish=0)], 2) == ["b", "a"]
 
 
+def test_a_replacement_has_the_rank_of_whom_it_replaces_also_after_a_smaller_round() -> None:
+    first = [node(name, wish=rank) for rank, name in enumerate("abc")]
+    assert seated([], first, 3) == ["a", "b", "c"]
+    left = [first[0], first[2]]
+    assert seated(["a", "b", "c"], left, 2) == ["a", "c"]
+    assert seated(["a", "c"], [*left, node("new", 9, wish=1)], 3) == ["a", "new", "c"]
+
+
+def test_a_survivor_gives_its_rank_up_for_the_one_that_it_wishes_only() -> None:
+    assert seated(["x", "y"], [node("x"), node("y", wish=0)], 2) == ["y", "x"]
+    assert seated(["x", "y"], [node("x", wish=0), node("y", wish=0)], 2) == ["x", "y"]
+
+
 def test_another_incarnation_is_a_newcomer() -> None:
     again = Presence(NodeStatus(node_id="a", incarnation="2", host="a", address="a", port=1, workers=1), 5.0, 5.0)
     assert seat_nodes([member("a"), member("b")], [again, node("b")], 2)[1].status.node_id == "b"
@@ -90,8 +103,12 @@ def test_seats_are_dense_whatever_the_order_of_the_living(
     nodes = [node(name, arrived, wish) for arrived, (name, wish) in enumerate(living)]
     chosen = seated(before, nodes, size)
     assert len(chosen) == len(set(chosen)) == size
+    wishes = dict(living)
+    wanted = [wishes[name] for name in chosen if name in before]
     for rank, name in enumerate(chosen):
-        if name in before and before.index(name) < size:
+        if name in before and wishes[name] in range(size) and wanted.count(wishes[name]) == 1:
+            assert wishes[name] == rank
+        elif name in before and wishes[name] not in range(size) and before.index(name) in {*range(size)} - {*wanted}:
             assert before.index(name) == rank
     assert seated(before, data.draw(st.permutations(nodes)), size) == chosen
 

@@ -12,9 +12,11 @@ from dlrover_run.coordination.records import Member
 def seat_nodes(before: Sequence[Member], living: Sequence[Presence], size: int) -> list[Presence]:
     """`size` of the `living` nodes in the order of their ranks in the next round; `before` is the last one.
 
-    Whoever was in the last round comes before newcomers, and keeps his rank where the round has one of that number. The
-    ranks that are left go to whoever wishes one of them, then by the natural order of host and address, in which node2
-    comes before node10. Newcomers take part in the order of their arrival; who is left over is a spare.
+    Whoever was in the last round comes before newcomers. He has the rank that he wishes, so that he returns to it from
+    a round which was too small for it and leaves the one that he had there to a newcomer who wishes that; else he keeps
+    his rank where the round has one of that number. The ranks that are left go to newcomers who wish one of them, then
+    by the natural order of host and address, in which node2 comes before node10. Newcomers take part in the order of
+    their arrival; who is left over is a spare.
     """
     old = {member.key: rank for rank, member in enumerate(before)}
     survivors = sorted((p for p in living if p.status.key in old), key=lambda p: old[p.status.key])
@@ -31,8 +33,10 @@ def seat_nodes(before: Sequence[Member], living: Sequence[Presence], size: int) 
                 unseated.append(node)
         return unseated
 
-    others = seat(chosen, [old.get(node.status.key) for node in chosen])
-    others = seat(others, [node.status.rank_wish for node in others])
+    stayed, new = chosen[: len(survivors)], chosen[len(survivors) :]
+    others = seat(stayed, [node.status.rank_wish for node in stayed])
+    others = seat(others, [old[node.status.key] for node in others])
+    others += seat(new, [node.status.rank_wish for node in new])
     free = [rank for rank in range(size) if rank not in seats]
     seats.update(zip(free, sorted(others, key=_place), strict=True))
     return [seats[rank] for rank in range(size)]
