@@ -19,7 +19,7 @@ from dlrover_run.console.report import (
     FailureReport,
     render_failure,
 )
-from dlrover_run.console.rounds import render_regrouping, render_restart, render_waiting
+from dlrover_run.console.rounds import render_regrouping, render_restart, render_seat, render_waiting
 from dlrover_run.console.voice import REPEAT_AFTER, TICK, Voice
 from dlrover_run.console.words import duration, rank_words
 from dlrover_run.coordination.records import Failure, RoundKey, Seat
@@ -268,6 +268,24 @@ def test_a_round_that_costs_nothing_has_words_of_its_own() -> None:
         store_port=1,
     )
     assert render_regrouping("node-b was lost", seat, 185) == "round 3 with 2 nodes after 3 min 5 s: node-b was lost"
+
+
+@pytest.mark.parametrize(("workers", "ranks"), [(1, "rank 2"), (4, "ranks 2 to 5")])
+def test_a_seat_is_one_line_where_each_node_tells_its_own(workers: int, ranks: str) -> None:
+    seat = Seat(
+        key=RoundKey(1, 3),
+        node_rank=1,
+        nodes=2,
+        first_rank=2,
+        workers=workers,
+        world_size=6,
+        role_first_rank=2,
+        role_world_size=6,
+        store_address="::1",
+        store_port=4711,
+        restart_count=0,
+    )
+    assert render_seat(seat) == f"round 3: {ranks} of 6, as node rank 1 of 2; the store is at [::1]:4711"
 
 
 def elsewhere(*ends: WorkerEnd, trace: str = "", **more: object) -> str:

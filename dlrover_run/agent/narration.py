@@ -115,7 +115,11 @@ class Narration:
 
     def begin_round(self, seat: Seat) -> None:
         """A round begins in which this node has that seat."""
-        if self._shows_rounds:
+        if self._spec.console_name:
+            from dlrover_run.console.rounds import render_seat
+
+            self._voice.say(render_seat(seat))
+        elif self._shows_rounds:
             from dlrover_run.console.rounds import render_rendezvous
 
             self._voice.say(render_rendezvous(seat, self._spec.event_log))

@@ -7,6 +7,7 @@ import math
 from dlrover_run.console.words import duration
 from dlrover_run.coordination.records import Seat
 from dlrover_run.coordination.words import counted
+from dlrover_run.wire.address import join_address
 
 
 def render_restart(reason: str, attempt: int, of: int, after_seconds: float, window: float = 0.0) -> str:
@@ -45,6 +46,14 @@ def render_rendezvous(seat: Seat, event_log: str) -> str:
     }
     lines = [f"  {name}={value}" for name, value in values.items()]
     return "\n".join(["Rendezvous complete for workers. Result:", *lines])
+
+
+def render_seat(seat: Seat) -> str:
+    """The same in one line, for a console on which every node of the job says it."""
+    last = seat.first_rank + seat.workers - 1
+    ranks = f"rank {last}" if seat.workers == 1 else f"ranks {seat.first_rank} to {last}"
+    place = f"{ranks} of {seat.world_size}, as node rank {seat.node_rank} of {seat.nodes}"
+    return f"round {seat.round}: {place}; the store is at {join_address(seat.store_address, seat.store_port)}"
 
 
 def render_waiting(text: str, seconds: float | None) -> str:
