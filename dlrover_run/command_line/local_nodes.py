@@ -20,8 +20,8 @@ MOST = 1000
 
 LAST_CALL_TIMEOUT = 3.0
 """Seconds without a newcomer after which the first round starts with fewer than the most nodes, where `--rdzv-conf`
-does not say. All nodes are started in the same second, so that nobody else is on the way: who joins later is only
-started when training has begun."""
+does not say. All nodes are started in the same second, so that nobody else is on the way: who joins later is meant to
+join a job that trains."""
 
 OWN_MASTER = MasterSpec(host="127.0.0.1", port=0, is_host=False)
 """The master of nodes on this machine, whose address and token are known once it has been started."""

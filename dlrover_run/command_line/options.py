@@ -232,7 +232,7 @@ TABLE: tuple[Flag, ...] = (
     Flag(
         "node-join-after",
         LOCAL,
-        "How long after training has begun the next node joins, where there is one; at SIGUSR1 it does so at once.",
+        "How long after the start the next node joins, where there is one; at SIGUSR1 it does so at once.",
         "SECONDS",
         "30",
         ours=True,
