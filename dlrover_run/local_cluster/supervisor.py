@@ -142,6 +142,9 @@ class Supervisor:
             process.start(spec, environment, namespace)
         except OSError as error:
             self._carry_out(supervision.cannot_start(self._cluster, node, explain(error)))
+            if self._cluster.failed is not None:
+                # Nobody else knows of that, so that the others would wait for this node.
+                self._end_others()
             return
         self._nodes[node.number] = process
 
