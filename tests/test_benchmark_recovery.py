@@ -263,7 +263,7 @@ def test_a_rival_takes_as_many_turns_as_its_fault_allows_and_none_when_it_is_abs
     assert {row.title: len(row.samples) for row in result.rows} == {
         "dlrover-run forkserver": 3,
         "torchrun": 1,
-        "torchrun, own store": 3,
+        "torchrun, own store": 2,
     }
     assert result.absent == {OURS_SPAWN.name: "not there"}
 
@@ -318,7 +318,7 @@ def test_a_bar_is_the_median_of_those_that_came_back_and_says_how_many_did() -> 
     assert (plain.middle, plain.parts) == (None, {OLD_ENDED: 1.0})
     assert bar_of("ft_launcher", result) is None
     assert [words(bar, result) for bar in (ours, store, plain, forks)] == [
-        "1 s (<= 0.017x), 2 of 2 came back",
+        "1 s (<= 0.017x torchrun), 2 of 2 came back",
         "40 s, 1 of 2 came back",
         "> 120 s, 0 of 1 came back",
         "job lost, 0 of 1 came back",

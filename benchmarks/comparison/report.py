@@ -14,7 +14,7 @@ from comparison.ratios import Row
 
 COLUMNS = ("rival", "median", "min", "max", "lost", "ratio", "target", "reached", "notes")
 MEBIBYTE = 1024.0**2
-WIDTH = 160
+WIDTH = 190
 
 Unit = Literal["s", "bytes", "%", "requests"]
 

@@ -60,7 +60,7 @@ CUT = Fault(
     measure=network_cut,
     targets={(OURS_SPAWN.name, ""): MOST, (OURS_FORKSERVER.name, ""): MOST},
     yardstick=KEEP_ALIVE_TIMEOUT,
-    most=3,
+    most=2,
     few={TORCHRUN_UNSHARED.name: 1},
     absent=network.why_not,
 )

@@ -13,12 +13,13 @@ from typing import Any
 from comparison.ratios import Row
 from comparison.report import Result, ratio_text
 
+from recovery_bench.cut import KEEP_ALIVE
 from recovery_bench.deaths import WORKER_AFTER
 from recovery_bench.recovery import NEW_WORLD, OLD_ENDED
 from recovery_bench.rivals import EVERYONE, OURS
 
 COLUMNS = 2
-TITLE_WIDTH = 62
+TITLE_WIDTH = 75
 LEFT, RIGHT = 0.01, 20_000.0
 """Seconds at the ends of the axis; the words beside a bar take what is right of the cut-off."""
 
@@ -27,7 +28,7 @@ HEADINGS = {
     "worker-death": "A worker is killed (2 nodes)",
     "node-death": "A node dies: launcher and worker killed at once (--nnodes=1:2)",
     "growth": "A node joins a running one (--nnodes=1:2)",
-    "master-death": "The place where nodes meet is killed: longest pause between two steps",
+    "master-death": "The master (torchrun: node 0) is killed: longest pause between two steps",
     "network-cut": "The network of a node is cut without a word (--nnodes=1:2)",
 }
 SHADES = {"": 0.35, NEW_WORLD: 0.45, OLD_ENDED: 0.9}
@@ -81,7 +82,8 @@ def words(bar: Bar, result: Result) -> str:
         return f"{time_text(bar.middle)}; a worker killed then: {time_text(after.median)}"
     # Where some runs did not come back the ratio is of those too, and the bar is not.
     ratio = row.ratio if len(bar.came_back) == bar.runs and bar.rival != result.baseline else None
-    against = "" if ratio is None or math.isinf(ratio) else f" ({ratio_text(ratio, row.bound)}x)"
+    unit = " keep-alive time-outs" if result.baseline == KEEP_ALIVE else "x torchrun"
+    against = "" if ratio is None or math.isinf(ratio) else f" ({ratio_text(ratio, row.bound)}{unit})"
     return f"{time_text(bar.middle)}{against}, {count}"
 
 
