@@ -63,6 +63,14 @@ def run(spec: JobSpec, directory: Path, **popen: Any) -> Finished:
     return finish(start(spec, directory, **popen))
 
 
+def of_workers(text: str) -> list[str]:
+    """The lines that workers wrote; all others must be the launcher's own, with the name of the node."""
+    lines = text.splitlines()
+    own = [line for line in lines if not re.match(r"\[node 1 rank \d+\]: ", line)]
+    assert all(line.startswith("[node 1] ") for line in own), text
+    return [line for line in lines if line not in own]
+
+
 WORKER = """
 import os, sys
 rank = int(os.environ["RANK"])
@@ -78,11 +86,11 @@ def test_every_line_of_each_worker_has_its_prefix_on_its_own_descriptor(tmp_path
     words = ["out {}", "", "50%", "100%", "unfinished out"]
     for rank in (0, 1):
         prefix = f"[node 1 rank {rank}]: "
-        assert [line for line in ended.out.splitlines() if line.startswith(prefix)] == [
+        assert [line for line in of_workers(ended.out) if line.startswith(prefix)] == [
             prefix + word.format(rank) for word in words
         ]
     assert len(ended.out.splitlines()) == 2 * len(words)
-    assert sorted(ended.err.splitlines()) == [
+    assert sorted(of_workers(ended.err)) == [
         f"[node 1 rank {rank}]: {word}" for rank in (0, 1) for word in (f"err {rank}", "unfinished err")
     ]
 
@@ -90,7 +98,7 @@ def test_every_line_of_each_worker_has_its_prefix_on_its_own_descriptor(tmp_path
 def test_on_one_console_a_workers_two_streams_keep_their_order(tmp_path: Path) -> None:
     ended = run(node(script(tmp_path, ALTERNATE), 2), tmp_path, stderr=subprocess.STDOUT)
     assert ended.code == 0
-    lines = ended.out.splitlines()
+    lines = of_workers(ended.out)
     for rank in (0, 1):
         prefix = f"[node 1 rank {rank}]: "
         assert [line for line in lines if line.startswith(prefix)] == [prefix + line for line in IN_ORDER]
@@ -105,7 +113,7 @@ def test_a_log_file_keeps_what_the_worker_wrote(tmp_path: Path, log_dir: str) ->
     ended = run(node(script(tmp_path, source), logs=logs), tmp_path)
     assert ended.code == 0, ended.err
     assert ended.out.splitlines() == ["[node 1 rank 0]: out", "[node 1 rank 0]: end"]
-    assert ended.err.splitlines() == ["[node 1 rank 0]: err", "[node 1 rank 0]: end"]
+    assert of_workers(ended.err) == ["[node 1 rank 0]: err", "[node 1 rank 0]: end"]
     written = [path.read_bytes() for path in tmp_path.rglob("*.log")]
     assert written == ([] if log_dir == "/dev/null" else [b"out\nend"])
 
@@ -114,13 +122,8 @@ def test_the_report_quotes_what_the_worker_wrote_below_the_name_of_the_node(tmp_
     source = "import os\ndef inner():\n    raise KeyError('the key')\nif os.environ['RANK'] == '1':\n    inner()\n"
     ended = run(node(script(tmp_path, source), 2), tmp_path)
     assert ended.code == 1
-    lines = ended.err.splitlines()
-    assert "[node 1 rank 1]: KeyError: 'the key'" in lines
-    # Each line is either a worker's or the launcher's, and it has not both marks.
-    own = [line for line in lines if not re.match(r"\[node 1 rank [01]\]: ", line)]
-    assert own
-    assert all(line.startswith("[node 1] ") for line in own)
-    report = [line.removeprefix("[node 1] ") for line in own]
+    assert "[node 1 rank 1]: KeyError: 'the key'" in of_workers(ended.err)
+    report = [line.removeprefix("[node 1] ") for line in ended.err.splitlines() if line.startswith("[node 1] ")]
     assert "The launcher exits with code 1." in report
     assert any(re.match(r" +KeyError: 'the key'", line) for line in report)
     assert not any("[node 1" in line for line in report)
@@ -137,11 +140,9 @@ def test_on_a_terminal_lines_are_prefixed_and_nobody_can_move_its_cursor(tmp_pat
         assert process.wait(WAIT) == 3
     assert "\x1b" not in seen
     prefix = "[node 1 rank 0]: "
-    workers = [line.removeprefix(prefix) for line in seen.splitlines() if line.startswith(prefix)]
+    workers = [line.removeprefix(prefix) for line in of_workers(seen)]
     # A program that draws would write over the lines of other nodes.
     assert workers == ["terminals: [False, False, False]", *IN_ORDER]
-    others = [line for line in seen.splitlines() if not line.startswith(prefix)]
-    assert all(line.startswith("[node 1] ") for line in others)
 
 
 def test_what_is_said_where_there_is_no_agent_has_the_name_too(mailbox: Mailbox) -> None:
