@@ -33,7 +33,7 @@ from recovery_bench.deaths import (
     node_death,
     worker_death,
 )
-from recovery_bench.ettr import STORM, Storm, ettr, survive
+from recovery_bench.ettr import STORM, Storm, ettr, survive, victim
 from recovery_bench.fault import Fault, result_of, run_fault
 from recovery_bench.plot import bar_of, plot, words
 from recovery_bench.recovery import NEW_WORLD, OLD_ENDED, sum_up
@@ -116,7 +116,6 @@ def test_steps_after_the_checkpoint_are_thrown_away_by_a_kill_until_somebody_ste
 def test_the_effective_share_counts_a_step_once_that_had_to_be_done_again() -> None:
     steps = [*every_second(1, 10, kept=5), *every_second(16, 10, done=5, kept=5)]
     assert effective_share(steps, [11 * SECOND], 5 * SECOND, 25 * SECOND, 1.0) == pytest.approx(50.0)
-    assert math.isnan(effective_share(steps, [], 5 * SECOND, 25 * SECOND, 0.0))
 
 
 def test_a_run_that_never_came_back_keeps_what_its_checkpoint_held() -> None:
@@ -237,6 +236,14 @@ def test_a_job_that_hangs_in_a_storm_is_cut_off_and_one_that_ends_is_lost_but_bo
     assert ended.note == "job lost after kill 1"
     assert 0 <= hung.values[""] < 100
     assert 0 <= ended.values[""] < 100
+
+
+def test_the_newest_worker_of_a_rank_is_killed_or_else_the_other_and_nobody_who_has_ended() -> None:
+    heard = reports("started 0 0 10 1", "started 1 0 11 1", "started 0 1 20 2", "step-of-2 1 1 30 3")
+    assert victim(heard, {10, 11, 20}, 0) == 20
+    assert victim(heard, {11, 20}, 1) == 11
+    assert victim(heard, {10, 11}, 0) == 11
+    assert victim(heard, {10, 30}, 0) is None
 
 
 @pytest.mark.torchrun

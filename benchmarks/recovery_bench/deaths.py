@@ -111,6 +111,8 @@ def master_death(rival: Rival, room: Room, limits: Limits) -> Measured:
         room.settle(CALM)
         raise Lost("the other node goes on without a step")
     before = kill_worker(room, workers, limits)
+    if before.unended:
+        raise Lost("the worker that was killed before it did not come back")
     calm = time.monotonic_ns()
     room.settle(limits.settle)
     workers = newest(room)
@@ -132,8 +134,7 @@ def master_death(rival: Rival, room: Room, limits: Limits) -> Measured:
         WORKER_BEFORE: before.values[""],
         WORKER_AFTER: after.values[""],
     }
-    unended = {part for part, run in ((WORKER_BEFORE, before), (WORKER_AFTER, after)) if run.unended}
-    return Measured(values, after.note, frozenset(unended))
+    return Measured(values, after.note, frozenset({WORKER_AFTER} if after.unended else ()))
 
 
 DEATHS = (

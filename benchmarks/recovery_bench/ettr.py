@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from comparison.lost import Lost
 from launch_bench.case import NANOSECOND, Limits, Measured
+from launch_bench.processes import of_run
 from launch_bench.rivals import TORCHRUN_UNSHARED, Rival
 from launch_bench.room import Report, Room
 
@@ -39,18 +41,19 @@ STORM = Storm(kills=10, interval=30.0, undisturbed=10.0)
 QUICK_STORM = Storm(kills=2, interval=10.0, undisturbed=3.0)
 
 
-def living(reports: list[Report], rank: int) -> int:
-    """The process id of the newest worker that has begun with that rank, whether or not it is alive."""
-    return [report.pid for report in reports if report.event == "started" and report.rank == rank][-1]
+def victim(reports: Sequence[Report], alive: Collection[int], rank: int) -> int | None:
+    """The process id of the newest worker with that rank, else of the other one, None when both have ended."""
+    newest = {report.rank: report.pid for report in reports if report.event == "started"}
+    return next((newest[each] for each in (rank, 1 - rank) if newest.get(each) in alive), None)
 
 
 def kill_one(room: Room, rank: int) -> int | None:
     """Kill the worker with that rank, or the other one where it has none now; when, or None if nobody was there."""
-    for victim in (rank, 1 - rank):
-        try:
-            return room.kill(living(room.reports, victim))
-        except Lost:
-            continue
+    # The id of a worker that has ended may be somebody else's by now.
+    alive = {process.pid for process in of_run([launcher.pid for launcher in room.launchers], str(room.directory))}
+    pid = victim(room.reports, alive, rank)
+    with contextlib.suppress(Lost):
+        return None if pid is None else room.kill(pid)
     return None
 
 
@@ -63,6 +66,8 @@ def survive(storm: Storm) -> Callable[[Rival, Room, Limits], Measured]:
         room.settle(storm.undisturbed)
         began = time.monotonic_ns()
         undisturbed = rate(read_steps(room.directory), calm, began)
+        if not undisturbed:
+            raise Lost(f"no two steps in {storm.undisturbed:g} s before the first kill")
         draw = random.Random(SEED)
         kills: list[int] = []
         note = ""

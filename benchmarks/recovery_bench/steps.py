@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +69,6 @@ def effective_share(
     steps: Sequence[Step], kills: Sequence[int], began_ns: int, ended_ns: int, undisturbed: float
 ) -> float:
     """The effective training time ratio, in percent: how much of the time between two moments went into steps that
-    were not thrown away, each worth what it takes at `undisturbed` steps a second. NaN when that is no rate."""
-    if undisturbed <= 0:
-        return math.nan
+    were not thrown away, each worth what it takes at `undisturbed` steps a second."""
     useful = standing(steps, kills, ended_ns) - standing(steps, kills, began_ns)
     return 100.0 * useful / undisturbed / ((ended_ns - began_ns) * NANOSECOND)
