@@ -1,0 +1,534 @@
+"""`scripts/start_chaos.sh`: it meets the chosen node and nobody else, and undoes what it did.
+
+Nodes of clusters are stand-ins (`workers/stand_in_node.py`), those in containers are launches of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cluster import Talker
+from harness import WAIT, WORKERS, Mailbox, environment, kill_leftovers, still_alive, watched
+
+from dlrover_run import exit_codes
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "start_chaos.sh"
+HOLD = str(WORKERS / "hold.py")
+NODE = str(WORKERS / "stand_in_node.py")
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount, or cut a network")
+
+
+class StandIn:
+    """A node that plays a part: its guard, agent and workers, as they said in the order of their ranks."""
+
+    def __init__(self, guard: subprocess.Popen[bytes], begun: list[dict[str, Any]]) -> None:
+        self.guard = guard
+        self.agent: int = begun[0]["agent"]
+        self.workers: list[int] = [message["pid"] for message in begun]
+        self.below: list[int] = [message["below"] for message in begun]
+        self.services: list[int] = [message["service"] for message in begun]
+
+    @property
+    def all(self) -> list[int]:
+        return [self.guard.pid, self.agent, *self.workers, *self.below, *self.services]
+
+
+class Chaos:
+    """What one test starts: nodes that play a part, and the script."""
+
+    def __init__(self, mailbox: Mailbox, stack: contextlib.ExitStack) -> None:
+        self.mailbox = mailbox
+        self._stack = stack
+
+    def node(self, workers: int = 1, *prefix: str, **env: str) -> StandIn:
+        """A node that has begun; `prefix` is in front of its command."""
+        variables = environment({"TEST_MAILBOX": self.mailbox.name, "PYTHONPATH": str(SCRIPT.parent.parent), **env})
+        command = [*prefix, sys.executable, NODE, "dlrover_run", str(workers)]
+        guard = subprocess.Popen(command, env=variables, cwd=self.mailbox.directory, stdin=subprocess.PIPE)
+        self._stack.enter_context(guard)
+        node = StandIn(guard, self.mailbox.gather(workers))
+        # Whoever is started again from now on reads to the end of what the guard was given.
+        self._stack.callback(kill_leftovers, self._stack.enter_context(watched(guard.pid, node.agent)))
+        return node
+
+    def cluster_node(self, number: int, workers: int = 1, *prefix: str, **env: str) -> StandIn:
+        """A node of a local cluster, of which this process is the supervisor."""
+        return self.node(
+            workers, *prefix, DLROVER_LOCAL_NODE=str(number), DLROVER_LOCAL_CLUSTER=str(os.getpid()), **env
+        )
+
+    def script(self, verb: str, alone: bool = False, **env: str) -> Talker:
+        """The script, in the cluster of this process unless `env` says otherwise; `alone` in a session of its own."""
+        variables = environment({"CHAOS_CLUSTER": str(os.getpid()), "WORKER_ID": None, **env})
+        process = subprocess.Popen(
+            ["bash", str(SCRIPT), verb],
+            env=variables,
+            cwd=self.mailbox.directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=alone,
+        )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return Talker(verb, process)
+
+
+@pytest.fixture
+def chaos(mailbox: Mailbox) -> Iterator[Chaos]:
+    with contextlib.ExitStack() as stack:
+        yield Chaos(mailbox, stack)
+
+
+def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", str(SCRIPT), *words], env={**os.environ, **env}, capture_output=True, text=True)
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+# ---- the command line
+
+
+def test_the_verbs_are_named() -> None:
+    told = run("--help")
+    verbs = "no-chaos kill-process kill-node stop-process cpu-overload memory-overload network-loss disk-full"
+    assert told.returncode == 0
+    assert all(verb in told.stdout for verb in verbs.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "said"),
+    [
+        ((), {}, "it takes one verb; start_chaos.sh --help names them"),
+        (("kill-nodes",), {}, "there is no 'kill-nodes'; start_chaos.sh --help names what there is"),
+        (("kill-node",), {"CHAOS_WAIT": "soon"}, "CHAOS_WAIT is 'soon'; it takes seconds, as in CHAOS_WAIT=2.5"),
+        (("kill-process",), {"CHAOS_TIMES": "0"}, "CHAOS_TIMES is '0'; it takes a whole number from 1 to 1000000"),
+        (("stop-process",), {"CHAOS_WHEN": "start"}, "CHAOS_WHEN is 'start'; it takes one of: check training"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(words: tuple[str, ...], settings: dict[str, str], said: str) -> None:
+    refused = run(*words, **settings)
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", f"start_chaos: {said}\n")
+
+
+def test_no_chaos_is_none() -> None:
+    assert run("no-chaos").stdout == "start_chaos: no chaos\n"
+
+
+def test_it_does_not_wait_for_ever_for_a_node(chaos: Chaos) -> None:
+    chaos.cluster_node(0)
+    waiting = chaos.script("kill-node", CHAOS_WAIT="0.3", WORKER_ID="7")
+    assert waiting.finish() == 1
+    assert waiting.has_said(
+        f"nothing was done within CHAOS_WAIT=0.3 s: the dlrover-run of process {os.getpid()} has no node 7"
+    )
+
+
+# ---- in front of a launch
+
+
+@contextlib.contextmanager
+def in_front(mailbox: Mailbox, verb: str, **env: str) -> Iterator[Talker]:
+    """The command line of a container, as it is published."""
+    launch = f"{sys.executable} -m dlrover_run --standalone --nproc-per-node=2 --max-restarts=3 {HOLD}"
+    job = subprocess.Popen(
+        ["bash", "-c", f"bash {SCRIPT} {verb} & exec {launch}"],
+        env=environment({"TEST_MAILBOX": mailbox.name, "TMPDIR": str(mailbox.directory), **env}),
+        cwd=mailbox.directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield Talker("the job", job)
+    finally:
+        job.kill()
+        job.communicate()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_in_front_of_a_launch_it_kills_a_worker_and_the_workers_start_again(mailbox: Mailbox, method: str) -> None:
+    # It may come before the worker has begun, which is why not every worker of the first round has to report.
+    with in_front(mailbox, "kill-process", CHAOS_LOCAL_RANK="1", WORKER_ID="1", PET_START_METHOD=method) as job:
+        job.until_says("start_chaos: node 1: killed local rank 1, process ")
+        until_restarted(mailbox, 2)
+        job.signal(signal.SIGTERM)
+        assert job.finish() == 128 + signal.SIGTERM
+        assert job.has_said("(1 of 1)")
+
+
+def until_restarted(mailbox: Mailbox, workers: int) -> None:
+    while workers:
+        workers -= mailbox.receive()["restart"] == 1
+
+
+def test_in_a_container_that_is_not_chosen_nothing_is_done(mailbox: Mailbox) -> None:
+    with in_front(mailbox, "kill-process", WORKER_ID="2") as job:
+        job.until_says("start_chaos: this is node 2, and the chaos is for node 1: nothing is done here")
+        mailbox.gather(2)
+        job.signal(signal.SIGTERM)
+        assert job.finish() == 128 + signal.SIGTERM
+        assert mailbox.pending() == []
+
+
+def test_with_its_job_it_ends(mailbox: Mailbox) -> None:
+    with in_front(mailbox, "stop-process", CHAOS_DELAY="0") as job:
+        job.until_says("start_chaos: node 1: stopped 2 workers: ")
+        # Workers that are stopped hear nothing of the first one; the second kills them.
+        job.signal(signal.SIGINT)
+        job.until_says("SIGINT")
+        job.signal(signal.SIGINT)
+        # The end of what is said: the script holds the other end too.
+        assert job.finish() == 128 + signal.SIGINT
+        assert job.has_said("have gone")
+
+
+def test_a_job_of_another_session_is_left_alone_and_named(chaos: Chaos) -> None:
+    node = chaos.node(1, "setsid")
+    waiting = chaos.script("kill-node", CHAOS_WAIT="0.3", CHAOS_CLUSTER="", alone=True)
+    assert waiting.finish() == 1
+    assert waiting.has_said("waits for a dlrover-run of this session; CHAOS_CLUSTER=")
+    assert waiting.has_said("there is no dlrover-run")
+    chosen = chaos.script("kill-node", CHAOS_CLUSTER=str(node.guard.pid))
+    with watched(*node.all) as all_of_it:
+        assert chosen.finish() == 0
+        assert still_alive(all_of_it, WAIT) == 0
+
+
+# ---- processes of the chosen node
+
+
+def test_it_kills_one_node_whole_and_touches_no_other(chaos: Chaos) -> None:
+    other, chosen = chaos.cluster_node(0, 2), chaos.cluster_node(1, 2)
+    with watched(*other.all) as others, watched(*chosen.all) as doomed:
+        killer = chaos.script("kill-node")
+        assert killer.finish() == 0
+        assert still_alive(doomed, WAIT) == 0
+        assert still_alive(others, 0) == len(others)
+    assert killer.has_said("start_chaos: node 1: killed with all its processes")
+    # Nobody of it could do anything more.
+    assert chosen.guard.wait() == -signal.SIGKILL
+    assert chaos.mailbox.pending() == []
+
+
+def test_it_kills_the_worker_of_one_local_rank_again_and_again(chaos: Chaos) -> None:
+    node = chaos.cluster_node(3, 2)
+    killer = chaos.script("kill-process", WORKER_ID="3", CHAOS_LOCAL_RANK="1", CHAOS_TIMES="2", CHAOS_PERIOD="0")
+    killer.until_says(f"node 3: killed local rank 1, process {node.workers[1]} (1 of 2)")
+    killer.until_says("node 3: killed local rank 1, process ")
+    killer.until_says(" (2 of 2)")
+    assert killer.finish() == 0
+    # The second one may have been killed before it had begun.
+    heard = chaos.mailbox.gather(3)
+    while heard[-1]["what"] != "begun" or [message["what"] for message in heard].count("ended") < 2:
+        heard.append(chaos.mailbox.receive())
+    assert {message["rank"] for message in heard} == {-1, 1, 11}
+
+
+def test_a_local_rank_that_the_node_has_not_is_one_line(chaos: Chaos) -> None:
+    chaos.cluster_node(1, 2)
+    killer = chaos.script("kill-process", CHAOS_LOCAL_RANK="2")
+    assert killer.finish() == 1
+    assert killer.said == "start_chaos: node 1 has no local rank 2, for it has 2 of them\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_it_stops_the_workers_until_it_is_ended(chaos: Chaos, number: signal.Signals) -> None:
+    node = chaos.cluster_node(1, 2)
+    stopper = chaos.script("stop-process")
+    stopped = chaos.mailbox.gather(2)
+    # The data loaders, the services and the agent are none of it.
+    assert [(message["what"], message["of"]) for message in stopped] == [("stopped", pid) for pid in node.workers]
+    stopper.until_says("start_chaos: node 1: stopped 2 workers")
+    stopper.signal(number)
+    assert stopper.finish() == 128 + number
+    continued = chaos.mailbox.gather(2)
+    assert [(message["what"], message["of"]) for message in continued] == [("continued", pid) for pid in node.workers]
+
+
+def test_it_stops_the_workers_for_as_long_as_it_is_told_to(chaos: Chaos) -> None:
+    chaos.cluster_node(1)
+    stopper = chaos.script("stop-process", CHAOS_DURATION="0.1")
+    assert stopper.finish() == 0
+    assert [chaos.mailbox.receive()["what"] for _ in range(2)] == ["stopped", "continued"]
+
+
+def test_a_hang_is_over_when_somebody_has_killed_who_hangs(chaos: Chaos) -> None:
+    node = chaos.cluster_node(1)
+    stopper = chaos.script("stop-process")
+    assert chaos.mailbox.receive()["what"] == "stopped"
+    os.kill(node.workers[0], signal.SIGKILL)
+    assert stopper.finish() == 0
+    # Those that were started in their place are let be.
+    assert [chaos.mailbox.receive()["what"] for _ in range(2)] == ["ended", "begun"]
+
+
+def test_it_ends_when_its_node_does(chaos: Chaos) -> None:
+    node = chaos.cluster_node(1)
+    stopper = chaos.script("stop-process")
+    stopper.until_says("stopped")
+    os.kill(node.agent, signal.SIGKILL)
+    assert stopper.finish() == 0
+    assert stopper.has_said("start_chaos: node 1 has gone")
+
+
+@pytest.mark.torchrun
+def test_a_node_whose_check_processes_are_killed_twice_is_faulty(mailbox: Mailbox) -> None:
+    env = {"CHAOS_WHEN": "check", "CHAOS_TIMES": "2", "CHAOS_PERIOD": "0", "PET_NETWORK_CHECK": "1"}
+    with in_front(mailbox, "kill-process", **env) as job:
+        assert job.finish() == exit_codes.FAULTY_NODE
+        assert job.has_said("(2 of 2)")
+    assert mailbox.pending() == []
+
+
+# ---- load
+
+
+def test_a_node_of_a_cluster_is_slow_and_the_others_are_not(chaos: Chaos) -> None:
+    other, chosen = chaos.cluster_node(0), chaos.cluster_node(1)
+    load = chaos.script("cpu-overload", CHAOS_CPU_LEFT="50")
+    load.until_says("start_chaos: node 1: runs for 50 % of the time")
+    held = {chosen.workers[0], chosen.services[0]}
+    to_hear = {(pid, what) for pid in held for what in ("stopped", "continued")}
+    while to_hear:
+        message = chaos.mailbox.receive()
+        assert message["of"] in held
+        to_hear.discard((message["of"], message["what"]))
+    load.signal(signal.SIGTERM)
+    assert load.finish() == 128 + signal.SIGTERM
+    for pid in (*held, *chosen.below, *other.workers):
+        assert psutil.Process(pid).status() != psutil.STATUS_STOPPED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_every_cpu_is_busy_until_the_script_ends(chaos: Chaos, number: signal.Signals) -> None:
+    chaos.cluster_node(1)
+    load = chaos.script("cpu-overload", CHAOS_CPU="machine", PATH="/usr/bin:/bin")
+    load.until_says("loops keep its CPUs busy")
+    loops = [process.pid for process in psutil.Process(load.pid).children() if process.status() == "running"]
+    assert len(loops) == len(os.sched_getaffinity(0))
+    with watched(*loops) as busy:
+        load.signal(number)
+        load.finish()
+        assert still_alive(busy, WAIT) == 0
+
+
+def test_memory_is_taken_until_the_script_ends(chaos: Chaos) -> None:
+    chaos.cluster_node(1)
+    load = chaos.script("memory-overload", CHAOS_SIZE="24", PATH="/usr/bin:/bin")
+    load.until_says("start_chaos: node 1: 24 of ")
+    [holder] = [process for process in psutil.Process(load.pid).children() if process.name() == "tail"]
+    assert psutil.Process(holder.pid).memory_info().rss > 23 << 20
+    with watched(holder.pid) as held:
+        load.signal(signal.SIGTERM)
+        assert load.finish() == 128 + signal.SIGTERM
+        assert still_alive(held, WAIT) == 0
+
+
+@pytest.fixture
+def tools(chaos: Chaos) -> Path:
+    """A folder of programs that note how they were called, in front of the others."""
+    folder = chaos.mailbox.directory / "tools"
+    folder.mkdir()
+    return folder
+
+
+def add_tool(folder: Path, name: str, body: str) -> None:
+    (folder / name).write_text(f'#!/bin/bash\necho {name} "$@" >>{folder}/called\n{body}\n')
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("verb", "created"),
+    [
+        ("cpu-overload", "blade create cpu fullload --timeout 60"),
+        ("memory-overload", "blade create mem load --mode ram --mem-percent 80 --timeout 60"),
+        ("network-loss", "blade create network loss --percent 100 --interface none0 --timeout 60"),
+    ],
+)
+def test_chaosblade_is_used_where_it_is(chaos: Chaos, tools: Path, verb: str, created: str) -> None:
+    add_tool(tools, "blade", """echo '{"code":200,"success":true,"result":"3286ba7ef4cf6c89"}'""")
+    node = chaos.node()
+    load = chaos.script(
+        verb,
+        CHAOS_CLUSTER=str(node.guard.pid),
+        CHAOS_DURATION="60",
+        CHAOS_INTERFACE="none0",
+        PATH=f"{tools}:{os.environ['PATH']}",
+    )
+    load.until_says(f"start_chaos: node 1: {created.removesuffix(' --timeout 60')}")
+    load.signal(signal.SIGTERM)
+    assert load.finish() == 128 + signal.SIGTERM
+    assert (tools / "called").read_text() == f"{created}\nblade destroy 3286ba7ef4cf6c89\n"
+
+
+def test_what_chaosblade_refuses_is_told(chaos: Chaos, tools: Path) -> None:
+    add_tool(tools, "blade", """echo '{"code":40001,"success":false,"error":"no chaos_os"}'""")
+    chaos.cluster_node(1)
+    load = chaos.script("cpu-overload", CHAOS_CPU="machine", PATH=f"{tools}:{os.environ['PATH']}")
+    assert load.finish() == 1
+    assert load.has_said('blade create cpu fullload: {"code":40001,"success":false,"error":"no chaos_os"}')
+
+
+@pytest.mark.parametrize(
+    ("verb", "called"), [("cpu-overload", "--cpu 0"), ("memory-overload", "--vm 1 --vm-keep --vm-bytes 24M")]
+)
+def test_stress_ng_is_used_where_it_is_and_ended(chaos: Chaos, tools: Path, verb: str, called: str) -> None:
+    os.mkfifo(tools / "begun")
+    add_tool(tools, "stress-ng", f"echo $$ >{tools}/begun; exec tail -f /dev/null")
+    chaos.cluster_node(1)
+    load = chaos.script(verb, CHAOS_CPU="machine", CHAOS_SIZE="24", PATH=f"{tools}:/usr/bin:/bin")
+    with watched(int((tools / "begun").read_text())) as stress:
+        load.until_says("node 1: ")
+        load.signal(signal.SIGTERM)
+        load.finish()
+        assert still_alive(stress, 0) == 0
+    assert (tools / "called").read_text() == f"stress-ng --quiet {called}\n"
+
+
+# ---- the disk
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "chaos-test", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@needs_root
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_disk_of_a_node_is_full_until_the_script_ends(chaos: Chaos, disk: Path, number: signal.Signals) -> None:
+    chaos.cluster_node(1, TMPDIR=str(disk))
+    filler = chaos.script("disk-full", CHAOS_LEAVE="1")
+    filler.until_says(f"start_chaos: node 1: 15 MiB of {disk} are taken")
+    with pytest.raises(OSError, match="No space") as refused:
+        (disk / "checkpoint").write_bytes(bytes(2 << 20))
+    assert refused.value.errno == errno.ENOSPC
+    filler.signal(number)
+    filler.finish()
+    (disk / "checkpoint").write_bytes(bytes(8 << 20))
+    assert os.listdir(disk) == ["checkpoint"]
+
+
+def test_the_disk_of_the_machine_is_filled_only_where_it_is_named(chaos: Chaos, tmp_path: Path) -> None:
+    if os.stat(tmp_path).st_dev != os.stat("/").st_dev:
+        pytest.skip("temporary files are on a disk of their own")
+    chaos.cluster_node(1, TMPDIR=str(tmp_path))
+    refused = chaos.script("disk-full")
+    assert refused.finish() == 2
+    assert (
+        refused.said == f"start_chaos: {tmp_path} is on the disk of /; CHAOS_PATH={tmp_path} fills that nevertheless\n"
+    )
+    filler = chaos.script("disk-full", CHAOS_PATH=str(tmp_path), CHAOS_SIZE="2", CHAOS_DURATION="0")
+    assert filler.finish() == 0
+    assert filler.has_said(f"node 1: 2 MiB of {tmp_path} are taken")
+
+
+# ---- the network
+
+
+def test_a_node_without_a_network_of_its_own_is_refused(chaos: Chaos) -> None:
+    chaos.cluster_node(1)
+    refused = chaos.script("network-loss")
+    assert refused.finish() == 2
+    assert refused.has_said("start the job with --isolate-nodes")
+
+
+OWN_NETWORK = (
+    "ip link set lo up && ip link add eth0 type veth peer name far && ip link set far up && "
+    "ip addr add 10.77.1.101/16 dev eth0 && ip link set eth0 up && ip route add default via 10.77.0.1"
+)
+ROUTES = "default via 10.77.0.1 dev eth0 \n10.77.0.0/16 dev eth0 proto kernel scope link src 10.77.1.101 \n"
+
+# A mailbox is not heard from in another network, so these say what there is to say on their standard output.
+ISOLATED_AGENT = """
+import sys
+from dlrover_run.descent import lineage
+lineage.name_process("dlrover-agent")
+print("begun", flush=True)
+sys.stdin.read()
+"""
+ISOLATED_WORKER = "import signal; print('begun', flush=True); signal.pause()"
+
+
+def network_of(pid: int, *words: str) -> str:
+    return subprocess.run(
+        ["nsenter", "-t", str(pid), "-n", "ip", *words], check=True, capture_output=True, text=True
+    ).stdout
+
+
+@contextlib.contextmanager
+def isolated(mailbox: Mailbox, *unshare: str, command: str, **env: str) -> Iterator[Talker]:
+    """A shell that has a network of its own and runs a command in it; its input ends with this."""
+    process = subprocess.Popen(
+        ["unshare", "-n", *unshare, "bash", "-c", f"{OWN_NETWORK} && {command}"],
+        env=environment({"PYTHONPATH": str(SCRIPT.parent.parent), "TMPDIR": str(mailbox.directory), **env}),
+        cwd=mailbox.directory,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process:
+        try:
+            yield Talker("isolated", process)
+        finally:
+            process.kill()
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip")
+def test_the_network_of_a_node_is_cut_and_is_as_it_was_afterwards(chaos: Chaos) -> None:
+    with isolated(
+        chaos.mailbox,
+        command=f"exec {sys.executable} -c '{ISOLATED_AGENT}'",
+        DLROVER_LOCAL_NODE="1",
+        DLROVER_LOCAL_CLUSTER=str(os.getpid()),
+    ) as agent:
+        agent.until_says("begun")
+        assert network_of(agent.pid, "route") == ROUTES
+        cutter = chaos.script("network-loss", CHAOS_WHEN="start")
+        cutter.until_says("start_chaos: node 1: eth0 is down")
+        assert "state DOWN" in network_of(agent.pid, "link", "show", "eth0")
+        cutter.signal(signal.SIGTERM)
+        assert cutter.finish() == 128 + signal.SIGTERM
+        assert cutter.said == "start_chaos: node 1: eth0 is down\n"
+        assert network_of(agent.pid, "route") == ROUTES
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip")
+def test_in_a_container_its_own_network_is_cut(mailbox: Mailbox) -> None:
+    """With namespaces of its own for processes and the network, as a container has them."""
+    worker = mailbox.script("worker.py", ISOLATED_WORKER)
+    launch = f"{sys.executable} -m dlrover_run --standalone {worker}"
+    with isolated(
+        mailbox,
+        *("-p", "-f", "--mount-proc", "--kill-child"),
+        command=f"{{ bash {SCRIPT} network-loss & }} && {launch}; wait; ip route",
+    ) as job:
+        job.until_says("start_chaos: node 1: eth0 is down")
+        [init] = psutil.Process(job.pid).children()
+        next(process for process in init.children() if "dlrover_run" in process.cmdline()).terminate()
+        assert job.finish() == 0
+    assert job.said.endswith(ROUTES)
