@@ -55,6 +55,14 @@ def test_an_unlisted_signal_ends_the_launcher_and_leaves_nothing(mailbox: Mailbo
         assert still_alive(workers, WAIT) == 0
 
 
+def test_a_worker_that_is_stopped_hears_that_it_shall_end(mailbox: Mailbox) -> None:
+    process = launch(mailbox, "--shutdown-timeout=1000", ON_SIGNAL)
+    os.kill(mailbox.receive()["pid"], signal.SIGSTOP)
+    process.terminate()
+    assert mailbox.receive()["signal"] == "SIGTERM"
+    assert finish(process).code == 128 + signal.SIGTERM
+
+
 def test_a_stubborn_worker_is_killed_after_its_grace(mailbox: Mailbox) -> None:
     process = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=0.5", ON_SIGNAL, "stay")
     mailbox.gather(2)

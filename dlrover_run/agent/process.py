@@ -98,6 +98,8 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             if number is not signal.SIGKILL:
                 os.killpg(self.pid, number)
+                # A worker that somebody has stopped would hear of it when its time is over.
+                os.killpg(self.pid, signal.SIGCONT)
                 return
         # Also for one that has just been forked and does not lead its group yet.
         with contextlib.suppress(ProcessLookupError):
