@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Brings one kind of trouble over one node of a job, and undoes it when it ends: see docs/chaos.md.
 #
-# It is started before the job and waits for the node. It needs nothing but bash, coreutils and /proc; chaosblade and
-# stress-ng are used where they are there.
+# It is started before the job and waits for the node. It needs only bash, coreutils and /proc.
 # shellcheck disable=SC2015 # Where A && B || C is written, C is meant for either.
 set -u -o pipefail
 export LC_ALL=C
@@ -133,11 +132,12 @@ kill_process() {
 
 kill_node() {
     trap '' TERM INT HUP PIPE
-    # Stopped, nobody starts another process or says goodbye meanwhile, as when a machine loses its power.
+    # Stopped, nobody starts another process or says goodbye meanwhile, as when a machine loses its power. The agent is
+    # the first to be killed, for the end of its guard would have it go on.
     below "$agent"
-    kill -STOP "$agent" "${tree[@]}" 2>/dev/null
+    kill -STOP "$node_root" "$agent" "${tree[@]}" 2>/dev/null
     below "$agent"
-    kill -KILL "$node_root" "$agent" "${tree[@]}" 2>/dev/null
+    kill -KILL "$agent" "$node_root" "${tree[@]}" 2>/dev/null
     say "$name: killed with all its processes"
 }
 

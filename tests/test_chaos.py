@@ -96,8 +96,11 @@ def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", str(SCRIPT), *words], env={**os.environ, **env}, capture_output=True, text=True)
 
 
-def command_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+def stops(pid: int) -> bool:
+    """Whether a process is stopped, or will be as soon as it is given a processor."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+    return status["State"].startswith("T") or bool(pending >> (signal.SIGSTOP - 1) & 1)
 
 
 # ---- the command line
@@ -142,9 +145,11 @@ def test_it_does_not_wait_for_ever_for_a_node(chaos: Chaos) -> None:
 
 
 @contextlib.contextmanager
-def in_front(mailbox: Mailbox, verb: str, **env: str) -> Iterator[Talker]:
+def in_front(
+    mailbox: Mailbox, verb: str, options: str = "--standalone --nproc-per-node=2", **env: str
+) -> Iterator[Talker]:
     """The command line of a container, as it is published."""
-    launch = f"{sys.executable} -m dlrover_run --standalone --nproc-per-node=2 --max-restarts=3 {HOLD}"
+    launch = f"{sys.executable} -m dlrover_run {options} --max-restarts=3 {HOLD}"
     job = subprocess.Popen(
         ["bash", "-c", f"bash {SCRIPT} {verb} & exec {launch}"],
         env=environment({"TEST_MAILBOX": mailbox.name, "TMPDIR": str(mailbox.directory), **env}),
@@ -209,6 +214,42 @@ def test_a_job_of_another_session_is_left_alone_and_named(chaos: Chaos) -> None:
     with watched(*node.all) as all_of_it:
         assert chosen.finish() == 0
         assert still_alive(all_of_it, WAIT) == 0
+
+
+# ---- in front of a cluster on this machine
+
+TWO_NODES = "--local-nodes=2 --nproc-per-node=1"
+
+
+def test_in_a_cluster_a_killed_worker_starts_again_and_its_node_stays(mailbox: Mailbox) -> None:
+    with in_front(mailbox, "kill-process", TWO_NODES) as job:
+        job.until_says("start_chaos: node 1: killed local rank 0, process ")
+        until_restarted(mailbox, 2)
+        job.signal(signal.SIGTERM)
+        assert job.finish() == 128 + signal.SIGTERM
+        assert not job.has_said("takes its place")
+
+
+def test_in_a_cluster_a_killed_node_is_replaced(mailbox: Mailbox) -> None:
+    with in_front(mailbox, "kill-node", TWO_NODES, WORKER_ID="0") as job:
+        job.until_says("start_chaos: node 0: killed with all its processes")
+        job.until_says("node 2 takes its place")
+        job.until_says("[node 2] dlrover-run: round ")
+        job.signal(signal.SIGTERM)
+        assert job.finish() == 128 + signal.SIGTERM
+
+
+def test_in_a_cluster_the_workers_of_one_node_hang(mailbox: Mailbox) -> None:
+    with in_front(mailbox, "stop-process", TWO_NODES) as job:
+        job.until_says("start_chaos: node 1: stopped 1 workers: ")
+        job.until_says("\n")
+        [chosen] = [psutil.Process(int(word)) for word in job.said.partition("1 workers: ")[2].split()[:1]]
+        assert chosen.environ()["DLROVER_LOCAL_NODE"] == "1"
+        assert stops(chosen.pid)
+        for _ in range(2):
+            job.signal(signal.SIGINT)
+            job.until_says("dlrover-run: SIGINT")
+        assert job.finish() == 128 + signal.SIGINT
 
 
 # ---- processes of the chosen node
@@ -313,7 +354,7 @@ def test_a_node_of_a_cluster_is_slow_and_the_others_are_not(chaos: Chaos) -> Non
     load.signal(signal.SIGTERM)
     assert load.finish() == 128 + signal.SIGTERM
     for pid in (*held, *chosen.below, *other.workers):
-        assert psutil.Process(pid).status() != psutil.STATUS_STOPPED
+        assert not stops(pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
