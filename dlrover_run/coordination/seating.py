@@ -12,11 +12,11 @@ from dlrover_run.coordination.records import Member
 def seat_nodes(before: Sequence[Member], living: Sequence[Presence], size: int) -> list[Presence]:
     """`size` of the `living` nodes in the order of their ranks in the next round; `before` is the last one.
 
-    Whoever was in the last round comes before newcomers. He has the rank that he wishes, so that he returns to it from
-    a round which was too small for it and leaves the one that he had there to a newcomer who wishes that; else he keeps
-    his rank where the round has one of that number. The ranks that are left go to newcomers who wish one of them, then
-    by the natural order of host and address, in which node2 comes before node10. Newcomers take part in the order of
-    their arrival; who is left over is a spare.
+    Whoever was in the last round comes before newcomers, and keeps his rank where the round has one of that number.
+    Only for a rank that he wishes, and that nobody had, does he leave it: so he returns from a round that was too small
+    for it, and a newcomer can have the rank of the node that it replaces. The ranks that are left go to newcomers who
+    wish one of them, then by the natural order of host and address, in which node2 comes before node10. Newcomers take
+    part in the order of their arrival; who is left over is a spare.
     """
     old = {member.key: rank for rank, member in enumerate(before)}
     survivors = sorted((p for p in living if p.status.key in old), key=lambda p: old[p.status.key])
@@ -34,7 +34,8 @@ def seat_nodes(before: Sequence[Member], living: Sequence[Presence], size: int) 
         return unseated
 
     stayed, new = chosen[: len(survivors)], chosen[len(survivors) :]
-    others = seat(stayed, [node.status.rank_wish for node in stayed])
+    had = {old[node.status.key] for node in stayed}
+    others = seat(stayed, [None if node.status.rank_wish in had else node.status.rank_wish for node in stayed])
     others = seat(others, [old[node.status.key] for node in others])
     others += seat(new, [node.status.rank_wish for node in new])
     free = [rank for rank in range(size) if rank not in seats]

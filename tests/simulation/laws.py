@@ -239,7 +239,10 @@ class Laws:
         before = {member.key: rank for rank, member in enumerate(plan.members)}
         for rank, key in enumerate(keys):
             old = before.get(key, nodes)
-            demand(old >= nodes or old == rank, f"{key.node_id} survives as rank {old} and is given {rank}")
+            wished = present[key].status.rank_wish == rank and (
+                rank >= len(plan.members) or plan.members[rank].key not in keys
+            )
+            demand(old >= nodes or old == rank or wished, f"{key.node_id} survives as rank {old} and is given {rank}")
         for member in plan.members:
             p = present.get(member.key)
             suspect = p is not None and not p.connected and not p.lost(now) and not p.going
