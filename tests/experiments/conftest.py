@@ -15,6 +15,8 @@ if not all(map(importlib.util.find_spec, ("torch", "sklearn", "PIL"))):
     # They train with torch, on the digits of scikit-learn.
     collect_ignore_glob = ["test_*.py"]
 else:
+    from meeting_places import InEtcd
+
     from experiments.experiment import Digits, Experiment
 
     TRAINING, VALIDATION = 250, 40
@@ -36,7 +38,11 @@ else:
 
     @pytest.fixture
     def experiment(request: pytest.FixtureRequest, tmp_path: Path, digits: Digits) -> Iterator[Experiment]:
-        """The experiment of one test; it must have been finished when the test ends."""
-        one = Experiment(request.node.name.removeprefix("test_"), tmp_path, digits)
+        """The experiment of one test, in which the nodes meet at a master, unless the test says otherwise."""
+        name = request.function.__name__.removeprefix("test_")
+        place = None
+        if getattr(request, "param", "master") == "etcd":
+            name, place = f"{name}_on_etcd", InEtcd(request.getfixturevalue("shared_etcd"))
+        one = Experiment(name, tmp_path, digits, place)
         yield one
         one.close()

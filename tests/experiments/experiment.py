@@ -15,16 +15,18 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
+import pytest
 import torch
 from cluster import Talker, is_master, watched_processes
 from harness import OURS, WAIT, environment, kill_leftovers, start, still_alive
+from meeting_places import MeetingPlace
 
 from dlrover_run.descent import lineage
 from experiments.history import Round, find_faults, rounds_of
@@ -34,6 +36,11 @@ from experiments.timeline import Event, Timeline
 SCRIPT = Path(__file__).with_name("recorded_mnist.py")
 CHAOS = Path(__file__).parents[2] / "scripts" / "start_chaos.sh"
 TIMELINES = Path(os.environ.get("EXPERIMENT_TIMELINES") or Path(__file__).with_name("timelines"))
+
+ALSO_ON_ETCD = pytest.mark.parametrize(
+    "experiment", ["master", pytest.param("etcd", marks=pytest.mark.long)], indirect=True
+)
+"""For experiments in which another backend has most to do."""
 
 EPOCHS, BATCH_SIZE, CHECKPOINT_STEPS, SEED = 2, 8, 3, 1
 
@@ -87,10 +94,14 @@ class Hold:
 
 
 class Experiment:
-    """Starts one supervisor, and takes all that lives below this process on its account for its own."""
+    """Starts one supervisor, and takes all that lives below this process on its account for its own.
 
-    def __init__(self, name: str, directory: Path, digits: Digits) -> None:
+    Its nodes meet at a master of the supervisor's, or at a `place`.
+    """
+
+    def __init__(self, name: str, directory: Path, digits: Digits, place: MeetingPlace | None = None) -> None:
         self.directory = directory
+        self.place = place
         self.digits = digits
         self.records: list[Record] = []
         self.said = ""
@@ -108,11 +119,13 @@ class Experiment:
 
     def start(self, *flags: str, conf: dict[str, object] | None = None, env: dict[str, str] | None = None) -> None:
         """Run the command of an experiment. Its first world has all nodes that start at once, however slow one is."""
-        settings = ",".join(f"{k}={v}" for k, v in {"last_call_timeout": NEVER, **(conf or {})}.items())
+        meeting = [] if self.place is None else self.place.flags(self.place.ports)
+        told = {"last_call_timeout": NEVER, **({} if self.place is None else self.place.conf), **(conf or {})}
+        settings = ",".join(f"{key}={value}" for key, value in told.items())
         self._supervisor = start(
             OURS,
             [
-                *flags, "--nproc-per-node=1", "--max-restarts=3", "--start-method=forkserver",
+                *flags, *meeting, "--nproc-per-node=1", "--max-restarts=3", "--start-method=forkserver",
                 f"--rdzv-conf={settings}", SCRIPT,
                 "--no_cuda", f"--training_data={self.digits.training}", f"--validation_data={self.digits.validation}",
                 f"--num_epochs={EPOCHS}", f"--batch_size={BATCH_SIZE}", f"--seed={SEED}",
@@ -148,9 +161,17 @@ class Experiment:
         """Kill all of these nodes in one moment, as when machines lose their power."""
         processes = [process for number in numbers for process in self.processes_of(number)]
         # The agents first, for they would find the words to say goodbye.
-        for process in sorted(processes, key=lambda process: not process.name().startswith("dlrover-agent")):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        _signal(sorted(processes, key=lambda process: not _is_agent(process)), signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def stopped(self, number: int) -> Iterator[None]:
+        """Let all of a node stand still, as when a virtual machine is moved; at the end of the block it goes on."""
+        processes = self.processes_of(number)
+        _signal(processes, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _signal(processes, signal.SIGCONT)
 
     @contextlib.contextmanager
     def chaos(self, verb: str, words: str, **settings: str) -> Iterator[Talker]:
@@ -233,10 +254,6 @@ class Experiment:
 
         return self.until(look, f"a world of the nodes {sorted(nodes)}")
 
-    def until_taken(self, each: Round, step: int) -> None:
-        """Wait until a round has taken a step."""
-        self.until(lambda: self._round(each).end > step or None, f"step {step} to be taken")
-
     def finish(self) -> list[Round]:
         """See the command succeed, and that two whole epochs were trained and nothing is left. Gives the rounds."""
         for hold in self._holds:
@@ -251,6 +268,7 @@ class Experiment:
         self._hear_records()
         faults = find_faults(self.records, self.digits.size, EPOCHS, self.digits.order)
         assert faults == [], "\n".join(faults) + self.told()
+        assert self.place is None or self.place.left() == [], self.told()
         return self.rounds
 
     @property
@@ -297,9 +315,6 @@ class Experiment:
         os.close(self._fifo)
         self.timeline.write(TIMELINES, self.records)
 
-    def _round(self, each: Round) -> Round:
-        return next(known for known in self.rounds if known.name == each.name)
-
     def _listen(self, deadline: float) -> bool:
         """Take what comes next, from workers or launchers; whether anything did before the deadline or the end."""
         assert self.supervisor.stdout is not None
@@ -336,3 +351,15 @@ class Experiment:
                 elif process.ppid() == os.getpid() and process.pid != self.supervisor.pid:
                     os.waitpid(process.pid, 0)
         return living
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name().startswith("dlrover-agent")
+    return False
+
+
+def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

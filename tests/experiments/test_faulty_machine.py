@@ -18,4 +18,4 @@ def test_faulty_machine(experiment: Experiment, gate: Gate) -> None:
     assert experiment.place_taken_by(4) == 1
     assert experiment.has_said(f"[node 1] dlrover-run: {FAULT_LINE}")
     assert experiment.has_said("Fault nodes are: [1] and stragglers are: [].")
-    assert sorted(visit.node for visit in gate.of("0", "2", "3", "4", stage="compute")) == ["0", "2", "3", "4"]
+    assert experiment.said.count("takes its place") == 1

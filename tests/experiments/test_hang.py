@@ -9,6 +9,7 @@ import os
 import signal
 
 import psutil
+import pytest
 
 from experiments.experiment import Experiment
 
@@ -23,6 +24,7 @@ def test_hang(experiment: Experiment) -> None:
     with experiment.chaos("stop-process", f"node 1: stopped 1 workers: {worker.pid}"):
         middle.release()
         assert worker.status() == psutil.STATUS_STOPPED
+        assert experiment.rounds[-1].end == 5
     # It goes on now, and so do the others that waited for it.
     meanwhile = experiment.until_held(9, 1)
     assert (meanwhile.name, meanwhile.pids) == (before.name, before.pids)
@@ -38,3 +40,25 @@ def test_hang(experiment: Experiment) -> None:
     assert after.nodes == before.nodes
     assert [(each.world, each.start) for each in rounds] == [(4, 0), (4, 9)]
     assert experiment.has_said("rank 1 was killed by SIGKILL")
+
+
+@pytest.mark.long
+def test_hang_of_a_node(experiment: Experiment) -> None:
+    """With its agent it says nothing any more, so the others go on without it."""
+    middle, later = experiment.hold(5, 1), experiment.hold(8, 0)
+    experiment.start("--local-nodes=4", "--nnodes=3:4", conf={"keep_alive_interval": 1})
+    before = experiment.until_held(5, 1)
+
+    experiment.fault("node 1 stands still")
+    with experiment.stopped(1):
+        middle.release()
+        without = experiment.until_world({0, 2, 3}, after=before)
+        experiment.until_held(8, 0)
+        experiment.fault("node 1 goes on")
+    after = experiment.until_world({0, 1, 2, 3}, after=without)
+    later.release()
+
+    rounds = experiment.finish()
+    assert [(each.world, each.start) for each in rounds] == [(4, 0), (3, 3), (4, 6)]
+    assert after.nodes[0] == 0
+    assert experiment.has_said("node 1 was lost")

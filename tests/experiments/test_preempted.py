@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from experiments.experiment import Experiment
+from experiments.experiment import ALSO_ON_ETCD, Experiment
 
 
+@ALSO_ON_ETCD
 def test_preempted(experiment: Experiment) -> None:
     fault, later = experiment.hold(5, 1), experiment.hold(7, 0)
     experiment.start("--local-nodes=4", "--nnodes=3:4")

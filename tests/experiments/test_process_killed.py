@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from experiments.experiment import Experiment
+from experiments.experiment import ALSO_ON_ETCD, Experiment
 
 
+@ALSO_ON_ETCD
 def test_process_killed(experiment: Experiment) -> None:
     middle = experiment.hold(5, 1)
     experiment.start("--local-nodes=4", "--nnodes=3:4")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from experiments.experiment import BATCH_SIZE, Experiment
+from experiments.experiment import ALSO_ON_ETCD, BATCH_SIZE, Experiment
 
 
+@ALSO_ON_ETCD
 def test_scale_down(experiment: Experiment) -> None:
     middle = experiment.hold(5, 3)
     experiment.start("--local-nodes=4", "--nnodes=3:4", "--node-restarts=0")

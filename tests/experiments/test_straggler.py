@@ -18,5 +18,4 @@ def test_straggler(experiment: Experiment, gate: Gate) -> None:
     assert experiment.place_taken_by(4) == 1
     assert experiment.has_said(f"[node 1] dlrover-run: {STRAGGLER_LINE}")
     assert experiment.has_said("Fault nodes are: [] and stragglers are: [1].")
-    # Whoever trains has been checked once and no more.
-    assert sorted(visit.node for visit in gate.of("0", "2", "3", "4", stage="compute")) == ["0", "2", "3", "4"]
+    assert experiment.said.count("takes its place") == 1

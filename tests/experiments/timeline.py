@@ -1,10 +1,11 @@
-"""When the fault was, when it was noticed, when there was a new world and when that had taken its first step."""
+"""When the fault was, when it was noticed, when there was a new world and when training went on."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -24,12 +25,13 @@ class Event:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds from a fault to what followed; None for what did not."""
+    """Seconds from a fault to what followed before the next one; None for what did not. The step is the first of the
+    new world, or the next one where the world stayed."""
 
     fault: str
     to_notice: float | None
     to_new_world: float | None
-    to_first_step: float | None
+    to_next_step: float | None
 
 
 @dataclass
@@ -66,21 +68,22 @@ class Timeline:
         return sorted((*told, *faults, *saves, *trained), key=lambda event: event.at)
 
     def recoveries(self, records: Sequence[Record]) -> list[Recovery]:
-        """What each fault led to before the next one."""
+        """What each fault led to."""
+        following = [*self.faults[1:], Event(math.inf, "the end")]
+        return [self._recovery(fault, later.at, records) for fault, later in zip(self.faults, following, strict=False)]
+
+    def _recovery(self, fault: Event, end: float, records: Sequence[Record]) -> Recovery:
+        def first(times: Iterable[float | None]) -> float | None:
+            return min((at - fault.at for at in times if at is not None and fault.at < at < end), default=None)
+
         rounds = rounds_of(records)
-        ends = [*(fault.at for fault in self.faults[1:]), float("inf")]
-        recoveries = []
-        for fault, end in zip(self.faults, ends, strict=True):
-
-            def since(times: list[float | None], begin: float = fault.at, end: float = end) -> float | None:
-                return min((at - begin for at in times if at is not None and begin < at < end), default=None)
-
-            noticed = since([line.at for line in self.lines if LAUNCHERS_LINE.match(line.words)])
-            new_world = since([world_at(each, records) for each in rounds])
-            recoveries.append(
-                Recovery(fault.words, noticed, new_world, since([first_step_at(each, records) for each in rounds]))
-            )
-        return recoveries
+        to_new_world = first(world_at(each, records) for each in rounds)
+        if to_new_world is not None:
+            to_next_step = first(first_step_at(each, records) for each in rounds)
+        else:
+            to_next_step = first(record.at for record in records if isinstance(record, Done))
+        to_notice = first(line.at for line in self.lines if LAUNCHERS_LINE.match(line.words))
+        return Recovery(fault.words, to_notice, to_new_world, to_next_step)
 
 
 def world_at(each: Round, records: Sequence[Record]) -> float | None:
@@ -97,15 +100,13 @@ def first_step_at(each: Round, records: Sequence[Record]) -> float | None:
 
 def describe(recovery: Recovery) -> str:
     """One line for a person."""
-    said = [
-        f"{what} {'never' if seconds is None else f'after {seconds:.2f} s'}"
-        for what, seconds in (
-            ("the first word of a launcher", recovery.to_notice),
-            ("a new world", recovery.to_new_world),
-            ("its first step", recovery.to_first_step),
-        )
-    ]
-    return f"{recovery.fault}: {', '.join(said)}"
+    times = {
+        "the first word of a launcher": recovery.to_notice,
+        "a new world": recovery.to_new_world,
+        "the next step": recovery.to_next_step,
+    }
+    said = [f"{what} after {seconds:.2f} s" for what, seconds in times.items() if seconds is not None]
+    return f"{recovery.fault}: {', '.join(said) or 'nothing'}"
 
 
 def _events_of(each: Round, records: Sequence[Record]) -> list[Event]:
