@@ -98,6 +98,7 @@ below() { # PID...: the processes below these, but for this script
 [[ -e /proc/$$/task/$$/children ]] || fail "this kernel has no /proc/PID/task/TID/children"
 look_at 1 && session_of_init=$session
 look_at $$ && own_session=$session
+look_at "$own_session" && leader_started=$started || leader_started=''
 
 find_root() { # AGENT PARENT NUMBER: the node's guard; its agent where the parent is none, as under torchrun
     root=$1
@@ -174,6 +175,9 @@ await_node() {
         [[ -n $job ]] && seen=yes
         [[ -n $elsewhere && -z $job && -z $told ]] && told=yes &&
             say "waits for a dlrover-run of this session; CHAOS_CLUSTER=$elsewhere chooses that of process $elsewhere"
+        # Whoever leads this session, a terminal or a container's command, was to start the job.
+        [[ -n $job || -z $leader_started || -n ${CHAOS_CLUSTER:-} ]] || look_again "$own_session" "$leader_started" ||
+            fail "whoever was to start the job has ended; nothing was done"
         if ((now >= end)); then
             why="there is no dlrover-run"
             [[ -n $job ]] && why="the dlrover-run of process $job has no node $wanted"

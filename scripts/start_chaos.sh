@@ -17,7 +17,7 @@ usage: bash start_chaos.sh VERB &     in front of the command that starts the jo
   kill-process     SIGKILL for one worker (CHAOS_LOCAL_RANK=0, CHAOS_TIMES=1, CHAOS_PERIOD=30 seconds)
   kill-node        SIGKILL for all processes of the node at once
   stop-process     SIGSTOP for the workers of the node: a hang
-  cpu-overload     every CPU is busy; a node of a local cluster runs CHAOS_CPU_LEFT=20 percent of the time instead
+  cpu-overload     every CPU is busy; a node of a local cluster runs CHAOS_CPU_LEFT=10 percent of the time instead
   memory-overload  CHAOS_MEMORY=80 percent of the free memory are taken
   network-loss     the network of the node is cut (CHAOS_INTERFACE)
   disk-full        a disk is filled (CHAOS_PATH, CHAOS_LEAVE=0 MiB)
@@ -283,7 +283,7 @@ esac
 word cpu CHAOS_CPU '' '' node machine
 whole times CHAOS_TIMES 1 1 1000000
 whole place CHAOS_LOCAL_RANK 0 0 100000
-whole left CHAOS_CPU_LEFT 20 1 99
+whole left CHAOS_CPU_LEFT 10 1 99
 whole share CHAOS_MEMORY 80 1 95
 whole leave CHAOS_LEAVE 0 0 999999999
 whole most CHAOS_SIZE 999999999 1 999999999

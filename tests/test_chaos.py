@@ -216,6 +216,13 @@ def test_a_job_of_another_session_is_left_alone_and_named(chaos: Chaos) -> None:
         assert still_alive(all_of_it, WAIT) == 0
 
 
+def test_it_waits_for_no_job_that_was_refused(mailbox: Mailbox) -> None:
+    with in_front(mailbox, "kill-process", "--nnodes=none") as job:
+        # Both hold the other end of the pipe.
+        assert job.finish() == exit_codes.BAD_COMMAND_LINE
+    assert job.has_said("start_chaos: whoever was to start the job has ended; nothing was done")
+
+
 # ---- in front of a cluster on this machine
 
 TWO_NODES = "--local-nodes=2 --nproc-per-node=1"
