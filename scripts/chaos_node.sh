@@ -152,10 +152,12 @@ find_processes() { # the node's workers, or the processes of its check; false un
         # Each is a child of the agent and leads a session, which one that was forked a moment ago does not yet.
         look_at "$pid" && [[ $parent == "$agent" && $session == "$pid" ]] && read_variables "$pid" &&
             [[ $local_world =~ ^[1-9][0-9]*$ ]] || continue
+        read_command "$pid"
         if [[ $when == check ]]; then
-            read_command "$pid"
             [[ $command == */node_check\ * ]] && rank=$pid || continue
         else
+            # The template of a forkserver has the environment of the first worker if that is all that there is.
+            [[ $command == *_dlrover_template* ]] && continue
             [[ -n $run_id && $rank =~ ^(0|[1-9][0-9]*)$ ]] || continue
         fi
         # A service that a worker has detached is given to the agent too, and is known by being younger.
