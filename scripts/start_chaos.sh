@@ -5,7 +5,7 @@
 # shellcheck disable=SC2015 # Where A && B || C is written, C is meant for either.
 set -u -o pipefail
 export LC_ALL=C
-declare when cpu times place left share leave most patience delay period duration
+declare when cpu times place left share leave most patience delay period duration limit
 # shellcheck source=scripts/chaos_node.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/chaos_node.sh"
 
@@ -101,11 +101,9 @@ any_stopped() { # false when somebody has ended them all, as one does with worke
 }
 
 created='"success": *true.*"result": *"([^"]+)"'
-
 use_blade() { # WORD...: an experiment of chaosblade; false where there is none
     blade=$(type -P blade || type -P chaosblade) || return
-    # With the time, blade ends it by itself should this script be killed.
-    answer=$("$blade" create "$@" ${duration:+--timeout $(((duration + 999) / 1000))} 2>&1)
+    answer=$("$blade" create "$@" "${limit[@]}" 2>&1)
     [[ $answer =~ $created ]] || fail "$name: $blade create $*: $answer"
     say "$name: blade create $*"
 }
@@ -148,17 +146,18 @@ stop_process() {
 }
 
 hold_back() { # let the node run for a part of each 100 ms
-    local pid text
-    for pid in "${stopped[@]%:*}"; do kill -CONT "$pid" 2>/dev/null; done
+    local pid text held=()
+    kill -CONT "${stopped[@]%:*}" 2>/dev/null
     nap "$left"
-    stopped=()
+    kill -STOP "${stopped[@]%:*}" 2>/dev/null
     below "$agent"
     for pid in "${tree[@]}"; do
         text=dlrover-
         read -r text 2>/dev/null <"/proc/$pid/comm"
         # The agent must go on to speak for the node, and the relay and the master are not what is slow.
-        [[ $text == dlrover-* ]] || stop "$pid"
+        [[ $text == dlrover-* ]] || { stop "$pid" && held+=("${stopped[-1]}"); }
     done
+    stopped=("${held[@]}")
 }
 
 cpu_overload() {
@@ -170,7 +169,7 @@ cpu_overload() {
     fi
     use_blade cpu fullload && last "$duration" true && return
     if type -P stress-ng >/dev/null; then
-        stress-ng --quiet --cpu 0 ${duration:+--timeout $(((duration + 999) / 1000))} >/dev/null 2>&1 &
+        stress-ng --quiet --cpu 0 "${limit[@]}" >/dev/null 2>&1 &
         say "$name: stress-ng --cpu 0"
     else
         # Each ends by itself should this script be killed.
@@ -209,7 +208,7 @@ memory_overload() {
     ((amount > 0)) || fail "$name: no memory is free"
     use_blade mem load --mode ram --mem-percent "$share" && last "$duration" true && return
     if type -P stress-ng >/dev/null; then
-        stress-ng --quiet --vm 1 --vm-keep --vm-bytes "${amount}M" >/dev/null 2>&1 &
+        stress-ng --quiet --vm 1 --vm-keep --vm-bytes "${amount}M" "${limit[@]}" >/dev/null 2>&1 &
     else
         # What `tail` is given without the end of a line it keeps until its input ends, which is with this script.
         exec {feed}> >(exec tail >/dev/null)
@@ -292,6 +291,7 @@ milliseconds patience CHAOS_WAIT 300
 milliseconds delay CHAOS_DELAY 0
 milliseconds period CHAOS_PERIOD 30
 [[ -z ${CHAOS_DURATION:=} ]] && duration='' || milliseconds duration CHAOS_DURATION ''
+limit=(${duration:+--timeout $(((duration + 999) / 1000))}) # for blade and stress-ng: this script may be killed
 
 trap undo EXIT
 trap 'exit 129' HUP && trap 'exit 130' INT && trap 'exit 141' PIPE && trap 'exit 143' TERM
