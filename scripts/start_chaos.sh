@@ -180,7 +180,7 @@ cpu_overload() {
 }
 
 free_memory() { # MiB that may be taken, by the machine and by each control group around this process
-    local key value folder limit used pair
+    local key value folder most used at
     while read -r key value _; do [[ $key == MemAvailable: ]] && free=$((value / 1024)); done </proc/meminfo
     while IFS=: read -r key value folder; do
         case $value in
@@ -190,9 +190,9 @@ free_memory() { # MiB that may be taken, by the machine and by each control grou
         esac
         # In a container the path may be that of the machine, which is not there; its own is the root then.
         for ((; ; )); do
-            pair=$1$folder
-            if read -r limit 2>/dev/null <"$pair/$2" && read -r used 2>/dev/null <"$pair/$3" && [[ $limit != max ]]; then
-                ((limit / 1048576 - used / 1048576 < free)) && free=$(((limit - used) / 1048576))
+            at=$1$folder
+            if read -r most 2>/dev/null <"$at/$2" && read -r used 2>/dev/null <"$at/$3" && [[ $most != max ]]; then
+                ((most / 1048576 - used / 1048576 < free)) && free=$(((most - used) / 1048576))
             fi
             [[ -n ${folder%/} ]] || break
             folder=${folder%/*}

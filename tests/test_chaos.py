@@ -167,12 +167,16 @@ def in_front(
         job.communicate()
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_in_front_of_a_launch_it_kills_a_worker_and_the_workers_start_again(mailbox: Mailbox, method: str) -> None:
+# The template of one worker has the environment of that worker.
+@pytest.mark.parametrize(("method", "workers"), [("spawn", 2), ("forkserver", 1)])
+def test_in_front_of_a_launch_it_kills_a_worker_and_all_start_again(
+    mailbox: Mailbox, method: str, workers: int
+) -> None:
+    env = {"CHAOS_LOCAL_RANK": str(workers - 1), "WORKER_ID": "1", "PET_START_METHOD": method}
     # It may come before the worker has begun, which is why not every worker of the first round has to report.
-    with in_front(mailbox, "kill-process", CHAOS_LOCAL_RANK="1", WORKER_ID="1", PET_START_METHOD=method) as job:
-        job.until_says("start_chaos: node 1: killed local rank 1, process ")
-        until_restarted(mailbox, 2)
+    with in_front(mailbox, "kill-process", f"--standalone --nproc-per-node={workers}", **env) as job:
+        job.until_says(f"start_chaos: node 1: killed local rank {workers - 1}, process ")
+        until_restarted(mailbox, workers)
         job.signal(signal.SIGTERM)
         assert job.finish() == 128 + signal.SIGTERM
         assert job.has_said("(1 of 1)")
