@@ -302,7 +302,27 @@ def _describe(process: psutil.Process) -> str:
     return f"{process.pid}, which has gone by now"
 
 
-_QUIET_PORTS = iter(random.sample(range(20_000, 32_000), 12_000))
+_BLOCK = 100
+"""Ports that a process takes to itself at a time."""
+
+_BLOCKS: list[socket.socket] = []
+"""What tells other test runs on this machine, such as other workers of pytest-xdist, which blocks are taken: sockets
+with names that only one process can have, and that end with it."""
+
+
+def _quiet_ports() -> Iterator[int]:
+    for first in random.sample(range(20_000, 32_000, _BLOCK), 12_000 // _BLOCK):
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0dlrover-test-ports-{first}")
+        except OSError:
+            claim.close()
+            continue
+        _BLOCKS.append(claim)
+        yield from range(first, first + _BLOCK)
+
+
+_QUIET_PORTS = _quiet_ports()
 
 
 def quiet_port() -> int:

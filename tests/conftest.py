@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from check_nodes import checked, gate  # noqa: F401
-from cluster import Cluster
+from cluster import Cluster, quiet_port
 from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
 from harness import OURS, TORCHRUN, Launcher, Mailbox
 from meeting_places import MeetingPlace, place, shared_etcd, shared_etcd_cluster  # noqa: F401
+
+# How long an example takes says nothing on a machine that runs other tests at the same time.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 # These test what runs inside a worker with torch, and cannot even be imported without it (see `make test-other`).
 collect_ignore = (
@@ -52,9 +57,5 @@ def cluster(mailbox: Mailbox, place: MeetingPlace) -> Iterator[Cluster]:  # noqa
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listened on a moment ago."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that nobody else is given."""
+    return quiet_port()
