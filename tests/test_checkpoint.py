@@ -199,7 +199,9 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert file_names(tmp_path) == [name_of(1)]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(data=st.data())
 def test_a_file_with_any_damage_is_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, data: st.DataObject

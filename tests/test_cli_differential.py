@@ -397,7 +397,12 @@ def flags_and_variables(draw: Any) -> tuple[list[str], dict[str, str]]:
     return [*argv, *draw(st.sampled_from([[], ["--"]])), "train.py", *tail], environ
 
 
-@settings(max_examples=250, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=250,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(flags_and_variables())
 def test_random_command_lines_mean_what_they_mean_to_torchrun(job: tuple[list[str], dict[str, str]]) -> None:
     argv, environ = job

@@ -212,13 +212,17 @@ BEGINNINGS: st.SearchStrategy[list[FromNode]] = st.sampled_from(
 
 
 @given(st.builds(conversation, BEGINNINGS, st.lists(FRAMES, max_size=4)))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_frames_of_any_kind_concern_no_other_job(running: Master, frames: list[bytes]) -> None:
     asyncio.run(asyncio.wait_for(send(running.address, frames), WAIT))
 
 
 @given(st.binary(min_size=1, max_size=2000), st.booleans())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_bytes_that_are_no_http_end_their_connection_only(running: Master, junk: bytes, polite: bool) -> None:
     host, _, port = running.address.rpartition(":")
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) if polite else b""
