@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import SOON, Cluster, leave, succeed, tell
+from cluster import Cluster, leave, succeed, tell
 from etcd_conversation import RENEW_TIMEOUT
 from etcd_server import PASSWORD, Etcd, serving
 from harness import WAIT
@@ -124,7 +124,7 @@ class TestAnEtcdThatDemandsAUser:
 def test_a_job_whose_elected_agents_changed_leaves_no_lease_that_runs_for_a_day(
     cluster: Cluster, etcd: Etcd, place: InEtcd, end: str
 ) -> None:
-    nodes = {name: cluster.node(name, "2:3", conf=SOON, env={"NODE_ID": name}) for name in "abc"}
+    nodes = {name: cluster.node(name, "2:3", env={"NODE_ID": name}) for name in "abc"}
     cluster.world(3)
     nodes.pop(place.elected()).lose()
     world = cluster.world(2)
