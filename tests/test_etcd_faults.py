@@ -27,7 +27,8 @@ def place(etcd_cluster: Etcd) -> InEtcd:
 
 
 def train(cluster: Cluster, names: str, nnodes: str, *flags: str, **options: object) -> dict[str, Node]:
-    """Nodes with workers of torch that count their steps."""
+    """Nodes with workers of torch that count their steps. Each node imports torch once for all its rounds."""
+    flags = ("--start-method=forkserver", *flags)
     return {name: cluster.node(name, nnodes, *flags, script=COUNT, **options) for name in names}
 
 

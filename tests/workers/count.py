@@ -32,7 +32,7 @@ place = {
 post(**place, step=int(step))
 while True:
     # What a step takes; without it this is a test of how many a second the machine does.
-    time.sleep(0.005)
+    time.sleep(0.05)
     heard = len(asked)
     del asked[:heard]
     all_took = torch.tensor([1, len(ended), heard])
