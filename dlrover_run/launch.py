@@ -119,8 +119,8 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))  # noqa: SIM115 -- it stays open.
 
 
-def _main() -> int:
-    """`python -m dlrover_run.launch FD`: run the job that a Python program wrote to the file FD (see `api`)."""
+def run() -> int:
+    """Run the job that somebody wrote to the file whose descriptor is the first argument (see `launch_request`)."""
     import msgspec
 
     from dlrover_run.launch_request import LaunchRequest
@@ -132,7 +132,3 @@ def _main() -> int:
     except SpecError as mistake:
         _say(request.spec, f"dlrover-run: {mistake}")
         return exit_codes.BAD_COMMAND_LINE
-
-
-if __name__ == "__main__":
-    sys.exit(_main())

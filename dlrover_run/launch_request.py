@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from dlrover_run.spec import JobSpec
@@ -9,7 +10,7 @@ from dlrover_run.spec import JobSpec
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A job, as `python -m dlrover_run.launch` reads it.
+    """A job, as a launcher that is started with `command` reads it.
 
     `lifeline` is a descriptor that reads as ended when whoever wants the job is gone, `verdict` one that takes the
     Verdict as JSON.
@@ -18,3 +19,11 @@ class LaunchRequest:
     spec: JobSpec
     lifeline: int
     verdict: int
+
+
+def command(request_fd: int) -> list[str]:
+    """The command of a launcher that reads its LaunchRequest from this descriptor, and finds modules where this process
+    does: with `-m` a `random.py` in the person's working directory would take the place of Python's own."""
+    path = [each for each in sys.path if isinstance(each, str)]
+    code = f"import sys; sys.path[:] = {path}; from dlrover_run.launch import run; sys.exit(run())"
+    return [sys.executable, "-c", code, str(request_fd)]

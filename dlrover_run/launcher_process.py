@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import msgspec
 
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.command_line import credentials
-from dlrover_run.launch_request import LaunchRequest
+from dlrover_run.launch_request import LaunchRequest, command
 from dlrover_run.spec import JobSpec
 
 
@@ -48,7 +47,7 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
     try:
         with memory_file(msgspec.json.encode(request)) as request_fd, _Forwarding(spec.signals) as forwarding:
             launcher = subprocess.Popen(
-                [sys.executable, "-m", "dlrover_run.launch", str(request_fd)],
+                command(request_fd),
                 pass_fds=[request_fd, *inherited],
                 env={name: value for name, value in os.environ.items() if name not in credentials.VARIABLES},
                 # In our process group a Ctrl-C would reach it twice: from the terminal and from us.

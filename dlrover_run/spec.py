@@ -52,7 +52,8 @@ class LogSpec:
 
     `log_dir` None means no directory was asked for; `/dev/null` means that no file may be written at all.
     `shown_ranks` None shows every local rank on the console. `prefixed` puts the prefix before every line that a worker
-    has on the console, also where no log file is written.
+    has on the console, also where no log file is written. `temp_dir` is where what is not kept goes, made by this run
+    and removed at its end; None for a directory of its own finding.
     """
 
     log_dir: str | None = None
@@ -63,6 +64,7 @@ class LogSpec:
     stderr_filters: tuple[str, ...] = ()
     prefix_template: str | None = None
     prefixed: bool = False
+    temp_dir: str | None = None
     plugin: str | None = None
 
 

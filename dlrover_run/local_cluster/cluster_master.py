@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
+from dlrover_run.agent.refusal import explain
 from dlrover_run.backends.master_process import MasterProcess, NotListening
 from dlrover_run.local_cluster.network import Network
 from dlrover_run.spec import MasterSpec
@@ -20,7 +21,8 @@ from dlrover_run.spec import MasterSpec
 LOOPBACK = "127.0.0.1"
 
 RESTART_PAUSE = 1.0
-"""Seconds between a master that could not be started and the next try. Nodes go on without one meanwhile."""
+"""Seconds between a master that could not be started, or ended as soon as it had been, and the next try. Nodes go on
+without one meanwhile."""
 
 END_TIMEOUT = 5.0
 """Seconds that the master gets to end once all nodes have; it takes milliseconds, and is killed then."""
@@ -41,6 +43,7 @@ class ClusterMaster:
         """What a node needs to find it; complete once `start` has returned."""
         self._process: MasterProcess | None = None
         self._gone = asyncio.Event()
+        self._listens_since = 0.0
         self._restarting: asyncio.Task[None] | None = None
         self._ending = False
 
@@ -73,23 +76,31 @@ class ClusterMaster:
         with self._network.switch.entered() if self._network is not None else contextlib.nullcontext():
             process.start(self._ended)
         self._process = process
-        return await process.ready()
+        port = await process.ready()
+        self._listens_since = asyncio.get_running_loop().time()
+        return port
 
     def _ended(self) -> None:
         self._process = None
         self._gone.set()
         if not self._ending and self.spec.port and self._restarting is None:
             self._say("the master has ended; it is started again, and training goes on meanwhile")
-            self._restarting = asyncio.ensure_future(self._restart())
+            lived = asyncio.get_running_loop().time() - self._listens_since
+            self._restarting = asyncio.ensure_future(self._restart(RESTART_PAUSE if lived < RESTART_PAUSE else 0.0))
 
-    async def _restart(self) -> None:
+    async def _restart(self, pause: float) -> None:
+        said = ""
         while True:
             try:
+                await asyncio.sleep(pause)
                 await self._begin()
                 break
             except (NotListening, OSError) as why:
-                self._say(f"the master cannot be started: {why}")
-                await asyncio.sleep(RESTART_PAUSE)
+                words = explain(why) if isinstance(why, OSError) else str(why)
+                sentence = f"the master cannot be started, which is tried again and again: {words}"
+                if sentence != said:
+                    self._say(sentence)
+                said, pause = sentence, RESTART_PAUSE
         self._restarting = None
         if self._process is None:
             # It ended in the moment in which it had just begun to listen.

@@ -9,20 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
+import shutil
+import signal
 import subprocess
-import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.verdict import Verdict
-from dlrover_run.descent import lifeline
-from dlrover_run.launch_request import LaunchRequest
+from dlrover_run.command_line import credentials
+from dlrover_run.descent import lifeline, lineage
+from dlrover_run.launch_request import LaunchRequest, command
 from dlrover_run.launcher_process import memory_file
 from dlrover_run.local_cluster.network import Namespace
 from dlrover_run.local_cluster.supervision import EndKind, Node, NodeEnd
+from dlrover_run.output.streams import TEMP_PREFIX
 from dlrover_run.spec import JobSpec, MasterSpec
 
 NODE_VARIABLE = "DLROVER_LOCAL_NODE"
@@ -32,8 +38,9 @@ CLUSTER_VARIABLE = "DLROVER_LOCAL_CLUSTER"
 """Tells two local clusters on one machine apart, by the pid of the supervisor."""
 
 AFTERMATH_TIMEOUT = 10.0
-"""Seconds that an agent may live on after its guard was killed, in which it ends what it has started. It is twice what
-a sweep takes at most; then the node counts as ended, and what is left of it is swept up by the supervisor."""
+"""Seconds that an agent may live on after its guard was killed, in which it ends what it has started, and a guard after
+its agent has ended. It is twice what a sweep takes at most; then the guard is killed, the node counts as ended, and
+what is left of it is swept up by the supervisor."""
 
 _RANK_VARIABLES = ("NODE_RANK", "WORKER_RANK")
 _ID_VARIABLES = ("NODE_ID", "WORKER_ID")
@@ -65,7 +72,8 @@ def spec_of(job: JobSpec, node: Node, master: MasterSpec | None) -> JobSpec:
 
 def environment_of(parent: Mapping[str, str], node: Node, *, isolated: bool) -> dict[str, str]:
     """The environment of a node: `parent`, which is that of the command, and the variables that tell nodes apart."""
-    own = {name: text for name, text in parent.items() if name not in _RANK_VARIABLES}
+    left_out = {*_RANK_VARIABLES, *credentials.VARIABLES}
+    own = {name: text for name, text in parent.items() if name not in left_out}
     own |= {NODE_VARIABLE: str(node.number), CLUSTER_VARIABLE: str(os.getpid())}
     own |= dict.fromkeys(_ID_VARIABLES, str(node.number))
     if isolated:
@@ -81,47 +89,61 @@ class NodeProcess:
         self.node = node
         self._on_end = on_end
         self._lifeline = -1
-        self._verdict = -1
+        self._verdict_fd = -1
         self._said = bytearray()
         self._code: int | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._aftermath: asyncio.TimerHandle | None = None
+        self._told: set[int] = set()
+        self._temp_dir = _unused_temp_dir()
         self.pid = -1
         """The pid of the guard; -1 before the start and after its end."""
+        self.verdict: Verdict | None = None
+        """What it had to say at its end, if anything."""
 
     def start(self, spec: JobSpec, environment: Mapping[str, str], namespace: Namespace | None) -> None:
         """Start it. Raises OSError when the machine does not allow that."""
         with contextlib.ExitStack() as passed_on, contextlib.ExitStack() as kept:
-            theirs, self._lifeline = os.pipe()
+            theirs, ours = os.pipe()
             passed_on.callback(os.close, theirs)
-            kept.callback(os.close, self._lifeline)
-            self._verdict, verdict = os.pipe()
+            kept.callback(os.close, ours)
+            verdict_fd, verdict = os.pipe()
             passed_on.callback(os.close, verdict)
-            kept.callback(os.close, self._verdict)
-            request = LaunchRequest(spec=spec, lifeline=theirs, verdict=verdict)
+            kept.callback(os.close, verdict_fd)
+            logs = replace(spec.logs, temp_dir=self._temp_dir)
+            request = LaunchRequest(spec=replace(spec, logs=logs), lifeline=theirs, verdict=verdict)
             request_fd = passed_on.enter_context(memory_file(msgspec.json.encode(request)))
-            with namespace.entered() if namespace is not None else contextlib.nullcontext():
+            with namespace.entered() if namespace is not None else contextlib.nullcontext(), _held_back(spec.signals):
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "dlrover_run.launch", str(request_fd)],
+                    command(request_fd),
                     pass_fds=(request_fd, theirs, verdict),
                     env=dict(environment),
                     # A machine of its own would have no console to read from.
                     stdin=subprocess.DEVNULL,
                     # The terminal's Ctrl-C comes through the supervisor only, and once.
                     start_new_session=True,
+                    # An agent that somebody has stopped reads the end of no lifeline; the end of its guard wakes it up.
+                    preexec_fn=partial(lineage.die_with_parent, os.getpid()),
                 )
+            try:
+                lifeline.watch_child(process.pid, self._collect)
+            except OSError:
+                process.kill()
+                process.wait()
+                raise
             kept.pop_all()
         # It is collected through a pidfd; with a return code set, Popen does not warn that it is still running.
         process.returncode = 0
-        self.pid = process.pid
-        os.set_blocking(self._verdict, False)
-        asyncio.get_running_loop().add_reader(self._verdict, self._hear)
-        lifeline.watch_child(self.pid, self._collect)
+        self.pid, self._lifeline, self._verdict_fd = process.pid, ours, verdict_fd
+        os.set_blocking(verdict_fd, False)
+        asyncio.get_running_loop().add_reader(verdict_fd, self._hear)
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to the node, unless it has ended."""
+        """Pass a signal on to the node, unless it has ended; one that somebody has stopped hears of it too."""
         if self.pid >= 0:
+            self._told.add(number)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+                os.kill(self.pid, signal.SIGCONT)
 
     def let_go(self) -> None:
         """End the node as if the supervisor had gone: at once, without asking its workers."""
@@ -130,7 +152,7 @@ class NodeProcess:
             self._lifeline = -1
 
     def _hear(self) -> None:
-        data = os.read(self._verdict, _MOST_VERDICT)
+        data = os.read(self._verdict_fd, _MOST_VERDICT)
         if data and len(self._said) <= _MOST_VERDICT:
             self._said += data
             return
@@ -141,44 +163,73 @@ class NodeProcess:
         _, status = os.waitpid(self.pid, 0)
         self.pid = -1
         self._code = os.waitstatus_to_exitcode(status)
-        self._deadline = asyncio.get_running_loop().call_later(AFTERMATH_TIMEOUT, self._give_up)
-        self._look()
-
-    def _give_up(self) -> None:
-        self._forget_verdict()
         self._look()
 
     def _forget_verdict(self) -> None:
-        if self._verdict >= 0:
-            asyncio.get_running_loop().remove_reader(self._verdict)
-            os.close(self._verdict)
-            self._verdict = -1
+        if self._verdict_fd >= 0:
+            asyncio.get_running_loop().remove_reader(self._verdict_fd)
+            os.close(self._verdict_fd)
+            self._verdict_fd = -1
 
     def _look(self) -> None:
-        if self._code is None or self._verdict >= 0 or self._deadline is None:
+        if self._code is None or self._verdict_fd >= 0:
+            if self._aftermath is None:
+                self._aftermath = asyncio.get_running_loop().call_later(AFTERMATH_TIMEOUT, self._give_up)
             return
-        self._deadline.cancel()
-        self._deadline = None
+        if self._aftermath is not None:
+            self._aftermath.cancel()
         self.let_go()
-        self._on_end(end_of(self.node.number, self._code, bytes(self._said)))
+        if self._temp_dir is not None:
+            # All who would have removed it may have been killed.
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
+        self.verdict = decode(bytes(self._said))
+        self._on_end(end_of(self.node.number, self._code, self.verdict, self._told))
+
+    def _give_up(self) -> None:
+        if self.pid >= 0:
+            # It may wait for a console that takes nothing. Its end is heard of like any other.
+            os.kill(self.pid, signal.SIGKILL)
+        if self._code is not None:
+            self._forget_verdict()
+            self._look()
+
+
+@contextlib.contextmanager
+def _held_back(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Start a node in here that loses none of these signals: they wait until its guard takes them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _unused_temp_dir() -> str | None:
+    """The name of a temporary directory that the node may make; None where there is no room for one."""
+    with contextlib.suppress(OSError):
+        return os.path.join(tempfile.gettempdir(), f"{TEMP_PREFIX}{secrets.token_hex(8)}")
+    return None
 
 
 _HOPELESS = frozenset({exit_codes.BAD_COMMAND_LINE, exit_codes.INTERNAL_ERROR, exit_codes.CANNOT_START})
 
 
-def end_of(number: int, code: int, said: bytes) -> NodeEnd:
-    """How a node ended whose guard ended with `code`, as `subprocess` has it, and that left this verdict, or none."""
-    verdict = _decode(said)
+def end_of(number: int, code: int, verdict: Verdict | None, told: Collection[int] = ()) -> NodeEnd:
+    """How a node ended whose guard ended with `code`, as `subprocess` has it, and that left this verdict, or none.
+
+    `told` are the signals that were passed on to it.
+    """
+    if code == exit_codes.SUCCESS or (verdict is not None and verdict.exit_code == exit_codes.SUCCESS):
+        # Whatever became of a guard that has nothing left to guard.
+        return NodeEnd(number, EndKind.DONE, exit_codes.SUCCESS, "has done the job")
     if code < 0:
-        return NodeEnd(
-            number, EndKind.DIED, exit_codes.of_signal(-code), f"was killed by {failures.signal_words(-code)}"
-        )
+        kind = EndKind.LEFT if -code in told else EndKind.DIED
+        return NodeEnd(number, kind, exit_codes.of_signal(-code), f"was killed by {failures.signal_words(-code)}")
     if verdict is None:
         # A launcher that could not begin would not fare better under another number.
-        kind = EndKind.FAILED if code in _HOPELESS else EndKind.DIED
-        return NodeEnd(number, kind, code, f"died without a word (exit code {code})")
-    if code == exit_codes.SUCCESS:
-        return NodeEnd(number, EndKind.DONE, code, "has done the job")
+        hopeless = code in _HOPELESS
+        words = f"could not begin (exit code {code})" if hopeless else f"died without a word (exit code {code})"
+        return NodeEnd(number, EndKind.FAILED if hopeless else EndKind.DIED, code, words)
     if verdict.stopped:
         return NodeEnd(number, EndKind.LEFT, code, f"left: {verdict.reason}")
     if code == exit_codes.FAULTY_NODE:
@@ -187,14 +238,16 @@ def end_of(number: int, code: int, said: bytes) -> NodeEnd:
         return NodeEnd(number, EndKind.EXCLUDED, code, "was found too slow by the node check")
     if code == exit_codes.CANNOT_JOIN and verdict.ends:
         return NodeEnd(number, EndKind.LEFT, code, f"lost the job ({verdict.error or verdict.reason})")
+    if verdict.root is None and verdict.failure is not None:
+        return NodeEnd(number, EndKind.FAILED, code, "ended because another node failed", by_peer=True)
     return NodeEnd(number, EndKind.FAILED, code, f"failed with exit code {code}")
 
 
-def _decode(said: bytes) -> Verdict | None:
+def decode(said: bytes) -> Verdict | None:
+    """The verdict in these bytes; None when there is none, or its writer was killed in the middle."""
     if not said:
         return None
     try:
         return msgspec.json.decode(said, type=Verdict)
     except msgspec.MsgspecError:
-        # Its writer was killed in the middle.
         return None

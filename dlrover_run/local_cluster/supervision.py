@@ -40,12 +40,14 @@ class Node:
 
 @dataclass(frozen=True)
 class NodeEnd:
-    """The end of node `number`. `words` tell it as a clause, such as "was killed by SIGKILL"."""
+    """The end of node `number`. `words` tell it as a clause, such as "was killed by SIGKILL". `by_peer` says of one
+    that FAILED that another node was the cause, so that its code says nothing of it."""
 
     number: int
     kind: EndKind
     code: int
     words: str
+    by_peer: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Cluster:
 
     `running` are the nodes that have been started and have not ended. `numbers` and `places` count what has been given
     away of each, `replaced` the nodes that another took the place of. `done` says that a node has finished the job,
-    `failed` is the code of the first that failed it, `told` the signal by which the command was told to end, and
-    `last_code` the code of the latest end.
+    `failed` is the code of the first that failed it, but for one that failed `by_peer` only while nobody else has,
+    `told` the signal by which the command was told to end, and `last_code` the code of the latest end.
     """
 
     local: LocalSpec
@@ -65,6 +67,7 @@ class Cluster:
     replaced: int = 0
     done: bool = False
     failed: int | None = None
+    by_peer: bool = False
     told: signal.Signals | None = None
     last_code: int = exit_codes.SUCCESS
 
@@ -123,7 +126,7 @@ def node_ended(cluster: Cluster, end: NodeEnd) -> Step:
     if end.kind is EndKind.DONE:
         return Step(replace(left, done=True), end_others=_ends_others(left))
     if end.kind is EndKind.FAILED:
-        return _fail(left, said, end.code)
+        return _fail(left, said, end.code, by_peer=end.by_peer)
     if cluster.settled:
         # Who was told to go needs no line of its own.
         return Step(left, said=() if end.kind is EndKind.LEFT else (said,))
@@ -200,12 +203,15 @@ def _ends_others(cluster: Cluster) -> bool:
     return bool(cluster.running) and not cluster.settled
 
 
-def _fail(left: Cluster, said: str, code: int) -> Step:
+def _fail(left: Cluster, said: str, code: int, *, by_peer: bool = False) -> Step:
+    if left.failed is not None and left.by_peer and not by_peer:
+        # Those who only heard of the failure may well end before the one that has it to tell.
+        return Step(replace(left, failed=code, by_peer=False), said=(said,))
     if left.told is not None or left.failed is not None:
         # It may well have failed because the others were told to end, or because of the first failure.
         return Step(left, said=(said,))
     said += ", so the job has failed"
-    return Step(replace(left, failed=code), said=(said,), end_others=_ends_others(left))
+    return Step(replace(left, failed=code, by_peer=by_peer), said=(said,), end_others=_ends_others(left))
 
 
 def _give_up(left: Cluster, said: str) -> Step:

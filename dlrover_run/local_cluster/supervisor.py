@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
@@ -20,8 +21,9 @@ from dlrover_run.descent import guard, lifeline, lineage
 from dlrover_run.descent.strays import StraySweep
 from dlrover_run.local_cluster import supervision
 from dlrover_run.local_cluster.cluster_master import ClusterMaster
-from dlrover_run.local_cluster.network import Network, NetworkError
+from dlrover_run.local_cluster.network import Network
 from dlrover_run.local_cluster.nodes import NodeProcess, environment_of, spec_of
+from dlrover_run.local_cluster.outcome import verdict_of
 from dlrover_run.local_cluster.supervision import Node, NodeEnd, Step
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.spec import JobSpec, LocalSpec
@@ -39,8 +41,11 @@ def supervise(spec: JobSpec, lifeline_fd: int | None, verdict_fd: int | None) ->
     """
     assert spec.local is not None, "a job with nodes on this machine"
     lineage.become_subreaper()
+    # Whoever started this command may have ignored the end of children, or held signals back.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    guard.unblock()
     try:
-        relay = Relay.start()
+        relay = Relay.start(shared=True)
     except OSError as error:
         os.write(2, f"dlrover-run: the launcher's own processes could not be started: {explain(error)}\n".encode())
         return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
@@ -56,22 +61,25 @@ async def _supervise(
     supervisor = Supervisor(spec, local, relay, voice.say)
     try:
         code = await supervisor.run(lifeline_fd)
-    except (NetworkError, NotListening, OSError) as why:
+    except (NotListening, OSError) as why:
         code = exit_codes.CANNOT_START
-        supervisor.say(f"the nodes could not be started: {why}")
+        words = explain(why) if isinstance(why, OSError) else str(why)
+        supervisor.say(f"the nodes could not be started: {words}")
+    verdict = verdict_of(code, supervisor.verdicts, supervisor.last_said)
     if code != exit_codes.SUCCESS:
         code = exit_codes.of_failure(code, spec.compat_exit_codes)
+    # A signal still hurries a console that takes nothing.
+    await relay.drain(timeout=None)
     # What comes now comes too late, and would meet no handler any more.
     guard.block(spec.signals)
-    await relay.drain(timeout=None)
     await relay.close()
     lineage.end_children()
     if verdict_fd is not None:
         import msgspec
 
-        error = None if code == exit_codes.SUCCESS else supervisor.last_said
-        with open(verdict_fd, "wb") as file:
-            file.write(msgspec.json.encode(Verdict(code, supervisor.last_said, error=error)))
+        # Whoever wanted to know may have gone, and that is why all ends.
+        with contextlib.suppress(BrokenPipeError), open(verdict_fd, "wb") as file:
+            file.write(msgspec.json.encode(replace(verdict, exit_code=code)))
     return code
 
 
@@ -84,12 +92,17 @@ class Supervisor:
         self._relay = relay
         self._say = say
         self.last_said = ""
+        self.verdicts: list[Verdict] = []
+        """What the nodes had to say that have ended, in the order of their ends."""
         self._nodes: dict[int, NodeProcess] = {}
         self._network: Network | None = None
         self._master: ClusterMaster | None = None
         self._cluster = supervision.Cluster(local)
         self._over = asyncio.Event()
         self._timers: list[asyncio.TimerHandle] = []
+        self._begun = False
+        self._joins_asked = 0
+        self._ending = False
         self._strays = StraySweep(self._own_children)
 
     def say(self, sentence: str) -> None:
@@ -98,9 +111,12 @@ class Supervisor:
         self._say(sentence)
 
     async def run(self, lifeline_fd: int | None) -> int:
-        """From the first node to the end of the last; the exit code. Raises NetworkError, NotListening and OSError when
-        no node can be started."""
+        """From the first node to the end of the last; the exit code. Raises NotListening and OSError when no node can
+        be started."""
         with contextlib.ExitStack() as ending:
+            if signal.SIGUSR1 not in self._spec.signals:
+                # From the first moment on, for its default action is to end this process.
+                asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._join_now)
             if self._local.isolated:
                 self._network = Network()
                 ending.callback(self._network.close)
@@ -111,8 +127,7 @@ class Supervisor:
             if lifeline_fd is not None:
                 lifeline.watch(lifeline_fd, self._let_go)
             try:
-                self._carry_out(supervision.begin(self._local))
-                self._await_next()
+                self._begin()
                 await self._over.wait()
             finally:
                 for timer in self._timers:
@@ -121,6 +136,13 @@ class Supervisor:
                 if self._master is not None:
                     await self._master.end()
         return supervision.exit_code(self._cluster)
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._carry_out(supervision.begin(self._local))
+        for _ in range(self._joins_asked):
+            self._join_now()
+        self._await_next()
 
     def _carry_out(self, step: Step) -> None:
         self._cluster = step.cluster
@@ -139,7 +161,11 @@ class Supervisor:
         environment = environment_of(os.environ, node, isolated=self._local.isolated)
         try:
             namespace = None if self._network is None else self._network.connect(node.number)
-            process.start(spec, environment, namespace)
+            try:
+                process.start(spec, environment, namespace)
+            except OSError:
+                self._disconnect(node.number)
+                raise
         except OSError as error:
             self._carry_out(supervision.cannot_start(self._cluster, node, explain(error)))
             if self._cluster.failed is not None:
@@ -147,14 +173,21 @@ class Supervisor:
                 self._end_others()
             return
         self._nodes[node.number] = process
+        if self._ending:
+            process.signal(signal.SIGTERM)
 
     def _ended(self, end: NodeEnd) -> None:
-        del self._nodes[end.number]
-        if self._network is not None:
-            self._network.disconnect(end.number)
+        process = self._nodes.pop(end.number)
+        if process.verdict is not None:
+            self.verdicts.append(process.verdict)
+        self._disconnect(end.number)
         # What it may have left falls to us, since its guard and its agent are gone.
         self._strays.condemn_all()
         self._carry_out(supervision.node_ended(self._cluster, end))
+
+    def _disconnect(self, number: int) -> None:
+        if self._network is not None:
+            self._network.disconnect(number)
 
     def _await_next(self) -> None:
         if self._cluster.more_to_come:
@@ -165,6 +198,7 @@ class Supervisor:
         self._await_next()
 
     def _end_others(self) -> None:
+        self._ending = True
         for process in self._nodes.values():
             process.signal(signal.SIGTERM)
 
@@ -179,8 +213,6 @@ class Supervisor:
             # One that is ignored, as after nohup, stays so, here and in the nodes.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._pass_on, number)
-        if signal.SIGUSR1 not in self._spec.signals:
-            loop.add_signal_handler(signal.SIGUSR1, self._join_now)
         loop.add_signal_handler(signal.SIGCHLD, self._strays.reap)
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -190,7 +222,9 @@ class Supervisor:
             process.signal(number)
 
     def _join_now(self) -> None:
-        if self._cluster.more_to_come:
+        if not self._begun:
+            self._joins_asked += 1
+        elif self._cluster.more_to_come:
             self._carry_out(supervision.join(self._cluster))
         else:
             self.say("SIGUSR1 asks for another node, and none is left to come")

@@ -182,6 +182,9 @@ def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
     if not logs.log_dir:
         keep = logs.redirects.any() or logs.tee.any()
         try:
+            if logs.temp_dir is not None and not keep:
+                os.mkdir(logs.temp_dir, 0o700)
+                return RunDir(logs.temp_dir, keep)
             return RunDir(tempfile.mkdtemp(prefix=TEMP_PREFIX), keep)
         except OSError as error:
             if not keep:
