@@ -274,6 +274,7 @@ class Experiment:
     @property
     def rounds(self) -> list[Round]:
         """The rounds so far."""
+        self._hear_records()
         return rounds_of(self.records)
 
     @property
