@@ -325,10 +325,10 @@ def test_a_bar_is_the_median_of_those_that_came_back_and_says_how_many_did() -> 
     assert (plain.middle, plain.parts) == (None, {OLD_ENDED: 1.0})
     assert bar_of("ft_launcher", result) is None
     assert [words(bar, result) for bar in (ours, store, plain, forks)] == [
-        "1 s (<= 0.017x torchrun), 2 of 2 came back",
-        "40 s, 1 of 2 came back",
-        "> 120 s, 0 of 1 came back",
-        "job lost, 0 of 1 came back",
+        "1 s (<= 0.017x torchrun), 2/2 came back",
+        "40 s, 1/2 came back",
+        "> 120 s, 0/1 came back",
+        "job lost, 0/1 came back",
     ]
 
 
@@ -337,7 +337,7 @@ def test_a_rival_that_lost_every_run_of_a_fault_with_parts_has_its_bar() -> None
     for name in ("dlrover-run spawn", "torchrun"):
         bar = bar_of(name, result)
         assert bar is not None
-        assert words(bar, result) == "job lost, 0 of 1 came back"
+        assert words(bar, result) == "job lost, 0/1 came back"
 
 
 def test_what_is_measured_again_takes_the_place_of_what_was_and_the_rest_stays(tmp_path: Path) -> None:

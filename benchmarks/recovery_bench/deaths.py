@@ -113,6 +113,7 @@ def master_death(rival: Rival, room: Room, limits: Limits) -> Measured:
     before = kill_worker(room, workers, limits)
     if before.unended:
         raise Lost("the worker that was killed before it did not come back")
+    room.settle(limits.settle)
     calm = time.monotonic_ns()
     room.settle(limits.settle)
     workers = newest(room)

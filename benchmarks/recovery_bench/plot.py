@@ -12,6 +12,7 @@ from typing import Any
 
 from comparison.ratios import Row
 from comparison.report import Result, ratio_text
+from launch_bench.rivals import TORCHRUN_UNSHARED
 
 from recovery_bench.cut import KEEP_ALIVE
 from recovery_bench.deaths import WORKER_AFTER
@@ -19,8 +20,8 @@ from recovery_bench.recovery import NEW_WORLD, OLD_ENDED
 from recovery_bench.rivals import EVERYONE, OURS
 
 COLUMNS = 2
-TITLE_WIDTH = 75
-LEFT, RIGHT = 0.01, 20_000.0
+TITLE_WIDTH = 72
+LEFT, RIGHT = 0.01, 100_000.0
 """Seconds at the ends of the axis; the words beside a bar take what is right of the cut-off."""
 
 TICKS = {0.01: "10 ms", 0.1: "0.1 s", 1.0: "1 s", 10.0: "10 s", 100.0: "100 s"}
@@ -28,11 +29,16 @@ HEADINGS = {
     "worker-death": "A worker is killed (2 nodes)",
     "node-death": "A node dies: launcher and worker killed at once (--nnodes=1:2)",
     "growth": "A node joins a running one (--nnodes=1:2)",
-    "master-death": "The master (torchrun: node 0) is killed: longest pause between two steps",
-    "network-cut": "The network of a node is cut without a word (--nnodes=1:2)",
+    "master-death": "The master (torchrun: node 0) is killed: longest pause between steps",
+    "network-cut": "The network of a node is cut without a word (time-out 9 s, --nnodes=1:2)",
 }
 SHADES = {"": 0.35, NEW_WORLD: 0.45, OLD_ENDED: 0.9}
+EXPLAINED = (
+    f"{TORCHRUN_UNSHARED.name}: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, what torchrun needs to come back every time; "
+    "ratios are to it"
+)
 MISSED = "tab:red"
+OUR_NAMES = frozenset(rival.name for rival in OURS)
 
 
 @dataclass(frozen=True)
@@ -74,15 +80,15 @@ def words(bar: Bar, result: Result) -> str:
     """What stands beside a bar: its length, how it compares, and how many runs came back."""
     rows = {row.title: row for row in result.rows}
     after = rows.get(bar.rival + WORKER_AFTER)
-    count = f"{len(bar.came_back)} of {bar.runs} came back"
+    count = f"{len(bar.came_back)}/{bar.runs} came back"
     if bar.middle is None:
         return f"> {bar.limit:g} s, {count}" if bar.limit is not None else f"job lost, {count}"
     row = rows[bar.rival]
     if after is not None and after.median is not None:
         return f"{time_text(bar.middle)}; a worker killed then: {time_text(after.median)}"
     # Where some runs did not come back the ratio is of those too, and the bar is not.
-    ratio = row.ratio if len(bar.came_back) == bar.runs and bar.rival != result.baseline else None
-    unit = " keep-alive time-outs" if result.baseline == KEEP_ALIVE else "x torchrun"
+    ratio = row.ratio if len(bar.came_back) == bar.runs and bar.rival in OUR_NAMES else None
+    unit = " time-outs" if result.baseline == KEEP_ALIVE else "x torchrun"
     against = "" if ratio is None or math.isinf(ratio) else f" ({ratio_text(ratio, row.bound)}{unit})"
     return f"{time_text(bar.middle)}{against}, {count}"
 
@@ -123,7 +129,14 @@ def plot(results: Sequence[Result], under: str, path: Path) -> None:
         Line2D([], [], color=MISSED, marker=">", linestyle="", label="given up: not back by then"),
         Line2D([], [], color=MISSED, marker="|", markersize=12, linestyle="", label="target for dlrover-run"),
     ]
-    drawing.legend(handles=key, loc="outside lower center", ncols=len(key), fontsize=8, frameon=False, title=under)
+    drawing.legend(
+        handles=key,
+        loc="outside lower center",
+        ncols=len(key),
+        fontsize=8,
+        frameon=False,
+        title=f"{under}\n{EXPLAINED}",
+    )
     drawing.savefig(path, dpi=110)
     pyplot.close(drawing)
 
@@ -134,7 +147,7 @@ def rivals_in(result: Result) -> list[str]:
 
 
 def _colour(rival: str) -> str:
-    return "tab:blue" if rival in {ours.name for ours in OURS} else "tab:gray"
+    return "tab:blue" if rival in OUR_NAMES else "tab:gray"
 
 
 def _label(axes: Any, at: float, position: int, text: str, failed: bool) -> None:
