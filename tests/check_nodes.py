@@ -58,7 +58,7 @@ class Visit:
     def slow(self) -> None:
         """Let it measure, while the process is stopped and continued in turn until that is over."""
         threading.Thread(target=self._stop_and_go, daemon=True).start()
-        self.go()
+        self._say(b"slow")
 
     def _stop_and_go(self) -> None:
         while not self.over.is_set():

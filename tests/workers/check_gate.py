@@ -1,7 +1,8 @@
 """An accelerator plug-in for tests that offers none: each measurement of a check process waits at the test's gate.
 
-The process tells the gate what it is about to do and waits for a word: "go", "wrong" to multiply matrices wrongly, or
-nothing any more, when it is to be killed there. It holds the connection for as long as it measures.
+The process tells the gate what it is about to do and waits for a word: "go", "wrong" to multiply matrices wrongly,
+"slow" when it will be slowed, or nothing any more, when it is to be killed there. It holds the connection for as long
+as it measures.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,11 +31,20 @@ def gated(stage: str, local_rank: int, measure: Callable[..., float]) -> Callabl
             node = os.environ.get("TEST_NODE") or os.environ["DLROVER_LOCAL_NODE"]
             about = {"node": node, "local_rank": local_rank, "stage": stage, "pid": os.getpid()}
             gate.send(json.dumps(about).encode())
-            if gate.recv(16) == b"wrong":
+            word = gate.recv(16)
+            if word == b"wrong":
                 torch.mm = bad_mm  # type: ignore[assignment]
+            compute: Any = sys.modules["_dlrover_node_check.compute"]
+            compute.time = time if word == b"slow" else OwnTime
             return measure(*args)
 
     return wait_and_measure
+
+
+class OwnTime:
+    """A clock that stands still while others have the core: a healthy node reads its own speed on any busy machine."""
+
+    perf_counter = staticmethod(time.thread_time)
 
 
 good_mm: Any = torch.mm
