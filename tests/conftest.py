@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ from cluster import Cluster, quiet_port
 from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
 from harness import OURS, TORCHRUN, Launcher, Mailbox
 from meeting_places import MeetingPlace, place, shared_etcd, shared_etcd_cluster  # noqa: F401
+
+# A shell has what it starts in the background ignore SIGINT, and that would be inherited by all that is started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing on a machine that runs other tests at the same time.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
