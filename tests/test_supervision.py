@@ -303,3 +303,11 @@ def test_a_node_that_cannot_be_started_any_more_as_the_job_ends_is_told_and_no_m
     history.stop()
     step = history.refuse(newcomer)
     assert (step.said, step.end_others) == (("node 2 could not be started: no memory is left",), False)
+
+
+def test_the_code_is_that_of_the_cause_also_when_those_who_heard_of_it_end_first() -> None:
+    history = History.of(LocalSpec(3, 3))
+    for number, code, by_peer in ((0, 1, True), (1, 7, False), (2, 1, True)):
+        history.follow(node_ended(history.cluster, NodeEnd(number, EndKind.FAILED, code, "failed", by_peer)))
+        assert exit_code(history.cluster) == (1 if number == 0 else 7)
+    assert [step.end_others for step in history.steps] == [False, True, False, False]

@@ -1,0 +1,274 @@
+"""All nodes of a job on this machine, as real processes, and what their supervisor does when some of them are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import SOON, Cluster, Node, World, is_master, places, succeed, tell
+from etcd_server import Etcd
+from harness import WORKERS, Mailbox
+from meeting_places import AtMaster, InEtcd
+
+from dlrover_run import ChildFailedError, main
+
+MEMBER = WORKERS / "local_member.py"
+
+
+@pytest.fixture
+def cluster(mailbox: Mailbox) -> Iterator[Cluster]:
+    """What one test starts; whatever of it is left at the end makes the test fail."""
+    processes = Cluster(mailbox, AtMaster())
+    yield processes
+    processes.close()
+
+
+def command(cluster: Cluster, nodes: str, nnodes: str, *flags: str, args: tuple[str, ...] = (), **conf: object) -> Node:
+    """Start one command that has all nodes here. Without other words its first round has the most nodes."""
+    return cluster.node(
+        "job", nnodes, f"--local-nodes={nodes}", *flags, script=MEMBER, args=args, conf=conf, endpoint=0
+    )
+
+
+def processes_of(supervisor: Node, number: int) -> list[psutil.Process]:
+    """What belongs to one node: its agent first, which would find the words to say goodbye, and its guard next."""
+    mark = f"DLROVER_LOCAL_NODE={number}".encode()
+    found = []
+    for process in psutil.Process(supervisor.pid).children(recursive=True):
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                found.append(process)
+    found.sort(key=lambda process: (not process.name().startswith("dlrover-agent"), process.ppid() != supervisor.pid))
+    return found
+
+
+def master_of(supervisor: Node) -> psutil.Process:
+    (master,) = [child for child in psutil.Process(supervisor.pid).children() if is_master(child)]
+    return master
+
+
+def kill_node(supervisor: Node, number: int) -> None:
+    for process in processes_of(supervisor, number):
+        process.kill()
+
+
+def numbers(world: World) -> list[int]:
+    """The numbers of the nodes in a world of one worker each, in the order of the ranks."""
+    return [member["node"] for member in world]
+
+
+def test_a_node_that_is_killed_is_replaced_by_one_with_the_next_number_and_its_rank(cluster: Cluster) -> None:
+    job = command(cluster, "3", "3")
+    world = cluster.world(3)
+    assert places(world) == {0: 0, 1: 1, 2: 2}
+    kill_node(job, 1)
+    job.until_says("node 1 was killed by SIGKILL; node 3 takes its place (1 of 3 node restarts)")
+    world = cluster.world(3)
+    assert places(world) == {0: 0, 3: 1, 2: 2}
+    assert world[1]["names"] == ["3", str(job.pid), "3", "3"]
+    assert {member["restart"] for member in world} == {0}
+    succeed(world, job)
+    # Harness gives every launch the test's own directory for temporary files.
+    assert [path.name for path in cluster.directory.iterdir()] == []
+
+
+@pytest.mark.parametrize(("whom", "said"), [(0, "died without a word (exit code 137)"), (1, "was killed by SIGKILL")])
+def test_half_of_a_launcher_that_is_killed_takes_its_node_along(cluster: Cluster, whom: int, said: str) -> None:
+    job = command(cluster, "2", "2")
+    cluster.world(2)
+    processes_of(job, 1)[whom].kill()
+    job.until_says(f"node 1 {said}; node 2 takes its place")
+    world = cluster.world(2)
+    assert numbers(world) == [0, 2]
+    succeed(world, job)
+
+
+def test_a_node_that_somebody_asks_to_go_is_replaced(cluster: Cluster) -> None:
+    job = command(cluster, "2", "2")
+    cluster.world(2)
+    processes_of(job, 0)[1].terminate()
+    job.until_says("node 0 left: SIGTERM stopped the job; node 2 takes its place")
+    world = cluster.world(2)
+    assert numbers(world) == [2, 1]
+    succeed(world, job)
+
+
+def test_all_nodes_may_be_killed_at_once(cluster: Cluster) -> None:
+    job = command(cluster, "2", "2")
+    cluster.world(2)
+    for process in processes_of(job, 0) + processes_of(job, 1):
+        process.kill()
+    world = cluster.world(2)
+    assert set(numbers(world)) == {2, 3}
+    succeed(world, job)
+
+
+def test_without_a_restart_left_the_others_go_on(cluster: Cluster) -> None:
+    job = command(cluster, "2", "1:2", "--node-restarts=0")
+    cluster.world(2)
+    kill_node(job, 0)
+    job.until_says("no node is replaced in this job, so the others go on without it")
+    world = cluster.world(1)
+    assert numbers(world) == [1]
+    kill_node(job, 1)
+    assert job.finish() == 128 + signal.SIGKILL
+    assert job.has_said("so no node is left")
+
+
+def test_a_node_joins_at_a_signal(cluster: Cluster) -> None:
+    job = command(cluster, "1:2", "1:2", **SOON)
+    assert numbers(cluster.world(1)) == [0]
+    job.signal(signal.SIGUSR1)
+    world = cluster.world(2)
+    assert places(world) == {0: 0, 1: 1}
+    job.signal(signal.SIGUSR1)
+    job.until_says("SIGUSR1 asks for another node, and none is left to come")
+    succeed(world, job)
+
+
+def test_nodes_join_after_a_while(cluster: Cluster) -> None:
+    job = command(cluster, "1:3", "1:3", "--node-join-after=0.1")
+    world = cluster.world(3)
+    assert places(world) == {0: 0, 1: 1, 2: 2}
+    succeed(world, job)
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 7), (("--compat-exit-codes",), 1)])
+def test_the_exit_code_is_that_of_the_worker_that_failed_whichever_node_ends_first(
+    cluster: Cluster, flags: tuple[str, ...], code: int
+) -> None:
+    job = command(cluster, "3", "3", *flags)
+    world = cluster.world(3)
+    os.kill(world[1]["pid"], signal.SIGUSR2)
+    assert job.finish() == code, job.said
+    assert job.has_said("node 1 failed with exit code 7")
+
+
+def test_a_job_that_failed_is_not_begun_anew(cluster: Cluster) -> None:
+    job = command(cluster, "2", "2", "--max-restarts=1")
+    world = cluster.world(2)
+    os.kill(world[0]["pid"], signal.SIGUSR2)
+    world = cluster.world(2)
+    assert (numbers(world), world[0]["restart"]) == ([0, 1], 1)
+    os.kill(world[0]["pid"], signal.SIGUSR2)
+    assert job.finish() == 7
+    assert not job.has_said("takes its place")
+
+
+def test_the_master_comes_back_and_no_worker_notices(cluster: Cluster) -> None:
+    job = command(cluster, "2", "2")
+    world = cluster.world(2)
+    old = master_of(job)
+    old.kill()
+    job.until_says("the master has ended; it is started again, and training goes on meanwhile")
+    for _ in range(2):
+        job.until_says("is back")
+    assert master_of(job) != old
+    assert cluster.mailbox.pending() == []
+    succeed(world, job)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_ends_all_nodes_and_none_is_replaced(cluster: Cluster, number: signal.Signals, code: int) -> None:
+    job = command(cluster, "2", "2", args=("service",))
+    cluster.world(2)
+    job.signal(number)
+    assert job.finish() == code
+    assert not job.has_said("takes its place")
+
+
+def test_a_second_interrupt_does_not_wait_for_workers(cluster: Cluster) -> None:
+    job = command(cluster, "2", "2", "--shutdown-timeout=10000", args=("deaf",))
+    cluster.world(2)
+    job.signal(signal.SIGINT)
+    for _ in range(2):
+        job.until_says("SIGINT received: the workers are told")
+    job.signal(signal.SIGINT)
+    assert job.finish() == 130
+
+
+def test_a_signal_loses_no_node_that_is_just_being_started(cluster: Cluster) -> None:
+    job = command(cluster, "3", "3")
+    job.until_says("3 nodes on this machine")
+    job.signal(signal.SIGTERM)
+    assert job.finish() == 143
+    assert not job.has_said("was killed by"), job.said
+    assert not job.has_said("Traceback"), job.said
+
+
+@pytest.mark.parametrize("moment", ["start", "training", "end"])
+def test_nothing_outlives_a_killed_supervisor(cluster: Cluster, moment: str) -> None:
+    job = command(cluster, "2", "2", "--shutdown-timeout=10000", args=("service", "deaf"))
+    job.until_says("2 nodes on this machine")
+    if moment != "start":
+        cluster.world(2)
+    if moment == "end":
+        job.signal(signal.SIGTERM)
+        job.until_says("SIGTERM received")
+    job.process.kill()
+    # The console is open for as long as one of its processes lives.
+    assert job.finish() == -signal.SIGKILL
+
+
+def test_a_node_that_stands_still_does_not_outlive_a_killed_supervisor_either(cluster: Cluster) -> None:
+    job = command(cluster, "2", "2", args=("service",))
+    cluster.world(2)
+    for process in processes_of(job, 1)[:2]:
+        process.suspend()
+    job.process.kill()
+    assert job.finish() == -signal.SIGKILL
+
+
+def test_a_node_that_stands_still_hears_a_signal_to_the_command(cluster: Cluster) -> None:
+    job = command(cluster, "2", "2")
+    cluster.world(2)
+    for process in processes_of(job, 1)[:2]:
+        process.suspend()
+    job.signal(signal.SIGTERM)
+    assert job.finish() == 143
+
+
+def test_two_clusters_do_not_meet(cluster: Cluster) -> None:
+    jobs = [command(cluster, "2", "2") for _ in range(2)]
+    members = cluster.mailbox.gather(4)
+    of = {job.pid: [member for member in members if member["names"][1] == str(job.pid)] for job in jobs}
+    assert [sorted(numbers(world)) for world in of.values()] == [[0, 1], [0, 1]]
+    succeed(of[jobs[0].pid], jobs[0])
+    assert jobs[1].process.poll() is None
+    succeed(of[jobs[1].pid], jobs[1])
+
+
+def test_nodes_may_meet_in_etcd(mailbox: Mailbox, shared_etcd: Etcd) -> None:
+    cluster = Cluster(mailbox, InEtcd(shared_etcd))
+    job = cluster.node("job", "2", "--local-nodes=2", script=MEMBER)
+    cluster.world(2)
+    processes_of(job, 1)[1].terminate()
+    world = cluster.world(2)
+    assert numbers(world) == [0, 2]
+    succeed(world, job)
+    cluster.close()
+    cluster.check_place()
+
+
+def test_logs_of_each_node_have_a_directory(cluster: Cluster) -> None:
+    job = command(cluster, "2", "2", "--log-dir=logs", "--redirects=3")
+    tell(cluster.world(2), signal.SIGUSR1)
+    assert job.finish() == 0
+    logs = cluster.directory / "logs"
+    assert sorted(path.name for path in logs.iterdir()) == ["node-0", "node-1"]
+    assert len(list(logs.glob("node-1/*/attempt_0/0/stdout.log"))) == 1
+
+
+def test_a_program_that_calls_is_told_which_worker_failed(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ChildFailedError, match="rank 1 exited with code 7") as failed:
+        main(["--local-nodes=2", "--nnodes=2", "--no-python", "/bin/sh", "-c", "exit $((7 * RANK))"])
+    assert failed.value.exit_code == 7
+    assert failed.value.get_first_failure()[0] == 1
+    assert sorted(failed.value.failures) == [1]
+    main(["--local-nodes=2", "--nnodes=2", "--no-python", "/bin/true"])
+    assert "2 nodes on this machine" in capfd.readouterr().err

@@ -1,0 +1,157 @@
+"""What a node of a local cluster is started with, and what its end is taken for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dlrover_run.agent.verdict import Verdict
+from dlrover_run.command_line import credentials
+from dlrover_run.coordination.records import Failure
+from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.launch_request import command
+from dlrover_run.local_cluster.nodes import decode, end_of, environment_of, spec_of
+from dlrover_run.local_cluster.outcome import verdict_of
+from dlrover_run.local_cluster.supervision import EndKind, Node
+from dlrover_run.spec import Entrypoint, JobSpec, LocalSpec, LogSpec, MasterSpec
+
+JOB = JobSpec(Entrypoint("script", "train.py"), "run", local=LocalSpec(2, 3), compat_exit_codes=True)
+MASTER = MasterSpec("127.0.0.1", 1234, token="hush")
+REPLACEMENT = Node(number=4, place=1)
+
+
+def worker_end(rank: int, code: int) -> WorkerEnd:
+    return WorkerEnd(rank, local_rank=0, pid=1000 + rank, code=code, unix_time=1.0)
+
+
+FAILED = worker_end(3, 7)
+
+
+# ---- what it is started with
+
+
+def test_a_node_is_known_by_its_number_and_wishes_for_the_rank_of_its_place() -> None:
+    spec = spec_of(JOB, REPLACEMENT, MASTER)
+    assert (spec.node_id, spec.node_rank, spec.console_name) == ("node-4", 1, "node 4")
+    assert (spec.local, spec.master, spec.run_id) == (None, MASTER, JOB.run_id)
+    assert not spec.compat_exit_codes, "the supervisor tells ends apart by our own codes"
+
+
+@pytest.mark.parametrize(
+    ("asked", "has"),
+    [(None, None), ("/dev/null", "/dev/null"), ("logs", "logs/node-4"), ("/var/log", "/var/log/node-4")],
+)
+def test_each_node_has_its_own_directory_in_that_for_logs(asked: str | None, has: str | None) -> None:
+    assert spec_of(replace(JOB, logs=LogSpec(log_dir=asked)), REPLACEMENT, None).logs.log_dir == has
+
+
+@pytest.mark.parametrize(("asked", "has"), [(None, "[node 4 rank ${rank}]: "), ("<${rank}>", "<${rank}>")])
+def test_lines_say_node_and_rank_unless_somebody_wants_another_prefix(asked: str | None, has: str) -> None:
+    assert spec_of(replace(JOB, logs=LogSpec(prefix_template=asked)), REPLACEMENT, None).logs.prefix_template == has
+
+
+def test_the_environment_tells_the_nodes_apart_and_names_no_rank() -> None:
+    inherited = {"NODE_RANK": "9", "WORKER_RANK": "9", "NODE_ID": "9", "WORKER_ID": "9", "KEPT": "yes"}
+    assert environment_of(inherited, REPLACEMENT, isolated=False) == {
+        "KEPT": "yes",
+        "NODE_ID": "4",
+        "WORKER_ID": "4",
+        "DLROVER_LOCAL_NODE": "4",
+        "DLROVER_LOCAL_CLUSTER": str(os.getpid()),
+    }
+
+
+def test_the_environment_holds_no_secret() -> None:
+    secrets = dict.fromkeys(credentials.VARIABLES, "hush")
+    assert "hush" not in environment_of(secrets, REPLACEMENT, isolated=False).values()
+
+
+def test_a_node_with_a_network_of_its_own_uses_that_unless_told_otherwise() -> None:
+    own = environment_of({"NCCL_SOCKET_IFNAME": "lo"}, REPLACEMENT, isolated=True)
+    assert (own["GLOO_SOCKET_IFNAME"], own["NCCL_SOCKET_IFNAME"]) == ("eth0", "lo")
+
+
+def test_a_module_in_the_working_directory_does_not_take_the_place_of_one_of_pythons(tmp_path: Path) -> None:
+    for name in ("signal", "random", "json", "types"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    with open(tmp_path / "request", "w+b") as request:
+        done = subprocess.run(
+            command(request.fileno()), pass_fds=[request.fileno()], cwd=tmp_path, capture_output=True, text=True
+        )
+    # It gets as far as the request, which is empty.
+    assert "the wrong module" not in done.stderr
+    assert "msgspec.DecodeError" in done.stderr
+
+
+# ---- what its end is taken for
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "kind"),
+    [
+        (0, Verdict(0, "all workers succeeded"), EndKind.DONE),
+        (-9, Verdict(0, "all workers succeeded"), EndKind.DONE),
+        (-9, None, EndKind.DIED),
+        (-9, Verdict(143, "SIGTERM stopped the job", stopped=True), EndKind.DIED),
+        (137, None, EndKind.DIED),
+        (143, Verdict(143, "SIGTERM stopped the job", stopped=True), EndKind.LEFT),
+        (73, Verdict(73, "the node check dismissed this node"), EndKind.EXCLUDED),
+        (74, Verdict(74, "the node check dismissed this node"), EndKind.EXCLUDED),
+        (72, Verdict(72, "", error="no master", ends=(FAILED,)), EndKind.LEFT),
+        (72, Verdict(72, "", error="no master"), EndKind.FAILED),
+        (7, Verdict(7, "rank 3 exited with code 7", ends=(FAILED,), root=FAILED), EndKind.FAILED),
+        (75, Verdict(75, "", error="the job failed: too few nodes"), EndKind.FAILED),
+        (2, None, EndKind.FAILED),
+        (70, None, EndKind.FAILED),
+        (71, None, EndKind.FAILED),
+    ],
+)
+def test_each_end_of_a_node_is_of_one_kind(code: int, verdict: Verdict | None, kind: EndKind) -> None:
+    end = end_of(1, code, verdict)
+    assert (end.number, end.kind, end.by_peer) == (1, kind, False)
+    assert end.code == (0 if kind is EndKind.DONE else 128 + 9 if code < 0 else code)
+
+
+def test_a_node_that_died_of_a_signal_that_it_was_sent_has_left() -> None:
+    assert end_of(1, -signal.SIGTERM, None, {signal.SIGTERM}).kind is EndKind.LEFT
+    assert end_of(1, -signal.SIGKILL, None, {signal.SIGTERM}).kind is EndKind.DIED
+
+
+def test_a_node_that_only_heard_of_the_failure_says_so() -> None:
+    elsewhere = Verdict(1, "", failure=Failure(3, "node 1", "exited with code 7"))
+    end = end_of(0, 1, elsewhere)
+    assert (end.kind, end.by_peer, end.words) == (EndKind.FAILED, True, "ended because another node failed")
+
+
+def test_half_a_verdict_is_none() -> None:
+    whole = msgspec.json.encode(Verdict(7, "failed", ends=(FAILED,), root=FAILED))
+    assert decode(whole) == Verdict(7, "failed", ends=(FAILED,), root=FAILED)
+    assert [decode(whole[:length]) for length in (0, 1, len(whole) // 2, len(whole) - 1)] == [None] * 4
+
+
+# ---- what the command answers of them
+
+
+def test_the_command_tells_of_the_node_that_has_the_failed_worker() -> None:
+    heard = Verdict(1, "heard", ends=(worker_end(0, 0),), failure=Failure(3, "node 1", "exited with code 7"))
+    has = Verdict(7, "has", ends=(FAILED,), root=FAILED)
+    dismissed = Verdict(73, "dismissed", error="The node network is breakdown.")
+    verdict = verdict_of(7, [dismissed, heard, has], "node 1 failed with exit code 7")
+    assert (verdict.exit_code, verdict.root, verdict.error) == (7, FAILED, None)
+    assert [end.rank for end in verdict.ends] == [0, 3]
+
+
+def test_the_command_says_its_last_sentence_where_no_node_could_say_anything() -> None:
+    left = Verdict(143, "SIGTERM stopped the job", stopped=True)
+    verdict = verdict_of(137, [left], "node 1 was killed by SIGKILL, so no node is left")
+    assert (verdict.exit_code, verdict.error) == (137, "node 1 was killed by SIGKILL, so no node is left")
+
+
+def test_a_job_that_succeeded_has_no_error() -> None:
+    assert verdict_of(0, [Verdict(0, "all workers succeeded")], "2 nodes on this machine").error is None
