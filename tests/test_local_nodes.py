@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from dataclasses import replace
@@ -155,3 +156,12 @@ def test_the_command_says_its_last_sentence_where_no_node_could_say_anything() -
 
 def test_a_job_that_succeeded_has_no_error() -> None:
     assert verdict_of(0, [Verdict(0, "all workers succeeded")], "2 nodes on this machine").error is None
+
+
+def test_the_page_names_tests_that_exist() -> None:
+    tests = Path(__file__).parent
+    named = re.findall(r"`(test_\w+)`", (tests.parent / "docs" / "local-nodes.md").read_text())
+    files = [*tests.glob("test_local_*.py"), *(tests / "experiments").glob("test_*.py")]
+    defined = re.findall(r"^def (test_\w+)", "".join(file.read_text() for file in files), re.MULTILINE)
+    assert len(named) > 15
+    assert not set(named) - set(defined)
