@@ -24,7 +24,7 @@ from typing import TypeVar
 import psutil
 import pytest
 import torch
-from cluster import Talker, is_master, watched_processes
+from cluster import is_master, watched_processes
 from harness import OURS, WAIT, environment, kill_leftovers, start, still_alive
 from meeting_places import MeetingPlace
 
@@ -115,6 +115,8 @@ class Experiment:
         # For writing as well, so that there is always a writer and always a reader.
         self._fifo = os.open(directory / "records", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.fcntl(self._fifo, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+        # Several write to the console: the command, and the chaos.
+        self._console = os.pipe()
         lineage.become_subreaper()
 
     def start(self, *flags: str, conf: dict[str, object] | None = None, env: dict[str, str] | None = None) -> None:
@@ -138,9 +140,11 @@ class Experiment:
                 "OMP_NUM_THREADS": "1",
                 **(env or {}),
             },
+            stdout=self._console[1],
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
+        self._end = os.pidfd_open(self._supervisor.pid)
 
     # What a test does.
 
@@ -152,6 +156,10 @@ class Experiment:
     def fault(self, words: str) -> None:
         """Note that this is done now."""
         self.timeline.faults.append(Event(time.monotonic(), words))
+
+    def say(self, words: str) -> None:
+        """Say a line on the console of the command, which may be waited for like any other."""
+        os.write(self._console[1], f"{words}\n".encode())
 
     def tell_supervisor(self, number: signal.Signals) -> None:
         """Send a signal to the command alone."""
@@ -174,29 +182,26 @@ class Experiment:
             _signal(processes, signal.SIGCONT)
 
     @contextlib.contextmanager
-    def chaos(self, verb: str, words: str, **settings: str) -> Iterator[Talker]:
+    def chaos(self, verb: str, words: str, **settings: str) -> Iterator[None]:
         """Have `scripts/start_chaos.sh` bring trouble over node 1, and go on inside when it has said so in these words.
 
-        What it did is undone at the end of the block.
+        It has the console of the command, as when both are started in one line. What it did is undone at the end of the
+        block.
         """
-        self.fault(f"start_chaos.sh {verb}")
         process = subprocess.Popen(
             ["bash", CHAOS, verb],
             env=environment({"CHAOS_CLUSTER": str(self.supervisor.pid), **settings}),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=self._console[1],
             stderr=subprocess.STDOUT,
-            text=True,
         )
-        chaos = Talker(f"start_chaos.sh {verb}", process)
         try:
-            chaos.until_says(words)
-            yield chaos
+            line = self.until_says(f"start_chaos: {words}")
+            self.timeline.faults.append(Event(line.at, f"start_chaos.sh {verb}"))
+            yield
         finally:
             process.terminate()
-            chaos.finish()
-            assert process.stdout is not None
-            process.stdout.close()
+            process.wait()
 
     def master(self) -> psutil.Process:
         """The master of the cluster."""
@@ -224,12 +229,16 @@ class Experiment:
                 raise AssertionError(f"waited in vain for {what}{self.told()}")
         return found
 
-    def until_says(self, words: str) -> None:
-        """Wait for words that come after those that were waited for before."""
-        at = self.until(
-            lambda: position if (position := self.said.find(words, self._heard)) >= 0 else None, repr(words)
-        )
-        self._heard = at + len(words)
+    def until_says(self, words: str) -> Event:
+        """Wait for a line with these words that comes after those that were waited for before."""
+
+        def look() -> int | None:
+            lines = range(self._heard, len(self.timeline.lines))
+            return next((number for number in lines if words in self.timeline.lines[number].words), None)
+
+        number = self.until(look, repr(words))
+        self._heard = number + 1
+        return self.timeline.lines[number]
 
     def until_held(self, step: int, *ranks: int) -> Round:
         """Wait until these ranks of the newest round stand still before a step, and all others wait in it."""
@@ -308,31 +317,29 @@ class Experiment:
         ctypes.CDLL(None).prctl(lineage._PR_SET_CHILD_SUBREAPER, 0)
         if self._supervisor is not None:
             self._supervisor.wait()
-            assert self._supervisor.stdout is not None
-            self._supervisor.stdout.close()
+            os.close(self._end)
         for hold in self._holds:
             hold.release()
         self._hear_records()
-        os.close(self._fifo)
+        for fd in (self._fifo, *self._console):
+            os.close(fd)
         self.timeline.write(TIMELINES, self.records)
 
     def _listen(self, deadline: float) -> bool:
         """Take what comes next, from workers or launchers; whether anything did before the deadline or the end."""
-        assert self.supervisor.stdout is not None
-        console = self.supervisor.stdout.fileno()
-        ready = select.select([self._fifo, console], [], [], max(0.0, deadline - time.monotonic()))[0]
+        wait = max(0.0, deadline - time.monotonic())
+        ready = select.select([self._fifo, self._console[0], self._end], [], [], wait)[0]
         if self._fifo in ready:
             self._hear_records()
-        if console in ready:
-            return self._hear_words(os.read(console, 65536).decode(errors="replace"))
-        return bool(ready)
+        if self._console[0] in ready:
+            self._hear_words(os.read(self._console[0], 65536).decode(errors="replace"))
+        return bool(ready) and ready != [self._end]
 
-    def _hear_words(self, text: str) -> bool:
+    def _hear_words(self, text: str) -> None:
         now = time.monotonic()
         self.said += text
         *lines, self._half_line = (self._half_line + text).split("\n")
         self.timeline.lines += [Event(now, line) for line in lines]
-        return bool(text)
 
     def _hear_records(self) -> None:
         with contextlib.suppress(BlockingIOError):

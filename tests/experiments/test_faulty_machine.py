@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from check_nodes import FAULT_LINE, Gate, Visit
+from check_nodes import FAULT_LINE, Gate
 
 from experiments.experiment import Experiment
 
 
 def test_faulty_machine(experiment: Experiment, gate: Gate) -> None:
     gate.together = 4
-    gate.rules["1"] = Visit.kill
-    experiment.fault("each check process of node 1 is killed")
+    gate.rules["1"] = lambda _: experiment.say("a check process of node 1 is held")
     experiment.start("--local-nodes=4", "--nnodes=4", "--network-check", "--exclude-straggler", env=gate.env)
+    # Nodes compute only when all have come to do so, and one whose process was killed before that has not.
+    experiment.until_says("a check process of node 1 is held")
+    settings = {"CHAOS_WHEN": "check", "CHAOS_TIMES": "2", "CHAOS_PERIOD": "0"}
+    with experiment.chaos("kill-process", "node 1: killed local rank 0", **settings):
+        experiment.until_says("node 1 was found broken by the node check; node 4 takes its place")
 
     rounds = experiment.finish()
     assert [(each.nodes, each.start) for each in rounds] == [({0: 0, 1: 4, 2: 2, 3: 3}, 0)]
-    assert experiment.place_taken_by(4) == 1
     assert experiment.has_said(f"[node 1] dlrover-run: {FAULT_LINE}")
     assert experiment.has_said("Fault nodes are: [1] and stragglers are: [].")
     assert experiment.said.count("takes its place") == 1

@@ -29,10 +29,10 @@ def test_hang(experiment: Experiment) -> None:
     meanwhile = experiment.until_held(9, 1)
     assert (meanwhile.name, meanwhile.pids) == (before.name, before.pids)
 
-    with experiment.chaos("stop-process", f"node 1: stopped 1 workers: {worker.pid}") as chaos:
+    with experiment.chaos("stop-process", f"node 1: stopped 1 workers: {worker.pid}"):
         experiment.fault("the hanging worker is killed")
         os.kill(worker.pid, signal.SIGKILL)
-        chaos.until_says("node 1: the processes that were stopped have gone")
+        experiment.until_says("node 1: the processes that were stopped have gone")
         later.release()
         after = experiment.until_world({0, 1, 2, 3}, after=before)
 
