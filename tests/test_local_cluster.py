@@ -53,8 +53,13 @@ def master_of(supervisor: Node) -> psutil.Process:
 
 
 def kill_node(supervisor: Node, number: int) -> None:
-    for process in processes_of(supervisor, number):
-        process.kill()
+    kill_all(processes_of(supervisor, number))
+
+
+def kill_all(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def numbers(world: World) -> list[int]:
@@ -101,8 +106,7 @@ def test_a_node_that_somebody_asks_to_go_is_replaced(cluster: Cluster) -> None:
 def test_all_nodes_may_be_killed_at_once(cluster: Cluster) -> None:
     job = command(cluster, "2", "2")
     cluster.world(2)
-    for process in processes_of(job, 0) + processes_of(job, 1):
-        process.kill()
+    kill_all(processes_of(job, 0) + processes_of(job, 1))
     world = cluster.world(2)
     assert set(numbers(world)) == {2, 3}
     succeed(world, job)
@@ -272,3 +276,14 @@ def test_a_program_that_calls_is_told_which_worker_failed(capfd: pytest.CaptureF
     assert sorted(failed.value.failures) == [1]
     main(["--local-nodes=2", "--nnodes=2", "--no-python", "/bin/true"])
     assert "2 nodes on this machine" in capfd.readouterr().err
+
+
+def test_a_node_that_has_not_joined_when_the_job_is_done_is_told_to_end(cluster: Cluster) -> None:
+    job = command(cluster, "2", "1:2", **SOON)
+    job.until_says("2 nodes on this machine")
+    for process in processes_of(job, 1):
+        process.suspend()
+    world = cluster.world(1)
+    tell(world, signal.SIGUSR1)
+    assert job.finish() == 0
+    assert cluster.mailbox.pending() == []

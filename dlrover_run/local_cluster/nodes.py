@@ -97,6 +97,8 @@ class NodeProcess:
         self._temp_dir = _unused_temp_dir()
         self.pid = -1
         """The pid of the guard; -1 before the start and after its end."""
+        self.started_at = 0.0
+        """When it was started, by the clock of the loop."""
         self.verdict: Verdict | None = None
         """What it had to say at its end, if anything."""
 
@@ -134,6 +136,7 @@ class NodeProcess:
         # It is collected through a pidfd; with a return code set, Popen does not warn that it is still running.
         process.returncode = 0
         self.pid, self._lifeline, self._verdict_fd = process.pid, ours, verdict_fd
+        self.started_at = asyncio.get_running_loop().time()
         os.set_blocking(verdict_fd, False)
         asyncio.get_running_loop().add_reader(verdict_fd, self._hear)
 

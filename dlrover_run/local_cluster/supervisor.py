@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
@@ -31,6 +32,13 @@ from dlrover_run.spec import JobSpec, LocalSpec
 END_GRACE = 30.0
 """Seconds that the other nodes get to end by themselves once the job is over for one. They hear of it from the master
 within milliseconds; one that cannot, because its network is cut, is told to end then."""
+
+
+NEWCOMER_GRACE = 1.0
+"""The same for a newcomer. One that comes when the job is done would begin it anew, and train alone."""
+
+NEWCOMER_AGE = 15.0
+"""Seconds since its start for which a node is a newcomer: it may not have joined yet on a busy machine."""
 
 
 def supervise(spec: JobSpec, lifeline_fd: int | None, verdict_fd: int | None) -> int:
@@ -152,6 +160,10 @@ class Supervisor:
             self._start(node)
         if step.end_others:
             self._later(END_GRACE, self._end_others)
+            if self._cluster.done:
+                now = asyncio.get_running_loop().time()
+                newcomers = [each for each in self._nodes.values() if now - each.started_at < NEWCOMER_AGE]
+                self._later(NEWCOMER_GRACE, partial(_end, newcomers))
         if self._cluster.over:
             self._over.set()
 
@@ -199,8 +211,7 @@ class Supervisor:
 
     def _end_others(self) -> None:
         self._ending = True
-        for process in self._nodes.values():
-            process.signal(signal.SIGTERM)
+        _end(self._nodes.values())
 
     def _let_go(self) -> None:
         self._carry_out(supervision.stop(self._cluster, signal.SIGTERM))
@@ -236,3 +247,8 @@ class Supervisor:
         pids = {process.pid for process in self._nodes.values() if process.pid >= 0}
         masters = self._master.pids if self._master is not None else set()
         return pids | masters | {self._relay.pid}
+
+
+def _end(nodes: Iterable[NodeProcess]) -> None:
+    for process in nodes:
+        process.signal(signal.SIGTERM)
