@@ -276,14 +276,3 @@ def test_a_program_that_calls_is_told_which_worker_failed(capfd: pytest.CaptureF
     assert sorted(failed.value.failures) == [1]
     main(["--local-nodes=2", "--nnodes=2", "--no-python", "/bin/true"])
     assert "2 nodes on this machine" in capfd.readouterr().err
-
-
-def test_a_node_that_has_not_joined_when_the_job_is_done_is_told_to_end(cluster: Cluster) -> None:
-    job = command(cluster, "2", "1:2", **SOON)
-    job.until_says("2 nodes on this machine")
-    for process in processes_of(job, 1):
-        process.suspend()
-    world = cluster.world(1)
-    tell(world, signal.SIGUSR1)
-    assert job.finish() == 0
-    assert cluster.mailbox.pending() == []
