@@ -4,7 +4,7 @@
 
 `EXPERIMENT_RECORDS` is a file or a FIFO that takes the records (see `records.py`), each in one write. Where a file in
 `EXPERIMENT_HOLDS` has the number of a step for its name, the ranks that it lists wait before that step until nobody has
-a lock on it.
+a lock on it. `EXPERIMENT_PATIENCE` is the time-out of the process group in seconds, for a script that has one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import json
 import os
 import sys
 import time
-from functools import wraps
+from datetime import timedelta
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -132,6 +133,8 @@ def record(example: Any, recorder: Recorder) -> None:
 
 
 if __name__ == "__main__":
+    if patience := os.environ.get("EXPERIMENT_PATIENCE"):
+        dist.init_process_group = partial(dist.init_process_group, timeout=timedelta(seconds=float(patience)))
     the_example = load_example()
     record(the_example, Recorder())
     the_example.main()
