@@ -65,9 +65,13 @@ class Agent:
         self._lifelines = lifelines
         self._voice = voice
         self._wake = asyncio.Event()
+        self._starter = Starter(spec, voice.say)
+        if spec.backend in ("master", "etcd"):
+            # Its place may come at any moment. What the template imports takes longer than anything else, so it begins
+            # before the board imports what it needs.
+            self._starter.warm(os.environ)
         self._board = open_board(self._hear)
         self._standing = Standing(spec)
-        self._starter = Starter(spec, voice.say)
         self._plugin = _logs_plugin(spec)
         self._asking: asyncio.Future[Answer] | None = None
         self._strays = StraySweep(self._own_children)
@@ -119,9 +123,6 @@ class Agent:
                 if situation.wanted is None:
                     # And no worker runs: the devices are free.
                     self._check.follow(self._board.assignment.task, self._board.assignment.checkup)
-                if self._board.assignment.waiting is not None:
-                    # Its place may come at any moment.
-                    self._starter.warm(os.environ)
                 await self._wake.wait()
                 self._wake.clear()
 
