@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-long test-other check benchmark help
+.PHONY: demo test test-long test-other check benchmark benchmark-recovery help
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
 demo: $(VENV)/.demo ## train the MNIST example with two workers on real handwritten digits
 	$(BIN)/dlrover-run --standalone --nproc-per-node=2 --max-restarts=3 \
@@ -36,10 +36,12 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-benchmark: $(VENV)/.benchmark ## measure against torchrun; writes benchmarks/results/
+benchmark: benchmark-recovery ## measure against torchrun; writes benchmarks/results/
 	$(BIN)/python benchmarks/launch.py
-	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/rendezvous.py
+
+benchmark-recovery: $(VENV)/.benchmark ## break jobs under dlrover-run and torchrun, and draw how they come back
+	$(BIN)/python benchmarks/recovery.py
 
 # CUDA=1 lets pip download the CUDA libraries; without it an install that would bring them stops and says so.
 $(VENV)/.torch:
