@@ -17,7 +17,8 @@ from dlrover_run.agent.verdict import Verdict
 from dlrover_run.failures import describe_end
 from dlrover_run.failures.outcome import WorkerEnd
 from dlrover_run.launch_config import LaunchConfig, LogsSpecs, log_spec
-from dlrover_run.launcher_process import memory_file, run_launcher
+from dlrover_run.launcher_process import run_launcher
+from dlrover_run.memory_file import memory_file
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
 
 __all__ = ["ChildFailedError", "LaunchConfig", "LogsSpecs", "SpecError", "elastic_launch", "main"]

@@ -6,12 +6,11 @@ its own.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ import msgspec
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.command_line import credentials
 from dlrover_run.launch_request import LaunchRequest, command
+from dlrover_run.memory_file import memory_file
 from dlrover_run.spec import JobSpec
 
 
@@ -100,16 +100,3 @@ class _Forwarding:
         self.seen = self.seen or signal.Signals(number)
         if self._launcher is not None:
             self._launcher.send_signal(number)
-
-
-@contextlib.contextmanager
-def memory_file(content: bytes) -> Iterator[int]:
-    """An anonymous file with this content, at its beginning; its descriptor."""
-    fd = os.memfd_create("dlrover-run")
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        os.lseek(fd, 0, os.SEEK_SET)
-        yield fd
-    finally:
-        os.close(fd)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlrover_run.descent import lifeline
+from dlrover_run.memory_file import memory_file
 from dlrover_run.spec import MasterSpec
 
 READY_TIMEOUT = 60.0
@@ -69,8 +70,7 @@ class MasterProcess:
             reports, report = pipe()
             inherited = {"--ready-fd": theirs, "--report-fd": report}
             if self._spec.token:
-                inherited["--token-fd"] = _memory_file(self._spec.token.encode())
-                passed_on.callback(os.close, inherited["--token-fd"])
+                inherited["--token-fd"] = passed_on.enter_context(memory_file(self._spec.token.encode()))
             if self._bound:
                 inherited["--lifeline-fd"], self._lifeline = os.pipe()
                 passed_on.callback(os.close, inherited["--lifeline-fd"])
@@ -145,13 +145,6 @@ def _environment() -> dict[str, str]:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), root)))
     environment["PYTHONSAFEPATH"] = "1"
     return environment
-
-
-def _memory_file(content: bytes) -> int:
-    fd = os.memfd_create("dlrover-run token")
-    os.write(fd, content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 def _pass_on_lines(fd: int, say: Say) -> None:

@@ -96,8 +96,7 @@ class ClusterMaster:
                 await self._begin()
                 break
             except (NotListening, OSError) as why:
-                words = explain(why) if isinstance(why, OSError) else str(why)
-                sentence = f"the master cannot be started, which is tried again and again: {words}"
+                sentence = f"the master cannot be started, which is tried again and again: {reason_of(why)}"
                 if sentence != said:
                     self._say(sentence)
                 said, pause = sentence, RESTART_PAUSE
@@ -105,3 +104,8 @@ class ClusterMaster:
         if self._process is None:
             # It ended in the moment in which it had just begun to listen.
             self._ended()
+
+
+def reason_of(error: NotListening | OSError) -> str:
+    """Why a master could not be started, as a clause."""
+    return explain(error) if isinstance(error, OSError) else str(error)

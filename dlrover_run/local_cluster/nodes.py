@@ -25,9 +25,9 @@ from dlrover_run.agent.verdict import Verdict
 from dlrover_run.command_line import credentials
 from dlrover_run.descent import lifeline, lineage
 from dlrover_run.launch_request import LaunchRequest, command
-from dlrover_run.launcher_process import memory_file
 from dlrover_run.local_cluster.network import Namespace
 from dlrover_run.local_cluster.supervision import EndKind, Node, NodeEnd
+from dlrover_run.memory_file import memory_file
 from dlrover_run.output.streams import TEMP_PREFIX
 from dlrover_run.spec import JobSpec, MasterSpec
 

@@ -21,7 +21,7 @@ from dlrover_run.console.voice import Voice
 from dlrover_run.descent import guard, lifeline, lineage
 from dlrover_run.descent.strays import StraySweep
 from dlrover_run.local_cluster import supervision
-from dlrover_run.local_cluster.cluster_master import ClusterMaster
+from dlrover_run.local_cluster.cluster_master import ClusterMaster, reason_of
 from dlrover_run.local_cluster.network import Network
 from dlrover_run.local_cluster.nodes import NodeProcess, environment_of, spec_of
 from dlrover_run.local_cluster.outcome import verdict_of
@@ -71,8 +71,7 @@ async def _supervise(
         code = await supervisor.run(lifeline_fd)
     except (NotListening, OSError) as why:
         code = exit_codes.CANNOT_START
-        words = explain(why) if isinstance(why, OSError) else str(why)
-        supervisor.say(f"the nodes could not be started: {words}")
+        supervisor.say(f"the nodes could not be started: {reason_of(why)}")
     verdict = verdict_of(code, supervisor.verdicts, supervisor.last_said)
     if code != exit_codes.SUCCESS:
         code = exit_codes.of_failure(code, spec.compat_exit_codes)
