@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from asked import go_to_empty_place, refusal, told
 
 from dlrover_run import exit_codes
 from dlrover_run.api import LaunchConfig
-from dlrover_run.cli import main, parse
+from dlrover_run.cli import main
 from dlrover_run.command_line import options
 from dlrover_run.command_line.argv import cut
 from dlrover_run.coordination.notice import differences
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
-from dlrover_run.spec import JobSpec, SpecError
 
 AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
 
@@ -24,22 +22,7 @@ AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty working directory with one script, and no variable of the machine that could change a job."""
-    for name in [*os.environ]:
-        if name.startswith(("PET_", "DLROVER_", "NODE_", "WORKER_")):
-            monkeypatch.delenv(name)
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-
-
-def count(kind: str, environ: Mapping[str, str]) -> int:
-    """A machine with eight devices."""
-    return {"auto": 8, "gpu": 8}[kind]
-
-
-def told(line: str, **environ: str) -> tuple[JobSpec, list[str]]:
-    """The job of these flags and variables, and what was said about them."""
-    said: list[str] = []
-    return parse([*line.split(), "train.py", "--lr"], environ, count_workers=count, warn=said.append), said
+    go_to_empty_place(tmp_path, monkeypatch)
 
 
 def rules(line: str, **environ: str) -> Rules:
@@ -48,16 +31,6 @@ def rules(line: str, **environ: str) -> Rules:
     assert said == []
     assert (spec.entrypoint.target, spec.entrypoint.args) == ("train.py", ("--lr",))
     return spec.rules
-
-
-def refusal(line: str, **environ: str) -> str:
-    """The one sentence with which this job is refused."""
-    with pytest.raises(SpecError) as refused:
-        told(line, **environ)
-    sentence = str(refused.value)
-    assert "\n" not in sentence
-    assert sentence.endswith(".")
-    return sentence
 
 
 @pytest.mark.parametrize(

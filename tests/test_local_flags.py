@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import os
-import sys
-import types
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from asked import go_to_empty_place, pretend_etcd3, refusal, told
 
 from dlrover_run import exit_codes
-from dlrover_run.cli import main, parse
+from dlrover_run.cli import main
 from dlrover_run.command_line import local_nodes, options
 from dlrover_run.coordination.rules import CHECK_ONCE, Rules
 from dlrover_run.local_cluster import network
-from dlrover_run.spec import JobSpec, LocalSpec, MasterSpec, SpecError
+from dlrover_run.spec import JobSpec, LocalSpec, MasterSpec
 
 OWN_MASTER = MasterSpec(host="127.0.0.1", port=0, is_host=False)
 IN_ETCD = "--rdzv-backend=etcd --rdzv-endpoint=etcd0:4000"
@@ -26,26 +22,9 @@ WITHOUT_EFFECT = "has no effect with --local-nodes, whose nodes meet at a master
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory with one script, a package that can be found, and no variable that changes a job."""
-    for name in [*os.environ]:
-        if name.startswith(("PET_", "DLROVER_", "NODE_", "WORKER_", "TORCHELASTIC_")) or name == "PYTHON_EXEC":
-            monkeypatch.delenv(name)
-    package = types.ModuleType("etcd3")
-    package.__spec__ = importlib.machinery.ModuleSpec("etcd3", None)
-    monkeypatch.setitem(sys.modules, "etcd3", package)
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
+    go_to_empty_place(tmp_path, monkeypatch)
+    pretend_etcd3(monkeypatch)
     return tmp_path
-
-
-def count(kind: str, environ: Mapping[str, str]) -> int:
-    """A machine with eight devices."""
-    return {"auto": 8, "gpu": 8}[kind]
-
-
-def told(line: str, **environ: str) -> tuple[JobSpec, list[str]]:
-    """The job of these flags and variables, and what was said about them."""
-    said: list[str] = []
-    return parse([*line.split(), "train.py"], environ, count_workers=count, warn=said.append), said
 
 
 def job(line: str, **environ: str) -> JobSpec:
@@ -53,16 +32,6 @@ def job(line: str, **environ: str) -> JobSpec:
     spec, said = told(line, **environ)
     assert said == []
     return spec
-
-
-def refusal(line: str, **environ: str) -> str:
-    """The one sentence with which this job is refused."""
-    with pytest.raises(SpecError) as refused:
-        told(line, **environ)
-    sentence = str(refused.value)
-    assert "\n" not in sentence
-    assert sentence.endswith(".")
-    return sentence
 
 
 def rules(least: int, most: int, **others: int) -> Rules:

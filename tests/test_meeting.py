@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from asked import go_to_empty_place, refusal
 
 import dlrover_run
 from dlrover_run.api import elastic_launch
@@ -32,11 +33,7 @@ AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory with one script, and no variable of the machine that could change a job."""
-    for name in [*os.environ]:
-        if name.startswith(("PET_", "DLROVER_", "NODE_", "WORKER_")) or name == "PYTHON_EXEC":
-            monkeypatch.delenv(name)
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
+    go_to_empty_place(tmp_path, monkeypatch)
     return tmp_path
 
 
@@ -51,16 +48,6 @@ def at_master(line: str, **environ: str) -> MasterSpec:
     assert (spec.backend, spec.rules.store) == ("master", None)
     assert spec.master is not None
     return spec.master
-
-
-def refusal(line: str, **environ: str) -> str:
-    """The one sentence with which this job is refused."""
-    with pytest.raises(SpecError) as refused:
-        job(line, **environ)
-    sentence = str(refused.value)
-    assert "\n" not in sentence
-    assert sentence.endswith(".")
-    return sentence
 
 
 @pytest.mark.parametrize("backend", ["c10d", "master"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import os
 import subprocess
 import sys
@@ -10,8 +9,10 @@ import types
 from pathlib import Path
 from typing import Any
 
+import asked
 import msgspec
 import pytest
+from asked import go_to_empty_place, pretend_etcd3, told
 
 import dlrover_run
 from dlrover_run.api import elastic_launch
@@ -31,14 +32,8 @@ AT_A = f"{TWO} --rdzv-endpoint=a"
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory with one script, a package that can be found, and no variable that changes a job."""
-    for name in [*os.environ]:
-        if name.startswith(("PET_", "DLROVER_", "NODE_", "WORKER_")) or name == "PYTHON_EXEC":
-            monkeypatch.delenv(name)
-    package = types.ModuleType("etcd3")
-    package.__spec__ = importlib.machinery.ModuleSpec("etcd3", None)
-    monkeypatch.setitem(sys.modules, "etcd3", package)
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
+    go_to_empty_place(tmp_path, monkeypatch)
+    pretend_etcd3(monkeypatch)
     return tmp_path
 
 
@@ -48,12 +43,6 @@ def pems(here: Path) -> dict[str, str]:
     for name, kind in (("ca", "CERTIFICATE"), ("cert", "CERTIFICATE"), ("key", "EC PRIVATE KEY")):
         (here / name).write_text(f"-----BEGIN {kind}-----\nAA==\n-----END {kind}-----\n")
     return {name: str(here / name) for name in ("ca", "cert", "key")}
-
-
-def told(line: str, **environ: str) -> tuple[JobSpec, list[str]]:
-    """The job of these flags and variables, and what a person is told of it."""
-    said: list[str] = []
-    return parse([*line.split(), "train.py"], environ, warn=said.append), said
 
 
 def in_etcd(line: str, **environ: str) -> EtcdSpec:
@@ -66,12 +55,8 @@ def in_etcd(line: str, **environ: str) -> EtcdSpec:
 
 
 def refusal(line: str, **environ: str) -> str:
-    """The one sentence with which this job is refused."""
-    with pytest.raises(SpecError) as refused:
-        told(line, **environ)
-    sentence = str(refused.value)
-    assert sentence.isprintable()
-    assert sentence.endswith(".")
+    """The one sentence with which this job is refused, which never names the password."""
+    sentence = asked.refusal(line, **environ)
     assert PASSWORD not in sentence
     return sentence
 
