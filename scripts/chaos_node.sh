@@ -41,14 +41,14 @@ last() { # MILLISECONDS COMMAND: wait so long ('': as long as it takes), while C
 
 # Processes.
 
-look_at() { # PID: its parent, session and start; false where it has ended
+look_at() { # PID: its parent, session, terminal and start; false where it has ended
     local text=''
     IFS= read -rd '' text 2>/dev/null <"/proc/$1/stat"
     [[ -n $text ]] || return
     # The name in parentheses may hold anything; what follows are single words.
     # shellcheck disable=SC2086
     set -- ${text##*) }
-    parent=$2 session=$4 started=${20}
+    parent=$2 session=$4 terminal=$5 started=${20}
     [[ $1 != [ZX] ]]
 }
 
@@ -99,6 +99,10 @@ below() { # PID...: the processes below these, but for this script
 look_at 1 && session_of_init=$session
 look_at $$ && own_session=$session
 look_at "$own_session" && leader_started=$started || leader_started=''
+# Where this script was brought into a container, alone or from a terminal, the job is that of the container. In any
+# other session it is the command that started this script which starts the job too.
+brought=''
+[[ $own_session == "$$" || -z $leader_started || $terminal != 0 ]] && brought=yes
 
 find_root() { # AGENT PARENT NUMBER: the node's guard; its agent where the parent is none, as under torchrun
     root=$1
@@ -121,7 +125,7 @@ find_node() { # the agent of the node that is meant; false as long as there is n
         # What was started beside this script is meant, or what its container was started for. Any other job may be
         # somebody's work, and is left alone unless it is named.
         weight=0
-        [[ $session == "$session_of_init" ]] && weight=1
+        [[ -n $brought && $session == "$session_of_init" ]] && weight=1
         [[ $session == "$own_session" ]] && weight=2
         [[ -z ${CHAOS_CLUSTER:-} ]] || { [[ $owner == "$CHAOS_CLUSTER" ]] && weight=3 || weight=-1; }
         ((weight == 0)) && elsewhere=$owner

@@ -70,10 +70,10 @@ class Chaos:
         )
 
     def script(self, verb: str, alone: bool = False, **env: str) -> Talker:
-        """The script, in the cluster of this process unless `env` says otherwise; `alone` in a session of its own."""
+        """The script, in the cluster of this process unless `env` says otherwise; `alone` in a session of a command."""
         variables = environment({"CHAOS_CLUSTER": str(os.getpid()), "WORKER_ID": None, **env})
         process = subprocess.Popen(
-            ["bash", str(SCRIPT), verb],
+            ["bash", "-c", f"bash {SCRIPT} {verb}; exit"] if alone else ["bash", str(SCRIPT), verb],
             env=variables,
             cwd=self.mailbox.directory,
             stdout=subprocess.PIPE,
@@ -218,6 +218,33 @@ def test_a_job_of_another_session_is_left_alone_and_named(chaos: Chaos) -> None:
     with watched(*node.all) as all_of_it:
         assert chosen.finish() == 0
         assert still_alive(all_of_it, WAIT) == 0
+
+
+@needs_root
+def test_in_a_container_the_job_is_met_by_whoever_is_brought_in_and_by_no_other_command(mailbox: Mailbox) -> None:
+    """The job has the session of process 1, as where it is the container's command."""
+    node = f"{sys.executable} {NODE} dlrover_run 1"
+    script = f"bash {SCRIPT} kill-node"
+    others = f"CHAOS_WAIT=0.3 setsid --wait bash -c '{script}; exit'"
+    container = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash"],
+        env=environment({"TEST_MAILBOX": mailbox.name, "PYTHONPATH": str(SCRIPT.parent.parent), "WORKER_ID": None}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert container.stdin is not None
+    with container, container.stdin as command:
+        command.write(f"sleep inf | {node} &\n")
+        command.flush()
+        mailbox.gather(1)
+        command.write(f"{others}\necho ended with $?\n{script.replace('bash', 'setsid --wait bash', 1)}\nexit\n")
+        command.flush()
+        said = Talker("the container", container)
+        said.until_says("start_chaos: nothing was done within CHAOS_WAIT=0.3 s: there is no dlrover-run\nended with 1\n")
+        said.until_says("start_chaos: node 1: killed with all its processes")
 
 
 def test_it_waits_for_no_job_that_was_refused(mailbox: Mailbox) -> None:
