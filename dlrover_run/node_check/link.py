@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +42,10 @@ LONG_ENOUGH = 0.25
 MOST_PARTS = 200
 """Parts of `TOGETHER` allgathers at most; a link that does as many in that time is as fast as memory."""
 
-GIVE_UP_AFTER = 2.0
+KNOCK_INTERVAL = 0.05
+"""Seconds between two attempts to reach a store whose host may not have come yet: nobody can tell of that sooner."""
+
+GIVE_UP_AFTER = 5.0
 """Seconds after `timeout` at which gloo, which should have given up by itself, counts as hanging. The process then
 answers and ends itself."""
 
@@ -86,14 +90,30 @@ class Stores:
         if order.host:
             address = LOOPBACK
             self.host(order.port, timeout)
-        wait = timedelta(seconds=timeout)
         try:
+            wait = timedelta(seconds=_await_listener(address, order.port, timeout))
             client = TCPStore(address, order.port, is_master=False, timeout=wait, wait_for_workers=False)
         except Exception as error:
             raise LinkProblem(
                 f"no connection to {order.address}:{order.port} within {order.timeout:g} seconds: {_words(error)}"
             ) from error
         return PrefixStore(order.name, client)
+
+
+def _await_listener(address: str, port: int, timeout: float) -> float:
+    """Wait until somebody listens there; the seconds that are left. Raises OSError after `timeout` seconds.
+
+    The store's own client rests longer after each attempt, and was seen to give up after 2.5 times its time-out.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((address, port), max(deadline - time.monotonic(), KNOCK_INTERVAL)).close()
+            return max(deadline - time.monotonic(), KNOCK_INTERVAL)
+        except OSError:
+            if time.monotonic() + KNOCK_INTERVAL >= deadline:
+                raise
+            time.sleep(KNOCK_INTERVAL)
 
 
 def measure_link(accelerator: Accelerator, order: Link, stores: Stores, give_up: Callable[[str], None]) -> float:
