@@ -243,7 +243,7 @@ def test_in_a_container_the_job_is_met_by_whoever_is_brought_in_and_by_no_other_
         command.write(f"{others}\necho ended with $?\n{script.replace('bash', 'setsid --wait bash', 1)}\nexit\n")
         command.flush()
         said = Talker("the container", container)
-        said.until_says("start_chaos: nothing was done within CHAOS_WAIT=0.3 s: there is no dlrover-run\nended with 1\n")
+        said.until_says("nothing was done within CHAOS_WAIT=0.3 s: there is no dlrover-run\nended with 1\n")
         said.until_says("start_chaos: node 1: killed with all its processes")
 
 
