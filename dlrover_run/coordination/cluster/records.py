@@ -1,0 +1,225 @@
+"""What a job with parameter servers adds to the two records: what a node hosts, and the cluster that shall be.
+
+A *task* is one process of TensorFlow: chief, worker, parameter server or evaluator. Its rank is its index in the
+cluster, which a replacement takes over; its id is new with each process, so that `worker-2` may have rank 0. The
+*version* is that of the set of parameter servers: no process outlives it, for what a server held would be taken for
+the newest state.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, Total
+
+MOST_TASKS = 4000
+"""Processes of one job: what fits into one message with all their addresses."""
+
+
+class Role(str, enum.Enum):
+    """What a process does in the cluster, as `TF_CONFIG` names it."""
+
+    CHIEF = "chief"
+    WORKER = "worker"
+    PS = "ps"
+    EVALUATOR = "evaluator"
+
+
+class TaskKey(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """One process, ever: no other one of the job has that id in that role."""
+
+    role: Role
+    id: Count
+
+    def __str__(self) -> str:
+        return f"{self.role.value}-{self.id}"
+
+
+class TaskStage(str, enum.Enum):
+    """How far a task has come, as its host says.
+
+    HELD: a port is held for it, and nothing was started. STARTED: its process runs. READY: a server answers; a chief
+    has a model that is whole; a worker or an evaluator has begun. ENDED: its process has ended, or has been given up
+    and killed.
+    """
+
+    HELD = "held"
+    STARTED = "started"
+    READY = "ready"
+    ENDED = "ended"
+
+
+class EndCause(str, enum.Enum):
+    """Why a task has ended, which decides what that costs.
+
+    SUCCESS: exit code 0. MEMBERSHIP: it left because it was told to, or because the cluster has changed (exit code 75);
+    that is free. MEMORY: it was killed for the memory that it or a child took. SILENT: its process lives and does not
+    answer. FAILURE: all else. REPEATED: the same exception that ended its predecessor, within seconds.
+    """
+
+    SUCCESS = "success"
+    MEMBERSHIP = "membership"
+    MEMORY = "memory"
+    SILENT = "silent"
+    FAILURE = "failure"
+    REPEATED = "repeated"
+
+
+class TaskEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a task has ended: `what` in words without its name, and the traceback if it left one."""
+
+    cause: EndCause
+    what: Annotated[str, Meta(max_length=MAX_WHAT)]
+    trace: Annotated[str, Meta(max_length=MAX_TRACE)] = ""
+
+
+class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node says of one task that it hosts.
+
+    `port` is held for it, and is the same for each task of its role and rank that this node hosts one after the other.
+    `step` is the last global step that it has told, `saved` that of its last checkpoint and `restored` the one that it
+    began with: -1 while that is not known, and for a chief that came back into a live model the step of that. `swollen`
+    says that it is near its limit of memory.
+    """
+
+    key: TaskKey
+    stage: TaskStage
+    port: Port = 0
+    step: int = -1
+    saved: int = -1
+    restored: int = -1
+    swollen: bool = False
+    end: TaskEnd | None = None
+
+
+class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many tasks of a role a node would host at most."""
+
+    role: Role
+    tasks: Count
+
+
+class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many parameter servers and workers (beside the chief) somebody wants; None for as many as there are."""
+
+    ps: Count | None = None
+    workers: Count | None = None
+
+
+class Hosting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node says of its tasks; a part of its status. `wish` is what a person has asked for through this node,
+    and `wish_number` grows with each wish, so that an old one is not taken for a new one."""
+
+    rooms: Annotated[tuple[Room, ...], Meta(max_length=len(Role))] = ()
+    tasks: Annotated[tuple[TaskStatus, ...], Meta(max_length=MOST_TASKS)] = ()
+    wish: Targets | None = None
+    wish_number: Total = 0
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A process that shall run: what the plan says of it. `address` and `port` are its host's word, empty and 0 until
+    that is heard. `memory` is its limit in MiB, 0 for none."""
+
+    key: TaskKey
+    rank: Count
+    version: Total
+    node_id: NodeId
+    incarnation: NodeId
+    host: Name
+    address: Name = ""
+    port: Port = 0
+    memory: Total = 0
+
+    @property
+    def role(self) -> Role:
+        """What it does."""
+        return self.key.role
+
+    @property
+    def target(self) -> str:
+        """HOST:PORT, as in `TF_CONFIG`."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+
+class Stage(str, enum.Enum):
+    """What the cluster is at.
+
+    STARTING: its servers are being started, the chief with them. TRAINING: the chief has a whole model, and the workers
+    are let in. CHANGING: the same, while the servers of the next version are started beside them. PAUSING: those are
+    ready, and the workers leave. SAVING: the workers have left, and the chief saves and leaves. ENDING: the chief has
+    succeeded, and the workers have their grace.
+    """
+
+    STARTING = "starting"
+    TRAINING = "training"
+    CHANGING = "changing"
+    PAUSING = "pausing"
+    SAVING = "saving"
+    ENDING = "ending"
+
+
+class Spent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a role has cost: how many ids were given, and how many restarts were charged."""
+
+    role: Role
+    ids: Total = 0
+    failures: Total = 0
+    memory: Total = 0
+
+
+class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The memory in MiB that a rank has now, after it was found to need more than it was given at first."""
+
+    role: Role
+    rank: Count
+    memory: Total
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The cluster that shall be; a part of the plan, which the coordinator alone writes.
+
+    `version` counts from 1, and is the number of the plan's round. `tasks` are those of this version, `coming` the
+    servers of the next one while it is prepared. `until` is the job time at which the stage is given up. `saved` and
+    `step` are the newest that were told in this version. `wishes` are the last wish of each node that was heard.
+    `done` are the ranks of workers that have succeeded. `outcome` is the end of a task that the job cannot go on after.
+    """
+
+    version: Total = 0
+    stage: Stage = Stage.STARTING
+    since: float = 0.0
+    until: float | None = None
+    targets: Targets = Targets()
+    tasks: tuple[Task, ...] = ()
+    coming: tuple[Task, ...] = ()
+    done: tuple[Count, ...] = ()
+    spent: tuple[Spent, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    step: int = -1
+    saved: int = -1
+    wishes: tuple[tuple[str, int], ...] = ()
+    outcome: TaskEnd | None = None
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a cluster asks of one node: to run exactly `tasks`, and to end all others of this job.
+
+    `cluster` has the addresses of all tasks of each role by rank, without the evaluator; a task is started only once it
+    stands there with all servers of its version: those of `coming` are `next_servers`, of version `version` + 1.
+    `open` lets workers in. `pause` tells workers to leave after the step that they are at, and `save` the chief to save
+    and to leave; both with exit code 75. `ending` tells all but servers to come to an end by themselves.
+    """
+
+    version: Total
+    tasks: Annotated[tuple[Task, ...], Meta(max_length=MOST_TASKS)] = ()
+    servers: Annotated[tuple[Name, ...], Meta(max_length=MOST_TASKS)] = ()
+    next_servers: Annotated[tuple[Name, ...], Meta(max_length=MOST_TASKS)] = ()
+    chief: Name = ""
+    workers: Annotated[tuple[Name, ...], Meta(max_length=MOST_TASKS)] = ()
+    open: bool = False
+    pause: bool = False
+    save: bool = False
+    ending: bool = False
