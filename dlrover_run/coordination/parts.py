@@ -10,6 +10,7 @@ from msgspec import Meta
 from dlrover_run.coordination.check_records import MOST_LINK_ROWS, MOST_ROWS, CheckTask, Checkup, LinkRow
 from dlrover_run.coordination.check_round import key_of, tasks
 from dlrover_run.coordination.check_words import shown
+from dlrover_run.coordination.cluster.records import Order
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, Plan, Seat, Waiting, assignment, seats
 from dlrover_run.coordination.rules import Rules
 
@@ -22,6 +23,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     checkup: Checkup | None = None
     others: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
     links: Annotated[tuple[LinkRow, ...], Meta(max_length=MOST_LINK_ROWS)] = ()
+    cluster: Order | None = None
 
 
 NOBODY = Part()
@@ -61,6 +63,7 @@ def with_part(told: Assignment, part: Part, waiting: Waiting | None) -> Assignme
         checkup=part.checkup,
         others=part.others,
         links=part.links,
+        cluster=part.cluster,
     )
 
 

@@ -23,6 +23,7 @@ from dlrover_run.coordination.check_records import (
     Linked,
     LinkRow,
 )
+from dlrover_run.coordination.cluster.records import Cluster, Hosting, Order
 
 
 class NodePhase(str, enum.Enum):
@@ -110,7 +111,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return 0 <= rank - self.first_rank < self.workers
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one node says of itself; only that node writes it.
 
     `port` is free and held by the node for the store of the next round, should the store come to live there; it is
@@ -120,6 +121,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     obeys, which told it of `restart_count` restarts. `met` says that in this round the workers have found each other or
     a checkpoint was written. `rank_wish` is the node rank that somebody gave it by hand. `computed` and `linked` are
     what last came of its part in a node check, and `check_port` is held for the store of links, 0 without a check.
+    `cluster` is what it hosts of a job with parameter servers, which has no seats.
     """
 
     node_id: NodeId
@@ -140,6 +142,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     check_port: Port = 0
     computed: Computed | None = None
     linked: Linked | None = None
+    cluster: Hosting | None = None
 
     @property
     def key(self) -> NodeKey:
@@ -198,6 +201,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     checks: int = 0
     checked: tuple[Checkup, ...] = ()
     links: tuple[LinkRow, ...] = ()
+    cluster: Cluster | None = None
 
 
 class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -209,11 +213,12 @@ class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The part of the plan that one node needs. `seat` is None for a node without a place in the round, which waits.
 
     `task` is what it shall try for a node check, and `checkup` what is known of its health; the node with rank 0 is
     told that of `others` too, for the person who reads its console, and of the `links` between them if each was tried.
+    `cluster` is what a node of a job with parameter servers shall run, in the place of a seat.
     """
 
     epoch: int = 0
@@ -228,6 +233,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     checkup: Checkup | None = None
     others: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
     links: Annotated[tuple[LinkRow, ...], Meta(max_length=MOST_LINK_ROWS)] = ()
+    cluster: Order | None = None
 
 
 def seats(plan: Plan) -> dict[NodeKey, Seat]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from dlrover_run.coordination.cluster.rules import ClusterRules
+
 MOST_NODES = 20_000
 """More than any job has: a bound for what a stranger may ask for."""
 
@@ -65,7 +67,8 @@ class Rules:
     `unnoticed` seconds: a lease's time where the records live under leases, 0 where a connection ends with the node.
 
     `check` says when nodes are checked. One that is `straggler_threshold` times slower than the others is a straggler,
-    which leaves with `exclude_stragglers` 1. `measure_links` 1 has every pair of nodes linked, to be shown.
+    which leaves with `exclude_stragglers` 1. `measure_links` 1 has every pair of nodes linked, to be shown. `cluster`
+    is None unless the job has parameter servers.
 
     All times are seconds.
     """
@@ -91,6 +94,7 @@ class Rules:
     exclude_stragglers: int = 0
     measure_links: int = 0
     store: tuple[str, int] | None = None
+    cluster: ClusterRules | None = None
 
     def size(self, nodes: int) -> int:
         """How many of that many nodes a round has: 0 when they are too few for one."""
@@ -127,11 +131,13 @@ class Rules:
             return f"a job has 1 to {MOST_NODES} nodes, and MIN may not be above MAX: not {self.least} to {self.most}"
         if self.unit < 1 or not self.size(self.most):
             return f"no multiple of {self.unit} lies between {self.least} and {self.most} nodes"
-        numbers = (getattr(self, field.name) for field in fields(self))
+        numbers = [getattr(self, field.name) for field in fields(self)]
+        if self.cluster is not None:
+            numbers += [getattr(self.cluster, field.name) for field in fields(self.cluster)]
         if any(isinstance(number, (int, float)) and not 0 <= number < math.inf for number in numbers):
             return "a time or a count is below 0 or not finite"
         if self.keep_alive_interval <= 0 or self.keep_alive_attempts < 1:
             return "signs of life need an interval and an attempt"
         if self.check > CHECK_ALWAYS or self.check_timeout <= 0 or self.straggler_threshold <= 1:
             return "a node check needs a known mode, a time and a threshold above 1"
-        return None
+        return None if self.cluster is None else self.cluster.problem()

@@ -139,7 +139,7 @@ def _decode(decoder: msgspec.json.Decoder[Message], data: bytes) -> Message:
 
 def rule_values(rules: Rules) -> RuleValues:
     """Rules as they travel. A store that flags name does not: such a job has no master."""
-    return {field.name: getattr(rules, field.name) for field in fields(Rules) if field.name != "store"}
+    return {field.name: getattr(rules, field.name) for field in fields(Rules) if field.name not in ("store", "cluster")}
 
 
 def rules_from(values: RuleValues) -> Rules:
