@@ -22,9 +22,9 @@ class ServersSpec:
     `job` says what is run, where the nodes meet and what the job may cost (`job.rules.cluster`); its `start_method` and
     `preload` are those of the tasks. `rooms` is how many tasks of each role this node would host. `sparse` gives a task
     only the addresses of itself, of the chief and of the servers. `hang_timeout` is how many seconds the global step
-    may stand still before that counts as a failure of the chief, 0 for as long as it likes. `checkpoint_dir` is where the
-    person says that the job saves, None where only the script knows. `grace` is how many seconds a worker has to leave
-    that is not wanted any more.
+    may stand still before that counts as a failure of the chief, 0 for as long as it likes. `checkpoint_dir` is where
+    the person says that the job saves, None where only the script knows. `grace` is how many seconds a worker has to
+    leave that is not wanted any more.
     """
 
     job: JobSpec
