@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
@@ -14,8 +16,36 @@ from dlrover_run.descent import guard, lineage
 from dlrover_run.output.streams import RunDir, create_run_dir, leave_nothing
 from dlrover_run.spec import JobSpec, SpecError
 
+if TYPE_CHECKING:
+    from dlrover_run.output.relay_client import Relay
 
-def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = None) -> int:
+    AgentMain = Callable[[JobSpec, RunDir, Sequence[int], Relay, int | None], Coroutine[Any, Any, int]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the guard guards. `name` stands before its lines on the console, `process` is what `top` calls its agent.
+
+    `agent` finds the function that is the agent's whole life, which takes the job, its directory, the descriptors that
+    read as ended when this node shall end, the relay and the descriptor of the verdict, and returns the exit code. It
+    is called in the agent's process: the guard imports none of what that needs, and stays small.
+    """
+
+    name: str
+    process: str
+    agent: Callable[[], AgentMain]
+
+
+def _training_agent() -> AgentMain:
+    from dlrover_run.agent.main import run_agent
+
+    return run_agent
+
+
+TRAINING = Program("dlrover-run", "dlrover-agent", _training_agent)
+
+
+def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = None, program: Program = TRAINING) -> int:
     """Run one job on this node, or on all of its nodes here, and return the exit code of the launcher.
 
     This process becomes the guard, so it must have no other children, and the agent is forked from it, so it must have
@@ -38,11 +68,11 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
         try:
             agent = os.fork()
         except OSError as error:
-            return _cannot_start(error, spec)
+            return _cannot_start(error, spec, program)
         if agent == 0:
             os.close(agent_end)
             lifelines = [guard_end] if lifeline is None else [guard_end, lifeline]
-            _be_agent(spec, run_dir, lifelines, verdict)
+            _be_agent(spec, run_dir, lifelines, verdict, program)
         os.close(guard_end)
         if verdict is not None:
             os.close(verdict)
@@ -54,31 +84,31 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
         from dlrover_run.failures import signal_words
 
         how = signal_words(-code)
-        _say(spec, f"dlrover-run: the launcher's agent was killed by {how}; its workers were ended too")
+        _say(spec, f"{program.name}: the launcher's agent was killed by {how}; its workers were ended too")
         return exit_codes.of_failure(exit_codes.of_signal(-code), spec.compat_exit_codes)
     return code
 
 
-def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict: int | None) -> None:
+def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict: int | None, program: Program) -> None:
     """The whole life of the agent process. It never returns into the frames of the process that it was forked from."""
     code = exit_codes.of_failure(exit_codes.INTERNAL_ERROR, spec.compat_exit_codes)
     try:
         # A session of its own: the terminal's Ctrl-C comes through the guard only, and once.
         os.setsid()
-        lineage.name_process("dlrover-agent")
+        lineage.name_process(program.process)
         lineage.become_subreaper()
         # An agent that is stopped could not see that the guard has died.
         lineage.go_on_without_parent()
         # Imported on this side of the fork only: the guard needs none of it and stays small.
         import asyncio
 
-        from dlrover_run.agent.main import run_agent
         from dlrover_run.output.relay_client import Relay
 
+        run_agent = program.agent()
         try:
             relay = Relay.start(shared=bool(spec.console_name))
         except OSError as error:
-            code = _cannot_start(error, spec)
+            code = _cannot_start(error, spec, program)
         else:
             code = asyncio.run(run_agent(spec, run_dir, lifelines, relay, verdict))
     except BaseException as error:
@@ -87,15 +117,15 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
             import traceback
 
             _say(spec, traceback.format_exc().rstrip("\n"))
-        _say(spec, f"dlrover-run: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it")
+        _say(spec, f"{program.name}: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _cannot_start(error: OSError, spec: JobSpec) -> int:
-    _say(spec, f"dlrover-run: the launcher's own processes could not be started: {explain(error)}")
+def _cannot_start(error: OSError, spec: JobSpec, program: Program) -> int:
+    _say(spec, f"{program.name}: the launcher's own processes could not be started: {explain(error)}")
     return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
 
 

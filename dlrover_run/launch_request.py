@@ -21,9 +21,10 @@ class LaunchRequest:
     verdict: int
 
 
-def command(request_fd: int) -> list[str]:
-    """The command of a launcher that reads its LaunchRequest from this descriptor, and finds modules where this process
-    does: with `-m` a `random.py` in the person's working directory would take the place of Python's own."""
+def command(request_fd: int, module: str = "dlrover_run.launch") -> list[str]:
+    """The command of a launcher that reads its LaunchRequest from this descriptor, by the function `run` of `module`,
+    and finds modules where this process does: with `-m` a `random.py` in the person's working directory would take the
+    place of Python's own."""
     path = [each for each in sys.path if isinstance(each, str)]
-    code = f"import sys; sys.path[:] = {path}; from dlrover_run.launch import run; sys.exit(run())"
+    code = f"import sys; sys.path[:] = {path}; from {module} import run; sys.exit(run())"
     return [sys.executable, "-c", code, str(request_fd)]

@@ -44,6 +44,7 @@ class Voice:
 
     `name` is what this node is called on a console that it shares with others, empty where it has one to itself. The
     name stands before each line then, and nothing is drawn that changes: what is erased would be somebody else's.
+    `program` is the launcher's own name, which begins its lines.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class Voice:
         columns: Callable[[], int | None],
         lines: Callable[[], int] = lambda: PLAIN_LINES,
         name: str = "",
+        program: str = "dlrover-run",
     ) -> None:
         self._write = write
         self._columns = columns if not name else lambda: None
         self._lines = lines
         self._name = name
+        self._program = program
         self._text = ""
         self._below: Below | None = None
         self._until: float | None = None
@@ -78,7 +81,7 @@ class Voice:
 
     def say(self, line: str) -> None:
         """Print one line under the launcher's name; it is made harmless."""
-        self.print(f"dlrover-run: {harmless(line)}")
+        self.print(f"{self._program}: {harmless(line)}")
 
     def print(self, text: str) -> None:
         """Print lines as they are, after the node's name if it has one, and let the changing line follow them."""
@@ -124,7 +127,7 @@ class Voice:
     def _draw(self, columns: int | None) -> None:
         if columns is not None:
             # A line that fills the last column would be broken, and only its second half be erased.
-            line = clip(f"dlrover-run: {render_waiting(self._text, self._left())}", columns - 1)
+            line = clip(f"{self._program}: {render_waiting(self._text, self._left())}", columns - 1)
             # One line above is left for what was said before.
             below = self._below(columns - 1, self._lines() - 2) if self._below is not None else []
             erase = _ERASE_BELOW if below or self._drawn_below else _ERASE
