@@ -1,0 +1,23 @@
+"""What a limit of memory is in words, and when a task has come near it."""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+"""Bytes of a MiB, in which the records count."""
+
+NO_LIMIT = 1 << 44
+"""More MiB than any machine has."""
+
+SWOLLEN_PART = 0.9
+"""The part of its limit above which a task is near it: a server is then replaced in the planned way, before it is
+killed. Closer would leave too little time to save; further would replace servers that are well."""
+
+
+def is_swollen(usage: int, limit: int) -> bool:
+    """Whether a task that uses so much is near its limit, both in MiB. A limit of 0 is none."""
+    return limit > 0 and usage > limit * SWOLLEN_PART
+
+
+def in_words(mib: int) -> str:
+    """A number of MiB as a flag takes it: `4Gi`, `1536Mi`."""
+    return f"{mib // 1024}Gi" if mib and mib % 1024 == 0 else f"{mib}Mi"
