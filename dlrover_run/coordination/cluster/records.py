@@ -104,7 +104,8 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many parameter servers and workers (beside the chief) somebody wants; None for as many as there are."""
+    """How many parameter servers and workers (beside the chief) somebody wants; None for as many as there is room for,
+    up to the most. In a wish None leaves that number as it was."""
 
     ps: Count | None = None
     workers: Count | None = None
@@ -122,7 +123,8 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A process that shall run: what the plan says of it. `address` and `port` are its host's word, empty and 0 until
-    that is heard. `memory` is its limit in MiB, 0 for none."""
+    that is heard and it may start. `memory` is its limit in MiB, 0 for none. `since` is the job time at which it was
+    given."""
 
     key: TaskKey
     rank: Count
@@ -133,6 +135,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     address: Name = ""
     port: Port = 0
     memory: Total = 0
+    since: float = 0.0
 
     @property
     def role(self) -> Role:
@@ -179,13 +182,27 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: Total
 
 
+class Uncalled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many processes of a rank in a row have left for a change of membership that nobody had ordered."""
+
+    role: Role
+    rank: Count
+    times: Total
+
+
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The cluster that shall be; a part of the plan, which the coordinator alone writes.
 
     `version` counts from 1, and is the number of the plan's round. `tasks` are those of this version, `coming` the
-    servers of the next one while it is prepared. `until` is the job time at which the stage is given up. `saved` and
-    `step` are the newest that were told in this version. `wishes` are the last wish of each node that was heard.
-    `done` are the ranks of workers that have succeeded. `outcome` is the end of a task that the job cannot go on after.
+    servers of the next one while it is prepared. `until` is the job time at which the stage is given up. `step` and
+    `saved` are the newest that were told before this version opened, and from then on the step that it began with.
+    `wishes` are the last wish of each node that was heard. `done` are the ranks of workers that have succeeded, and
+    `evaluated` says that the evaluator has. `outcome` is the end of a task that the job cannot go on after.
+
+    Milestones of this version, in job time, None before: `held_at`, when all addresses were known, so that its tasks
+    may start; `served_at`, when all its servers answered; `opened_at`, when the chief had a whole model. From
+    `coming_held_at` on the next servers may start. Since `short_since` there is no room for a chief and the least
+    workers. `uncalled` counts what is free only so often.
     """
 
     version: Total = 0
@@ -202,13 +219,22 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     saved: int = -1
     wishes: tuple[tuple[str, int], ...] = ()
     outcome: TaskEnd | None = None
+    evaluated: bool = False
+    held_at: float | None = None
+    served_at: float | None = None
+    opened_at: float | None = None
+    coming_held_at: float | None = None
+    short_since: float | None = None
+    uncalled: tuple[Uncalled, ...] = ()
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a cluster asks of one node: to run exactly `tasks`, and to end all others of this job.
 
-    `cluster` has the addresses of all tasks of each role by rank, without the evaluator; a task is started only once it
-    stands there with all servers of its version: those of `coming` are `next_servers`, of version `version` + 1.
+    `servers`, `chief` and `workers` are the addresses of all tasks of each role by rank, without the evaluator; a task
+    is started only once it stands there, with all servers of its version, at the address where its port is held. Those
+    of `coming` are `next_servers`, of version `version` + 1. An address is empty where a rank has no task, or none that
+    holds a port yet; and none is known while `servers` is empty. The evaluator is started once `servers` are known.
     `open` lets workers in. `pause` tells workers to leave after the step that they are at, and `save` the chief to save
     and to leave; both with exit code 75. `ending` tells all but servers to come to an end by themselves.
     """

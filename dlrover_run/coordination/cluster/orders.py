@@ -1,0 +1,74 @@
+"""What of a cluster each node is told: a pure function of the plan, the same for all who read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dlrover_run.coordination.cluster.records import Cluster, Order, Role, Stage, Task
+from dlrover_run.coordination.records import NodeKey, Plan, PlanPhase
+
+OPEN = frozenset({Stage.TRAINING, Stage.CHANGING, Stage.ENDING})
+"""The stages in which workers are let in, or may stay."""
+
+
+def orders(plan: Plan) -> dict[NodeKey, Order]:
+    """The order of each node that hosts a task, or that has one of before to end; a node without one hosts nothing.
+
+    Nobody has one unless the job trains: whatever a node hosts besides its order it ends.
+    """
+    cluster = plan.cluster
+    if cluster is None or plan.phase is not PlanPhase.TRAINING:
+        return {}
+    told = _told(cluster)
+    by_node: dict[NodeKey, list[Task]] = {member.key: [] for member in plan.members}
+    for task in (*cluster.tasks, *cluster.coming):
+        by_node.setdefault(host_of(task), []).append(task)
+    return {key: _with_tasks(told, tasks) for key, tasks in by_node.items()}
+
+
+def order(plan: Plan, key: NodeKey) -> Order | None:
+    """The order of one node, or None for one that hosts nothing."""
+    return orders(plan).get(key)
+
+
+def host_of(task: Task) -> NodeKey:
+    """The node that hosts the task."""
+    return NodeKey(task.node_id, task.incarnation)
+
+
+def _told(cluster: Cluster) -> Order:
+    """What all nodes are told alike."""
+    known = cluster.held_at is not None
+    chiefs = addresses(cluster.tasks, Role.CHIEF)
+    return Order(
+        version=cluster.version,
+        servers=addresses(cluster.tasks, Role.PS) if known else (),
+        next_servers=addresses(cluster.coming, Role.PS) if cluster.coming_held_at is not None else (),
+        chief=chiefs[0] if known and chiefs else "",
+        workers=addresses(cluster.tasks, Role.WORKER) if known else (),
+        open=cluster.stage in OPEN,
+        pause=cluster.stage in (Stage.PAUSING, Stage.SAVING),
+        save=cluster.stage is Stage.SAVING,
+        ending=cluster.stage is Stage.ENDING,
+    )
+
+
+def addresses(tasks: Iterable[Task], role: Role) -> tuple[str, ...]:
+    """HOST:PORT of each rank of the role, empty for a rank that has no task now, or whose port is not known yet."""
+    found = {task.rank: task.target if task.port else "" for task in tasks if task.role is role}
+    return tuple(found.get(rank, "") for rank in range(max(found, default=-1) + 1))
+
+
+def _with_tasks(told: Order, tasks: list[Task]) -> Order:
+    return Order(
+        version=told.version,
+        tasks=tuple(sorted(tasks, key=lambda task: task.key)),
+        servers=told.servers,
+        next_servers=told.next_servers,
+        chief=told.chief,
+        workers=told.workers,
+        open=told.open,
+        pause=told.pause,
+        save=told.save,
+        ending=told.ending,
+    )
