@@ -1,0 +1,220 @@
+"""The line between a process of TensorFlow and its agent: what it is told, what it says, what it asks for.
+
+JSON, one message a line, over the unix stream socket that `TF_PS_AGENT` names. A daemon thread listens, so the latest
+order is at hand whatever the script does. Nothing is read, opened or started before the first use, so that a template
+with this module in it stays fit to be forked; and only the process that was the first to use it has the line, for a
+child that it forks is none of the cluster's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+AGENT = "TF_PS_AGENT"
+TOKEN = "TF_PS_TASK_TOKEN"
+
+MAX_MESSAGE = 65_536
+"""Bytes of one message, its newline included; a longer one is not sent, and ends the line where it is received."""
+
+MAX_TEXT = 4_000
+"""Characters of one sentence in a message; more is cut off."""
+
+
+class AgentGone(ConnectionError):
+    """There is nobody to answer: the agent has ended, and will have had this process killed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What the agent wants of this process, as it was last told.
+
+    `open` lets a worker in. `pause` tells a worker to leave after the step that it is at, and `save` the chief to save
+    and to leave. `ending` says that the chief has done its work. `version` is that of the set of servers, -1 before
+    anything was told.
+    """
+
+    version: int = -1
+    open: bool = False
+    pause: bool = False
+    save: bool = False
+    ending: bool = False
+
+
+def note(text: str) -> None:
+    """Tell the person one line, on this process's own error stream."""
+    print(f"tf-ps-run: {text}", file=sys.stderr, flush=True)
+
+
+class Channel:
+    """The line of this process. All its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._heard = threading.Condition()
+        self._sending = threading.Lock()
+        self._pid: int | None = None
+        self._line: socket.socket | None = None
+        self._tried = False
+        self._gone = False
+        self._order = Order()
+        self._answers: dict[int, dict[str, Any] | None] = {}
+        self._asked = 0
+
+    def claim(self) -> None:
+        """Make this process the one that has the line, without opening it yet."""
+        if self._pid is None:
+            self._pid = os.getpid()
+
+    @property
+    def active(self) -> bool:
+        """Whether this process is a task of a cluster that an agent looks after; costs nothing, and opens nothing."""
+        return AGENT in os.environ and self._pid in (None, os.getpid())
+
+    @property
+    def order(self) -> Order:
+        """What was last told; the first call opens the line."""
+        self._open()
+        return self._order
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody is at the other end (any more)."""
+        self._open()
+        return self._line is None or self._gone
+
+    def wait_for(self, wanted: Callable[[Order], bool], timeout: float | None = None) -> bool:
+        """Wait until an order is such that `wanted` says yes; False once nobody is there, or after `timeout`
+        seconds."""
+        self._open()
+        with self._heard:
+            self._heard.wait_for(lambda: wanted(self._order) or self._line is None or self._gone, timeout)
+            return wanted(self._order)
+
+    def say(self, what: str, **fields: Any) -> None:
+        """Tell the agent that something has happened; nothing at all where nobody is there."""
+        self._send({"say": what, **fields})
+
+    def ask(self, what: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
+        """Ask the agent for something, and wait for the answer.
+
+        Raises AgentGone when nobody is there (any more), and TimeoutError after `timeout` seconds, None for never.
+        """
+        with self._heard:
+            self._asked += 1
+            number = self._asked
+            self._answers[number] = None
+        try:
+            if not self._send({"ask": number, "what": what, **fields}):
+                raise AgentGone("the agent of this process has gone")
+            with self._heard:
+                self._heard.wait_for(lambda: self._answers[number] is not None or self._gone, timeout)
+                answer = self._answers[number]
+                if answer is not None:
+                    return answer
+                if self._gone:
+                    raise AgentGone("the agent of this process has gone")
+                raise TimeoutError(f"the agent of this process did not answer {what} within {timeout:g} seconds")
+        finally:
+            with self._heard:
+                del self._answers[number]
+
+    def _open(self) -> None:
+        """Call the agent, once; a line that could not be opened is told, and the script goes on without it."""
+        if self._tried or not self.active:
+            return
+        with self._heard:
+            if self._tried:
+                return
+            self._tried = True
+            self._pid = os.getpid()
+            path = os.environ[AGENT]
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                line.connect("\0" + path[1:] if path.startswith("@") else path)
+                line.sendall(_packed({"say": "hello", "token": os.environ.get(TOKEN, ""), "pid": os.getpid()}))
+            except OSError as error:
+                line.close()
+                note(f"this process has no agent at {path} ({error}); it goes on as under plain TensorFlow")
+                return
+            self._line = line
+        threading.Thread(target=self._listen, args=(line,), name="tf-ps-run", daemon=True).start()
+
+    def _send(self, message: dict[str, Any]) -> bool:
+        self._open()
+        line = self._line
+        if line is None or self._gone or not self.active:
+            return False
+        packed = _packed(message)
+        if len(packed) > MAX_MESSAGE:
+            raise ValueError(f"a message of {len(packed)} bytes is more than the agent takes, which is {MAX_MESSAGE}")
+        try:
+            with self._sending:
+                line.sendall(packed)
+        except OSError:
+            self._end()
+            return False
+        return True
+
+    def _listen(self, line: socket.socket) -> None:
+        try:
+            with line.makefile("rb") as lines:
+                while True:
+                    text = lines.readline(MAX_MESSAGE)
+                    if not text.endswith(b"\n"):
+                        break
+                    self._hear(json.loads(text))
+        except (OSError, ValueError):
+            pass
+        self._end()
+
+    def _hear(self, message: Any) -> None:
+        if not isinstance(message, dict):
+            return
+        with self._heard:
+            if message.get("tell") == "order":
+                names = [field.name for field in dataclasses.fields(Order)]
+                self._order = Order(**{name: message[name] for name in names if name in message})
+            elif message.get("answer") in self._answers:
+                self._answers[message["answer"]] = message
+            self._heard.notify_all()
+
+    def _end(self) -> None:
+        with self._heard:
+            self._gone = True
+            self._heard.notify_all()
+
+
+def _packed(message: dict[str, Any]) -> bytes:
+    short = {
+        name: [_cut(entry) for entry in value] if isinstance(value, list) else _cut(value)
+        for name, value in message.items()
+    }
+    return json.dumps(short).encode() + b"\n"
+
+
+def _cut(value: Any) -> Any:
+    return value[:MAX_TEXT] if isinstance(value, str) else value
+
+
+_channel = Channel()
+
+
+def channel() -> Channel:
+    """The line of this process to its agent."""
+    return _channel
+
+
+def _renew_in_child() -> None:
+    """A forked child starts without what its parent's threads held; that it has no line is seen by its own number."""
+    global _channel
+    parent, _channel = _channel, Channel()
+    _channel._pid = parent._pid
+
+
+os.register_at_fork(after_in_child=_renew_in_child)

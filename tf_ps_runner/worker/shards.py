@@ -1,0 +1,239 @@
+"""The parts of the input that this process takes, and how far it tells to have used them.
+
+A part is cut into batches. A batch is *used* when whoever asked for it asks for the next one, or, when it was handed to
+a coordinator's `schedule`, once its result is there. Only what is used without a gap before it is told, so that what is
+handed on after a death begins with the first batch that may not have been used.
+
+Runs in the script's interpreter: standard library only, Python 3.9 and later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from tf_ps_runner.data.order import Shuffle
+
+
+class Asks(Protocol):
+    """The agent, as far as a queue needs it."""
+
+    def ask(self, what: str, **fields: Any) -> Mapping[str, Any]:
+        """Its answer to a request; any thread may ask, and others are answered while one waits."""
+
+
+class Spec(NamedTuple):
+    """What a queue hands out: the offsets from 0 to before `size`, in parts of `shard`, `epochs` times over. With
+    `shuffle` the parts of each epoch come in an order of its own, which `seed` decides."""
+
+    size: int
+    shard: int
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Parts of one epoch."""
+        return -(-self.size // self.shard)
+
+    def problem(self) -> str | None:
+        """A sentence when no queue can be like this, else None."""
+        for name in ("size", "shard", "epochs"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                return f"{'shard_size' if name == 'shard' else name} is a whole number from 1, not {value!r}"
+        return None
+
+
+class Part(NamedTuple):
+    """The offsets from `begin` to before `end`, in epoch `epoch`; `number` names it among all of its queue."""
+
+    number: int
+    begin: int
+    end: int
+    epoch: int
+
+
+class Queue(Protocol):
+    """Where parts come from."""
+
+    def take(self) -> Part | None:
+        """The next part; None when all of all epochs have been used. Waits while others may still give some back."""
+
+    def use(self, number: int, offset: int) -> bool:
+        """Tell that all of a part before `offset` was used; False when the part is not this process's any more."""
+
+
+class AgentQueue:
+    """The queue of the job, behind this process's agent."""
+
+    def __init__(self, agent: Asks, name: str, spec: Spec) -> None:
+        self._agent = agent
+        self._name = name
+        self._spec = spec
+
+    def take(self) -> Part | None:
+        """Raises RuntimeError with the agent's sentence when there is no such queue to be had."""
+        answer = self._agent.ask("take", queue=self._name, spec=self._spec._asdict())
+        if answer.get("over"):
+            return None
+        if "shard" not in answer:
+            raise RuntimeError(f"DataShards {self._name}: {_refusal(answer)}")
+        return Part(answer["shard"], answer["begin"], answer["end"], answer["epoch"])
+
+    def use(self, number: int, offset: int) -> bool:
+        """False when the part was given to somebody else, as after a rollback."""
+        answer = self._agent.ask("used", queue=self._name, shard=number, next=offset)
+        return not ("error" in answer or answer.get("lost"))
+
+
+class OwnQueue:
+    """The same parts in the same order for a process that trains without tf-ps-run."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._parts = self._all()
+
+    def take(self) -> Part | None:
+        """The next one; nobody else takes any."""
+        return next(self._parts, None)
+
+    def use(self, number: int, offset: int) -> bool:
+        """Nobody wants to know."""
+        return True
+
+    def _all(self) -> Iterator[Part]:
+        spec = self._spec
+        for epoch in range(spec.epochs):
+            shuffle = Shuffle(spec.parts, spec.seed, epoch) if spec.shuffle else None
+            for place in range(spec.parts):
+                begin = (shuffle.at(place) if shuffle else place) * spec.shard
+                yield Part(epoch * spec.parts + place, begin, min(begin + spec.shard, spec.size), epoch)
+
+
+class OpenPart:
+    """A part that this process holds: what of it is on its way, and what was used."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self._cut = part.begin
+        self._told = part.begin
+        self._away: set[int] = set()
+
+    def cut(self, length: int | None) -> tuple[int, int] | None:
+        """The next offsets of it, `length` at most; None when nothing is left to cut off."""
+        begin = self._cut
+        if self.exhausted:
+            return None
+        self._cut = self.part.end if length is None else min(begin + length, self.part.end)
+        self._away.add(begin)
+        return begin, self._cut
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left to cut off."""
+        return self._cut == self.part.end
+
+    def finish(self, begin: int) -> int | None:
+        """The batch that begins there was used: the offset to tell, None while one before it is still on its way."""
+        self._away.discard(begin)
+        offset = min(self._away, default=self._cut)
+        if offset == self._told:
+            return None
+        self._told = offset
+        return offset
+
+
+class Batch:
+    """Some offsets of a part, on their way through this process. It is used once, whoever says so how often."""
+
+    def __init__(self, reader: Reader, open_part: OpenPart, begin: int, end: int) -> None:
+        self.begin = begin
+        self.end = end
+        self._reader = reader
+        self._open_part = open_part
+        self._used = False
+
+    def used(self) -> None:
+        """Its result is in the model."""
+        if not self._used:
+            self._used = True
+            self._reader.finish(self._open_part, self.begin)
+
+
+class Reader:
+    """Takes parts from a queue and cuts them into batches; one for each place of the script that asks for some.
+
+    What is used is told by whichever thread sees it, while another one may wait for the next part.
+    """
+
+    def __init__(self, queue: Queue, length: int | None) -> None:
+        self._queue = queue
+        self._length = length
+        self._current: OpenPart | None = None
+        self._lock = threading.Lock()
+
+    def next(self) -> Batch | None:
+        """The next batch; None when all was used."""
+        while True:
+            with self._lock:
+                open_part = self._current
+                cut = open_part.cut(self._length) if open_part is not None else None
+            if open_part is not None and cut is not None:
+                return Batch(self, open_part, *cut)
+            part = self._queue.take()
+            if part is None:
+                return None
+            self._current = OpenPart(part)
+
+    @property
+    def at_end_of_part(self) -> bool:
+        """Whether the next batch will be of another part."""
+        current = self._current
+        return current is None or current.exhausted
+
+    def finish(self, open_part: OpenPart, begin: int) -> None:
+        """One batch was used."""
+        # The lock is held while it is told, or the offsets of two threads could arrive in the other order.
+        with self._lock:
+            offset = open_part.finish(begin)
+            if offset is not None and not self._queue.use(open_part.part.number, offset) and self._current is open_part:
+                # It belongs to somebody else by now, so that the rest of it is not for this process.
+                self._current = None
+
+
+_claims = threading.local()
+
+
+def batches(queue: Queue, length: int | None) -> Iterator[Batch]:
+    """Each batch in turn. It is used when the next one is asked for, unless it was claimed meanwhile."""
+    reader = Reader(queue, length)
+    while (batch := reader.next()) is not None:
+        waiting = _waiting()
+        waiting.append(batch)
+        yield batch
+        if batch in waiting:
+            waiting.remove(batch)
+            batch.used()
+
+
+def claim() -> list[Batch]:
+    """The batches that this thread has been given and has not asked beyond: whoever claims them says when they are
+    used. That is `schedule`, which only begins their way."""
+    waiting = _waiting()
+    claimed = list(waiting)
+    waiting.clear()
+    return claimed
+
+
+def _waiting() -> list[Batch]:
+    if not hasattr(_claims, "waiting"):
+        _claims.waiting = []
+    found: list[Batch] = _claims.waiting
+    return found
+
+
+def _refusal(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("error") or "the agent of this process has given no part")
