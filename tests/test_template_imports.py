@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from dlrover_run.template.imports import (
     Scan,
     changes_later_imports,
     executed_statements,
+    is_shared,
     may_go_ahead,
     places,
     resolve,
@@ -251,3 +253,21 @@ def test_the_command_line_is_overwritten_where_the_kernel_cannot_be_pointed_else
     assert first.startswith("b'python -u x.py")
     assert "import" not in first
     assert second == str({ord("y")})
+
+
+def test_the_launchers_own_directories_are_shared_wherever_they_lie(project: Path) -> None:
+    (project / "src" / "ours" / "path").mkdir(parents=True)
+    (project / "src" / "ours" / "path" / "boot.py").write_text("")
+    path = [str(project / "src" / "ours" / "path"), str(project / "src"), str(project / "site-packages")]
+    without = places(path, str(project / "src"), STDLIB)
+    where = places(path, str(project / "src"), STDLIB, [str(project / "src" / "ours")])
+    assert not may_go_ahead("boot", without, path)
+    assert may_go_ahead("boot", where, path)
+    assert where.shared == (path[0], path[2])
+
+
+def test_a_module_whose_loader_only_borrows_an_installed_file_is_shared(project: Path) -> None:
+    where = places([str(project / "site-packages")], str(project / "src"), STDLIB)
+    borrowed = ModuleSpec("distutils", None, origin=str(project / "site-packages" / "single.py"))
+    assert not borrowed.has_location
+    assert is_shared(borrowed, where)

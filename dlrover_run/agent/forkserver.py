@@ -145,13 +145,16 @@ class Template:
             theirs.close()
         return cls(process, ours)
 
-    async def prepare(self, preload: Sequence[str], program: tuple[ProgramKind, str] | None = None) -> Imported:
-        """Have it import `preload` and what `program` (kind, target) imports while it starts.
+    async def prepare(
+        self, preload: Sequence[str], program: tuple[ProgramKind, str] | None = None, ours: Sequence[str] = ()
+    ) -> Imported:
+        """Have it import `preload` and what `program` (kind, target) imports while it starts: installed modules, and
+        what lies in the directories `ours`.
 
         Raises UnsafeToFork when its workers would not be sound, TemplateError when it ended. It is of no use then.
         """
         kind, target = program or (None, "")
-        request = {"op": "prepare", "preload": list(preload), "kind": kind, "target": target}
+        request = {"op": "prepare", "preload": list(preload), "kind": kind, "target": target, "ours": list(ours)}
         try:
             return _imported(await self._request(request, (), PREPARE_TIMEOUT))
         except BaseException:

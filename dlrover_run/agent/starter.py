@@ -20,11 +20,13 @@ Sooner it would compete with them for the processor while they start; a restart 
 
 
 class Starter:
-    """Starts the workers of every round of a job. `say` tells the person when forking was given up, and why."""
+    """Starts the workers of every round of a job. `say` tells the person when forking was given up, and why. The
+    template imports installed modules ahead, and such as lie in `ours`, directories of the launcher's own."""
 
-    def __init__(self, spec: JobSpec, say: Callable[[str], None]) -> None:
+    def __init__(self, spec: JobSpec, say: Callable[[str], None], ours: Sequence[str] = ()) -> None:
         self._spec = spec
         self._say = say
+        self._ours = tuple(ours)
         self._program = python_program(spec.entrypoint)
         self._forking = spec.start_method == "forkserver"
         self._directory = ""
@@ -142,7 +144,7 @@ class Starter:
         # Ours from its first moment, so that no sweep takes it for something that was left behind.
         self._template = Template.start(self._spec.entrypoint.python, common, self._directory, os.getpid())
         self._imported.clear()
-        prepared = await self._template.prepare(self._spec.preload, self._program)
+        prepared = await self._template.prepare(self._spec.preload, self._program, self._ours)
         self._note_imported(prepared)
         self._tell_skipped(prepared.skipped)
 

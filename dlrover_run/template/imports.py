@@ -24,29 +24,33 @@ MAX_SOURCE_BYTES = 4_000_000
 
 
 class Places:
-    """The directories that modules come from: `shared` ones, and the user's `own`, both in the order of sys.path."""
+    """The directories that modules come from: `shared` ones, and the user's `own`, both in the order of sys.path.
 
-    def __init__(self, shared: Sequence[str], own: Sequence[str]) -> None:
+    `ours` are the launcher's own, which are shared wherever they lie.
+    """
+
+    def __init__(self, shared: Sequence[str], own: Sequence[str], ours: Sequence[str] = ()) -> None:
         self.shared = tuple(shared)
         self.own = tuple(own)
+        self.ours = tuple(ours)
 
     def is_shared(self, path: str) -> bool:
         """Whether a file is shared: the deepest of the directories that hold it decides.
 
         A project directory often holds its virtual environment, and a script may live inside an installed package.
         """
-        return _depth(path, self.shared) > _depth(path, self.own)
+        return _depth(path, (*self.shared, *self.ours)) > _depth(path, self.own)
 
 
 def _depth(path: str, directories: Iterable[str]) -> int:
     return max((len(d) for d in directories if path == d or path.startswith(d.rstrip("/") + "/")), default=-1)
 
 
-def places(search_path: Sequence[str], script_directory: str | None, stdlib: str) -> Places:
+def places(search_path: Sequence[str], script_directory: str | None, stdlib: str, ours: Sequence[str] = ()) -> Places:
     """Tell shared directories from the user's own.
 
     `search_path` is sys.path without the script's directory, which is the user's own unless it is a shared one itself.
-    `stdlib` is the directory of the standard library.
+    `stdlib` is the directory of the standard library; what lies in one of `ours` is shared too.
     """
     archive = os.path.join(
         os.path.dirname(os.path.dirname(stdlib)), "lib", f"python{sys.version_info[0]}{sys.version_info[1]}.zip"
@@ -54,13 +58,14 @@ def places(search_path: Sequence[str], script_directory: str | None, stdlib: str
 
     def shared(entry: str) -> bool:
         base = os.path.basename(entry.rstrip("/"))
-        return base in SITE_DIRECTORIES or entry in (archive, stdlib) or entry.startswith(stdlib + "/")
+        inside = entry in (archive, stdlib) or entry.startswith(stdlib + "/")
+        return base in SITE_DIRECTORIES or inside or _depth(entry, ours) >= 0
 
     common = [entry for entry in search_path if shared(entry)]
     own = [entry for entry in search_path if not shared(entry)]
     if script_directory is not None and script_directory not in common:
         own.insert(0, script_directory)
-    return Places(common, own)
+    return Places(common, own, ours)
 
 
 def resolve(name: str, search_path: Sequence[str], finders: Sequence[Any] = ()) -> ModuleSpec | None:
@@ -97,7 +102,8 @@ def _top_level(name: str, search_path: Sequence[str], finders: Sequence[Any]) ->
 
 def origin_of(spec: ModuleSpec) -> str | None:
     """The file or directory that a module comes from; None for one that is built in or frozen."""
-    if spec.has_location and spec.origin is not None:
+    # A loader that only borrows a file says where it is, and that it has no location (setuptools' `distutils`).
+    if spec.origin is not None and (spec.has_location or os.path.isabs(spec.origin)):
         return spec.origin
     if spec.submodule_search_locations:
         return next(iter(spec.submodule_search_locations))

@@ -107,7 +107,7 @@ class Preloader:
         looked_for = {name.partition(".")[0] for name in sys.modules} - self._startup | self.missed.names
         for name in sorted(looked_for - self._known_good):
             spec = resolve(name, self.where.own)
-            if spec is not None and spec.has_location:
+            if spec is not None and spec.has_location and not is_shared(spec, self.where):
                 return f"your module {spec.origin} takes the place of {name}, which the imported libraries look for"
             self._known_good.add(name)
         for name in sorted(self.gate.kept_out):

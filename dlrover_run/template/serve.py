@@ -74,7 +74,7 @@ class Server:
         directory = {"module": os.getcwd(), "run_path": os.getcwd(), "script": _directory_of(target)}.get(kind)
         if self._template.safe_path:
             directory = None
-        self._where = places(self._search_path, directory, os.path.dirname(os.__file__))
+        self._where = places(self._search_path, directory, os.path.dirname(os.__file__), request.get("ours", ()))
         self._preloader = preloader = Preloader(self._where, self._search_path, self._startup)
         self._worker_path = [directory, *self._search_path] if directory is not None else self._search_path
         self._finders = [f for f in preloader.gate.finders if not type(f).__module__.startswith("_distutils_hack")]
