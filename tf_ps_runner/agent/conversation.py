@@ -1,0 +1,199 @@
+"""One connection of a process to its agent: lines come in and go out, and none of it can hold up or fill the agent.
+
+The socket is read by hand, so that what a process said just before its end is heard even when it could not be told
+something any more: a stream of asyncio drops the one with the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+
+from tf_ps_runner.agent.words import MAX_LINE
+
+LINES_PER_SECOND = 2000
+"""Lines that one process may say each second on average. One that says more waits, and nobody else does."""
+
+LINES_AT_ONCE = 200
+"""Lines that one process may say at once, before its pace counts."""
+
+MOST_UNHEARD = 128
+"""Answers that may wait for a process that does not read. With more, its connection is ended: it asks, and does not
+listen."""
+
+MOST_LAST_WORDS = 1024 * 1024
+"""Bytes that are read of a process that has ended: several times what a socket holds. There is more only when a child
+of it writes on."""
+
+_PEER = struct.Struct("3i")
+
+
+class Conversation:
+    """A connection that was accepted. `hear` is called with each line, without its end; `ended` once, when nothing more
+    will be heard, also after `close`. Nothing is called from within this constructor."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        hear: Callable[[Conversation, bytes], None],
+        ended: Callable[[Conversation], None],
+    ) -> None:
+        self._socket = connection
+        self._hear = hear
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._heard = b""
+        self._over = False
+        self._closed = False
+        self._later: asyncio.TimerHandle | None = None
+        self._paid_until = 0.0
+        self._latest: bytes | None = None
+        self._answers: deque[bytes] = deque()
+        self._sending = memoryview(b"")
+        self._blocked = False
+        # Of the one who connected, as the kernel knows them: nobody can say to be another one.
+        self.pid: int
+        self.uid: int
+        self.pid, self.uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        connection.setblocking(False)
+        self._loop.add_reader(connection.fileno(), self._readable)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether another user has connected."""
+        return self.uid != os.geteuid()
+
+    def tell(self, line: bytes) -> None:
+        """Send a line in place of the last one that was told and is not on its way yet: only the latest counts."""
+        self._latest = line
+        self._send()
+
+    def answer(self, line: bytes) -> None:
+        """Send a line. A process that does not read its answers loses the connection."""
+        if len(self._answers) >= MOST_UNHEARD:
+            self.close()
+            return
+        self._answers.append(line)
+        self._send()
+
+    def look(self) -> None:
+        """Hear what has come in, without waiting for the loop to see it."""
+        if not self._closed and self._later is None:
+            self._readable()
+
+    def finish(self) -> None:
+        """Hear all that has been said up to now, at whatever pace, and close: the process has ended."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        read = 0
+        self._take_lines(hurried=True)
+        while not self._over and not self._closed and read < MOST_LAST_WORDS:
+            data = self._receive()
+            if data is None:
+                break
+            read += len(data)
+            self._take_lines(hurried=True)
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; what was not heard is not heard any more."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._later is not None:
+            self._later.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._latest = None
+        self._answers.clear()
+        self._ended(self)
+
+    def _readable(self) -> None:
+        if self._receive() is not None:
+            self._take_lines()
+
+    def _receive(self) -> bytes | None:
+        """What has come in; empty at the end, None when there is nothing now."""
+        try:
+            data = self._socket.recv(MAX_LINE)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            # It ended without having read what it was told.
+            data = b""
+        self._over = not data
+        self._heard += data
+        return data
+
+    def _take_lines(self, hurried: bool = False) -> None:
+        begin, heard = 0, self._heard
+        try:
+            while not self._closed:
+                end = heard.find(b"\n", begin)
+                if end < 0 or end - begin >= MAX_LINE or (not hurried and self._must_wait()):
+                    break
+                line, begin = heard[begin:end], end + 1
+                self._hear(self, line)
+        finally:
+            self._heard = heard[begin:]
+        if self._closed or self._later is not None:
+            return
+        # What has no end by now is no line, and what comes after the last end was broken off.
+        if self._over or len(self._heard) >= MAX_LINE:
+            self.close()
+
+    def _must_wait(self) -> bool:
+        """Count one line; whether it is before its time. Then it is looked at again when that has come."""
+        now = time.monotonic()
+        self._paid_until = max(self._paid_until, now - LINES_AT_ONCE / LINES_PER_SECOND)
+        if self._paid_until > now:
+            self._loop.remove_reader(self._socket.fileno())
+            self._later = self._loop.call_later(self._paid_until - now + LINES_AT_ONCE / LINES_PER_SECOND, self._go_on)
+            return True
+        self._paid_until += 1 / LINES_PER_SECOND
+        return False
+
+    def _go_on(self) -> None:
+        self._later = None
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        self._take_lines()
+
+    def _send(self) -> None:
+        if not self._blocked:
+            self._write()
+
+    def _write(self) -> None:
+        while not self._closed:
+            if not self._sending:
+                if self._latest is not None:
+                    line, self._latest = self._latest, None
+                elif self._answers:
+                    line = self._answers.popleft()
+                else:
+                    break
+                self._sending = memoryview(line)
+            try:
+                self._sending = self._sending[self._socket.send(self._sending) :]
+            except (BlockingIOError, InterruptedError):
+                self._block(True)
+                return
+            except OSError:
+                # It has ended, which is heard when all that it said has been read.
+                self._sending = memoryview(b"")
+        self._block(False)
+
+    def _block(self, blocked: bool) -> None:
+        if blocked == self._blocked or self._closed:
+            return
+        self._blocked = blocked
+        if blocked:
+            self._loop.add_writer(self._socket.fileno(), self._write)
+        else:
+            self._loop.remove_writer(self._socket.fileno())

@@ -1,0 +1,189 @@
+"""What a TensorFlow process and its agent say to each other: JSON lines of bounded size and checked shape.
+
+A process says what has happened (`say`), and asks for data (`ask`). The agent tells it what the cluster is at (`tell`),
+and answers. The process's interpreter may have no msgspec, so that its side of this is plain JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from dlrover_run.coordination.bounds import Total
+from tf_ps_runner.data.state import QueueName, SavedState, Spec
+
+MAX_LINE = 64 * 1024
+"""Bytes of one line with its end: more than the state of all queues of a job needs."""
+
+MAX_TEXT = 1000
+"""Characters of one line for the person; what is longer is cut."""
+
+MAX_SKIPPED = 20
+"""Checkpoints that a chief tells it has skipped."""
+
+Text = Annotated[str, Meta(max_length=16_384)]
+Path = Annotated[str, Meta(max_length=8192)]
+
+AskId = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class BadLine(ValueError):
+    """A line that is none of the words expected here; the text is a clause that says what is wrong with it. `ask` is
+    the number of the request that it would have been, for that can be answered."""
+
+    def __init__(self, clause: str, ask: int | None = None) -> None:
+        super().__init__(clause)
+        self.ask = ask
+
+
+class Hello(msgspec.Struct, frozen=True, tag_field="say", tag="hello", forbid_unknown_fields=True):
+    """Always the first word, with the token that the process was given. `pid` is what it takes its own to be; an event
+    has the one that the kernel knows, and no token."""
+
+    token: Annotated[str, Meta(max_length=200)]
+    pid: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag_field="say", tag="ready", forbid_unknown_fields=True):
+    """A worker is past the gate, or an evaluator has begun."""
+
+
+class Restored(msgspec.Struct, frozen=True, tag_field="say", tag="restored", forbid_unknown_fields=True):
+    """The chief has a whole model, of global step `step`: from the checkpoint at `path`, the live one, or a fresh one.
+    `skipped` are sentences about checkpoints that could not be used."""
+
+    step: Total
+    how: Annotated[str, Meta(pattern=r"\A(checkpoint|live|fresh)\Z")]
+    path: Path | None = None
+    skipped: Annotated[tuple[Text, ...], Meta(max_length=MAX_SKIPPED)] = ()
+
+
+class Step(msgspec.Struct, frozen=True, tag_field="say", tag="step", forbid_unknown_fields=True):
+    """The global step that the process is at."""
+
+    step: Total
+
+
+class Saved(msgspec.Struct, frozen=True, tag_field="say", tag="saved", forbid_unknown_fields=True):
+    """The chief has written the checkpoint at `path`, of global step `step`."""
+
+    step: Total
+    path: Path
+
+
+class Note(msgspec.Struct, frozen=True, tag_field="say", tag="note", forbid_unknown_fields=True):
+    """One line for the person."""
+
+    text: Text
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """The connection of the process has ended, mostly with the process. Never said, only found."""
+
+
+Said = Hello | Ready | Restored | Step | Saved | Note
+Event = Said | Gone
+
+
+class Take(msgspec.Struct, frozen=True, tag_field="what", tag="take"):
+    """The next part of a queue. The first who names a queue makes it, with this spec."""
+
+    queue: QueueName
+    spec: Spec
+
+
+class Used(msgspec.Struct, frozen=True, tag_field="what", tag="used"):
+    """A part has been used up to the offset `next`, which is the first that has not been used."""
+
+    queue: QueueName
+    shard: Total
+    next: Total
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag_field="what", tag="snapshot"):
+    """The state of all queues, to be kept beside a checkpoint that is written after this was answered."""
+
+
+class Rollback(msgspec.Struct, frozen=True, tag_field="what", tag="rollback"):
+    """Go back to the state beside the checkpoint that was restored; None for the very beginning."""
+
+    state: SavedState | None
+
+
+Ask = Take | Used | Snapshot | Rollback
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request is answered with. To a take: the offsets from `begin` to before `end` are the asker's, under the
+    number `shard`, or all is `over`. To a snapshot: `state`. `error` is a sentence for whoever asked; with `lost` it
+    says that the part belongs to the asker no more, who lets go of it and takes another one."""
+
+    shard: int | None = None
+    begin: int | None = None
+    end: int | None = None
+    epoch: int | None = None
+    over: bool = False
+    state: SavedState | None = None
+    error: str = ""
+    lost: bool = False
+
+
+class OrderMessage(msgspec.Struct, frozen=True):
+    """What the cluster wants of the process, as in `Order`: `open` lets workers in, `pause` has them leave after the
+    step that they are at, `save` has the chief save and leave, `ending` tells that the chief has succeeded."""
+
+    version: int
+    open: bool = False
+    pause: bool = False
+    save: bool = False
+    ending: bool = False
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    say: str | None = None
+    ask: AskId | None = None
+
+
+_kind = msgspec.json.Decoder(_Kind)
+_said: msgspec.json.Decoder[Said] = msgspec.json.Decoder(Said)
+_ask: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
+_encoder = msgspec.json.Encoder()
+
+
+def read_line(line: bytes) -> Said | tuple[int, Ask]:
+    """What a process said, or the number of its request and the request. Raises BadLine."""
+    kind = _decode(_kind, line)
+    if (kind.say is None) == (kind.ask is None):
+        raise BadLine("it neither says nor asks anything")
+    if kind.ask is None:
+        said: Said = _decode(_said, line)
+        return said
+    try:
+        return kind.ask, _decode(_ask, line)
+    except BadLine as bad:
+        raise BadLine(str(bad), kind.ask) from None
+
+
+def tell_line(order: OrderMessage) -> bytes:
+    """The line that tells a process what is wanted of it."""
+    return _encoder.encode({"tell": "order", **msgspec.structs.asdict(order)}) + b"\n"
+
+
+def answer_line(number: int, answer: Answer) -> bytes:
+    """The line that answers a request."""
+    return _encoder.encode({"answer": number, **msgspec.to_builtins(answer)}) + b"\n"
+
+
+def plain(text: str) -> str:
+    """A text of a process as it may stand on a terminal: one line, of bounded length, without control characters."""
+    words = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * MAX_TEXT])
+    return " ".join(words.split())[:MAX_TEXT]
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise BadLine(str(error)[:200]) from None

@@ -1,0 +1,106 @@
+"""What is known of the queues of a job: what each of them hands out, and the state that is kept beside a checkpoint.
+
+A state says how far each queue has come and which parts before that are still open: a few numbers, however large the
+input is. It is read by later versions of this program, and may have been changed by somebody, so that it is checked.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+STATE_VERSION = 1
+"""Raised when an older program could not read a state."""
+
+MOST_QUEUES = 16
+"""Queues of one job."""
+
+MOST_OPEN = 1400
+"""Parts of all queues that may be open at a time, held by somebody or given back unfinished. With more, takers wait. It
+keeps a state within one line of 64 KiB, in which it travels."""
+
+MOST_SHARDS = 2**40
+"""Parts of all epochs of a queue: more than any job hands out, and short to write."""
+
+QueueName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:/-]{1,100}\Z")]
+_Short = Annotated[int, Meta(ge=0, le=MOST_SHARDS)]
+
+
+class StateError(ValueError):
+    """A state that cannot be gone back to; the text is a clause."""
+
+
+class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a queue hands out: the offsets from 0 to before `size`, in parts of `shard`, `epochs` times over. With
+    `shuffle` the parts of each epoch come in an order of its own, which `seed` decides."""
+
+    size: Annotated[int, Meta(ge=1, le=2**50)]
+    shard: Annotated[int, Meta(ge=1, le=MOST_SHARDS)]
+    epochs: Annotated[int, Meta(ge=1, le=MOST_SHARDS)] = 1
+    seed: Annotated[int, Meta(ge=-(2**53), le=2**53)] = 0
+    shuffle: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Parts of one epoch."""
+        return -(-self.size // self.shard)
+
+    @property
+    def total(self) -> int:
+        """Parts of all epochs."""
+        return self.parts * self.epochs
+
+    def problem(self) -> str | None:
+        """A clause when no queue can be like this, else None."""
+        if self.total > MOST_SHARDS:
+            return f"{self.size} in parts of {self.shard}, {self.epochs} times over, are too many parts"
+        return None
+
+    def __str__(self) -> str:
+        order = f"shuffled by seed {self.seed}" if self.shuffle else "in order"
+        times = f", {self.epochs} epochs" if self.epochs > 1 else ""
+        return f"{self.size} in parts of {self.shard}{times}, {order}"
+
+
+class QueueState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a queue has come. All parts before the place `next` have been used, but those in `open`: the place of
+    each, and how many offsets of it have been used. Places are counted through all epochs."""
+
+    spec: Spec
+    next: _Short
+    open: Annotated[tuple[tuple[_Short, _Short], ...], Meta(max_length=MOST_OPEN)] = ()
+
+
+class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far all queues of a job have come, as it is kept beside a checkpoint."""
+
+    version: int
+    queues: Annotated[dict[QueueName, QueueState], Meta(max_length=MOST_QUEUES)]
+
+    def check(self) -> None:
+        """Raises StateError when no queues were ever like this."""
+        if self.version != STATE_VERSION:
+            raise StateError(f"it has version {self.version}, and this program reads version {STATE_VERSION}")
+        if sum(len(queue.open) for queue in self.queues.values()) > MOST_OPEN:
+            raise StateError(f"more than {MOST_OPEN} parts are open in it")
+        for name, queue in self.queues.items():
+            clause = queue.spec.problem() or _contradiction(queue)
+            if clause is not None:
+                raise StateError(f"queue {name}: {clause}")
+
+
+def part_range(spec: Spec, index: int) -> tuple[int, int]:
+    """The offsets of a part: the first, and the one after the last."""
+    begin = index * spec.shard
+    return begin, min(begin + spec.shard, spec.size)
+
+
+def _contradiction(queue: QueueState) -> str | None:
+    places = [place for place, _ in queue.open]
+    if queue.next > queue.spec.total:
+        return "more parts were handed out than there are"
+    if len(set(places)) != len(places) or any(place >= queue.next for place in places):
+        return "a part is open that was never handed out, or is so twice"
+    return None
