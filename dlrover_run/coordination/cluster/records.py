@@ -19,6 +19,9 @@ from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, No
 MOST_TASKS = 4000
 """Processes of one job: what fits into one message with all their addresses."""
 
+MOST_HOSTED = 256
+"""Processes of one job on one node, where that has to be told over a network."""
+
 
 class Role(str, enum.Enum):
     """What a process does in the cluster, as `TF_CONFIG` names it."""
@@ -111,14 +114,59 @@ class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Count | None = None
 
 
+class Spent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a role has cost: how many ids were given, and how many restarts were charged."""
+
+    role: Role
+    ids: Total = 0
+    failures: Total = 0
+    memory: Total = 0
+
+
+class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A task as its host was given it. `port` is 0 until the others know it."""
+
+    key: TaskKey
+    rank: Count
+    version: Total
+    port: Port = 0
+    memory: Total = 0
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What of the cluster each node is told only to repeat it, for a coordinator that has no journal.
+
+    `servers` is how many this version has, and `given` are the tasks of the node itself, which its board adds.
+    """
+
+    version: Total = 0
+    servers: Count = 0
+    targets: Targets = Targets()
+    spent: Annotated[tuple[Spent, ...], Meta(max_length=len(Role))] = ()
+    done: Annotated[tuple[Count, ...], Meta(max_length=MOST_TASKS)] = ()
+    evaluated: bool = False
+    given: Annotated[tuple[Given, ...], Meta(max_length=MOST_HOSTED)] = ()
+
+
 class Hosting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a node says of its tasks; a part of its status. `wish` is what a person has asked for through this node,
-    and `wish_number` grows with each wish, so that an old one is not taken for a new one."""
+    and `wish_number` grows with each wish, so that an old one is not taken for a new one. `account` is what the node
+    was told of the cluster, as its board repeats it.
+
+    A node with a wish, and without a room or a task, is a *visitor*: it only says what somebody wishes, hears whether
+    the job knows of it, and goes.
+    """
 
     rooms: Annotated[tuple[Room, ...], Meta(max_length=len(Role))] = ()
-    tasks: Annotated[tuple[TaskStatus, ...], Meta(max_length=MOST_TASKS)] = ()
+    tasks: Annotated[tuple[TaskStatus, ...], Meta(max_length=MOST_HOSTED)] = ()
     wish: Targets | None = None
     wish_number: Total = 0
+    account: Account | None = None
+
+    @property
+    def visits(self) -> bool:
+        """Whether this node is a visitor."""
+        return self.wish is not None and not self.rooms and not self.tasks
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,15 +211,6 @@ class Stage(str, enum.Enum):
     PAUSING = "pausing"
     SAVING = "saving"
     ENDING = "ending"
-
-
-class Spent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a role has cost: how many ids were given, and how many restarts were charged."""
-
-    role: Role
-    ids: Total = 0
-    failures: Total = 0
-    memory: Total = 0
 
 
 class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -236,11 +275,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     of `coming` are `next_servers`, of version `version` + 1. An address is empty where a rank has no task, or none that
     holds a port yet; and none is known while `servers` is empty. The evaluator is started once `servers` are known.
     `open` lets workers in. `pause` tells workers to leave after the step that they are at, and `save` the chief to save
-    and to leave; both with exit code 75. `ending` tells all but servers to come to an end by themselves.
+    and to leave; both with exit code 75. `ending` tells all but servers to come to an end by themselves. `heard_wish`
+    is the number of the last wish of this node that the job knows of. `account` is for the node to repeat.
     """
 
     version: Total
-    tasks: Annotated[tuple[Task, ...], Meta(max_length=MOST_TASKS)] = ()
+    tasks: Annotated[tuple[Task, ...], Meta(max_length=MOST_HOSTED)] = ()
     servers: Annotated[tuple[Name, ...], Meta(max_length=MOST_TASKS)] = ()
     next_servers: Annotated[tuple[Name, ...], Meta(max_length=MOST_TASKS)] = ()
     chief: Name = ""
@@ -249,3 +289,5 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pause: bool = False
     save: bool = False
     ending: bool = False
+    heard_wish: Total = 0
+    account: Account | None = None
