@@ -11,31 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, cast
 
-from dlrover_run import exit_codes
-from dlrover_run.command_line import credentials, etcd_place, flags, lookup, meeting, options, rendezvous_conf
+from dlrover_run.command_line import credentials, etcd_place, flags, lookup, meeting, rendezvous_conf, replies
 from dlrover_run.command_line.argv import CommandLine, UsageError, cut
 from dlrover_run.command_line.conceal import conceal
+from dlrover_run.command_line.entrypoint import find_python_program, need_script
 from dlrover_run.command_line.flags import Given
 from dlrover_run.command_line.job_size import find_size
 from dlrover_run.command_line.local_nodes import (
-    OWN_MASTER,
     LocalNodes,
     find_local_nodes,
     fit_rules,
     refuse_what_no_node_has,
     without_local_nodes,
 )
+from dlrover_run.command_line.master_place import find_master, fit_to_place
 from dlrover_run.command_line.meeting import Meeting
 from dlrover_run.command_line.no_effect import without_effect
 from dlrover_run.command_line.node_check import NodeCheck, settle_check
+from dlrover_run.command_line.program import DLROVER_RUN
 from dlrover_run.command_line.rendezvous_conf import RendezvousConf
 from dlrover_run.command_line.settings import Settings
 from dlrover_run.coordination.rules import MOST_NODES, Rules
-from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, MasterSpec, SpecError
-
-PROGRAM = "dlrover-run"
-COMPLETION_VARIABLE = "_DLROVER_RUN_COMPLETE"
-"""Set by the shell's completion script when it asks what could stand next."""
+from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, SpecError
 
 MOST_RESTARTS = 1_000_000
 """More restarts than any job has, and few enough for a coordinator to take."""
@@ -97,7 +94,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         gpu_each=size.workers.text == "gpu",
         rules=rules,
         backend=place.backend,
-        master=_master(place, conf, environ),
+        master=find_master(place, conf, environ),
         etcd=etcd,
         node_rank=place.node_rank,
         node_id=place.node_id,
@@ -169,38 +166,10 @@ def _rules(settings: Settings, nodes: Given, place: Meeting, conf: RendezvousCon
     )
     if place.has_place:
         rules = replace(rules, spares=settings.number("spares", 0, MOST_NODES))
-        if place.backend == "etcd" and not conf.says("lost_after"):
-            # The lease has bridged what a broken connection needs a moment for.
-            rules = replace(rules, lost_after=0.0)
-    else:
-        # Nothing is heard of other nodes, so there is none whose loss could explain a failure.
-        rules = replace(rules, lost_after=0.0)
+    rules = fit_to_place(rules, place, conf)
     if problem := rules.problem():
         raise SpecError(f"{nodes.place} {nodes.text} with --node-unit {rules.unit} cannot be had: {problem}.")
     return rules
-
-
-def _master(place: Meeting, conf: RendezvousConf, environ: Mapping[str, str]) -> MasterSpec | None:
-    if place.own_master:
-        return OWN_MASTER
-    endpoint = place.endpoint
-    if endpoint is None:
-        return None
-    token = credentials.find_token(conf, environ)
-    tls = credentials.find_tls(conf)
-    credentials.require(conf, token, tls)
-    if conf.state_dir is not None:
-        lookup.find_directory(*conf.state_dir)
-    return MasterSpec(
-        host=endpoint.host,
-        port=endpoint.port,
-        is_host=False if conf.is_host is None and endpoint.elsewhere else conf.is_host,
-        bind=conf.bind,
-        state_dir=lookup.absolute(conf.state_dir.text) if conf.state_dir else None,
-        token=token,
-        auth_required=conf.auth == "required",
-        tls=tls,
-    )
 
 
 def _shutdown_timeout(settings: Settings, environ: Mapping[str, str]) -> float:
@@ -239,9 +208,7 @@ def _unseen_ranks(logs: LogSpec, workers: int) -> list[str]:
 
 
 def _entrypoint(line: CommandLine, settings: Settings, environ: Mapping[str, str]) -> Entrypoint:
-    if line.script is None:
-        raise UsageError("No script was given: name what the workers run after the flags.")
-    target, args = line.script, line.script_args
+    target, args = need_script(line), line.script_args
     if settings.on("run_path"):
         lookup.find_script(target)
         return Entrypoint("run_path", target, args, sys.executable)
@@ -250,28 +217,15 @@ def _entrypoint(line: CommandLine, settings: Settings, environ: Mapping[str, str
             raise SpecError("--no-python and --module exclude each other, since a module needs Python: leave one out.")
         lookup.find_program(target, environ)
         return Entrypoint("program", target, args)
-    python = environ.get("PYTHON_EXEC") or sys.executable
-    if python != sys.executable:
-        lookup.find_program(python, environ, "interpreter named by PYTHON_EXEC")
-    if settings.on("module"):
-        flags.module("--module", target)
-        if python == sys.executable:
-            lookup.find_module(target, environ)
-        return Entrypoint("module", target, args, python)
-    lookup.find_script(target)
-    return Entrypoint("script", target, args, python)
-
-
-def _say(sentence: str) -> None:
-    print(f"{PROGRAM}: {sentence}", file=sys.stderr)
+    return find_python_program(line, environ, module=settings.on("module"))
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command: what `dlrover-run` with these arguments exits with. A mistake is a line on stderr and code 2."""
     if argv is None:
         argv = sys.argv[1:]
-        if COMPLETION_VARIABLE in os.environ:
-            return _page(argv)
+        if DLROVER_RUN.completion_variable in os.environ:
+            return replies.show(DLROVER_RUN, argv)
     asked = job_or_code(argv)
     conceal(credentials.VARIABLES)
     if isinstance(asked, int):
@@ -281,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return launch(asked)
     except SpecError as mistake:
-        return _refused(mistake)
+        return replies.refuse(DLROVER_RUN, mistake)
 
 
 def job_or_code(argv: Sequence[str]) -> JobSpec | int:
@@ -290,29 +244,7 @@ def job_or_code(argv: Sequence[str]) -> JobSpec | int:
     try:
         line = cut(argv)
         if line.request is not None:
-            return _answer(line.request)
-        return _job(line, os.environ, _count_workers, lambda sentence: _say(f"warning: {sentence}"))
+            return replies.answer(DLROVER_RUN, line.request)
+        return _job(line, os.environ, _count_workers, lambda sentence: replies.say(DLROVER_RUN, f"warning: {sentence}"))
     except SpecError as mistake:
-        return _refused(mistake)
-
-
-def _refused(mistake: SpecError) -> int:
-    _say(str(mistake))
-    if isinstance(mistake, UsageError):
-        print(f"Try '{PROGRAM} --help'.", file=sys.stderr)
-    return exit_codes.BAD_COMMAND_LINE
-
-
-def _answer(request: options.Flag) -> int:
-    if request.name == "version":
-        from importlib.metadata import version
-
-        print(f"{PROGRAM} {version('dlrover-run')}")
-        return 0
-    return _page([request.spellings[0]])
-
-
-def _page(words: Sequence[str]) -> int:
-    from dlrover_run.command_line.manual import answer
-
-    return answer(words, PROGRAM, COMPLETION_VARIABLE)
+        return replies.refuse(DLROVER_RUN, mistake)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dlrover_run.command_line.flags import either
-from dlrover_run.command_line.options import BY_SPELLING, OF_DLROVER, Flag
+from dlrover_run.command_line.options import Flag
+from dlrover_run.command_line.program import DLROVER_RUN, Program
 from dlrover_run.spec import SpecError
 
 
@@ -39,13 +40,12 @@ class _Match(NamedTuple):
     attached: str | None
 
 
-_TORCHRUN_SPELLINGS = tuple(spelling for spelling, flag in BY_SPELLING.items() if not flag.ours)
-_OUR_SPELLINGS = tuple(spelling for spelling, flag in BY_SPELLING.items() if flag.ours)
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
-def cut(argv: Sequence[str]) -> CommandLine:
+def cut(argv: Sequence[str], program: Program = DLROVER_RUN) -> CommandLine:
     """The parts of a command line; UsageError when a flag is unknown, ambiguous or lacks its value."""
+    by_spelling = program.by_spelling
     line = CommandLine({})
     position = 0
     while position < len(argv):
@@ -54,17 +54,17 @@ def cut(argv: Sequence[str]) -> CommandLine:
         # The first `--` only ends the flags. What follows the script belongs to the script, a further `--` included.
         if word == "--":
             return _with_script(line, argv[position:])
-        if not _is_flag(word):
+        if not _is_flag(word, program):
             return _with_script(line, argv[position - 1 :])
-        match = _resolve(word)
-        flag = BY_SPELLING[match.spelling]
+        match = _resolve(word, program)
+        flag = by_spelling[match.spelling]
         # `-mr3` is `-m -r3`: what is glued to a one-letter switch is more one-letter flags.
         while not flag.value and match.attached is not None:
             further = _Match("-" + match.attached[:1], match.attached[1:] or None)
-            if match.spelling.startswith("--") or further.spelling not in BY_SPELLING:
+            if match.spelling.startswith("--") or further.spelling not in by_spelling:
                 raise UsageError(f"{match.spelling} takes no value, but {word!r} gives it one.")
             line.values.setdefault(flag.dest, []).append("")
-            match, flag = further, BY_SPELLING[further.spelling]
+            match, flag = further, by_spelling[further.spelling]
         if flag.request:
             return line._replace(request=flag)
         text = match.attached
@@ -75,7 +75,7 @@ def cut(argv: Sequence[str]) -> CommandLine:
                 raise UsageError(f"{match.spelling} needs a value: {flag.value}.")
             text = argv[position]
             position += 1
-            if text == "--" or _is_flag(text):
+            if text == "--" or _is_flag(text, program):
                 advice = f"write {match.spelling}={text} if it is meant"
                 raise UsageError(f"{match.spelling} needs a value ({flag.value}), and {text!r} is a flag: {advice}.")
         line.values.setdefault(flag.dest, []).append(text or "")
@@ -86,46 +86,47 @@ def _with_script(line: CommandLine, words: Sequence[str]) -> CommandLine:
     return line._replace(script=words[0], script_args=tuple(words[1:])) if words else line
 
 
-def _is_flag(word: str) -> bool:
+def _is_flag(word: str, program: Program) -> bool:
     """Whether a word stands for a flag, a misspelt one included, and not for a script or a value.
 
     Like argparse this takes a lone dash, a negative number and an unknown word with a space in it as plain words.
     """
     if len(word) < 2 or not word.startswith("-"):
         return False
-    return bool(_matches(word)) or not (_NEGATIVE_NUMBER.fullmatch(word) or " " in word)
+    return bool(_matches(word, program)) or not (_NEGATIVE_NUMBER.fullmatch(word) or " " in word)
 
 
-def _matches(word: str) -> list[_Match]:
+def _matches(word: str, program: Program) -> list[_Match]:
     """The flags that a word may stand for: one when it is clear, several when it is ambiguous."""
-    if word in BY_SPELLING:
+    by_spelling = program.by_spelling
+    if word in by_spelling:
         return [_Match(word, None)]
     head, equals, tail = word.partition("=")
     attached = tail if equals else None
-    if head in BY_SPELLING:
+    if head in by_spelling:
         return [_Match(head, attached)]
     if not word.startswith("--"):
-        return [_Match(word[:2], word[2:])] if word[:2] in BY_SPELLING else []
-    for spellings in (_TORCHRUN_SPELLINGS, _OUR_SPELLINGS):
+        return [_Match(word[:2], word[2:])] if word[:2] in by_spelling else []
+    for spellings in program.spellings:
         if found := [_Match(spelling, attached) for spelling in spellings if spelling.startswith(head)]:
             return found
     return []
 
 
-def _resolve(word: str) -> _Match:
-    matches = _matches(word)
+def _resolve(word: str, program: Program) -> _Match:
+    matches = _matches(word, program)
     if len(matches) == 1:
         return matches[0]
     head = word.partition("=")[0]
     if matches:
-        flags = dict.fromkeys(BY_SPELLING[match.spelling].spellings[0] for match in matches)
+        flags = dict.fromkeys(program.by_spelling[match.spelling].spellings[0] for match in matches)
         # torchrun refuses a prefix that two spellings of one flag share, so here too.
         names = either(list(flags) if len(flags) > 1 else [match.spelling for match in matches])
         raise UsageError(f"{head} is ambiguous: it may be {names}.")
-    if instead := OF_DLROVER.get(head.removeprefix("--").replace("_", "-")):
+    if instead := program.instead.get(head.removeprefix("--").replace("_", "-")):
         raise UsageError(f"{head} is a flag of DLRover's that is not here: {instead}.")
     import difflib
 
-    close = difflib.get_close_matches(head, [*_TORCHRUN_SPELLINGS, *_OUR_SPELLINGS], n=1)
+    close = difflib.get_close_matches(head, list(program.by_spelling), n=1)
     hint = f"; did you mean {close[0]}?" if close else "."
-    raise UsageError(f"{head} is not a flag of dlrover-run{hint}")
+    raise UsageError(f"{head} is not a flag of {program.name}{hint}")

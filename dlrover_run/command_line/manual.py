@@ -21,34 +21,18 @@ from rich.table import Table
 
 from dlrover_run.command_line import rendezvous_conf
 from dlrover_run.command_line.argv import UsageError, cut
-from dlrover_run.command_line.options import OTHER, TABLE, Flag
+from dlrover_run.command_line.options import OTHER, Flag
+from dlrover_run.command_line.program import Program
 from dlrover_run.coordination.rules import Rules
-
-ABOUT = """Run SCRIPT once for each worker, keep the group together, and say what went wrong.
-
-A drop-in for torchrun: every flag of torchrun 2.13 means the same here. What follows SCRIPT is its own."""
-
-
-EPILOG = "\n\n".join(
-    (
-        "A flag may be written with underscores ([b]--nproc_per_node[/]) or given by a variable "
-        "([b]PET_NPROC_PER_NODE=4[/]; not --logs-specs, --numa-binding); the command line wins. "
-        "In SCRIPT's arguments [b]${local_rank}[/] becomes "
-        "each worker's local rank. [b]PYTHON_EXEC[/] names another interpreter.",
-        "One machine: [b]dlrover-run --nproc-per-node=gpu train.py --lr 0.1[/]",
-        "Each of two to four: [b]dlrover-run --nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=node0 train.py[/]",
-        "First of two, by hand: [b]dlrover-run --nnodes=2 --node-rank=0 --master-addr=node0 train.py[/]",
-    )
-)
 
 _DRAWN_BY_TYPER = ("install_completion", "show_completion")
 
 
-def answer(words: Sequence[str], program: str, completion_variable: str) -> int:
+def answer(words: Sequence[str], program: Program) -> int:
     """Answer `--help`, a request about completion, or the shell's own question; the exit code."""
-    completing = completion_variable in os.environ
-    command: Any = typer.main.get_command(_application(with_underscores=completing))
-    if completing and _script_is_typed(os.environ):
+    completing = program.completion_variable in os.environ
+    command: Any = typer.main.get_command(_application(program, with_underscores=completing))
+    if completing and _script_is_typed(program, os.environ):
         # After the script come its own arguments: no flag of ours is offered there, and the shell falls back on files.
         command.params.clear()
     for parameter in command.params:
@@ -56,16 +40,17 @@ def answer(words: Sequence[str], program: str, completion_variable: str) -> int:
             parameter.rich_help_panel, parameter.metavar = OTHER, " "
     if completing or "--help" not in words:
         try:
-            command.main(list(words), prog_name=program, complete_var=completion_variable)
+            command.main(list(words), prog_name=program.name, complete_var=program.completion_variable)
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 1
         return 0
     # Parsing would import pydantic, which doubles the time that this page takes.
-    with typer.Context(command, info_name=program) as context:
+    with typer.Context(command, info_name=program.name) as context:
         # With rich the text is printed on the way and what comes back is empty.
         if text := context.get_help():
             typer.echo(text)
-    _print_keys()
+    if program.meets:
+        _print_keys()
     return 0
 
 
@@ -82,26 +67,26 @@ def _print_keys() -> None:
     Console().print(Panel(keys, title="Keys of --rdzv-conf", title_align="left", border_style="dim"))
 
 
-def _script_is_typed(environ: Mapping[str, str]) -> bool:
+def _script_is_typed(program: Program, environ: Mapping[str, str]) -> bool:
     """Whether the words before the cursor already name a script."""
     # Bash cuts `--role=a` into three words before it hands them over.
     typed = re.sub(r"\s=\s", "=", environ.get("COMP_WORDS", "")) or environ.get("_TYPER_COMPLETE_ARGS", "")
     try:
         words = shlex.split(typed)[1:]
-        return cut(words if typed[-1:].isspace() else words[:-1]).script is not None
+        return cut(words if typed[-1:].isspace() else words[:-1], program).script is not None
     except (UsageError, ValueError):
         return False
 
 
-def _application(*, with_underscores: bool) -> typer.Typer:
+def _application(program: Program, *, with_underscores: bool) -> typer.Typer:
     app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
     define = app.command(
-        help=ABOUT,
-        epilog=EPILOG,
-        options_metavar="[FLAGS] SCRIPT [ARGS]...",
+        help=program.about,
+        epilog=program.epilog,
+        options_metavar=program.usage,
         context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "help_option_names": []},
     )
-    define(_callback(list(_parameters(with_underscores))))
+    define(_callback(list(_parameters(program, with_underscores))))
     return app
 
 
@@ -109,7 +94,7 @@ def _callback(parameters: list[inspect.Parameter]) -> Callable[..., None]:
     """A function with these parameters, which is how typer is told of flags."""
 
     def job(**_: object) -> None:
-        """Never called for a launch: `dlrover_run.cli` reads the command line itself."""
+        """Never called: a launch reads its command line itself."""
 
     signed: Any = job
     signed.__signature__ = inspect.Signature(parameters)
@@ -117,8 +102,8 @@ def _callback(parameters: list[inspect.Parameter]) -> Callable[..., None]:
     return job
 
 
-def _parameters(with_underscores: bool) -> Iterator[inspect.Parameter]:
-    for flag in TABLE:
+def _parameters(program: Program, with_underscores: bool) -> Iterator[inspect.Parameter]:
+    for flag in program.table:
         if flag.dest in _DRAWN_BY_TYPER:
             continue
         yield _parameter(flag.dest, _kind(flag), _option(flag, hidden=False))

@@ -32,10 +32,10 @@ class Flag(NamedTuple):
     """One flag.
 
     `value` is the name of its value in the help, empty for a switch. `bare` is the value that it has where none is
-    given: such a flag takes one only behind a `=`, so that the word after it may be the script. `pet` says that
-    `PET_<DEST>` gives its default. `ours` marks what torchrun does not have: such a flag never makes one of torchrun's
-    abbreviations ambiguous. A `request` answers by itself and starts no job. `files` asks the shell to complete file
-    names.
+    given: such a flag takes one only behind a `=`, so that the word after it may be the script. `pet` says that a
+    variable gives its default, which is called `PET_<DEST>`, or begins as `prefix` says. `ours` marks what torchrun
+    does not have: such a flag never makes one of torchrun's abbreviations ambiguous. A `request` answers by itself and
+    starts no job. `files` asks the shell to complete file names.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Flag(NamedTuple):
     choices: tuple[str, ...] = ()
     files: Literal["", "directory"] = ""
     bare: str = ""
+    prefix: str = "PET_"
 
     @property
     def dest(self) -> str:
@@ -59,7 +60,7 @@ class Flag(NamedTuple):
     @property
     def variable(self) -> str | None:
         """The environment variable that stands for it."""
-        return f"PET_{self.dest.upper()}" if self.pet and not self.request else None
+        return f"{self.prefix}{self.dest.upper()}" if self.pet and not self.request else None
 
     @property
     def spellings(self) -> tuple[str, ...]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlrover_run.command_line import flags, options
+from dlrover_run.command_line import flags
 from dlrover_run.command_line.argv import CommandLine
 from dlrover_run.command_line.flags import Given
+from dlrover_run.command_line.program import DLROVER_RUN, Program
 
 
 class Settings:
     """What was said about each flag, by `Flag.dest`, with the place where it was said."""
 
-    def __init__(self, line: CommandLine, environ: Mapping[str, str]) -> None:
+    def __init__(self, line: CommandLine, environ: Mapping[str, str], program: Program = DLROVER_RUN) -> None:
         self._line = line
         self._environ = environ
+        self._flags = program.by_dest
 
     def each(self, dest: str) -> list[Given]:
         """Every text given for a flag, in order."""
-        flag = options.BY_DEST[dest]
+        flag = self._flags[dest]
         if dest in self._line.values:
             return [Given(flag.spellings[0], text) for text in self._line.values[dest]]
         if flag.variable is not None and flag.variable in self._environ:
@@ -32,7 +34,7 @@ class Settings:
 
     def text(self, dest: str) -> Given:
         """The text that counts, the table's default included."""
-        flag = options.BY_DEST[dest]
+        flag = self._flags[dest]
         return self.asked(dest) or Given(flag.spellings[0], flag.default or "")
 
     def on(self, dest: str) -> bool:
@@ -53,4 +55,4 @@ class Settings:
 
     def choice(self, dest: str) -> str:
         """One of the words that the table allows."""
-        return flags.choice(*self.text(dest), options.BY_DEST[dest].choices)
+        return flags.choice(*self.text(dest), self._flags[dest].choices)

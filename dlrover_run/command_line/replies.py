@@ -1,0 +1,42 @@
+"""What a command line answers by itself: a sentence about a mistake, its help, its version, the shell's completion."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from dlrover_run import exit_codes
+from dlrover_run.command_line.argv import UsageError
+from dlrover_run.command_line.options import Flag
+from dlrover_run.command_line.program import Program
+from dlrover_run.spec import SpecError
+
+
+def say(program: Program, sentence: str) -> None:
+    """Print a line for the person, beside what the job prints."""
+    print(f"{program.name}: {sentence}", file=sys.stderr)
+
+
+def refuse(program: Program, mistake: SpecError) -> int:
+    """Print what is wrong; the exit code."""
+    say(program, str(mistake))
+    if isinstance(mistake, UsageError):
+        print(f"Try '{program.name} --help'.", file=sys.stderr)
+    return exit_codes.BAD_COMMAND_LINE
+
+
+def answer(program: Program, request: Flag) -> int:
+    """Answer a flag that starts no job; the exit code."""
+    if request.name == "version":
+        from importlib.metadata import version
+
+        print(f"{program.name} {version('dlrover-run')}")
+        return exit_codes.SUCCESS
+    return show(program, [request.spellings[0]])
+
+
+def show(program: Program, words: Sequence[str]) -> int:
+    """Answer a request for help or completion, or the shell's own question; the exit code."""
+    from dlrover_run.command_line.manual import answer
+
+    return answer(words, program)
