@@ -19,9 +19,13 @@ from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
 from harness import OURS, TORCHRUN, Launcher, Mailbox
 from meeting_places import MeetingPlace, place, shared_etcd, shared_etcd_cluster  # noqa: F401
 
-# A shell has what it starts in the background ignore SIGINT, and that would be inherited by all that is started here.
+# A shell has what it starts in the background ignore SIGINT and SIGQUIT, and nohup SIGHUP. That would be inherited by
+# all that is started here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for ignored in (signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.SIG_DFL)
 
 # How long an example takes says nothing on a machine that runs other tests at the same time.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
