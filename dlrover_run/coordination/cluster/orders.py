@@ -50,6 +50,7 @@ def _told(cluster: Cluster) -> Order:
         pause=cluster.stage in (Stage.PAUSING, Stage.SAVING),
         save=cluster.stage is Stage.SAVING,
         ending=cluster.stage is Stage.ENDING,
+        queue_at=next((task.queue_target for task in cluster.tasks if known and task.role is Role.CHIEF), ""),
     )
 
 
@@ -71,4 +72,5 @@ def _with_tasks(told: Order, tasks: list[Task]) -> Order:
         pause=told.pause,
         save=told.save,
         ending=told.ending,
+        queue_at=told.queue_at,
     )

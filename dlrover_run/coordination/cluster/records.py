@@ -86,12 +86,14 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `port` is held for it, and is the same for each task of its role and rank that this node hosts one after the other.
     `step` is the last global step that it has told, `saved` that of its last checkpoint and `restored` the one that it
     began with: -1 while that is not known, and for a chief that came back into a live model the step of that. `swollen`
-    says that it is near its limit of memory.
+    says that it is near its limit of memory. `queue_port` is where the host of a chief answers other nodes about the
+    queues of the data, 0 where it answers nobody else.
     """
 
     key: TaskKey
     stage: TaskStage
     port: Port = 0
+    queue_port: Port = 0
     step: int = -1
     saved: int = -1
     restored: int = -1
@@ -171,8 +173,8 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A process that shall run: what the plan says of it. `address` and `port` are its host's word, empty and 0 until
-    that is heard and it may start. `memory` is its limit in MiB, 0 for none. `since` is the job time at which it was
-    given."""
+    that is heard and it may start, and so is a chief's `queue_port`. `memory` is its limit in MiB, 0 for none. `since`
+    is the job time at which it was given."""
 
     key: TaskKey
     rank: Count
@@ -182,6 +184,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     host: Name
     address: Name = ""
     port: Port = 0
+    queue_port: Port = 0
     memory: Total = 0
     since: float = 0.0
 
@@ -193,7 +196,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def target(self) -> str:
         """HOST:PORT, as in `TF_CONFIG`."""
-        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+        return self._at(self.port)
+
+    @property
+    def queue_target(self) -> str:
+        """HOST:PORT where a chief's host answers about the queues; empty while it does not."""
+        return self._at(self.queue_port) if self.queue_port else ""
+
+    def _at(self, port: int) -> str:
+        return f"[{self.address}]:{port}" if ":" in self.address else f"{self.address}:{port}"
 
 
 class Stage(str, enum.Enum):
@@ -276,7 +287,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     holds a port yet; and none is known while `servers` is empty. The evaluator is started once `servers` are known.
     `open` lets workers in. `pause` tells workers to leave after the step that they are at, and `save` the chief to save
     and to leave; both with exit code 75. `ending` tells all but servers to come to an end by themselves. `heard_wish`
-    is the number of the last wish of this node that the job knows of. `account` is for the node to repeat.
+    is the number of the last wish of this node that the job knows of. `account` is for the node to repeat. `queue_at`
+    is the address where the chief's host answers about the queues of the data, empty while none is known.
     """
 
     version: Total
@@ -291,3 +303,4 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ending: bool = False
     heard_wish: Total = 0
     account: Account | None = None
+    queue_at: Name = ""
