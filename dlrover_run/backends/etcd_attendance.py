@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from dlrover_run.backends.etcd_records import Keys, unpack
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.notice import misfit
 from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, Plan
 from dlrover_run.coordination.rules import MOST_NODES
@@ -56,7 +57,7 @@ class Attendance:
         except BadMessage as error:
             self._reject(node_id, current, str(error))
             return False
-        problem = implausible(status, coordinator.plan)
+        problem = misfit(coordinator.rules, status) or implausible(status, coordinator.plan)
         if status.node_id != node_id:
             problem = f"that of {status.node_id}"
         elif len(self._nodes) >= MOST_NODES and node_id not in self._nodes:

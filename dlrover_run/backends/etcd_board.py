@@ -19,7 +19,7 @@ from dlrover_run.backends.etcd_records import Keys, Word, bucket_of, pack, rules
 from dlrover_run.backends.patience import ID_IN_USE_PATIENCE
 from dlrover_run.backends.remote_board import RemoteBoard
 from dlrover_run.coordination.coordinator import RETURN_GRACE
-from dlrover_run.coordination.notice import differences
+from dlrover_run.coordination.notice import differences, misfit
 from dlrover_run.coordination.records import OVER, NodePhase, NodeStatus
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.etcd.operations import (
@@ -127,7 +127,10 @@ class EtcdBoard(RemoteBoard):
                         await self._store.revoke(self._lease)
                 self._give_up(str(mistake), mistaken=True)
         except Refused as refused:
-            if self._trains:
+            if self._visits:
+                await self._store.revoke(self._lease)
+                self._give_up(str(refused), mistaken=True)
+            elif self._trains:
                 self._note_end(str(refused))
                 self._tell_once(f"{refused}; the workers train on")
             else:
@@ -141,6 +144,8 @@ class EtcdBoard(RemoteBoard):
             self._lease = 0
             self._lease = await self._store.grant(self._ttl)
         status = self._own_status()
+        if self._visits:
+            self._election.retire()
         own = self._keys.node(status.node_id)
         outcome = await self._store.commit(self._entry(own, status))
         over, there = outcome.found.get(self._keys.over), outcome.found.get(own)
@@ -154,11 +159,20 @@ class EtcdBoard(RemoteBoard):
             there = outcome.found.get(own)
         if there is not None and there.lease != self._lease:
             raise Refused(_in_use(there), there)
+        if self._visits and there is not None and self._keys.leader not in outcome.found:
+            await self._find_others(there)
         return outcome
+
+    async def _find_others(self, own: KeyValue) -> None:
+        """See whether somebody is there who will be elected, as it is not this node. Raises Refused."""
+        nodes = await self._store.commit(Txn(then=(Get(Range(self._keys.nodes, prefix=True)),)))
+        if not nodes.found.keys() - {own.key}:
+            raise Refused(f"no node of a job {self._spec.run_id!r} is in {self._place}", own)
 
     def _entry(self, own: str, status: NodeStatus) -> Txn:
         over, reads = Range(self._keys.over), (Get(Range(own)), Get(self._words))
-        join = (Put(own, pack(status), self._lease), self._election.stand(status.key, self._lease), *reads)
+        stand = Get(Range(self._keys.leader)) if self._visits else self._election.stand(status.key, self._lease)
+        join = (Put(own, pack(status), self._lease), stand, *reads)
         return Txn((Absent(Range(own)), Absent(over)), join, (Get(over), Get(Range(self._keys.leader)), *reads))
 
     async def _find_own_address(self) -> None:
@@ -257,7 +271,10 @@ class EtcdBoard(RemoteBoard):
             self._tell_once(f"warning: what stands in etcd under {current.key} does not count: it is {error}")
             return
         self._search.join_timeout = rules.join_timeout
-        if notice := differences(rules, self._rules):
+        if problem := misfit(rules, self._own_status()):
+            self._give_up(f"this node cannot take part in the job {self._spec.run_id!r}: {problem}", mistaken=True)
+            return
+        if not self._visits and (notice := differences(rules, self._rules)):
             self._tell_once(f"warning: {notice}")
         self._result_lease = current.lease if word.wanted.phase in OVER else 0
         self._take(word.assignment(self._own_status().key))
@@ -288,10 +305,12 @@ class EtcdBoard(RemoteBoard):
             await asyncio.gather(seeing, return_exceptions=True)
 
     async def _depart(self) -> None:
-        """Take this node's keys away; the last one to leave takes all that is left of the job along, unless somebody
-        who is away may come back to learn how it ended."""
+        """Take this node's keys away; the last one to leave takes all that is left of the job along, unless it was only
+        a visitor, or somebody who is away may come back to learn how it ended."""
         await self._store.revoke(self._lease)
         self._lease = 0
+        if self._visits:
+            return
         keys, plan = self._keys, Range(self._keys.plan)
         # By their names: what else stands below may be another job's, whose prefix has this one's name in it.
         rest = (plan, *map(Range, (keys.leader, keys.over, keys.turn)), Range(keys.all_words, prefix=True))

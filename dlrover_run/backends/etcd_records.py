@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from dlrover_run.coordination.cluster.account import joined
 from dlrover_run.coordination.parts import NOBODY, Part, with_part
 from dlrover_run.coordination.records import Assignment, NodeKey, NodeStatus, Plan, Waiting
 from dlrover_run.coordination.rules import Rules
@@ -49,7 +50,8 @@ class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the nodes of one bucket shall do.
 
     `wanted` is what all nodes are told. `parts` are what concerns single ones of the bucket, by node id and
-    incarnation; a node without a seat waits, as `waiting` says.
+    incarnation; a node without anything to do waits, as `waiting` says. Where `wanted` has an order with the addresses
+    of a cluster, the orders among the parts are without them.
     """
 
     rules: RuleValues
@@ -60,7 +62,9 @@ class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def assignment(self, key: NodeKey) -> Assignment:
         """What one of the nodes shall do."""
         own = next((part for *process, part in self.parts if tuple(process) == key), NOBODY)
-        return with_part(self.wanted, own, self.waiting if own.seat is None else None)
+        if own.cluster is not None and self.wanted.cluster is not None:
+            own = msgspec.structs.replace(own, cluster=joined(self.wanted.cluster, own.cluster))
+        return with_part(self.wanted, own, self.waiting if own.waits else None)
 
 
 class Keys:

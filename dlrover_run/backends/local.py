@@ -69,8 +69,11 @@ class LocalBoard:
             pass
         lines = coordinator.take_lines()
         self._rest()
-        waits = self._rules.check != CHECK_NEVER and coordinator.seat(status.key) is None
-        if waits and (due := coordinator.wake_at()) is not None:
+        part = coordinator.part(status.key)
+        waits = (self._rules.check != CHECK_NEVER or self._rules.cluster is not None) and part.waits
+        # Workers who train are waited for without a limit; processes of a cluster have deadlines of many kinds.
+        timed = waits or self._rules.cluster is not None
+        if timed and (due := coordinator.wake_at()) is not None:
             self._timer = loop.call_at(due, self._decide, status)
         wanted = coordinator.assignment(status.key, coordinator.waiting(now) if waits else None)
         passed = wanted.checkup is not None and wanted.checkup.verdict is Verdict.PASSED

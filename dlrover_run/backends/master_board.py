@@ -56,7 +56,8 @@ class MasterBoard(RemoteBoard):
             addresses = await look_up(self._master.host, self._master.port)
         except Unknown as unknown:
             raise SessionEnded(str(unknown)) from None
-        await self._hosting.ensure(addresses)
+        if not self._visits:
+            await self._hosting.ensure(addresses)
         ended = SessionEnded("it has no address")
         # A name may stand for addresses of two families, of which gRPC takes one at a time.
         for _, group in itertools.groupby(addresses, lambda address: address.family):

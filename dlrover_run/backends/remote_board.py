@@ -29,7 +29,7 @@ class RemoteBoard(abc.ABC):
     """Keeps in touch with the place of the records, in a task of its own on the running loop.
 
     `place` names it in sentences. The address that this node advertises is filled in here: who reaches the place knows
-    from which of his addresses.
+    from which of his addresses. So is what a node of a job with parameter servers has to repeat.
     """
 
     def __init__(
@@ -103,7 +103,11 @@ class RemoteBoard(abc.ABC):
         return self._closing or self.problem is not None or self.assignment.phase in OVER
 
     def _take(self, wanted: Assignment) -> None:
+        before = self._orders.memory
         if self._orders.take(wanted):
+            if self._orders.memory != before:
+                # It stands in the status, of which the agent knows nothing new.
+                self._changed.set()
             self._listener()
 
     def _note_connected(self) -> None:
@@ -135,8 +139,8 @@ class RemoteBoard(abc.ABC):
             self._wait_for(f"{self._place} ({self._why_not_yet(reason)})", left)
 
     def _note_refusal(self, reason: str, retry: bool) -> None:
-        """The node is let in no more; `retry` says that this may pass."""
-        if self._search.refused(self._loop.time()) or not retry:
+        """The node is let in no more; `retry` says that this may pass, for which a visitor does not wait."""
+        if self._visits or self._search.refused(self._loop.time()) or not retry:
             self._give_up(reason)
         else:
             self._wait_for(reason, None)
@@ -166,14 +170,23 @@ class RemoteBoard(abc.ABC):
             self._say(sentence)
 
     @property
+    def _visits(self) -> bool:
+        """Whether this node only says what somebody wishes: it begins no job, and nobody may depend on it."""
+        hosting = None if self._status is None else self._status.cluster
+        return hosting is not None and hosting.visits
+
+    @property
     def _trains(self) -> bool:
         return self._status is not None and self._status.phase is NodePhase.RUNNING
 
     def _own_status(self) -> NodeStatus:
         assert self._status is not None, "nothing is done before the first status"
-        if self._own_address is None:
-            return self._status
-        return msgspec.structs.replace(self._status, address=self._own_address)
+        status = self._status
+        if self._own_address is not None:
+            status = msgspec.structs.replace(status, address=self._own_address)
+        if status.cluster is not None:
+            status = msgspec.structs.replace(status, cluster=self._orders.memory.add_to(status.cluster))
+        return status
 
     async def _wait_for_change(self, due: float | None = None) -> None:
         """Return when there is another status, or `close` was called, or at that time."""

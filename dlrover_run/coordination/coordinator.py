@@ -15,8 +15,10 @@ import msgspec
 
 from dlrover_run.coordination.adoption import adopt, belongs_to_a_round, latest_round, vouch
 from dlrover_run.coordination.checking import resume
+from dlrover_run.coordination.cluster.account import as_before
+from dlrover_run.coordination.cluster.adoption import adopt_cluster
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.parts import NOBODY, Part, assigned, parts
+from dlrover_run.coordination.parts import Part, assigned, part_of, parts
 from dlrover_run.coordination.presence import Presence, Present, succeeded_round
 from dlrover_run.coordination.progress import progress
 from dlrover_run.coordination.records import (
@@ -194,14 +196,14 @@ class Coordinator:
 
     def part(self, key: NodeKey) -> Part:
         """What of the plan concerns this node alone."""
-        return self._parts.get(key, NOBODY)
+        return part_of(self.plan, self._parts, key)
 
     def seat(self, key: NodeKey) -> Seat | None:
         """The node's place in the plan's round, if it has one."""
         return self.part(key).seat
 
     def assignment(self, key: NodeKey, waiting: Waiting | None = None) -> Assignment:
-        """What the plan asks of a node; `waiting` is for those without a seat.
+        """What the plan asks of a node; `waiting` is for those that wait.
 
         While the plan of a running job is being rebuilt, everybody keeps what he has.
         """
@@ -210,7 +212,7 @@ class Coordinator:
         return assigned(self.plan, self.part(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
-        """What nodes without a seat are told to wait for."""
+        """What nodes that wait are told to wait for."""
         return progress(self.rules, self.plan, self._present, self._wake_at, self._job_time(now))
 
     @property
@@ -250,7 +252,11 @@ class Coordinator:
         """Make the plan of a running job from what its nodes say; whether it is settled."""
         assert self._adopting_until is not None
         waited = time >= self._adopting_until
-        plan = adopt(self.plan, [p.status for p in self._present.values() if p.connected], waited)
+        statuses = [p.status for p in self._present.values() if p.connected]
+        if self.rules.cluster is None:
+            plan = adopt(self.plan, statuses, waited)
+        else:
+            plan = adopt_cluster(self.plan, statuses, waited, time)
         if plan is None and not waited:
             return False
         self._adopting_until = None
@@ -290,18 +296,22 @@ def _checked(plan: Plan) -> list[Member]:
 def _concerns_nodes(before: Plan, plan: Plan) -> bool:
     """Whether what single nodes are told may have become another thing."""
     same = before.check is plan.check and before.checked is plan.checked and before.links is plan.links
+    same = same and before.cluster is plan.cluster
     return not same or (plan.key, plan.phase) != (before.key, before.phase)
 
 
 def _as_before(plan: Plan, status: NodeStatus, waiting: Waiting | None) -> Assignment:
     """What a node was told by the coordinator that it obeyed last."""
     seat = status.seat
+    cluster = None if status.cluster is None else as_before(status.cluster)
+    works = seat is not None or cluster is not None
     return Assignment(
         epoch=plan.epoch,
-        phase=PlanPhase.GATHERING if seat is None else PlanPhase.TRAINING,
+        phase=PlanPhase.TRAINING if works else PlanPhase.GATHERING,
         key=latest_round(status),
         restart_count=status.restart_count,
         reason=plan.reason,
         seat=seat,
-        waiting=waiting if seat is None else None,
+        waiting=None if works else waiting,
+        cluster=cluster,
     )

@@ -1,9 +1,11 @@
-"""What a person is told whose node has other rules than the job that it joins."""
+"""What a person is told whose node has other rules than the job that it joins, or is of another kind than that."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 
+from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
 
 _FLAGS = {
@@ -17,6 +19,17 @@ _FLAGS = {
     "exclude_stragglers": "--exclude-straggler",
     "measure_links": "--comm-perf-test",
 }
+_CLUSTER_FLAGS = {
+    "least_ps": "--ps (least)",
+    "most_ps": "--ps (most)",
+    "least_workers": "--workers (least)",
+    "most_workers": "--workers (most)",
+    "evaluator": "--evaluator",
+    "max_restarts": "--max-restarts",
+    "worker_memory": "--worker-memory (MiB)",
+    "ps_memory": "--ps-memory (MiB)",
+    "max_memory": "--max-memory (MiB)",
+}
 _WORDS: dict[str, dict[int, str]] = {
     "check": {CHECK_NEVER: "off", CHECK_ONCE: "once", CHECK_ALWAYS: "always"},
     "exclude_stragglers": {0: "off", 1: "on"},
@@ -28,12 +41,28 @@ _WORDS: dict[str, dict[int, str]] = {
 def differences(job: Rules, node: Rules) -> str:
     """One sentence that names what differs; empty when nothing does."""
     # Those that nobody can set follow from others.
-    names = [field.name for field in fields(Rules) if field.name not in ("store", "unnoticed")]
+    names = [field.name for field in fields(Rules) if field.name not in ("store", "unnoticed", "cluster")]
     names = [name for name in names if getattr(job, name) != getattr(node, name)]
-    if not names:
-        return ""
-    said = (f"{_FLAGS.get(name, name)} is {_shown(job, name)}, not {_shown(node, name)}" for name in names)
-    return f"the rules of the job's first node hold: {'; '.join(said)}"[:2000]
+    said = [f"{_FLAGS.get(name, name)} is {_shown(job, name)}, not {_shown(node, name)}" for name in names]
+    if job.cluster is not None and node.cluster is not None:
+        said += _of_cluster(job.cluster, node.cluster)
+    return f"the rules of the job's first node hold: {'; '.join(said)}"[:2000] if said else ""
+
+
+def _of_cluster(job: ClusterRules, node: ClusterRules) -> list[str]:
+    names = [field.name for field in fields(ClusterRules)]
+    pairs = [(name, getattr(job, name), getattr(node, name)) for name in names]
+    return [f"{_CLUSTER_FLAGS.get(name, name)} is {one:g}, not {other:g}" for name, one, other in pairs if one != other]
+
+
+def misfit(job: Rules, status: NodeStatus) -> str | None:
+    """Why a node of that kind cannot take part in the job, and what to do; None when it can."""
+    if (job.cluster is None) == (status.cluster is None):
+        return None
+    if status.cluster is not None and status.cluster.visits:
+        return "the job was started with dlrover-run and has no parameter servers, so there is nothing to scale"
+    here, there = ("dlrover-run", "tf-ps-run") if status.cluster is None else ("tf-ps-run", "dlrover-run")
+    return f"the job was started with {there} and this node with {here}: use one of them, or another --rdzv-id"
 
 
 def _shown(rules: Rules, name: str) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -10,7 +11,9 @@ from msgspec import Meta
 from dlrover_run.coordination.check_records import MOST_LINK_ROWS, MOST_ROWS, CheckTask, Checkup, LinkRow
 from dlrover_run.coordination.check_round import key_of, tasks
 from dlrover_run.coordination.check_words import shown
-from dlrover_run.coordination.cluster.records import Order
+from dlrover_run.coordination.cluster.account import account_of, wish_heard
+from dlrover_run.coordination.cluster.orders import orders
+from dlrover_run.coordination.cluster.records import Cluster, Order
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, Plan, Seat, Waiting, assignment, seats
 from dlrover_run.coordination.rules import Rules
 
@@ -25,6 +28,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     links: Annotated[tuple[LinkRow, ...], Meta(max_length=MOST_LINK_ROWS)] = ()
     cluster: Order | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether the node has nothing to run in the job, and waits until it has."""
+        return self.seat is None and (self.cluster is None or not self.cluster.tasks)
+
 
 NOBODY = Part()
 """The part of a node that the plan does not know."""
@@ -32,6 +40,8 @@ NOBODY = Part()
 
 def parts(rules: Rules, plan: Plan) -> dict[NodeKey, Part]:
     """The part of each node that has one."""
+    if plan.cluster is not None:
+        return _cluster_parts(plan, plan.cluster)
     found = {key: Part(seat=seat) for key, seat in seats(plan).items()}
     if plan.check is None and not plan.checked:
         return found
@@ -47,9 +57,28 @@ def parts(rules: Rules, plan: Plan) -> dict[NodeKey, Part]:
     return found
 
 
+def _cluster_parts(plan: Plan, cluster: Cluster) -> dict[NodeKey, Part]:
+    account = account_of(cluster)
+
+    def part(key: NodeKey, order: Order) -> Part:
+        heard = wish_heard(cluster, key.node_id)
+        return Part(cluster=msgspec.structs.replace(order, heard_wish=heard, account=account))
+
+    return {key: part(key, order) for key, order in orders(plan).items()}
+
+
+def part_of(plan: Plan, found: Mapping[NodeKey, Part], key: NodeKey) -> Part:
+    """One node's part among those of the plan. A visitor is told only that its wish was heard, which the plan knows by
+    its node id."""
+    part = found.get(key, NOBODY)
+    if part.cluster is None and plan.cluster is not None and (number := wish_heard(plan.cluster, key.node_id)):
+        return Part(cluster=Order(version=plan.cluster.version, heard_wish=number))
+    return part
+
+
 def assigned(plan: Plan, part: Part, waiting: Waiting | None) -> Assignment:
-    """What the plan asks of the node whose part that is; `waiting` is for those without a seat, unless all is over."""
-    waits = part.seat is None and plan.phase not in OVER
+    """What the plan asks of the node whose part that is; `waiting` is for those that wait, unless all is over."""
+    waits = part.waits and plan.phase not in OVER
     return with_part(assignment(plan, None), part, waiting if waits else None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dlrover_run.coordination.cluster.records import MOST_HOSTED, MOST_TASKS, Hosting, Role
 from dlrover_run.coordination.records import NodeStatus, Plan
 from dlrover_run.coordination.rules import MOST_NODES
 
@@ -13,6 +14,19 @@ MAX_ROUND = 2**32
 
 MAX_WORKERS = 100_000
 """More workers than any node has."""
+
+MAX_ID = 900_000
+"""More processes than any role of a job has had. Those that follow still have a number that can be told."""
+
+MAX_STEP = 2**53
+"""More steps than any training has."""
+
+MOST_ROOMS = MOST_HOSTED // 2
+"""Rooms for tasks on one node, those for servers counted twice: while a version changes, its tasks and those of the
+next one are told of."""
+
+MAX_ADDRESS = 100
+"""Characters of the address of a node with parameter servers: each node is told those of all tasks."""
 
 
 def implausible(status: NodeStatus, plan: Plan) -> str | None:
@@ -34,6 +48,35 @@ def implausible(status: NodeStatus, plan: Plan) -> str | None:
         return "a status speaks of a round that no job has"
     if any(task.number > max(MAX_ROUND, plan.checks) for task in tasks):
         return "a status speaks of a node check that no job has"
+    if status.cluster is not None:
+        return _implausible_hosting(status.cluster, last_round, status.address)
     if not 1 <= status.workers <= MAX_WORKERS:
         return f"a node has 1 to {MAX_WORKERS} workers, and this one says {status.workers}"
+    return None
+
+
+def _implausible_hosting(hosting: Hosting, last_version: int, address: str) -> str | None:
+    # The servers of two versions stand beside each other for a while.
+    rooms = sum(room.tasks * (2 if room.role is Role.PS else 1) for room in hosting.rooms)
+    if rooms > MOST_ROOMS:
+        return f"a node has at most {MOST_ROOMS} rooms for tasks, those for servers counted twice; this one has {rooms}"
+    if len({room.role for room in hosting.rooms}) < len(hosting.rooms):
+        return "a status speaks of the rooms for one role twice"
+    if len({task.key for task in hosting.tasks}) < len(hosting.tasks):
+        return "a status speaks of one task twice"
+    if any(task.key.id > MAX_ID for task in hosting.tasks):
+        return "a status speaks of a task that no job has"
+    if not all(-1 <= step <= MAX_STEP for task in hosting.tasks for step in (task.step, task.saved, task.restored)):
+        return "a status speaks of a step that no training has"
+    if len(address) > MAX_ADDRESS:
+        return f"the address of a node has at most {MAX_ADDRESS} characters here: give --local-addr a shorter one"
+    account = hosting.account
+    if account is None:
+        return None
+    versions = [account.version, *(given.version for given in account.given)]
+    ids = [number for spent in account.spent for number in (spent.ids, spent.failures, spent.memory)]
+    ids += [given.key.id for given in account.given]
+    ranks = [*account.done, account.servers, account.tasks, *(given.rank for given in account.given)]
+    if max(versions) > last_version or max(ids, default=0) > MAX_ID or max(ranks) > MOST_TASKS:
+        return "a status repeats a cluster that no job has"
     return None

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.notice import differences
+from dlrover_run.coordination.notice import differences, misfit
 from dlrover_run.coordination.pacing import Progress
-from dlrover_run.coordination.parts import NOBODY, Part, assigned, parts
+from dlrover_run.coordination.parts import Part, assigned, part_of, parts
 from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.records import (
     OVER,
@@ -22,7 +22,6 @@ from dlrover_run.coordination.records import (
     NodeKey,
     NodePhase,
     NodeStatus,
-    Plan,
     PlanPhase,
     Waiting,
 )
@@ -106,7 +105,7 @@ class Job:
 
     def admit(self, line: Line, status: NodeStatus, rules: Rules, now: float) -> Welcome:
         """Take a node in. Raises Refusal."""
-        _check(status, self._coordinator.plan)
+        self._check(status)
         key = status.key
         present = self._coordinator.present
         if self.over and key not in self._unaware and not status.epoch:
@@ -121,11 +120,13 @@ class Job:
         if before is not None:
             before.line.end(Refused("this node has opened another stream", retry=True))
         self._take(status, now)
-        return Welcome(rule_values(self._coordinator.rules), differences(self._coordinator.rules, rules))
+        visits = status.cluster is not None and status.cluster.visits
+        notice = "" if visits else differences(self._coordinator.rules, rules)
+        return Welcome(rule_values(self._coordinator.rules), notice)
 
     def hear(self, line: Line, status: NodeStatus, now: float) -> bool:
         """Take a node's latest status; whether there is something to settle. Raises Refusal."""
-        _check(status, self._coordinator.plan)
+        self._check(status)
         node = self._nodes.get(status.key)
         if node is None or node.line is not line:
             raise Refusal("a node may only speak of itself, and this status is another one's")
@@ -258,8 +259,8 @@ class Job:
             self._say(line)
             self._report(line)
         self._left &= {member.key for member in plan.members}
-        if (plan.key, plan.phase) != (before.key, before.phase):
-            # Else the plan only keeps account of what has passed, which is no news for a person.
+        # Else the plan only keeps account of what has passed, which is no news for a person.
+        if (plan.key, plan.phase) != (before.key, before.phase) or (plan.cluster and plan.reason != before.reason):
             self._announce()
         if plan.phase in OVER:
             self._conclude(now)
@@ -267,7 +268,9 @@ class Job:
 
     def _announce(self) -> None:
         plan = self._stored
-        if plan.phase is PlanPhase.TRAINING:
+        if plan.phase is PlanPhase.TRAINING and plan.cluster is not None:
+            self._say(plan.reason)
+        elif plan.phase is PlanPhase.TRAINING:
             self._say(f"round {plan.key.number} with {counted(len(plan.members), 'node')}: {plan.reason}")
         elif plan.phase is PlanPhase.GATHERING:
             self._say(f"waits for nodes: {plan.reason}")
@@ -287,9 +290,14 @@ class Job:
 
     def _assignment(self, key: NodeKey, now: float) -> Assignment:
         if self._retry_at is None:
-            waits = self._coordinator.seat(key) is None
+            waits = self._coordinator.part(key).waits
             return self._coordinator.assignment(key, self._progress.told(now) if waits else None)
-        return assigned(self._stored, self._stored_parts.get(key, NOBODY), Waiting(self._held_back))
+        return assigned(self._stored, part_of(self._stored, self._stored_parts, key), Waiting(self._held_back))
+
+    def _check(self, status: NodeStatus) -> None:
+        """Raise Refusal for what no node of this job says."""
+        if problem := misfit(self._coordinator.rules, status) or implausible(status, self._coordinator.plan):
+            raise Refusal(problem)
 
     def _say(self, text: str) -> None:
         self._say_line(f"job {self.name!r}: {text}")
@@ -298,9 +306,3 @@ class Job:
         self.stepped_down = reason
         self._say(reason)
         self.close(Refused(reason, retry=True))
-
-
-def _check(status: NodeStatus, plan: Plan) -> None:
-    """Raise Refusal for what no node of ours says."""
-    if problem := implausible(status, plan):
-        raise Refusal(problem)

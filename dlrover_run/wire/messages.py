@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import NodeId
+from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.records import Assignment, NodeStatus
 from dlrover_run.coordination.rules import Rules
 
@@ -28,7 +29,13 @@ METHOD = "/dlrover_run.Master/Session"
 """The one method of the service: a stream of bytes in both directions."""
 
 MAX_MESSAGE = 256 * 1024
-"""Bytes of one message: several times the longest status that there can be."""
+"""Bytes of a message from a node: more than the longest status that there can be."""
+
+MAX_WORD = 1024 * 1024
+"""Bytes of a message from the master, who has proved himself: more than the addresses of a job of the most tasks."""
+
+OF_CLUSTER = "cluster."
+"""What the names of the rules of parameter servers begin with as they travel. A job without has none of them."""
 
 MAX_NUMBER = 1_000_000_000
 """The highest count that a rule may give, which is more than any job needs."""
@@ -120,17 +127,17 @@ def encode(message: FromNode | FromMaster) -> bytes:
 
 def from_node(data: bytes) -> FromNode:
     """What a node said. Raises BadMessage."""
-    return _decode(_from_node, data)
+    return _decode(_from_node, data, MAX_MESSAGE)
 
 
 def from_master(data: bytes) -> FromMaster:
     """What a master said. Raises BadMessage."""
-    return _decode(_from_master, data)
+    return _decode(_from_master, data, MAX_WORD)
 
 
-def _decode(decoder: msgspec.json.Decoder[Message], data: bytes) -> Message:
-    if len(data) > MAX_MESSAGE:
-        raise BadMessage(f"a message of {len(data)} bytes is longer than {MAX_MESSAGE}")
+def _decode(decoder: msgspec.json.Decoder[Message], data: bytes, most: int) -> Message:
+    if len(data) > most:
+        raise BadMessage(f"a message of {len(data)} bytes is longer than {most}")
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -139,16 +146,23 @@ def _decode(decoder: msgspec.json.Decoder[Message], data: bytes) -> Message:
 
 def rule_values(rules: Rules) -> RuleValues:
     """Rules as they travel. A store that flags name does not: such a job has no master."""
-    return {field.name: getattr(rules, field.name) for field in fields(Rules) if field.name not in ("store", "cluster")}
+    values = {field.name: getattr(rules, field.name) for field in fields(Rules) if field.name not in _APART}
+    return values if rules.cluster is None else values | _cluster_values(rules.cluster)
+
+
+def _cluster_values(rules: ClusterRules) -> RuleValues:
+    return {f"{OF_CLUSTER}{field.name}": getattr(rules, field.name) for field in fields(ClusterRules)}
 
 
 def rules_from(values: RuleValues) -> Rules:
     """Rules that have travelled. Raises BadMessage for an unknown name, a wrong type or an impossible number."""
-    unknown = values.keys() - rule_values(Rules()).keys()
+    unknown = values.keys() - _KNOWN
     if unknown:
         raise BadMessage(f"unknown rules: {', '.join(sorted(unknown))[:200]}")
+    plain = {name: value for name, value in values.items() if not name.startswith(OF_CLUSTER)}
+    nested = {name.removeprefix(OF_CLUSTER): value for name, value in values.items() if name.startswith(OF_CLUSTER)}
     try:
-        rules = msgspec.convert(values, Rules)
+        rules = msgspec.convert({**plain, "cluster": nested} if nested else plain, Rules)
     except msgspec.ValidationError as error:
         raise BadMessage(f"not the rules of a job: {error}") from None
     problem = rules.problem() or _too_large(rule_values(rules))
@@ -161,3 +175,7 @@ def _too_large(values: RuleValues) -> str | None:
     """A sentence about a number that could not travel back to the nodes."""
     names = (name for name, value in values.items() if isinstance(value, int) and value > MAX_NUMBER)
     return next((f"{name} is too large for the rule of a job" for name in names), None)
+
+
+_APART = frozenset({"store", "cluster"})
+_KNOWN = rule_values(Rules(cluster=ClusterRules())).keys()

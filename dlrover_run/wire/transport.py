@@ -10,7 +10,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from dlrover_run.wire.messages import MAX_MESSAGE
+from dlrover_run.wire.messages import MAX_MESSAGE, MAX_WORD
 
 PING_INTERVAL_MS = 5000
 """Milliseconds between two of gRPC's own pings on a connection, which find a peer whose machine has vanished."""
@@ -35,8 +35,6 @@ at once."""
 Options = list[tuple[str, Any]]
 
 _BOTH: Options = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
     # Keepalive alone waits for 60 s on the ping's own timer.
@@ -49,6 +47,8 @@ _BOTH: Options = [
 
 SERVER_OPTIONS: Options = [
     *_BOTH,
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_WORD),
     # Two servers could else share the port, and each would have half of the nodes.
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
@@ -66,6 +66,8 @@ SERVER_OPTIONS: Options = [
 
 CHANNEL_OPTIONS: Options = [
     *_BOTH,
+    ("grpc.max_receive_message_length", MAX_WORD),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 3000),

@@ -19,8 +19,8 @@ from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, No
 MOST_TASKS = 4000
 """Processes of one job: what fits into one message with all their addresses."""
 
-MOST_HOSTED = 256
-"""Processes of one job on one node, where that has to be told over a network."""
+MOST_HOSTED = 512
+"""Processes of one job on one node that are told of at a time, where that goes over a network."""
 
 
 class Role(str, enum.Enum):
@@ -138,11 +138,13 @@ class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Account(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What of the cluster each node is told only to repeat it, for a coordinator that has no journal.
 
-    `servers` is how many this version has, and `given` are the tasks of the node itself, which its board adds.
+    Of its version it says how many `servers` and how many `tasks` in all there are. `given` are the tasks of the node
+    itself, which its board adds.
     """
 
     version: Total = 0
     servers: Count = 0
+    tasks: Count = 0
     targets: Targets = Targets()
     spent: Annotated[tuple[Spent, ...], Meta(max_length=len(Role))] = ()
     done: Annotated[tuple[Count, ...], Meta(max_length=MOST_TASKS)] = ()
@@ -289,6 +291,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     and to leave; both with exit code 75. `ending` tells all but servers to come to an end by themselves. `heard_wish`
     is the number of the last wish of this node that the job knows of. `account` is for the node to repeat. `queue_at`
     is the address where the chief's host answers about the queues of the data, empty while none is known.
+
+    `keep` says that nothing of all this is known yet to a coordinator that has just begun, and that the node shall go
+    on as it is: its board makes the last order of before of that, so that an agent sees none.
     """
 
     version: Total
@@ -304,3 +309,4 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     heard_wish: Total = 0
     account: Account | None = None
     queue_at: Name = ""
+    keep: bool = False

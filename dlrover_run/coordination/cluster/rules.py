@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlrover_run.coordination.cluster.records import MOST_TASKS
+
 RESTARTS = 3
 """Restarts that each role has, unless `--max-restarts` says otherwise."""
 
@@ -50,6 +52,8 @@ class ClusterRules:
             return f"a job has at least one parameter server, and MIN may not be above MAX: not {self.ps_range}"
         if not 0 <= self.least_workers <= self.most_workers:
             return f"of the workers MIN may not be above MAX: not {self.least_workers} to {self.most_workers}"
+        if self.most_ps + self.most_workers + self.evaluator + 1 > MOST_TASKS:
+            return f"a job has at most {MOST_TASKS} processes"
         return None
 
     @property
