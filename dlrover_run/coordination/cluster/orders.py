@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dlrover_run.coordination.cluster.records import Cluster, Order, Role, Stage, Task
-from dlrover_run.coordination.records import NodeKey, Plan, PlanPhase
+from dlrover_run.coordination.records import OVER, NodeKey, Plan
 
 OPEN = frozenset({Stage.TRAINING, Stage.CHANGING, Stage.ENDING})
 """The stages in which workers are let in, or may stay."""
@@ -14,10 +14,10 @@ OPEN = frozenset({Stage.TRAINING, Stage.CHANGING, Stage.ENDING})
 def orders(plan: Plan) -> dict[NodeKey, Order]:
     """The order of each node that hosts a task, or that has one of before to end; a node without one hosts nothing.
 
-    Nobody has one unless the job trains: whatever a node hosts besides its order it ends.
+    Whatever a node hosts besides its order it ends. Nobody has one once the job is over.
     """
     cluster = plan.cluster
-    if cluster is None or plan.phase is not PlanPhase.TRAINING:
+    if cluster is None or plan.phase in OVER:
         return {}
     told = _told(cluster)
     by_node: dict[NodeKey, list[Task]] = {member.key: [] for member in plan.members}

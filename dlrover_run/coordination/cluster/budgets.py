@@ -1,0 +1,122 @@
+"""What a task's end costs: restarts that a role has, memory that a rank may get, and how often leaving is free."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlrover_run.coordination.cluster.records import Cluster, EndCause, Limit, Role, Spent, Task, TaskEnd, Uncalled
+from dlrover_run.coordination.cluster.rules import MEMORY_FACTOR, ClusterRules
+from dlrover_run.coordination.cluster.scene import Loss
+
+FREE_RETURNS = 3
+"""How many processes of a rank in a row may leave for a change of membership that nobody has ordered. A script that
+always exits with that code would be started for ever; each one more counts as a failure."""
+
+ROLE_WORDS = {
+    Role.CHIEF: "the chief",
+    Role.WORKER: "workers",
+    Role.PS: "parameter servers",
+    Role.EVALUATOR: "the evaluator",
+}
+
+
+def spent_of(cluster: Cluster, role: Role) -> Spent:
+    """What that role has cost so far."""
+    return next((spent for spent in cluster.spent if spent.role is role), Spent(role))
+
+
+def with_spent(cluster: Cluster, spent: Spent) -> Cluster:
+    """The cluster in which a role has cost that."""
+    others = [other for other in cluster.spent if other.role is not spent.role]
+    return msgspec.structs.replace(cluster, spent=tuple(sorted([*others, spent], key=lambda one: one.role)))
+
+
+def limit_of(limits: ClusterRules, cluster: Cluster, role: Role, rank: int) -> int:
+    """The memory in MiB that a new task of that rank gets, 0 for no limit."""
+    first = limits.ps_memory if role is Role.PS else limits.worker_memory
+    return next((limit.memory for limit in cluster.limits if (limit.role, limit.rank) == (role, rank)), first)
+
+
+def more_memory(limits: ClusterRules, memory: int) -> int:
+    """The memory in MiB after one that was not enough; the same when there is no more."""
+    more = memory * MEMORY_FACTOR
+    return more if not limits.max_memory else max(memory, min(more, limits.max_memory))
+
+
+def raise_limit(limits: ClusterRules, cluster: Cluster, task: Task) -> Cluster:
+    """The rank of that task gets more memory from now on, if it had a limit."""
+    memory = more_memory(limits, task.memory)
+    if memory <= limit_of(limits, cluster, task.role, task.rank):
+        return cluster
+    others = [limit for limit in cluster.limits if (limit.role, limit.rank) != (task.role, task.rank)]
+    raised = sorted([*others, Limit(task.role, task.rank, memory)], key=lambda limit: (limit.role, limit.rank))
+    return msgspec.structs.replace(cluster, limits=tuple(raised))
+
+
+def charge(limits: ClusterRules, cluster: Cluster, loss: Loss) -> tuple[Cluster, str]:
+    """The cluster after that loss; and why the job cannot go on, in words that follow those of the end, or nothing."""
+    return charge_one_of(limits, cluster, [loss])
+
+
+def charge_one_of(limits: ClusterRules, cluster: Cluster, losses: list[Loss]) -> tuple[Cluster, str]:
+    """The same for tasks of one role that ended together. However many they are, that is one restart: had the first one
+    been heard of alone, the others would have ended with its version."""
+    charged: set[EndCause] = set()
+    for loss in losses:
+        if loss.free:
+            continue
+        cluster, cause = _cause(cluster, loss)
+        if cause is EndCause.REPEATED:
+            return _with_outcome(cluster, loss.end), ", twice within seconds, so another start would not help"
+        if cause is EndCause.MEMORY and limits.max_memory and 0 < limits.max_memory <= loss.task.memory:
+            return _with_outcome(
+                cluster, loss.end
+            ), f"; more than {limits.max_memory} MiB are not allowed (--max-memory)"
+        if cause is EndCause.MEMORY:
+            cluster = raise_limit(limits, cluster, loss.task)
+        if cause is EndCause.MEMBERSHIP or cause in charged:
+            continue
+        charged.add(cause)
+        cluster, problem = _pay(limits, cluster, loss.task.role, cause)
+        if problem:
+            return _with_outcome(cluster, loss.end), problem
+    return cluster, ""
+
+
+def _pay(limits: ClusterRules, cluster: Cluster, role: Role, cause: EndCause) -> tuple[Cluster, str]:
+    spent = spent_of(cluster, role)
+    if cause is EndCause.MEMORY:
+        paid, most = msgspec.structs.replace(spent, memory=spent.memory + 1), limits.memory_restarts
+        if spent.memory >= most:
+            return with_spent(cluster, paid), _used_up(most, f"of {ROLE_WORDS[role]} with more memory")
+        return with_spent(cluster, paid), ""
+    paid, most = msgspec.structs.replace(spent, failures=spent.failures + 1), limits.max_restarts
+    if spent.failures >= most:
+        return with_spent(cluster, paid), _used_up(most, f"of {ROLE_WORDS[role]}")
+    return with_spent(cluster, paid), ""
+
+
+def _cause(cluster: Cluster, loss: Loss) -> tuple[Cluster, EndCause]:
+    """What the end counts as. A server that ends by itself was not told to, whatever its exit code."""
+    task, cause = loss.task, loss.end.cause
+    before = next((one.times for one in cluster.uncalled if (one.role, one.rank) == (task.role, task.rank)), 0)
+    times = before + 1 if cause is EndCause.MEMBERSHIP else 0
+    others = tuple(one for one in cluster.uncalled if (one.role, one.rank) != (task.role, task.rank))
+    if times != before:
+        counts = (*others, Uncalled(task.role, task.rank, times)) if times else others
+        cluster = msgspec.structs.replace(cluster, uncalled=counts)
+    if cause is EndCause.MEMBERSHIP and times <= FREE_RETURNS:
+        return cluster, cause
+    return cluster, cause if cause in (EndCause.MEMORY, EndCause.REPEATED) else EndCause.FAILURE
+
+
+def _with_outcome(cluster: Cluster, end: TaskEnd) -> Cluster:
+    return msgspec.structs.replace(cluster, outcome=end)
+
+
+def _used_up(most: int, whose: str) -> str:
+    if not most:
+        return f"; no restart {whose} is allowed"
+    return (
+        f"; {'the one restart' if most == 1 else f'all {most} restarts'} {whose} {'was' if most == 1 else 'were'} used"
+    )

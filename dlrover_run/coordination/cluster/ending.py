@@ -1,0 +1,58 @@
+"""The end of a job: the chief has succeeded, the others have their grace, and the servers are ended last."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlrover_run.coordination.cluster.gathering import all_have_left
+from dlrover_run.coordination.cluster.records import Cluster, Role, Stage, Task, TaskStage
+from dlrover_run.coordination.cluster.scene import Scene, tasks_of
+from dlrover_run.coordination.decision import changed
+from dlrover_run.coordination.records import Plan, PlanPhase
+from dlrover_run.coordination.words import names
+
+
+def end(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+    """The plan once the chief has succeeded, or once every node has left; None while neither is so."""
+    if cluster.stage is Stage.ENDING:
+        return _finish(scene, plan, cluster)
+    for chief in tasks_of(cluster, Role.CHIEF):
+        if scene.succeeded(chief):
+            ending = msgspec.structs.replace(
+                cluster,
+                stage=Stage.ENDING,
+                since=scene.now,
+                until=scene.now + scene.limits.end_grace,
+                tasks=tuple(task for task in cluster.tasks if task.key != chief.key),
+                coming=(),
+                coming_held_at=None,
+                short_since=None,
+            )
+            return changed(plan, scene.now, cluster=ending, reason=f"{chief.key} on {chief.host} has succeeded")
+    if all_have_left(scene):
+        reason = "every node has left before the chief had succeeded"
+        return changed(plan, scene.now, phase=PlanPhase.FAILED, since=scene.now, reason=reason)
+    return None
+
+
+def _finish(scene: Scene, plan: Plan, cluster: Cluster) -> Plan:
+    trains = [task for task in cluster.tasks if task.role is not Role.PS]
+    over = {task.key for task in trains if not _runs(scene, cluster, task)}
+    late = [task for task in trains if task.key not in over]
+    if late and cluster.until is not None and scene.now < cluster.until:
+        if not over:
+            return plan
+        tasks = tuple(task for task in cluster.tasks if task.key not in over)
+        return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, tasks=tasks))
+    reason = plan.reason
+    if late:
+        reason += f"; {names([str(task.key) for task in late])} had {scene.limits.end_grace:g} s to end, and did not"
+    done = msgspec.structs.replace(cluster, until=None)
+    return changed(
+        plan, scene.now, phase=PlanPhase.FINISHED, since=scene.now, cluster=done, reason=reason, failure=None
+    )
+
+
+def _runs(scene: Scene, cluster: Cluster, task: Task) -> bool:
+    """Whether it has a process that has still to end by itself."""
+    return scene.stage(task) in (TaskStage.STARTED, TaskStage.READY) and scene.loss(cluster, task) is None

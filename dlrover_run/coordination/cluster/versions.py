@@ -1,0 +1,162 @@
+"""The next version of a cluster: who is in it, and what it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dlrover_run.coordination.cluster.orders import host_of
+from dlrover_run.coordination.cluster.placing import (
+    Places,
+    give,
+    give_all,
+    place_one,
+    places_of,
+    rooms,
+    spread,
+    wanted_servers,
+    wanted_workers,
+)
+from dlrover_run.coordination.cluster.records import Cluster, Role, Stage, Task, TaskStage
+from dlrover_run.coordination.cluster.scene import Loss, Scene, tasks_of
+from dlrover_run.coordination.cluster.words import replaced, servers
+from dlrover_run.coordination.decision import changed
+from dlrover_run.coordination.records import Failure, Plan, PlanPhase, RoundKey
+
+
+def begin_version(
+    scene: Scene, plan: Plan, cluster: Cluster, why: str, rolled_back: bool, losses: Sequence[Loss] = ()
+) -> Plan:
+    """The plan in which the next version starts, or in which its nodes gather when there is no room for one.
+
+    The servers that were coming take part, for nothing was ever stored in them. With `rolled_back` the model goes back
+    to a checkpoint, so that workers which have succeeded are needed again.
+    """
+    number = max(plan.key.number, cluster.version) + 1
+    cluster = _account(scene, cluster, rolled_back)
+    cluster, coming = _next_servers(scene, cluster, number)
+    chief_before = next((host_of(task) for task in tasks_of(cluster, Role.CHIEF)), None)
+    workers_before = places_of(tasks_of(cluster, Role.WORKER))
+    kept = tuple(task for task in tasks_of(cluster, Role.EVALUATOR) if _goes_on(scene, task))
+    empty = msgspec.structs.replace(cluster, tasks=kept, coming=())
+    short = _shortage(scene, empty, len(coming))
+    if short:
+        return _disband(scene, plan, cluster, f"{why}; {short}" if why else short)
+    chief_place = place_one(scene, empty, Role.CHIEF, 0, chief_before)
+    assert chief_place is not None, "there is room for a chief"
+    cluster, chief = give(scene, empty, Role.CHIEF, 0, number, chief_place)
+    places = spread(wanted_workers(scene.limits, cluster), rooms(scene, Role.WORKER), workers_before)
+    cluster, workers = give_all(scene, cluster, Role.WORKER, places, number)
+    tasks = (*coming, chief, *workers, *kept)
+    successors = replaced(losses, coming)
+    fewer = len(coming) < wanted_servers(scene.limits, cluster)
+    left = f"there is room for {servers(len(coming))}" if fewer else ""
+    reason = "; ".join(part for part in (f"version {number}: {why}", successors, left) if part)
+    cluster = msgspec.structs.replace(
+        cluster,
+        version=number,
+        stage=Stage.STARTING,
+        since=scene.now,
+        until=None,
+        tasks=tasks,
+        coming=(),
+        held_at=None,
+        served_at=None,
+        opened_at=None,
+        coming_held_at=None,
+        short_since=None,
+    )
+    key = RoundKey(plan.epoch, number)
+    return changed(
+        plan,
+        scene.now,
+        phase=PlanPhase.TRAINING,
+        since=scene.now,
+        key=key,
+        cluster=cluster,
+        reason=reason,
+        failure=None,
+    )
+
+
+def shortage(scene: Scene, cluster: Cluster) -> str:
+    """What there is no room for that every version needs, in words; empty when there is room for the least of all."""
+    return _shortage(scene, cluster, len(places_for_servers(scene, cluster)))
+
+
+def places_for_servers(scene: Scene, cluster: Cluster) -> Places:
+    """Where the servers of the next version would be: those that can stay where they are do."""
+    current = tasks_of(cluster, Role.PS)
+    before = {task.rank: host_of(task) for task in current if not scene.going(host_of(task))}
+    return spread(range(wanted_servers(scene.limits, cluster)), rooms(scene, Role.PS), before)
+
+
+def fail(scene: Scene, plan: Plan, cluster: Cluster, reason: str, loss: Loss | None = None) -> Plan:
+    """The job ends, because of the end of a task if there is one."""
+    failure = plan.failure
+    if loss is not None:
+        failure = Failure(loss.task.rank, loss.task.host, loss.end.what, trace=loss.end.trace)
+    return changed(
+        plan, scene.now, phase=PlanPhase.FAILED, since=scene.now, cluster=cluster, reason=reason, failure=failure
+    )
+
+
+def _account(scene: Scene, cluster: Cluster, rolled_back: bool) -> Cluster:
+    """The cluster at the end of its version: how far it has come, and what the next one has not to answer for."""
+    told = [status for task in cluster.tasks if (status := scene.told(task)) is not None]
+    return msgspec.structs.replace(
+        cluster,
+        step=max([cluster.step, *(status.step for status in told)]),
+        saved=max([cluster.saved, *(status.saved for status in told)]),
+        done=() if rolled_back else cluster.done,
+        # Others may have left because of a server.
+        uncalled=tuple(one for one in cluster.uncalled if one.role is Role.PS),
+    )
+
+
+def _next_servers(scene: Scene, cluster: Cluster, number: int) -> tuple[Cluster, tuple[Task, ...]]:
+    coming = cluster.coming
+    lost = any(scene.loss(cluster, task) is not None or scene.going(host_of(task)) for task in coming)
+    if coming and not lost and all(task.version == number for task in coming):
+        return cluster, coming
+    return give_all(scene, cluster, Role.PS, places_for_servers(scene, cluster), number)
+
+
+def _goes_on(scene: Scene, task: Task) -> bool:
+    """Whether that evaluator is running: it reads checkpoints, and is of no version."""
+    return scene.stage(task) in (TaskStage.STARTED, TaskStage.READY) and not scene.going(host_of(task))
+
+
+def _shortage(scene: Scene, cluster: Cluster, ps: int) -> str:
+    limits = scene.limits
+    short = []
+    if ps < limits.least_ps:
+        short.append(f"{ps} of at least {servers(limits.least_ps)}")
+    if not sum(rooms(scene, Role.CHIEF).values()):
+        short.append("no chief")
+    workers = sum(rooms(scene, Role.WORKER).values())
+    least = min(limits.least_workers, len(wanted_workers(limits, cluster)))
+    if workers < least:
+        short.append(f"{workers} of at least {least} workers")
+    return f"there is room for {' and '.join(short)}" if short else ""
+
+
+def _disband(scene: Scene, plan: Plan, cluster: Cluster, reason: str) -> Plan:
+    """No version for now: all tasks are ended, and nodes are waited for."""
+    cluster = msgspec.structs.replace(
+        cluster,
+        stage=Stage.STARTING,
+        since=scene.now,
+        until=None,
+        tasks=(),
+        coming=(),
+        held_at=None,
+        served_at=None,
+        opened_at=None,
+        coming_held_at=None,
+        short_since=None,
+    )
+    return changed(
+        plan, scene.now, phase=PlanPhase.GATHERING, since=scene.now, cluster=cluster, reason=reason, failure=None
+    )

@@ -1,0 +1,54 @@
+"""How the decisions on a cluster are told to people: one plain sentence each, with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlrover_run.coordination.cluster.records import Role, Task
+from dlrover_run.coordination.cluster.scene import Loss
+from dlrover_run.coordination.words import counted, names
+
+ENDS_NAMED = 3
+"""How many ends are told one by one: those of a thousand tasks would fill the screen."""
+
+
+def named(task: Task) -> str:
+    """`ps-1 (rank 1) on host-b`; of the chief and the evaluator there is but one, and a rank says nothing."""
+    rank = f" (rank {task.rank})" if task.role in (Role.WORKER, Role.PS) else ""
+    return f"{task.key}{rank} on {task.host}"
+
+
+def ended(losses: Sequence[Loss]) -> str:
+    """What became of those tasks."""
+    told = [f"{named(loss.task)} {loss.end.what}" for loss in losses[:ENDS_NAMED]]
+    more = len(losses) - ENDS_NAMED
+    return "; ".join([*told, f"and {more} more"] if more > 0 else told)
+
+
+def replaced(losses: Sequence[Loss], tasks: Sequence[Task]) -> str:
+    """Who takes the places of those that were lost."""
+    ranks = {loss.task.rank for loss in losses}
+    successors = [task for task in tasks if task.rank in ranks]
+    if not successors:
+        return ""
+    moved = {task.host for task in successors} - {loss.task.host for loss in losses}
+    where = f" on {names(sorted(moved))}" if moved else ""
+    who = names([str(task.key) for task in successors])
+    verb, place = ("takes", "its place") if len(successors) == 1 else ("take", "their places")
+    return f"{who}{where} {verb} {place}"
+
+
+def servers(number: int) -> str:
+    """That many parameter servers."""
+    return counted(number, "parameter server")
+
+
+def began(restored: int, before: int) -> str:
+    """From which step a version goes on, and how many are lost."""
+    lost = max(0, before - restored)
+    lost_words = "no step lost" if not lost else f"{counted(lost, 'step')} lost"
+    if restored < 0:
+        return ""
+    if before < 0:
+        return f"; restored from step {restored}" if restored else ""
+    return f"; {f'restored from step {restored}' if restored else 'begun anew'}, {lost_words}"
