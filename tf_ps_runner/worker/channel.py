@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tf_ps_runner.worker.patching import lacking
+
 AGENT = "TF_PS_AGENT"
 TOKEN = "TF_PS_TASK_TOKEN"
 
@@ -150,6 +152,8 @@ class Channel:
         line = self._line
         if line is None or self._gone or not self.active:
             return False
+        for sentence in lacking():
+            self._send({"say": "note", "text": sentence})
         packed = _packed(message)
         if len(packed) > MAX_MESSAGE:
             raise ValueError(f"a message of {len(packed)} bytes is more than the agent takes, which is {MAX_MESSAGE}")

@@ -1,15 +1,12 @@
-"""Which checkpoint is the newest whole one, and who wants to know when one is written or read.
-
-A checkpoint is whole when its index can be read and each data file is as long as the index says. What is inside is
-compared with its sums where that is cheap. One that is not whole is passed over and told, and never deleted.
-"""
+"""Who wants to know when a checkpoint is written or read, and which is the newest whole one (`wholeness`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from tf_ps_runner.worker import channel
+from tf_ps_runner.worker.wholeness import newest_whole as newest_whole
 
 SaveBegin = Callable[[str], None]
 Saved = Callable[[str, int], None]
@@ -54,7 +51,8 @@ def was_saved(path: str, step: int) -> None:
             listener(path, step)
         except Exception as error:
             channel.note(f"what goes with {path} was not written: {type(error).__name__}: {error}")
-    channel.channel().say("saved", step=step, path=path)
+    if step >= 0:
+        channel.channel().say("saved", step=step, path=path)
 
 
 def was_restored(path: str | None, step: int, how: str, skipped: list[str]) -> None:
@@ -71,11 +69,3 @@ def step_of(path: str) -> int:
     """The step that a checkpoint's name ends with; -1 for none."""
     found = re.search(r"-(\d+)$", path)
     return int(found.group(1)) if found else -1
-
-
-def newest_whole(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None, list[str]]:
-    """The newest whole checkpoint of a directory, as TensorFlow names it, and a sentence for each one skipped.
-
-    None when there is none. `passed_over` are not looked at again.
-    """
-    raise NotImplementedError

@@ -1,0 +1,211 @@
+"""Plays the agent to real processes of TensorFlow: starts them with their `TF_CONFIG`, and tells them what a test says.
+
+One unix socket serves all tasks of a cluster, told apart by their tokens. Every wait here is for a word of a process or
+for its end, bounded by PATIENCE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+BOOT = Path(__file__).parents[2] / "tf_ps_runner" / "worker_path" / "tf_ps_boot.py"
+SCRIPTS = Path(__file__).with_name("scripts")
+
+PATIENCE = 120.0
+"""Seconds for anything that is waited for; TensorFlow starts in 3 to 15 of them. After that the test fails."""
+
+Message = dict[str, Any]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Process:
+    """One task: its process, what it has printed, and what it has said."""
+
+    def __init__(self, cluster: ScriptedCluster, name: str, popen: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.popen = popen
+        self.said: list[Message] = []
+        self.line: socket.socket | None = None
+        self._cluster = cluster
+        self._log = log
+
+    @property
+    def output(self) -> str:
+        """All that it has printed until now."""
+        return self._log.read_text(errors="replace")
+
+    def heard(self, what: str) -> list[Message]:
+        """All that it has said of one kind."""
+        return [message for message in self.said if message.get("say") == what]
+
+    def wait_said(self, what: str, such: Callable[[Message], bool] = lambda _: True) -> Message:
+        """The first word of a kind that is `such`; waits for it."""
+        return self._cluster.wait(
+            lambda: next((message for message in self.heard(what) if such(message)), None), f"{self.name}: {what}", self
+        )
+
+    def wait_step(self, step: int) -> int:
+        """Wait until it has reported a step, or a later one."""
+        return int(self.wait_said("step", lambda message: message["step"] >= step)["step"])
+
+    @property
+    def step(self) -> int:
+        """The last step that it has reported."""
+        return max((message["step"] for message in self.heard("step")), default=-1)
+
+    def wait_end(self) -> int:
+        """Its exit code."""
+        try:
+            return self.popen.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} does not end; it printed:\n{self.output}") from None
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.popen.kill()
+        self.popen.wait()
+
+
+class ScriptedCluster:
+    """The tasks of one job, started by a test one by one."""
+
+    def __init__(self, python: Path, script: str, folder: Path, workers: int = 1, **environment: str) -> None:
+        self.model = folder / "model"
+        self.model.mkdir(exist_ok=True)
+        self._python, self._folder = python, folder
+        self._script = SCRIPTS / script
+        self._environment = {"MODEL_DIR": str(self.model), **environment}
+        self._workers = [f"127.0.0.1:{free_port()}" for _ in range(workers)]
+        self._chief = f"127.0.0.1:{free_port()}"
+        self._servers: list[str] = []
+        self._processes: list[Process] = []
+        self._heard = threading.Condition()
+        self._order: Message = {}
+        self.version = 0
+        self.address = f"@tf-ps-test-{os.getpid()}-{free_port()}"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("\0" + self.address[1:])
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> ScriptedCluster:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        for process in self._processes:
+            process.kill()
+        self._listener.close()
+        if error is not None:
+            for process in self._processes:
+                print(f"--- {process.name}\n{process.output}")
+
+    def new_version(self, servers: int) -> None:
+        """A new set of servers: the processes of the old one are killed, and the new servers are started."""
+        for process in self._processes:
+            if process.popen.poll() is None:
+                process.kill()
+        self.version += 1
+        self._servers = [f"127.0.0.1:{free_port()}" for _ in range(servers)]
+        self.tell(open=False, pause=False, save=False, ending=False)
+        for rank in range(servers):
+            self.start("ps", rank)
+
+    def start(self, role: str, rank: int = 0, address: str | None = None, **environment: str) -> Process:
+        """Start a task through the bootstrap, at its usual address or at another one."""
+        if address is not None and role == "worker":
+            self._workers[rank] = address
+        cluster = {"chief": [self._chief], "worker": self._workers, "ps": self._servers}
+        stated = {"cluster": cluster, "task": {"type": role, "index": rank}}
+        number = len(self._processes)
+        log = self._folder / f"{number}-{role}-{rank}.log"
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                [str(self._python), "-u", str(BOOT), str(self._script)],
+                env={
+                    **os.environ,
+                    "TF_CPP_MIN_LOG_LEVEL": "1",
+                    "CUDA_VISIBLE_DEVICES": "",
+                    **self._environment,
+                    **environment,
+                    "TF_CONFIG": json.dumps(stated),
+                    "TF_PS_AGENT": self.address,
+                    "TF_PS_TASK_TOKEN": str(number),
+                    "TF_PS_GATE": "1",
+                    "PYTHONPATH": str(BOOT.parent),
+                },
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        process = Process(self, f"{role}-{rank}", popen, log)
+        self._processes.append(process)
+        return process
+
+    def tell(self, **order: bool) -> None:
+        """Change the order for all tasks."""
+        with self._heard:
+            self._order.update(order)
+            lines = [process.line for process in self._processes if process.line is not None]
+        for line in lines:
+            self._send(line)
+
+    def wait(self, found: Callable[[], Any], what: str, process: Process | None = None) -> Any:
+        """Wait for something that the processes say; fails at once when `process` has ended without it."""
+        with self._heard:
+
+            def done() -> bool:
+                return bool(found()) or (process is not None and process.popen.poll() is not None)
+
+            self._heard.wait_for(done, PATIENCE)
+            result = found()
+        assert result, f"{what} was not said"
+        return result
+
+    def _send(self, line: socket.socket) -> None:
+        try:
+            line.sendall(json.dumps({"tell": "order", "version": self.version, **self._order}).encode() + b"\n")
+        except OSError:
+            return
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._hear, args=(line,), daemon=True).start()
+
+    def _hear(self, line: socket.socket) -> None:
+        process: Process | None = None
+        with line, line.makefile("rb") as lines:
+            try:
+                for text in lines:
+                    message = json.loads(text)
+                    with self._heard:
+                        if message.get("say") == "hello":
+                            process = self._processes[int(message["token"])]
+                            process.line = line
+                        assert process is not None
+                        process.said.append(message)
+                        self._heard.notify_all()
+                    if message.get("say") == "hello":
+                        self._send(line)
+            except OSError:
+                pass
+        with self._heard:
+            if process is not None:
+                process.line = None
+            self._heard.notify_all()

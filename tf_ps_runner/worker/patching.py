@@ -1,0 +1,142 @@
+"""Change a module of TensorFlow right after it is imported, and say so where it has become another than we know.
+
+A change is a function that is given the module. It looks for each place that it needs, and raises Missing before it has
+changed anything where one is not found: then the script runs without that protection, and the person is told which.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+Change = Callable[[Any], None]
+
+
+class Missing(Exception):
+    """This TensorFlow has no such place; the text names it."""
+
+
+_changes: dict[str, list[tuple[str, Change]]] = {}
+
+_lacking: list[tuple[str, str]] = []
+
+
+def after_import(module: str, protection: str, change: Change) -> None:
+    """Apply `change` to a module, now or once it is imported. `protection` is a clause that says what is lacking
+    where that fails, such as `a worker may wait 30 seconds for the model`."""
+    loaded = sys.modules.get(module)
+    if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
+        _apply(loaded, protection, change)
+        return
+    _changes.setdefault(module, []).append((protection, change))
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def lacking() -> list[str]:
+    """A sentence for each change that could not be made, each one once."""
+    version = getattr(sys.modules.get("tensorflow"), "__version__", "")
+    sentences = [f"TensorFlow {version} has no {place}: {protection}" for place, protection in _lacking]
+    _lacking.clear()
+    return sentences
+
+
+def place(owner: Any, name: str) -> Any:
+    """An attribute that must be there. Raises Missing."""
+    found = getattr(owner, name, None)
+    if found is None:
+        raise Missing(f"{getattr(owner, '__name__', owner)}.{name}")
+    return found
+
+
+def takes(function: Callable[..., Any], *names: str) -> None:
+    """Raise Missing unless a function has parameters of these names."""
+    known = inspect.signature(function).parameters
+    for name in names:
+        if name not in known:
+            raise Missing(f"parameter {name} of {function.__qualname__}")
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Put `around` in the place of `owner.name`: it is called with the original first. Raises Missing."""
+    original = place(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def set_default(owner: Any, name: str, parameter: str, value: object, when: Callable[[], bool]) -> None:
+    """Have `owner.name` take another default for a parameter while `when` says so. Raises Missing."""
+    original = place(owner, name)
+    takes(original, parameter)
+    signature = inspect.signature(original)
+
+    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if when() and parameter not in signature.bind(*args, **kwargs).arguments:
+            kwargs[parameter] = value
+        return original(*args, **kwargs)
+
+    wrap(owner, name, call)
+
+
+def _apply(module: ModuleType, protection: str, change: Change) -> None:
+    try:
+        change(module)
+    except Missing as missing:
+        _lacking.append((str(missing), protection))
+    except Exception as error:
+        # Whatever is wrong with the change, the script must still be able to import TensorFlow.
+        _lacking.append((f"{module.__name__} that we know ({type(error).__name__}: {error})", protection))
+
+
+class _Finder:
+    """Finds what the others would find, and has the changes applied once it is loaded."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of a module that is to be changed; None for all others."""
+        if fullname not in _changes:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
+                return spec
+        return None
+
+
+class _Loader:
+    """Loads a module as its own loader does, which the module then has, and applies the changes."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As its own loader does."""
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code, then the changes."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for protection, change in _changes.pop(module.__name__, []):
+            _apply(module, protection, change)

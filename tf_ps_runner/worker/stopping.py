@@ -1,0 +1,169 @@
+"""Leave between two steps when told, report the steps, and save before leaving where this process is the chief.
+
+The hook is put into each MonitoredSession on the cluster, which Estimator makes as well, so that no script has to ask
+anything. It acts inside `run`, after the step: what a script does behind its loop (an export, a last evaluation, the
+word that all is done) must not happen when the training merely moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tf_ps_runner.worker.channel import Order, channel, note
+from tf_ps_runner.worker.leaving import leave, tell_leaving
+from tf_ps_runner.worker.patching import place, takes, wrap
+from tf_ps_runner.worker.servers import served_at
+from tf_ps_runner.worker.sessions import step_in
+from tf_ps_runner.worker.task import Task, task
+
+BETWEEN_REPORTS = 0.5
+"""Seconds between two reports of the global step."""
+
+LULL = 1.0
+"""Seconds that a process which was told to leave is given to come to the end of a step. One that is between two steps
+for so long waits for data, or does something else that nobody knows the length of, and leaves from there."""
+
+_after_step: list[Callable[[int], None]] = []
+
+
+def on_step(listener: Callable[[int], None]) -> None:
+    """Have `listener(step)` called after each step of a MonitoredSession on the cluster, before this process leaves."""
+    _after_step.append(listener)
+
+
+def change_monitored_session(module: Any) -> None:
+    """Put the hook into each session on the cluster. For `tensorflow.python.training.monitored_session`."""
+    monitored = place(module, "_MonitoredSession")
+    takes(monitored.__init__, "session_creator", "hooks", "should_recover", "stop_grace_period_secs")
+    saver_hook = place(place(module, "basic_session_run_hooks"), "CheckpointSaverHook")
+    place(saver_hook, "_save")
+    steps = place(place(module.basic_session_run_hooks, "training_util"), "_get_or_create_global_step_read")
+
+    def begin(
+        original: Any,
+        self: Any,
+        session_creator: Any,
+        hooks: Any,
+        should_recover: bool,
+        stop_grace_period_secs: Any = 120,
+    ) -> None:
+        mine = task()
+        # Predictions and evaluations in the same process have a session of their own, on no server.
+        elsewhere = hasattr(session_creator, "_master") and served_at(session_creator._master) is None
+        if mine is not None and (mine.chief or mine.worker) and session_creator is not None and not elsewhere:
+            hooks = list(hooks or ())
+            hooks.append(StepHook(mine, module, session_creator, hooks, steps))
+        original(self, session_creator, hooks, should_recover, stop_grace_period_secs)
+
+    wrap(monitored, "__init__", begin)
+
+
+class StepHook:
+    """A SessionRunHook in all but its base class, the last one of its session."""
+
+    def __init__(
+        self, mine: Task, module: Any, creator: Any, others: Sequence[Any], read_step: Callable[[], Any]
+    ) -> None:
+        self._mine = mine
+        self._read_step = read_step
+        self._module = module
+        self._creator = creator
+        self._savers = [hook for hook in others if isinstance(hook, module.basic_session_run_hooks.CheckpointSaverHook)]
+        self._others = list(others)
+        self._step: Any = None
+        self._session: Any = None
+        self._reported = float("-inf")
+        self._moment = threading.RLock()
+        self._running = False
+        self._over = False
+        self._watching = False
+
+    def begin(self) -> None:
+        """Find the global step; a graph that has none, or takes none any more, is trained without reports."""
+        with contextlib.suppress(RuntimeError, ValueError):
+            self._step = self._read_step()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Note the session, which may be a new one after an error."""
+        self._session, self._running = session, False
+        if not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, name="tf-ps-run: orders", daemon=True).start()
+
+    def before_run(self, context: Any) -> Any:
+        """Have the global step read with each step: other reads now and then would be other graphs to the servers."""
+        with self._moment:
+            self._running = True
+        return self._module.session_run_hook.SessionRunArgs(self._step) if self._step is not None else None
+
+    def after_run(self, context: Any, values: Any) -> None:
+        """Report the step; leave, or let the script come to its end, if that is what was told."""
+        with self._moment:
+            self._running = False
+            step = int(values.results) if values.results is not None else 0
+            for listener in _after_step:
+                listener(step)
+            now = time.monotonic()
+            if self._step is not None and now - self._reported >= BETWEEN_REPORTS:
+                self._reported = now
+                channel().say("step", step=max(0, step))
+            self._obey()
+        if channel().order.ending and not self._mine.chief:
+            context.request_stop()
+
+    def end(self, session: Any) -> None:
+        """The script has come to its end, and is let go on to its own."""
+        with self._moment:
+            self._over = True
+
+    def _told(self, order: Order) -> bool:
+        return order.save if self._mine.chief else order.pause
+
+    def _obey(self) -> None:
+        if not self._told(channel().order):
+            return
+        if self._mine.chief:
+            # First what was used is told, then it is counted, then the model is saved.
+            tell_leaving()
+            self._save()
+        leave(self._session)
+
+    def _watch(self) -> None:
+        """Leave from between two steps, where the next one does not come soon."""
+        if not channel().wait_for(self._told):
+            return
+        threading.Event().wait(LULL)
+        with self._moment:
+            if not self._running and not self._over and self._session is not None:
+                self._obey()
+
+    def _save(self) -> None:
+        """Save at the step that the model is at, also where that was saved before: a step of a worker may have come
+        into the model since without its number."""
+        try:
+            step = step_in(self._session)
+            with self._session.graph.as_default():
+                if not self._saved(step):
+                    note(f"this script saves no checkpoints: step {step} is lost with the servers")
+            for hook in self._others:
+                with contextlib.suppress(Exception):
+                    hook._summary_writer.flush()
+        except Exception as error:
+            note(f"no checkpoint could be saved before the servers change: {type(error).__name__}: {error}")
+
+    def _saved(self, step: int) -> bool:
+        for hook in self._savers:
+            hook._save(self._session, step)
+        if self._savers:
+            return True
+        directory = getattr(self._creator, "_checkpoint_dir", None)
+        saver = getattr(getattr(self._creator, "_scaffold", None), "saver", None)
+        if not directory or saver is None:
+            return False
+        saver.save(self._session, os.path.join(str(directory), "model.ckpt"), global_step=step)
+        return True

@@ -1,0 +1,166 @@
+"""Which checkpoint of a directory is the newest whole one.
+
+A checkpoint is whole when its index can be read and each data file is as long as the index says. What is inside is
+compared with its sums where that is cheap. One that is not whole is passed over and told, and never deleted.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import sys
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from tf_ps_runner.worker.bundle import Damaged, lengths
+
+MAX_SUMMED = 64 << 20
+"""Bytes of data that are read to compare their sums, a tenth of a second's work; of more only the length is looked at,
+and TensorFlow compares the sums while it restores."""
+
+STATE = "checkpoint"
+"""The file in which TensorFlow notes the newest checkpoint, and those that it keeps."""
+
+_PATHS = re.compile(rb'^\s*(all_)?model_checkpoint_path(?:s)?\s*:\s*"((?:[^"\\\n]|\\.)*)"\s*$', re.MULTILINE)
+
+_summed: dict[tuple[str, float], str | None] = {}
+
+
+def newest_whole(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None, list[str]]:
+    """The newest whole checkpoint of a directory, as TensorFlow names it, and a sentence for each one skipped.
+
+    None when there is none. `passed_over` are not looked at again.
+    """
+    found, skipped = look(directory, passed_over)
+    return found, [f"{path} is not whole ({why})" if path else why for path, why in skipped]
+
+
+def look(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None, list[tuple[str, str]]]:
+    """The same, with each one skipped as its path and a clause that says what is wrong with it."""
+    skipped: list[tuple[str, str]] = []
+    try:
+        state = _read(os.path.join(directory, STATE))
+    except Exception:
+        return None, []
+    recorded = [(bool(kept), _unescaped(path)) for kept, path in _PATHS.findall(state)]
+    newest = next((path for kept, path in recorded if not kept), None)
+    if newest is None:
+        skipped.append(("", f"{os.path.join(directory, STATE)} names no checkpoint; the newest one there is taken"))
+    seen = set(passed_over)
+    for path in _candidates(directory, newest, [path for kept, path in recorded if kept]):
+        if path in seen:
+            continue
+        seen.add(path)
+        why = what_is_wrong(path)
+        if why is None:
+            return path, skipped
+        skipped.append((path, why))
+    return None, skipped
+
+
+def what_is_wrong(path: str) -> str | None:
+    """Why a checkpoint is not whole, as a clause; None when it is."""
+    try:
+        index = _read(path + ".index")
+    except Exception:
+        # The old format is one file, of which TensorFlow alone knows whether it is whole.
+        return None if _size(path) is not None else "its index is missing"
+    try:
+        needed = lengths(index)
+    except Damaged as damaged:
+        return str(damaged)
+    for shard, length in enumerate(needed):
+        name = f"{path}.data-{shard:05d}-of-{len(needed):05d}"
+        size = _size(name)
+        if size is None:
+            return f"{os.path.basename(name)} is missing"
+        if size < length:
+            return f"{os.path.basename(name)} has {size} of {length} bytes"
+    return _other_sums(path) if sum(needed) <= MAX_SUMMED else None
+
+
+def _candidates(directory: str, newest: str | None, kept: list[str]) -> Iterator[str]:
+    """What is looked at, in this order: what was written after TensorFlow's last note and before it could note that,
+    what it notes as the newest, what else it keeps from the newest on, and all else of that name in the directory."""
+    names = [os.path.join(directory, path) for path in ([newest] if newest is not None else [])]
+    names += [os.path.join(directory, path) for path in reversed(kept)]
+    stem = re.sub(r"-\d+$", "", os.path.basename(names[0])) if names else "model.ckpt"
+    numbered = re.compile(re.escape(stem) + r"-(\d+)\.index")
+    there = []
+    for name in _listed(directory):
+        found = numbered.fullmatch(name)
+        if found:
+            there.append((int(found.group(1)), os.path.join(directory, name[: -len(".index")])))
+    there.sort(reverse=True)
+    noted = _time(os.path.join(directory, STATE))
+    last = next((step for step, path in there if names and path == names[0]), -1)
+    yield from (path for step, path in there if names and step > last and _time(path + ".index") > noted)
+    yield from names
+    yield from (path for _, path in there)
+
+
+def _other_sums(path: str) -> str | None:
+    """Have TensorFlow read each tensor, which compares its sum; None where nothing is wrong, or nobody can tell."""
+    reader = getattr(getattr(_tensorflow(), "train", None), "load_checkpoint", None)
+    key = (path, _time(path + ".index"))
+    if reader is None or key in _summed:
+        return _summed.get(key)
+    why = None
+    try:
+        tensors = reader(path)
+        for name in tensors.get_variable_to_shape_map():
+            tensors.get_tensor(name)
+    except Exception as error:
+        words = str(error).splitlines()[0] if str(error) else ""
+        if re.search(r"checksum|data loss|out of range|truncated|corrupt", words, re.IGNORECASE):
+            why = words[:200]
+    _summed[key] = why
+    return why
+
+
+def _tensorflow() -> Any:
+    return sys.modules.get("tensorflow")
+
+
+def _files(path: str) -> Any:
+    """TensorFlow's own view of files, for those that are not in this machine's file system."""
+    return _tensorflow().io.gfile if "://" in path else None
+
+
+def _read(path: str) -> bytes:
+    files = _files(path)
+    if files is None:
+        with open(path, "rb") as file:
+            return file.read()
+    with files.GFile(path, "rb") as file:
+        content: bytes = file.read()
+        return content
+
+
+def _size(path: str) -> int | None:
+    try:
+        files = _files(path)
+        return os.path.getsize(path) if files is None else int(files.stat(path).length)
+    except Exception:
+        return None
+
+
+def _time(path: str) -> float:
+    try:
+        files = _files(path)
+        return os.stat(path).st_mtime_ns if files is None else float(files.stat(path).mtime_nsec)
+    except Exception:
+        return 0.0
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        files = _files(directory)
+        return list(os.listdir(directory) if files is None else files.listdir(directory))
+    except Exception:
+        return []
+
+
+def _unescaped(text: bytes) -> str:
+    return codecs.escape_decode(text)[0].decode("utf-8", "surrogateescape")  # type: ignore[attr-defined]

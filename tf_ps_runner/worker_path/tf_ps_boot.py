@@ -1,0 +1,152 @@
+"""The first thing in each process of TensorFlow that `tf-ps-run` starts, in the interpreter of the script.
+
+As a module it makes `tf_ps_runner` importable there, wherever the launcher is installed, and has TensorFlow's own hooks
+changed once the script imports it; it reads no environment and opens nothing, so that a template which has imported it
+can be forked. As a program (`python -u tf_ps_boot.py script.py ARGS`, or `-m module ARGS`) it does that and becomes the
+script, as the interpreter would have run it.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import runpy
+import sys
+from types import ModuleType, TracebackType
+from typing import Any
+
+HERE = os.path.abspath(__file__)
+
+CANNOT_OPEN = 2
+"""The interpreter's exit code for a script that cannot be read."""
+
+
+def bring_package() -> None:
+    """Make `tf_ps_runner` importable, by its own directory alone: what else is installed beside it is not for here."""
+    if "tf_ps_runner" in sys.modules:
+        return
+    directory = os.path.dirname(os.path.dirname(HERE))
+    package = ModuleType("tf_ps_runner")
+    package.__path__ = [directory]
+    package.__file__ = os.path.join(directory, "__init__.py")
+    package.__spec__ = importlib.machinery.ModuleSpec("tf_ps_runner", None, is_package=True)
+    package.__spec__.submodule_search_locations = package.__path__
+    sys.modules["tf_ps_runner"] = package
+
+
+def install() -> None:
+    """Have TensorFlow's hooks changed."""
+    bring_package()
+    from tf_ps_runner.worker import protections
+
+    protections.install()
+
+
+def run_program() -> None:
+    """Become the program that the arguments name, in the `__main__` that is there."""
+    from tf_ps_runner.worker.channel import channel
+
+    channel().claim()
+    try:
+        _run(sys.argv[1:])
+    except BaseException:
+        _show_only_the_program()
+        raise
+
+
+def _run(arguments: list[str]) -> None:
+    if not arguments or (arguments[0] == "-m" and len(arguments) < 2):
+        print(f"usage: {os.path.basename(HERE)} SCRIPT [ARGS] | -m MODULE [ARGS]", file=sys.stderr)
+        raise SystemExit(CANNOT_OPEN)
+    _forget_this_program(len(sys.argv) - len(arguments))
+    names = vars(sys.modules["__main__"])
+    for name in [name for name in names if not name.startswith("__")]:
+        del names[name]
+    if arguments[0] == "-m":
+        sys.argv[:] = ["-m", *arguments[2:]]
+        _put_first(os.getcwd())
+        runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
+        return
+    sys.argv[:] = arguments
+    path = arguments[0] if os.path.isabs(arguments[0]) else os.path.join(os.getcwd(), arguments[0])
+    if _holds_a_program(path):
+        sys.path.insert(0, path)
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        return
+    _put_first(os.path.dirname(os.path.realpath(path)))
+    exec(_code(path, names), names)
+
+
+def _forget_this_program(ours: int) -> None:
+    """Take what stands for this file out of the interpreter's view of how it was started."""
+    if not getattr(sys.flags, "safe_path", False) and os.path.realpath(sys.path[0]) == os.path.dirname(HERE):
+        del sys.path[0]
+    if hasattr(sys, "orig_argv"):
+        at = len(sys.orig_argv) - len(sys.argv)
+        del sys.orig_argv[at : at + ours]
+
+
+def _put_first(directory: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, directory)
+
+
+def _holds_a_program(path: str) -> bool:
+    """Whether this is a directory or an archive, which runs by its `__main__.py`."""
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _code(path: str, names: dict[str, Any]) -> Any:
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        where = f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
+        print(where, file=sys.stderr)
+        raise SystemExit(CANNOT_OPEN) from None
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    names.update(__doc__=None, __file__=path, __cached__=None, __loader__=loader, __spec__=None, __package__=None)
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def _show_only_the_program() -> None:
+    """Leave the frames of this file out of the traceback that the interpreter is about to print."""
+    hook = sys.excepthook
+
+    def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+            trace = trace.tb_next
+        value.__traceback__ = sys.last_traceback = trace
+        sys.excepthook = hook
+        hook(kind, value, trace)
+
+    sys.excepthook = excepthook
+
+
+_OURS = {HERE, __file__, run_program.__code__.co_filename}
+"""How this file may be called in a frame."""
+
+
+def _as_module() -> Any:
+    """This file under its own name: `__main__` shall belong to the script alone."""
+    loaded = sys.modules.get("tf_ps_boot")
+    if loaded is None:
+        spec = importlib.util.spec_from_file_location("tf_ps_boot", HERE)
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = sys.modules["tf_ps_boot"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+    return loaded
+
+
+if __name__ == "__main__":
+    _as_module().run_program()
+else:
+    install()
