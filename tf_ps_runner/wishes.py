@@ -100,8 +100,8 @@ def what_follows(wish: Targets) -> str:
     if wish.ps is not None:
         servers = "parameter server" if wish.ps == 1 else "parameter servers"
         parts.append(
-            f"{wish.ps} {servers}: a new set is started while training goes on, then the workers pause, the chief saves "
-            "and all go on with the new set"
+            f"{wish.ps} {servers}: a new set is started while training goes on; then the workers pause, the chief "
+            "saves, and all go on with the new set"
         )
     if wish.workers is not None:
         parts.append(f"{wish.workers} worker{'' if wish.workers == 1 else 's'}: nobody else pauses for that")

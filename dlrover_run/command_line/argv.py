@@ -124,7 +124,7 @@ def _resolve(word: str, program: Program) -> _Match:
         names = either(list(flags) if len(flags) > 1 else [match.spelling for match in matches])
         raise UsageError(f"{head} is ambiguous: it may be {names}.")
     if instead := program.instead.get(head.removeprefix("--").replace("_", "-")):
-        raise UsageError(f"{head} is a flag of DLRover's that is not here: {instead}.")
+        raise UsageError(f"{head} is a flag of {program.origin} that is not here: {instead}.")
     import difflib
 
     close = difflib.get_close_matches(head, list(program.by_spelling), n=1)

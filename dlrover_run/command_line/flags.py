@@ -117,16 +117,21 @@ def choice(place: str, text: str, allowed: Sequence[str]) -> str:
 
 def node_range(place: str, text: str) -> tuple[int, int]:
     """`N` or `MIN:MAX` nodes as the pair (MIN, MAX)."""
-    remedy = "give N or MIN:MAX with 0 < MIN <= MAX"
+    return number_range(place, text, "nodes", zero_allowed=False)
+
+
+def number_range(place: str, text: str, what: str, *, zero_allowed: bool) -> tuple[int, int]:
+    """`N` or `MIN:MAX` of something as the pair (MIN, MAX)."""
+    remedy = f"give N or MIN:MAX with 0 {'<=' if zero_allowed else '<'} MIN <= MAX"
     parts = text.split(":")
     try:
         numbers = [int(part) for part in parts]
     except ValueError:
-        raise wrong(place, text, "is not a number of nodes", remedy) from None
+        raise wrong(place, text, f"is not a number of {what}", remedy) from None
     if len(numbers) > 2:
         raise wrong(place, text, "has more than two parts", remedy)
     least, most = numbers[0], numbers[-1]
-    if not 0 < least <= most:
+    if not (0 if zero_allowed else 1) <= least <= most:
         raise wrong(place, text, "is out of range", remedy)
     return least, most
 

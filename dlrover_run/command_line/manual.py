@@ -79,7 +79,8 @@ def _script_is_typed(program: Program, environ: Mapping[str, str]) -> bool:
 
 
 def _application(program: Program, *, with_underscores: bool) -> typer.Typer:
-    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+    completes = set(_DRAWN_BY_TYPER) <= program.by_dest.keys()
+    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=completes)
     define = app.command(
         help=program.about,
         epilog=program.epilog,

@@ -132,7 +132,7 @@ def settle_here(wish: Wish) -> Meeting:
         raise flags.wrong(*backend, "does not go with --local-nodes", "give c10d or etcd, or leave it out")
     variable = Given(MASTER_VARIABLE, wish.environ.get(MASTER_VARIABLE, ""))
     unused = [given.place for given in (wish.endpoint, variable) if given.text.strip()]
-    run_id = _shared_run_id(wish.run_id)
+    run_id = shared_run_id(wish.run_id)
     return Meeting("master", run_id, least, most, own_master=True, warnings=tuple(map(without_effect_here, unused)))
 
 
@@ -159,7 +159,7 @@ def _at_a_master(wish: Wish, backend: Given, least: int, most: int) -> Meeting:
         raise flags.wrong(*place, "has port 0, which is another one on every node", "give a port from 1 to 65535")
     return Meeting(
         "master",
-        _shared_run_id(wish.run_id),
+        shared_run_id(wish.run_id),
         least,
         most,
         endpoint=Endpoint(host, port, elsewhere=place is variable),
@@ -176,7 +176,7 @@ def _in_etcd(wish: Wish, backend: Given, least: int, most: int) -> Meeting:
     other_name = f"{backend.place} {backend.text!r} is taken as etcd, whose v3 API is spoken: that of v2 is not needed."
     return Meeting(
         "etcd",
-        _shared_run_id(wish.run_id),
+        shared_run_id(wish.run_id),
         least,
         most,
         members=members,
@@ -186,7 +186,7 @@ def _in_etcd(wish: Wish, backend: Given, least: int, most: int) -> Meeting:
     )
 
 
-def _shared_run_id(given: Given) -> str:
+def shared_run_id(given: Given) -> str:
     """The name under which the nodes find each other, so a fresh one on each node would not do."""
     if not 0 < len(given.text) <= LONGEST_NAME or not given.text.isprintable():
         remedy = f"give 1 to {LONGEST_NAME} printable characters, the same on every node"

@@ -15,7 +15,7 @@ class Program:
 
     `name` is what messages begin with. `about` and `epilog` are the help before and after the flags, which it names
     when `usage` does. `instead` says what to do in the place of flags that people bring from elsewhere, by the name
-    without dashes. `meets` adds the keys of `--rdzv-conf` to the help.
+    without dashes, and `origin` whose those are. `meets` adds the keys of `--rdzv-conf` to the help.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Program:
     epilog: str
     usage: str = "[FLAGS] SCRIPT [ARGS]..."
     instead: Mapping[str, str] = field(default_factory=dict)
+    origin: str = "DLRover's"
     meets: bool = True
 
     @property

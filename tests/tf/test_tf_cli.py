@@ -1,0 +1,410 @@
+"""The command line of tf-ps-run: what a job of it is, sentences about mistakes, the help, and what is never loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from asked import go_to_empty_place
+
+from dlrover_run import exit_codes
+from dlrover_run.command_line import options as those_of_dlrover_run
+from dlrover_run.command_line.argv import UsageError
+from dlrover_run.command_line.program import Program
+from dlrover_run.coordination.cluster import rules
+from dlrover_run.coordination.cluster.records import Role, Room
+from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.coordination.rules import MOST_NODES
+from dlrover_run.spec import SpecError, Std
+from tf_ps_runner.cli import job_or_code, main, parse
+from tf_ps_runner.command_line import options, values
+from tf_ps_runner.command_line.tensorflow import has_tensorflow, require_tensorflow
+from tf_ps_runner.spec import PRELOAD, ServersSpec
+
+LIMIT = 60.0
+"""Seconds that a child process of a test may take before the test gives up."""
+
+MANY = "--rdzv-backend=master --rdzv-endpoint=node0"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with one script, and no variable of the machine that could change a job."""
+    go_to_empty_place(tmp_path, monkeypatch)
+    for name in [name for name in os.environ if name.startswith(options.PREFIX)]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+def asked(text: str, **environ: str) -> ServersSpec:
+    """The job of these flags and variables."""
+    return parse(text.split(), environ)
+
+
+def warned(text: str, **environ: str) -> list[str]:
+    """What is said of these flags and variables."""
+    said: list[str] = []
+    parse(text.split(), environ, warn=said.append)
+    return said
+
+
+def refused(text: str, **environ: str) -> str:
+    """Why there is no job of these flags and variables."""
+    with pytest.raises(SpecError) as mistake:
+        parse(text.split(), environ)
+    return str(mistake.value)
+
+
+def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> None:
+    spec = asked("train.py --lr 0.1")
+    assert spec.rooms == (Room(Role.CHIEF, 1), Room(Role.WORKER, 1), Room(Role.PS, 1))
+    assert (spec.job.backend, spec.job.rules.least, spec.job.rules.most) == ("memory", 1, 1)
+    assert spec.job.rules.cluster == ClusterRules(least_workers=1, most_workers=1)
+    assert (spec.job.entrypoint.target, spec.job.entrypoint.args) == ("train.py", ("--lr", "0.1"))
+    assert (spec.job.start_method, spec.job.preload) == ("forkserver", PRELOAD)
+    assert (spec.sparse, spec.hang_timeout, spec.checkpoint_dir) == (False, 0.0, None)
+
+
+def test_a_machine_without_a_role_has_room_for_the_most_of_each_role() -> None:
+    spec = asked("--ps=1:4 --workers=2:8 --evaluator --checkpoint-dir=. train.py")
+    assert {room.role: room.tasks for room in spec.rooms} == {
+        Role.CHIEF: 1,
+        Role.WORKER: 8,
+        Role.PS: 4,
+        Role.EVALUATOR: 1,
+    }
+    cluster = spec.job.rules.cluster
+    assert cluster is not None
+    assert (cluster.least_ps, cluster.most_ps, cluster.least_workers, cluster.most_workers) == (1, 4, 2, 8)
+
+
+def test_a_job_may_have_no_worker_beside_its_chief() -> None:
+    assert asked("--workers=0 train.py").room(Role.WORKER) == 0
+
+
+@pytest.mark.parametrize("role", options.ROLES)
+def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of_nodes(role: str) -> None:
+    spec = asked(f"--role={role} --ps=2 {MANY} train.py")
+    assert spec.rooms == (Room(Role(role), 1),)
+    assert (spec.job.backend, spec.job.rules.least, spec.job.rules.most) == ("master", 1, MOST_NODES)
+    assert spec.job.master is not None
+    assert (spec.job.master.host, spec.job.master.port, spec.job.run_id) == ("node0", 29400, "none")
+    assert spec.job.role == role
+
+
+def test_an_evaluator_of_its_own_is_one_that_the_job_has() -> None:
+    spec = asked(f"--role=evaluator {MANY} train.py")
+    assert spec.job.rules.cluster is not None
+    assert spec.job.rules.cluster.evaluator == 1
+
+
+def test_machines_without_roles_may_share_a_job() -> None:
+    spec = asked(f"--ps=4 --workers=8 {MANY} train.py")
+    assert (spec.job.backend, spec.room(Role.PS), spec.room(Role.WORKER)) == ("master", 4, 8)
+
+
+def test_a_variable_tells_a_machine_with_a_role_where_the_master_is_and_one_without_takes_no_notice() -> None:
+    spec = asked("--role=ps train.py", DLROVER_MASTER_ADDR="master:5000")
+    assert spec.job.master is not None
+    assert (spec.job.master.host, spec.job.master.port, spec.job.master.is_host) == ("master", 5000, False)
+    assert asked("train.py", DLROVER_MASTER_ADDR="master:5000").job.backend == "memory"
+
+
+def test_what_a_cluster_manager_calls_a_pod_is_told_apart_by_its_role() -> None:
+    ids = {
+        asked(f"--role={role} {MANY} train.py", WORKER_ID="0", WORKER_RANK="0").job.node_id for role in options.ROLES
+    }
+    assert ids == {"ps-0", "worker-0", "chief-0", "evaluator-0"}
+
+
+def test_master_and_etcd_have_the_settings_that_dlrover_run_has(here: Path) -> None:
+    (here / "token").write_text("a secret\n")
+    spec = asked(f"--role=ps {MANY} --rdzv-id=ads --rdzv-conf=token_file=token,state_dir=state,join_timeout=5 train.py")
+    assert spec.job.master is not None
+    assert (spec.job.master.token, spec.job.master.state_dir) == ("a secret", str(here / "state"))
+    assert (spec.job.rules.join_timeout, spec.job.run_id) == (5, "ads")
+    assert "a secret" not in repr(spec)
+    if not has_package("etcd3"):
+        pytest.skip("the package etcd3 is not installed here")
+    spec = asked("--role=ps --rdzv-backend=etcd --rdzv-endpoint=a,b:3 --rdzv-conf=prefix=/jobs train.py")
+    assert spec.job.etcd is not None
+    assert (spec.job.etcd.endpoints, spec.job.etcd.prefix) == ((("a", 2379), ("b", 3)), "/jobs")
+    assert spec.job.rules.lost_after == 0
+
+
+def has_package(name: str) -> bool:
+    """Whether it is installed here."""
+    import importlib.util
+
+    return importlib.util.find_spec(name) is not None
+
+
+def test_a_job_on_one_machine_keeps_the_name_that_it_is_given_and_else_has_one_of_its_own() -> None:
+    assert asked("--rdzv-id=ads train.py").job.run_id == "ads"
+    assert asked("train.py").job.run_id != asked("train.py").job.run_id
+
+
+def test_every_time_and_limit_reaches_the_rules_of_the_job() -> None:
+    spec = asked(
+        "--max-restarts=7 --save-timeout=1.5 --ready-timeout=20 --end-grace=0 --hang-timeout=9 --shutdown-timeout=4 "
+        "--worker-memory=4Gi --ps-memory=512Mi --max-memory=8Gi --sparse -m json.tool"
+    )
+    assert spec.job.rules.cluster == ClusterRules(
+        least_workers=1,
+        most_workers=1,
+        max_restarts=7,
+        save_timeout=1.5,
+        ready_timeout=20,
+        end_grace=0,
+        worker_memory=4096,
+        ps_memory=512,
+        max_memory=8192,
+    )
+    assert (spec.hang_timeout, spec.job.shutdown_timeout, spec.sparse) == (9, 4, True)
+    assert (spec.job.entrypoint.kind, spec.job.entrypoint.target) == ("module", "json.tool")
+
+
+def test_the_table_says_the_defaults_of_the_rules() -> None:
+    flags = options.TF_PS_RUN.by_dest
+    assert flags["save_timeout"].default == f"{rules.SAVE_TIMEOUT:g}"
+    assert flags["ready_timeout"].default == f"{rules.READY_TIMEOUT:g}"
+    assert flags["end_grace"].default == f"{rules.END_GRACE:g}"
+    assert flags["max_restarts"].default == f"{rules.RESTARTS}"
+
+
+def test_each_variable_is_one_of_this_program_and_the_command_line_wins() -> None:
+    names = {flag.variable for flag in options.TABLE if flag.variable is not None}
+    assert all(name.startswith("TF_PS_RUN_") for name in names)
+    assert asked("train.py", TF_PS_RUN_PS="3", TF_PS_RUN_SPARSE="1").room(Role.PS) == 3
+    assert asked("--ps=2 train.py", TF_PS_RUN_PS="3").room(Role.PS) == 2
+    # A cluster manager sets these for torch.
+    assert asked("train.py", PET_MAX_RESTARTS="nonsense", PET_RDZV_BACKEND="etcd").job.backend == "memory"
+
+
+def test_what_both_programs_have_is_called_and_spelled_alike() -> None:
+    shared = options.TF_PS_RUN.by_dest.keys() & those_of_dlrover_run.BY_DEST.keys()
+    assert {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "log_dir", "redirects", "tee"} <= shared
+    for dest in shared:
+        ours, theirs = options.TF_PS_RUN.by_dest[dest], those_of_dlrover_run.BY_DEST[dest]
+        assert (ours.spellings, bool(ours.value)) == (theirs.spellings, bool(theirs.value))
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        ("4Gi", 4096),
+        ("512Mi", 512),
+        ("1.5Gi", 1536),
+        ("1048576", 1),
+        ("2097152Ki", 2048),
+        ("1Ti", 1 << 20),
+        ("4G", 3814),
+        ("1000M", 953),
+        ("4GiB", 4096),
+        ("4 Gi", 4096),
+    ],
+)
+def test_a_size_of_memory_is_read_in_each_unit(text: str, mib: int) -> None:
+    assert values.memory_size("--ps-memory", text) == mib
+
+
+@pytest.mark.parametrize("text", ["", "4", "Gi", "-4Gi", "4gi", "1e9", "4Xi", "0Gi", "100Ti", "nan", "4Gi4Gi"])
+def test_what_is_no_size_of_memory_is_refused_with_one_that_would_do(text: str) -> None:
+    with pytest.raises(SpecError, match="4Gi or 512Mi"):
+        values.memory_size("--ps-memory", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("--ps= train.py", "--ps '' is not a number of parameter servers: give N or MIN:MAX with 0 < MIN <= MAX."),
+        ("--ps=: train.py", "--ps ':' is not a number of parameter servers"),
+        ("--ps=0 train.py", "--ps '0' is out of range: give N or MIN:MAX with 0 < MIN <= MAX."),
+        ("--ps=4:1 train.py", "--ps '4:1' is out of range"),
+        ("--workers=8:2 train.py", "--workers '8:2' is out of range: give N or MIN:MAX with 0 <= MIN <= MAX."),
+        ("--workers=-1 train.py", "--workers '-1' is out of range"),
+        ("--ps=2000 --workers=2000 train.py", "are more than the 4000 processes that a job may have."),
+        ("--role=boss train.py", "--role 'boss' is not known: give ps, worker, chief or evaluator."),
+        ("--role=ps train.py", "--role ps is one of several nodes, and nothing says where they meet: give"),
+        ("--role=ps --rdzv-backend=master train.py", "needs a place where the nodes meet: give --rdzv-endpoint="),
+        (
+            "--role=ps --rdzv-backend=static train.py",
+            "'static' is not known: give master, c10d or etcd.",
+        ),
+        ("--rdzv-endpoint=node0 train.py", "has no --rdzv-backend beside it: give --rdzv-backend=master or etcd too."),
+        ("--role=ps --rdzv-backend=master --rdzv-endpoint=a:b train.py", "has a bad port"),
+        ("--worker-memory=4Gi --max-memory=2Gi train.py", "--worker-memory 4Gi is more than --max-memory 2Gi"),
+        ("--save-timeout=0 train.py", "--save-timeout '0' is out of range"),
+        ("--start-method=fork train.py", "--start-method 'fork' is not known: give forkserver or spawn."),
+        ("-r 0:3 train.py", "--redirects '0:3' does not say which streams"),
+        ("missing.py", "The script 'missing.py' does not exist"),
+        ("-m no_such_module_anywhere", "The module 'no_such_module_anywhere' is neither in"),
+        ("--checkpoint-dir=train.py/x train.py", "--checkpoint-dir 'train.py/x' cannot be made"),
+        ("--rdzv-id= train.py", "--rdzv-id '' is no name under which nodes meet"),
+        ("--rdzv-conf=token=a train.py", "has a token in it, where every list of processes shows it"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_says_what_would_do(text: str, sentence: str) -> None:
+    said = refused(text)
+    assert sentence in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "No script was given"),
+        ("--nnodes=2 train.py", "--nnodes is a flag of dlrover-run's that is not here: give --ps and --workers"),
+        ("--sparce train.py", "--sparce is not a flag of tf-ps-run; did you mean --sparse?"),
+        ("--ps", "--ps needs a value: N|MIN:MAX."),
+    ],
+)
+def test_a_line_that_cannot_be_read_points_to_the_help(
+    text: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError):
+        parse(text.split(), {})
+    assert main(text.split()) == exit_codes.BAD_COMMAND_LINE
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.endswith("Try 'tf-ps-run --help'.\n")
+
+
+def test_servers_that_come_and_go_without_checkpoints_are_warned_of() -> None:
+    (said,) = warned("--ps=1:2 train.py")
+    assert "--checkpoint-dir=DIR" in said
+    assert warned("--ps=1:2 --checkpoint-dir=ckpt train.py") == []
+    assert warned("--ps=1:2 --checkpoint-dir=hdfs://namenode/ckpt train.py") == []
+    assert warned("--ps=2 train.py") == []
+
+
+def test_what_has_no_effect_is_said() -> None:
+    assert warned("--start-method=spawn --preload=json train.py") == [
+        "--preload has no effect with --start-method=spawn."
+    ]
+    assert warned("--max-memory=8Gi train.py") == ["--max-memory has no effect without --worker-memory or --ps-memory."]
+    assert warned("--rdzv-conf=nonsense=1,bind=a train.py") == [
+        "--rdzv-conf has 'nonsense', which nothing reads.",
+        "bind of --rdzv-conf has no effect, since this job has no master where nodes meet.",
+    ]
+
+
+def test_modules_to_preload_come_after_those_that_every_job_needs() -> None:
+    assert asked("--preload=numpy,pandas --preload=numpy train.py").job.preload == (*PRELOAD, "numpy", "pandas")
+    assert asked("--start-method=spawn train.py").job.preload == ()
+
+
+def test_output_is_chosen_for_all_processes_and_told_apart_by_a_prefix(here: Path) -> None:
+    logs = asked("--log-dir=logs -r 3 -t 1 train.py").job.logs
+    assert (logs.log_dir, logs.redirects.default, logs.tee.default) == ("logs", Std.ALL, Std.OUT)
+    assert logs.prefixed
+    assert not (here / "logs").exists()
+
+
+def test_an_interpreter_without_tensorflow_is_found_before_anything_starts(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = here / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    assert not has_tensorflow(str(bare))
+    monkeypatch.setenv("PYTHON_EXEC", str(bare))
+    assert main(["train.py"]) == exit_codes.BAD_COMMAND_LINE
+    said = capsys.readouterr().err
+    assert said == (
+        f"tf-ps-run: There is no TensorFlow in {bare}: install it there (pip install 'dlrover-run[tf]'), or set "
+        "PYTHON_EXEC to the interpreter that has it.\n"
+    )
+
+
+def test_an_interpreter_with_something_called_tensorflow_will_do_and_it_is_not_imported(here: Path) -> None:
+    (here / "tensorflow").mkdir()
+    (here / "tensorflow" / "__init__.py").write_text("raise SystemExit(3)")
+    other = here / "python"
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={here} exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    require_tensorflow(str(other))
+
+
+def test_an_interpreter_that_cannot_tell_is_left_to_the_template(here: Path) -> None:
+    other = here / "python"
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o755)
+    assert has_tensorflow(str(other))
+
+
+def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python -m tf_ps_runner` with these words, as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "tf_ps_runner", *words],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("program", [options.TF_PS_RUN, options.SCALE])
+def test_the_help_names_every_flag_and_keeps_to_the_screen(program: Program) -> None:
+    done = command(*program.name.split()[1:], "--help", COLUMNS="100", NO_COLOR="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert {line.split()[1] for line in lines if line.startswith("│ --")} == {
+        f"--{flag.name}" for flag in program.table
+    }
+    assert f"Usage: {program.name} {program.usage}" in done.stdout
+    assert "Keys of --rdzv-conf" in done.stdout
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = command("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("tf-ps-run ")
+
+
+def test_the_shell_is_offered_flags_and_their_words() -> None:
+    def offered(line: str) -> set[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": f"{len(line.split()) - 1}"}
+        return set(command(_TF_PS_RUN_COMPLETE="complete_bash", **words).stdout.split())
+
+    assert {"--ps-memory"} <= offered("tf-ps-run --ps-")
+    assert offered("tf-ps-run --role w") == {"worker"}
+
+
+def test_a_launch_loads_neither_typer_nor_tensorflow_nor_grpc() -> None:
+    code = (
+        "import sys; from tf_ps_runner.cli import parse;"
+        f"parse({['-r3', '--ps=2', '--role=ps', *MANY.split(), 'train.py']!r}, {{}});"
+        "print(sorted({'typer', 'click', 'rich', 'tensorflow', 'grpc', 'asyncio', 'numpy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_a_script_that_is_called_scale_is_given_behind_two_dashes(here: Path) -> None:
+    (here / "scale").write_text("")
+    assert asked("-- scale").job.entrypoint.target == "scale"
+
+
+def test_secrets_of_the_environment_are_read_and_shown_to_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
+    monkeypatch.setattr("tf_ps_runner.cli.require_tensorflow", lambda python: None)
+    spec = job_or_code(["--role=ps", *MANY.split(), "train.py"])
+    assert isinstance(spec, ServersSpec)
+    assert spec.job.master is not None
+    assert spec.job.master.token == "a secret"
+    assert "a secret" not in repr(spec) + "".join(capsys.readouterr())

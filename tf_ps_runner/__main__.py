@@ -1,0 +1,21 @@
+"""`python -m tf_ps_runner` and the `tf-ps-run` command."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # As in dlrover-run: before there is a job, Ctrl-C shall just end us, without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from tf_ps_runner.cli import main
+
+
+def run() -> None:
+    """Run the command and leave the process with its code."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

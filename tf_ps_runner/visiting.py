@@ -1,0 +1,91 @@
+"""Tells a job of a wish from a machine that hosts nothing of it: as a node that takes no part, for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from dlrover_run.agent.host import host_name
+from dlrover_run.backends.opening import open_board
+from dlrover_run.command_line import etcd_place, rendezvous_conf
+from dlrover_run.command_line.master_place import find_master
+from dlrover_run.command_line.settings import Settings
+from dlrover_run.coordination.cluster.records import Hosting, Targets
+from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.coordination.records import OVER, NodePhase, NodeStatus
+from dlrover_run.nursery import wait_until
+from dlrover_run.spec import Entrypoint, JobSpec
+from tf_ps_runner.command_line.place import find_place
+
+WISH = 1
+"""The number of a visitor's only wish."""
+
+
+class Outcome(NamedTuple):
+    """What came of a visit: what the job said of the wish, or the sentence without its full stop about why it does not
+    know of it."""
+
+    said: str = ""
+    problem: str = ""
+
+
+def job_to_visit(settings: Settings, environ: Mapping[str, str], timeout: float) -> JobSpec:
+    """The job as a visitor sees it, whose master it never starts. Raises SpecError."""
+    place = find_place(settings, environ, visits=True)
+    conf = rendezvous_conf.read(*settings.text("rdzv_conf"))
+    master = find_master(place, conf, environ)
+    return JobSpec(
+        # Nothing is run; but there is no job without something to run.
+        entrypoint=Entrypoint("program", "true"),
+        run_id=place.run_id,
+        rules=replace(conf.rules, least=place.least, most=place.most, join_timeout=timeout, cluster=ClusterRules()),
+        backend=place.backend,
+        master=replace(master, is_host=False) if master else None,
+        etcd=etcd_place.find_etcd(place.members, conf, environ) if place.members else None,
+    )
+
+
+def visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[str], None]) -> Outcome:
+    """Tell the job and wait until its coordinator knows. Raises SpecError when what is installed is not enough."""
+    return asyncio.run(_visit(spec, wish, timeout, say))
+
+
+async def _visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[str], None]) -> Outcome:
+    news = asyncio.Event()
+    board = open_board(spec, news.set, say)
+    name = secrets.token_hex(8)
+    status = NodeStatus(
+        node_id=f"visitor-{name}",
+        incarnation=name,
+        host=host_name(),
+        address="",
+        port=0,
+        workers=0,
+        cluster=Hosting(wish=wish, wish_number=WISH),
+    )
+    board.publish(status)
+    deadline = asyncio.get_running_loop().time() + timeout
+    try:
+        while True:
+            news.clear()
+            told = board.assignment
+            if told.cluster is not None and told.cluster.heard_wish >= WISH:
+                return Outcome(said=told.reason)
+            if told.phase in OVER:
+                return Outcome(problem=f"the job {spec.run_id!r} is over")
+            if board.problem is not None:
+                return Outcome(problem=board.problem.rstrip("."))
+            if not await wait_until(news, deadline - asyncio.get_running_loop().time()):
+                return Outcome(problem=f"the job {spec.run_id!r} has not heard of it within {timeout:g} s (--timeout)")
+    finally:
+        board.publish(_leaving(status))
+        await board.close()
+
+
+def _leaving(status: NodeStatus) -> NodeStatus:
+    return msgspec.structs.replace(status, phase=NodePhase.LEFT)
