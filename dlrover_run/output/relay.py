@@ -16,6 +16,8 @@ that socket does. Each message is one line of JSON, which a newline and raw byte
         {"do": "tail", "path", "out", "prefix", "needles", "filtered"}   show a log file
         {"do": "tails", "number", "keys"}                tell the ends of what these pipes were given
         {"do": "drain", "number", "keys", "end"}         the same, and write all out; `end`: and forget the sources
+        {"do": "forget", "keys", "paths"}                these pipes and log files are of a worker that has ended: what
+                                                         they were given goes out, and they are let go of
         {"do": "own", "path"}                            a directory to remove when the relay ends
     relay -> agent
         {"tell": "tail", "number", "key", "cut"} and bytes   the end of what one pipe was given
@@ -232,6 +234,8 @@ class _Relay:
             self._tell_end(message["number"])
         elif what == "drain":
             self._start_drain(message)
+        elif what == "forget":
+            self._forget_some(message)
         elif what == "own":
             self.owned.append(message["path"])
 
@@ -309,6 +313,21 @@ class _Relay:
         self.drains.append(_Drain(number, end, {tail: tail.size() for tail in self.tails}))
         for tail in self.tails:
             tail.grown = True
+
+    def _forget_some(self, message: dict[str, Any]) -> None:
+        keys, paths = set(message["keys"]), set(message["paths"])
+        for pipe in [pipe for pipe in self.pipes if pipe.key in keys]:
+            left = DRAIN_PIPE_BYTES
+            while left > 0 and (count := pipe.take(left)):
+                left -= count
+            pipe.close()
+            self.pipes.remove(pipe)
+        goals = {tail: tail.size() for tail in self.tails if tail.path in paths}
+        for tail in goals:
+            tail.grown = True
+        if goals:
+            # Nobody waits for this one, and its number is nobody's.
+            self.drains.append(_Drain(0, True, goals))
 
     def _advance_drains(self) -> None:
         for drain in list(self.drains):

@@ -193,6 +193,16 @@ class Relay:
                 self._drop(key)
             self._orphans.clear()
 
+    def forget(self, keys: Collection[str], paths: Collection[str] = ()) -> None:
+        """Let go of the pipes of workers that have ended, and of their log files, while others go on. What they have
+        been given is still shown."""
+        names = [name for key in keys for name in (key, f"{key} stdout")]
+        for name in names:
+            if name in self._kept:
+                self._drop(name)
+            self._orphans.pop(name, None)
+        self._send({"do": "forget", "keys": names, "paths": [os.path.abspath(path) for path in paths]})
+
     def hurry(self) -> None:
         """Somebody wants an end: drains that wait now give up, and later ones wait `DRAIN_TIMEOUT` at most.
 

@@ -218,6 +218,7 @@ class Tail:
     """
 
     def __init__(self, path: str, sink: Sink, prefix: bytes, needles: tuple[bytes, ...] | None, start: int = 0) -> None:
+        self.path = path
         self.sink = sink
         self.offset = start
         self.grown = True
