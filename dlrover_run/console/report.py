@@ -37,7 +37,7 @@ class FailureReport:
     `job` is what each worker ran, as the person named it. `ends` are this node's workers of the last round, in the
     order in which their ends were observed. `root` is the worker that failed first: one of these, or what its node has
     told of it. `restarts` of `max_restarts` were used, and `why_over` says why there is no other one, where that is not
-    the number. `exit_code` is the launcher's own.
+    the number, or `max_restarts` is None. `exit_code` is the launcher's own.
     """
 
     job: str
@@ -45,7 +45,7 @@ class FailureReport:
     root: WorkerEnd | Failure
     ends: tuple[WorkerEnd, ...]
     restarts: int
-    max_restarts: int
+    max_restarts: int | None
     exit_code: int
     why_over: str = ""
 
@@ -68,7 +68,7 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
         lines += _traceback(plain_lines(root.trace)) if root.trace else []
         lines += _wrapped(f"Its output is on {host}: on that launcher's console, or in its log files.", width, "  ")
     else:
-        lines += [paint.red(line) for line in _wrapped(f"rank {root.rank} {describe_end(root)}", width, "  ")]
+        lines += [paint.red(line) for line in _wrapped(f"{root.who} {describe_end(root)}", width, "  ")]
         lines += _fields(root, report.host, width, zone)
         lines += _own_words(root)
         lines += _where_to_look(root, width)
@@ -227,7 +227,7 @@ def _closing(report: FailureReport, width: int) -> list[str]:
     lines = []
     if report.max_restarts == 0:
         lines.append("No restarts were allowed; --max-restarts N allows N.")
-    elif report.restarts <= report.max_restarts:
+    elif report.max_restarts is not None and report.restarts <= report.max_restarts:
         lines.append(f"{report.restarts} of {report.max_restarts} restarts were used.")
     if report.why_over and report.restarts != report.max_restarts:
         lines += _wrapped(harmless(f"{report.why_over[0].upper()}{report.why_over[1:]}."), width)

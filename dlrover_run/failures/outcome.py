@@ -24,7 +24,7 @@ class WorkerEnd:
     itself. `failed_first` says that a stopped worker had recorded its error before it was stopped.
     `stderr_tail` is the last of what it wrote to standard error, as far as that could be seen, and to standard output
     where the two went to one console. `memory_limit` is a sentence when the kernel is known to have killed for memory,
-    else None. `error_file` is where `error` was read.
+    else None. `error_file` is where `error` was read. `name` is what people call it where they do not go by ranks.
     """
 
     rank: int
@@ -40,6 +40,12 @@ class WorkerEnd:
     memory_limit: str | None = None
     error_file: str | None = None
     failed_first: bool = False
+    name: str = ""
+
+    @property
+    def who(self) -> str:
+        """What it is called in a sentence."""
+        return self.name or f"rank {self.rank}"
 
     @property
     def failed(self) -> bool:
