@@ -19,11 +19,12 @@ GATE = "TF_PS_GATE"
 Listed = Mapping[str, Sequence[str] | Mapping[str, str]]
 
 
-def servers_of(order: Order, version: int) -> tuple[str, ...]:
-    """The addresses of the servers of that version, by rank; empty for a version that the order knows nothing of."""
-    if version == order.version:
+def servers_of(order: Order, task: Task) -> tuple[str, ...]:
+    """The addresses of the servers of the task's version, by rank; empty for a version that the order knows nothing of.
+    An evaluator reads checkpoints, and is of no version: it may be older."""
+    if task.version == order.version or task.role is Role.EVALUATOR:
         return order.servers
-    return order.next_servers if version == order.version + 1 else ()
+    return order.next_servers if task.version == order.version + 1 else ()
 
 
 def listed(order: Order, task: Task, sparse: bool, gaps: bool = False) -> Listed | None:
@@ -33,7 +34,7 @@ def listed(order: Order, task: Task, sparse: bool, gaps: bool = False) -> Listed
     being replaced, or that has succeeded and has left its place to nobody. The first is known within moments; with
     `gaps` it is waited for no more, and the chief's address stands there, where nobody answers for that index.
     """
-    servers = servers_of(order, task.version)
+    servers = servers_of(order, task)
     if not servers or not all(servers) or not order.chief or not task.port:
         return None
     if sparse:
@@ -75,5 +76,5 @@ def task_variables(order: Order, task: Task, config: str, master: str) -> dict[s
 def _number(order: Order, task: Task) -> int:
     """How many tasks there are of that role."""
     if task.role is Role.PS:
-        return len(servers_of(order, task.version))
+        return len(servers_of(order, task))
     return len(order.workers) if task.role is Role.WORKER else 1

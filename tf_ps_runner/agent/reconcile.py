@@ -93,7 +93,7 @@ Step = Hold | Start | Dismiss | Terminate | Kill | Forget | Await
 class Situation:
     """All that the next steps depend on.
 
-    `order` is None while this node has none: its job has not begun, or a new coordinator is still finding out. `over`
+    `order` is None while this node hosts nothing; while a new coordinator is finding out, it is what it was. `over`
     says that the job has ended for this node, and `departing` that a signal or the loss of the launcher tells it to go.
     """
 
@@ -109,9 +109,7 @@ def reconcile(situation: Situation) -> tuple[Step, ...]:
     if situation.over or situation.departing:
         # An order that holds no more names what may be ended in peace.
         return tuple(Terminate(one.key) for one in situation.known if one.live and not (one.dying or one.ending))
-    order = situation.order
-    if order is None:
-        return ()
+    order = situation.order or Order(version=0)
     wanted = {task.key: task for task in order.tasks}
     steps: list[Step] = []
     for one in situation.known:
@@ -136,7 +134,7 @@ def _is_another(one: Known, task: Task, order: Order) -> bool:
     first, may have given the name again; or its servers are others by now, and it holds on to what is gone."""
     if (one.rank, one.version) != (task.rank, task.version):
         return True
-    servers = servers_of(order, task.version)
+    servers = servers_of(order, task) if task.role is not Role.EVALUATOR else ()
     return bool(one.live and servers and all(servers) and one.servers != servers)
 
 
@@ -145,7 +143,8 @@ def _let_go(one: Known, order: Order) -> Iterable[Step]:
         return [Forget(one.key)]
     if one.dying:
         return []
-    if one.version == order.version and one.key.role in (Role.WORKER, Role.EVALUATOR) and one.servers == order.servers:
+    same = one.version == order.version and one.servers == order.servers
+    if one.key.role is Role.EVALUATOR or (one.key.role is Role.WORKER and same):
         return [] if one.leaving or one.ending else [Dismiss(one.key)]
     return [Kill(one.key)]
 

@@ -1,0 +1,99 @@
+"""Stands in for a script of TensorFlow, without it: it knows its place from `TF_CONFIG`, speaks the channel, and as a
+server it answers an empty `GetStatus`. It tells the test's mailbox what happens to it, and does what the test writes to
+the pipe of its name in the folder `PRETEND`, one command a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+HERE = Path(os.environ["PRETEND"])
+CONFIG = json.loads(os.environ["TF_CONFIG"])
+ROLE, INDEX = CONFIG["task"]["type"], CONFIG["task"]["index"]
+NAME = f"{ROLE}-{os.environ['WORKER_ID']}"
+
+
+def post(**fields: object) -> None:
+    """Tell the test."""
+    told = {"name": NAME, "rank": INDEX, "pid": os.getpid(), "version": int(os.environ["TF_PS_VERSION"]), **fields}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mailbox:
+        mailbox.sendto(json.dumps(told).encode(), "\0" + os.environ["TEST_MAILBOX"])
+
+
+class Channel:
+    """What this process and its agent say to each other."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect("\0" + os.environ["TF_PS_AGENT"][1:])
+        self.lines = self._socket.makefile("r")
+        self.say(say="hello", token=os.environ["TF_PS_TASK_TOKEN"], pid=os.getpid())
+
+    def say(self, **words: object) -> None:
+        self._socket.sendall(json.dumps(words).encode() + b"\n")
+
+
+def serve() -> None:
+    """Answer `GetStatus` for ever."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import grpc
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    answer = grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
+    service = grpc.method_handlers_generic_handler("tensorflow.WorkerService", {"GetStatus": answer})
+    server.add_generic_rpc_handlers((service,))
+    port = CONFIG["cluster"]["ps"][INDEX].rpartition(":")[2]
+    assert server.add_insecure_port(f"[::]:{port}") == int(port)
+    server.start()
+    post(at="serving", cluster=CONFIG["cluster"])
+    threading.Event().wait()
+
+
+def obey(channel: Channel) -> None:
+    """Do what the test writes to this process's pipe, one command a line."""
+    pipe = HERE / NAME
+    os.mkfifo(pipe)
+    post(at="up", cluster=CONFIG["cluster"])
+    while True:
+        with open(pipe) as commands:
+            for command in commands:
+                word, _, rest = command.strip().partition(" ")
+                if word == "say":
+                    channel.say(**json.loads(rest))
+                elif word == "exit":
+                    os._exit(int(rest))
+                elif word == "raise":
+                    print(f"Traceback (most recent call last):\n  File x\n{rest}", file=sys.stderr, flush=True)
+                    os._exit(1)
+
+
+def listen(channel: Channel) -> None:
+    """Tell the test what the agent tells us, and leave as told."""
+    for line in channel.lines:
+        order = json.loads(line)
+        post(at="told", **{key: order[key] for key in ("open", "pause", "save", "ending")})
+        if order["pause"] and ROLE == "worker":
+            os._exit(75)
+        if order["save"] and ROLE == "chief":
+            channel.say(say="saved", step=7, path="/pretend/model.ckpt-7")
+            os._exit(75)
+        if order["ending"] and ROLE == "worker":
+            os._exit(0)
+
+
+print(f"{NAME} begins", flush=True)
+if ROLE == "ps":
+    serve()
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+channel = Channel()
+if ROLE != "chief":
+    channel.say(say="ready")
+threading.Thread(target=obey, args=(channel,), daemon=True).start()
+listen(channel)

@@ -1,0 +1,75 @@
+"""What the end of a task means for the cluster: a pure function of how its process ended and of what was found out."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+from dlrover_run import failures
+from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.coordination.cluster.records import EndCause, Role, TaskEnd
+from dlrover_run.failures.outcome import WorkerEnd
+
+LEFT = 75
+"""The exit code of a task that leaves because of a change of membership, as the bootstrap and the hooks have it."""
+
+REPEATED_WITHIN = 10.0
+"""Seconds from a task's start within which the very exception that ended its predecessor is a sign that the next start
+would meet it again. A mistake in a script shows when it begins; what comes later may have another cause."""
+
+_LOST_SERVER = re.compile(
+    r"UnavailableError|AbortedError|Connection reset by peer|Socket closed|failed to connect to all addresses"
+    r"|recvmsg:|Broken pipe|Graph handle is not found"
+)
+"""How TensorFlow says that a server has gone, or is another one by now. That server is the failure."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a process ended, and what is known of why.
+
+    `silent` is why it was given up, if it was; `memory` why it was killed for memory. `dismissed` says that it was told
+    to leave, or stopped, by its agent. `lived` are the seconds from its start to its end, and `before` is what the
+    predecessor of the same role and rank has raised.
+    """
+
+    role: Role
+    end: WorkerEnd
+    lived: float
+    silent: str | None = None
+    memory: str | None = None
+    dismissed: bool = False
+    before: str | None = None
+
+
+def task_end(found: Found) -> TaskEnd:
+    """What the node tells the coordinator of the end."""
+    end = found.end
+    if found.silent is not None:
+        return TaskEnd(EndCause.SILENT, found.silent[:MAX_WHAT])
+    if found.memory is not None:
+        return TaskEnd(EndCause.MEMORY, found.memory[:MAX_WHAT])
+    if end.code == 0:
+        if found.role is Role.PS and not found.dismissed:
+            return _failure(end, "ended by itself with code 0, which no parameter server does")
+        return TaskEnd(EndCause.SUCCESS, "has succeeded")
+    if end.code == LEFT:
+        return TaskEnd(EndCause.MEMBERSHIP, "left for a change of the cluster")
+    if found.dismissed:
+        return TaskEnd(EndCause.MEMBERSHIP, failures.describe_end(end)[:MAX_WHAT])
+    words = raised(end)
+    if words is not None and _LOST_SERVER.search(words):
+        return TaskEnd(EndCause.MEMBERSHIP, f"lost a parameter server: {failures.describe_end(end)}"[:MAX_WHAT])
+    if words is not None and words == found.before and found.lived <= REPEATED_WITHIN:
+        return _failure(end, f"{failures.describe_end(end)}, as the one before it did", EndCause.REPEATED)
+    return _failure(end, failures.describe_end(end))
+
+
+def raised(end: WorkerEnd) -> str | None:
+    """The exception that ended a task, by its own words; None where it left none."""
+    return None if end.code in (0, LEFT) or end.code == -signal.SIGKILL else failures.error_words(end)
+
+
+def _failure(end: WorkerEnd, what: str, cause: EndCause = EndCause.FAILURE) -> TaskEnd:
+    return TaskEnd(cause, what[:MAX_WHAT], "\n".join(failures.trace_lines(end))[-MAX_TRACE:])

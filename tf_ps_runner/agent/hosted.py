@@ -1,0 +1,175 @@
+"""One task on this node, from the port that is held for it to what is known of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+
+from dlrover_run.agent.process import WorkerProcess, WorkerStart
+from dlrover_run.coordination.cluster.records import Role, Task, TaskEnd, TaskKey, TaskStage, TaskStatus
+from tf_ps_runner.agent.outputs import Outputs
+from tf_ps_runner.agent.reconcile import Known
+from tf_ps_runner.agent.words import Event, Hello, Ready, Restored, Saved, Step
+from tf_ps_runner.memory.hold import MemoryHold
+
+SPEECHLESS = 30.0
+"""Seconds after which a task that runs, and has said nothing of how far it is, counts as ready. A script that makes no
+session of TensorFlow's usual kind says nothing, and nobody waits for it at the gate either."""
+
+
+class Hosted:
+    """A task that this node holds a port for, runs, or has run. `on_news` is called when there is more to say of it."""
+
+    def __init__(self, task: Task, port: int, on_news: Callable[[], None]) -> None:
+        self.task = task
+        self.port = port
+        self.step = self.saved = self.restored = -1
+        self.ready = self.swollen = False
+        self.servers: tuple[str, ...] = ()
+        self.starting: asyncio.Task[None] | None = None
+        self.process: WorkerProcess | None = None
+        self.outputs: Outputs | None = None
+        self.memory: MemoryHold | None = None
+        self.silent: str | None = None
+        self.end: TaskEnd | None = None
+        self.started_at = 0.0
+        self.dying = self.ending = self.leaving = self.waited = False
+        self.over = False
+        self._on_news = on_news
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    @property
+    def key(self) -> TaskKey:
+        """Which task it is."""
+        return self.task.key
+
+    @property
+    def live(self) -> bool:
+        """Whether its process runs or is about to, or its end is not known in full yet."""
+        return not self.over and (self.starting is not None or self.process is not None)
+
+    @property
+    def stage(self) -> TaskStage:
+        """How far it is."""
+        if self.over:
+            return TaskStage.ENDED
+        if self.process is None:
+            return TaskStage.HELD
+        return TaskStage.READY if self.ready else TaskStage.STARTED
+
+    @property
+    def known(self) -> Known:
+        """What the next step depends on."""
+        return Known(
+            key=self.key,
+            rank=self.task.rank,
+            version=self.task.version,
+            servers=self.servers,
+            live=self.live,
+            ended=self.over,
+            dying=self.dying,
+            ending=self.ending,
+            leaving=self.leaving,
+            waited=self.waited,
+        )
+
+    @property
+    def status(self) -> TaskStatus:
+        """What is to be said of it."""
+        return TaskStatus(
+            key=self.key,
+            stage=self.stage,
+            port=self.port,
+            step=self.step,
+            saved=self.saved,
+            restored=self.restored,
+            swollen=self.swollen,
+            end=self.end,
+        )
+
+    def run(self, pid: int, start: WorkerStart, on_end: Callable[[WorkerProcess], None]) -> None:
+        """Its process has been started."""
+        self.started_at = time.monotonic()
+        self.process = WorkerProcess(pid, start, on_end)
+        if self.task.role is not Role.PS:
+            self.later("speechless", SPEECHLESS, self.be_ready)
+
+    def be_ready(self) -> None:
+        """It is ready, as it has said or as nobody will ever say."""
+        self.cancel("speechless")
+        if not self.ready:
+            self.ready = True
+            self._on_news()
+
+    def hear(self, event: Event) -> None:
+        """Take what its process has said."""
+        if isinstance(event, Ready):
+            if self.task.role is not Role.PS:
+                self.be_ready()
+        elif isinstance(event, Restored):
+            self.restored = self.step = event.step
+            self.be_ready()
+            self._on_news()
+        elif isinstance(event, Step):
+            self.step = event.step
+            if self.task.role is not Role.PS:
+                self.be_ready()
+        elif isinstance(event, Saved):
+            self.saved = max(self.saved, event.step)
+            self._on_news()
+        elif isinstance(event, Hello) and self.task.role is Role.CHIEF and self.process is not None and not self.ready:
+            # A chief that restores a large model has its time from now on.
+            self.later("speechless", SPEECHLESS, self.be_ready)
+
+    def take(self, task: Task) -> None:
+        """Take the latest that the order says of it: its address may be known by now."""
+        self.task = task
+
+    def later(self, name: str, seconds: float, what: Callable[[], None], again: bool = True) -> None:
+        """Do something in some seconds. What was to be done under that name is put off, or not even that."""
+        if name in self._timers and not again:
+            return
+        self.cancel(name)
+        self._timers[name] = self._loop.call_later(seconds, what)
+
+    def cancel(self, name: str) -> None:
+        """Do not do it, if it is still to be done."""
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+
+    def kill(self) -> None:
+        """End it at once, also while it is being started."""
+        self.dying = True
+        if self.process is not None:
+            self.process.send(signal.SIGKILL)
+        elif self.starting is not None:
+            self.starting.cancel()
+
+    def terminate(self, number: signal.Signals, grace: float) -> None:
+        """Ask it to end by a signal, and kill it after that many seconds."""
+        self.ending = True
+        if self.process is not None:
+            self.process.stop(number, grace)
+        elif self.starting is not None:
+            self.starting.cancel()
+
+    def dismiss(self, grace: float) -> None:
+        """Give it that many seconds to leave as it was told to, and as many after a SIGTERM."""
+        self.leaving = True
+        if self.process is None:
+            self.kill()
+        else:
+            self.later("leaving", grace, lambda: self.terminate(signal.SIGTERM, grace))
+
+    def close(self) -> None:
+        """Its process has ended: nothing is to be done later."""
+        for name in list(self._timers):
+            self.cancel(name)
+        if self.memory is not None:
+            with contextlib.suppress(OSError):
+                self.memory.close()
+            self.memory = None

@@ -1,0 +1,241 @@
+"""The agent: one node's loop between the order of the cluster and its tasks.
+
+Everything that happens (a new order, the end of a task, a word of one, a signal, the loss of the guard) only marks that
+something happened; the loop then looks at the whole situation, asks `reconcile` for steps and carries them out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from dlrover_run.agent.departure import Departure
+from dlrover_run.agent.standing import Standing
+from dlrover_run.agent.starter import Starter
+from dlrover_run.backends.board import Board, Listener
+from dlrover_run.console.voice import Voice
+from dlrover_run.coordination.cluster.records import Hosting, Order, Targets
+from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus, Waiting
+from dlrover_run.descent import lineage
+from dlrover_run.descent.strays import StraySweep
+from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.streams import RunDir
+from dlrover_run.spec import SpecError
+from tf_ps_runner.agent.channel import Channel
+from tf_ps_runner.agent.environment import PACKAGE
+from tf_ps_runner.agent.reconcile import Situation, Terminate, reconcile
+from tf_ps_runner.agent.tasks import StuckTask, Tasks
+from tf_ps_runner.agent.telling import Telling
+from tf_ps_runner.agent.verdict import Ending, Verdict, judge
+from tf_ps_runner.agent.wish_desk import WishDesk
+from tf_ps_runner.spec import ServersSpec
+
+NOTHING = Order(version=0)
+"""The order of a node that hosts nothing."""
+
+
+class Agent:
+    """Runs one node's part of a job. `voice` speaks to the person at the console."""
+
+    def __init__(
+        self,
+        spec: ServersSpec,
+        run_dir: RunDir,
+        relay: Relay,
+        lifelines: Sequence[int],
+        voice: Voice,
+        open_board: Callable[[Listener], Board],
+    ) -> None:
+        job = spec.job
+        assert job.rules.cluster is not None, "such a job has rules for its cluster"
+        self._spec = spec
+        self._run_dir = run_dir
+        self._relay = relay
+        self._lifelines = lifelines
+        self._voice = voice
+        self._wake = asyncio.Event()
+        self._starter = Starter(job, voice.say, ours=[str(PACKAGE)])
+        self._strays = StraySweep(self._own_children)
+        self._telling = Telling(voice.say)
+        self._channel = Channel(lambda key, event: self._tasks.hear(key, event))
+        self._tasks = Tasks(
+            spec, run_dir, relay, self._starter, self._strays, self._channel, self._wake.set, self._telling
+        )
+        # What the template imports takes longer than anything else.
+        self._tasks.warm()
+        self._board = open_board(self._hear)
+        self._standing = Standing(job)
+        self._desk = WishDesk(job.run_id, job.rules.cluster, self._take_wish)
+        self._wish: Targets | None = None
+        self._wishes = 0
+        self._waiting: Waiting | None = None
+        self._departure = Departure(self._take_signal, self._lose_launcher)
+        self._over = False
+
+    @property
+    def pids_to_spare(self) -> set[int]:
+        """Processes that outlive this agent on purpose."""
+        return self._board.pids
+
+    async def run(self) -> Verdict:
+        """Take part in the job until it is over, and tell how it went."""
+        # Before the departure listens: this call makes the loop's wake-up pipe, which the departure then quietens.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._strays.reap)
+        self._departure.listen(self._spec.job.signals, self._lifelines)
+        if self._run_dir.path is not None and not self._run_dir.keep:
+            # The relay is the last to end, so the directory goes even when guard and agent are killed together.
+            self._relay.remove_at_end(self._run_dir.path)
+        try:
+            self._channel.open()
+            if (problem := await self._desk.open()) is not None:
+                self._voice.say(problem)
+            await self._follow_plan()
+        except (StuckTask, SpecError, OSError) as error:
+            self._tasks.forward(signal.SIGKILL)
+            return await self._conclude(error)
+        return await self._conclude()
+
+    async def _follow_plan(self) -> None:
+        while True:
+            self._wake.clear()
+            wanted = self._board.assignment
+            self._take(wanted)
+            order = wanted.cluster or NOTHING
+            for step in reconcile(self._situation(wanted)):
+                if isinstance(step, Terminate):
+                    self._tasks.terminate(step.key, *self._farewell)
+                else:
+                    self._tasks.carry_out(step, order)
+            self._tasks.follow(order)
+            self._publish()
+            if self._tasks.problem is not None:
+                raise self._tasks.problem
+            if (self._is_over or self._departure.wanted) and not self._tasks.live:
+                return
+            await self._wake.wait()
+
+    def _situation(self, wanted: Assignment) -> Situation:
+        return Situation(
+            order=wanted.cluster,
+            known=self._tasks.known,
+            over=self._is_over,
+            departing=self._departure.wanted,
+            sparse=self._spec.sparse,
+        )
+
+    @property
+    def _farewell(self) -> tuple[signal.Signals, float]:
+        """The signal that ends a task when this node goes, or all is over, and the seconds that it gets after that."""
+        if self._departure.orphaned:
+            return signal.SIGKILL, 0.0
+        if self._departure.signal is not None:
+            return self._departure.signal, self._spec.job.shutdown_timeout
+        return signal.SIGTERM, self._spec.grace
+
+    @property
+    def _is_over(self) -> bool:
+        return self._board.assignment.phase in OVER or self._board.problem is not None
+
+    def _hear(self) -> None:
+        """Something of the board has changed."""
+        self._wake.set()
+
+    def _take(self, wanted: Assignment) -> None:
+        """Take what the coordinator wants."""
+        if not self._departure.wanted:
+            # A node that goes takes nothing more; it stays what it is until its tasks have ended.
+            self._standing.take(wanted)
+        self._show_waiting(wanted)
+        self._telling.follow(wanted)
+        if wanted.cluster is not None:
+            self._desk.heard(wanted.cluster.heard_wish)
+
+    def _show_waiting(self, wanted: Assignment) -> None:
+        waiting = wanted.waiting if wanted.phase not in OVER else None
+        if waiting == self._waiting:
+            return
+        self._waiting = waiting
+        if waiting is None:
+            self._voice.wait_no_more()
+        else:
+            self._voice.wait_for(waiting.text, waiting.seconds)
+
+    def _publish(self) -> None:
+        if not self._over:
+            self._board.publish(self._status(self._phase))
+
+    @property
+    def _phase(self) -> NodePhase:
+        if self._departure.wanted:
+            return NodePhase.LEAVING
+        return NodePhase.RUNNING if self._tasks.known else NodePhase.WAITING
+
+    def _status(self, phase: NodePhase) -> NodeStatus:
+        hosting = Hosting(rooms=self._spec.rooms, tasks=self._tasks.statuses, wish=self._wish, wish_number=self._wishes)
+        return msgspec.structs.replace(self._standing.status(phase), cluster=hosting)
+
+    def _take_wish(self, wish: Targets) -> int:
+        """Pass a wish on; what it says nothing of stays as it was wished before."""
+        before = self._wish or Targets()
+        self._wish = Targets(
+            ps=before.ps if wish.ps is None else wish.ps,
+            workers=before.workers if wish.workers is None else wish.workers,
+        )
+        self._wishes += 1
+        self._wake.set()
+        return self._wishes
+
+    async def _conclude(self, gave_up: Exception | None = None) -> Verdict:
+        wanted, problem = self._board.assignment, self._board.problem
+        self._over = True
+        self._voice.wait_no_more()
+        self._board.publish(self._status(NodePhase.LEFT))
+        await self._desk.close()
+        self._channel.close()
+        await self._tasks.close()
+        # Who reads our output in a pager takes the time that he likes; what dead tasks have left does not wait for him.
+        sweep = asyncio.get_running_loop().call_later(lineage.STRAY_GRACE, self._strays.condemn_all)
+        await self._relay.end_round((), timeout=None)
+        sweep.cancel()
+        verdict = judge(
+            Ending(
+                wanted=wanted,
+                ends=tuple(self._tasks.ends),
+                host=self._standing.host,
+                stopped_by=self._departure.signal,
+                problem=problem,
+                gave_up=gave_up,
+                mistaken=self._board.mistaken,
+            ),
+            self._spec.job.compat_exit_codes,
+        )
+        await self._starter.close()
+        self._strays.close()
+        await self._board.close()
+        self._standing.close()
+        return verdict
+
+    def _own_children(self) -> set[int]:
+        return {self._relay.pid} | self._starter.pids | self._tasks.pids | self._board.pids
+
+    def _take_signal(self, number: signal.Signals) -> None:
+        self._hurry()
+        if self._departure.signal is None:
+            seconds = self._spec.job.shutdown_timeout
+            then = f"the tasks are told and get {seconds:g} s to end" if self._tasks.live else "this node leaves"
+            self._voice.say(f"{number.name} received: {then}")
+            # The next look at the situation passes it on.
+            return
+        self._tasks.forward(number)
+
+    def _lose_launcher(self) -> None:
+        self._hurry()
+        self._tasks.forward(signal.SIGKILL)
+
+    def _hurry(self) -> None:
+        """Wait no longer for what may take its time."""
+        self._wake.set()
+        self._relay.hurry()

@@ -1,0 +1,71 @@
+"""The agent process from its first line to its verdict, with what it shows to the person at the console."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dlrover_run import exit_codes
+from dlrover_run.agent.host import told_name
+from dlrover_run.backends.opening import open_board
+from dlrover_run.console.voice import Voice, terminal_columns, terminal_lines
+from dlrover_run.descent import guard, lineage
+from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.streams import RunDir, leave_nothing
+from dlrover_run.spec import SpecError
+from tf_ps_runner.agent.loop import Agent
+from tf_ps_runner.agent.verdict import Verdict
+from tf_ps_runner.spec import ServersSpec
+
+
+async def run_agent(spec: ServersSpec, run_dir: RunDir, lifelines: Sequence[int], relay: Relay) -> int:
+    """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
+    job = spec.job
+    voice = Voice(
+        relay.say,
+        lambda: terminal_columns(2, os.environ.get("TERM")),
+        lambda: terminal_lines(2),
+        job.console_name,
+        "tf-ps-run",
+    )
+    relay.attach(voice.say)
+    pids_to_spare: set[int] = set()
+    try:
+        agent = Agent(spec, run_dir, relay, lifelines, voice, lambda listener: open_board(job, listener, voice.say))
+    except SpecError as mistake:
+        # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
+        verdict = Verdict(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
+    else:
+        verdict = await agent.run()
+        pids_to_spare = agent.pids_to_spare
+    _tell(spec, verdict, voice)
+    await relay.drain(timeout=None)
+    await relay.close()
+    lineage.end_children(pids_to_spare)
+    leave_nothing(run_dir)
+    # What comes now comes too late, and would meet no handler any more once the loop is closed.
+    guard.block(job.signals)
+    return verdict.exit_code
+
+
+def _tell(spec: ServersSpec, verdict: Verdict, voice: Voice) -> None:
+    if verdict.error is not None:
+        voice.say(verdict.error)
+    root = verdict.root or verdict.failure
+    if root is None:
+        return
+    from dlrover_run.console.report import FailureReport, render_failure
+
+    report = FailureReport(
+        job=spec.job.entrypoint.target,
+        host=told_name(spec.job),
+        root=root,
+        ends=(),
+        restarts=0,
+        max_restarts=None,
+        exit_code=verdict.exit_code,
+        why_over=verdict.why_over,
+    )
+    # The variable counts when it is not empty (no-color.org).
+    color = voice.columns is not None and not os.environ.get("NO_COLOR")
+    voice.print(render_failure(report, voice.width, color))

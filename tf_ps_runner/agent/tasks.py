@@ -1,0 +1,389 @@
+"""The tasks of this node as real processes: each step of `reconcile` is carried out here, and what becomes of a task is
+found out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from dlrover_run.agent.environment import fill_macros
+from dlrover_run.agent.group import KILL_TIMEOUT
+from dlrover_run.agent.process import WorkerProcess, WorkerStart
+from dlrover_run.agent.starter import Starter
+from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskEnd, TaskKey, TaskStatus
+from dlrover_run.descent.strays import StraySweep
+from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.streams import RunDir
+from tf_ps_runner.agent import environment
+from tf_ps_runner.agent.channel import Channel
+from tf_ps_runner.agent.endings import Found, raised, task_end
+from tf_ps_runner.agent.hosted import Hosted
+from tf_ps_runner.agent.outputs import open_outputs
+from tf_ps_runner.agent.ports import PortBook
+from tf_ps_runner.agent.probe import Probe
+from tf_ps_runner.agent.reconcile import Await, Dismiss, Forget, Hold, Kill, Known, Start, Step, Terminate
+from tf_ps_runner.agent.telling import Telling
+from tf_ps_runner.agent.vigil import Verdict
+from tf_ps_runner.agent.words import Event, Note, OrderMessage, Restored, Saved
+from tf_ps_runner.agent.words import Step as StepSaid
+from tf_ps_runner.memory.hold import MemoryHold
+from tf_ps_runner.spec import ServersSpec
+from tf_ps_runner.tf_config import servers_of, task_variables
+
+GAP_PATIENCE = 5.0
+"""Seconds that a task waits for the addresses of workers that are being replaced; then it starts without them, for it
+may be that they have succeeded and come no more."""
+
+STEP_PAUSE = 2.0
+"""Seconds for which steps of the chief are gathered before the others are told: it makes some hundred a second."""
+
+SWOLLEN_LOOK = 1.0
+"""Seconds between two looks at how much memory a task with a limit takes: nobody tells us. What comes closer to its
+limit within that time is ended for it, as if nobody had looked."""
+
+
+class Tasks:
+    """All tasks of one node. `wake` is called when there is more to say of one, `telling` tells the person.
+
+    `ends` are how the last of them have ended. `problem` is what keeps this node from going on, for the loop to raise.
+    """
+
+    def __init__(
+        self,
+        spec: ServersSpec,
+        run_dir: RunDir,
+        relay: Relay,
+        starter: Starter,
+        strays: StraySweep,
+        channel: Channel,
+        wake: Callable[[], None],
+        telling: Telling,
+    ) -> None:
+        self._spec = spec
+        self._run_dir = run_dir
+        self._relay = relay
+        self._starter = starter
+        self._strays = strays
+        self._channel = channel
+        self._wake = wake
+        self._telling = telling
+        self._ports = PortBook()
+        self._probe = Probe(self._note_verdict)
+        self._hosted: dict[TaskKey, Hosted] = {}
+        self._raised: dict[tuple[Role, int], str] = {}
+        self._turn = asyncio.Lock()
+        self._ready: asyncio.Task[None] | None = None
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._step_timer: asyncio.TimerHandle | None = None
+        self._common = environment.common_environment(os.environ)
+        self.ends: list[tuple[TaskEnd, WorkerEnd]] = []
+        self.problem: Exception | None = None
+
+    @property
+    def known(self) -> tuple[Known, ...]:
+        """What the next steps depend on."""
+        return tuple(hosted.known for hosted in self._hosted.values())
+
+    @property
+    def statuses(self) -> tuple[TaskStatus, ...]:
+        """What is to be said of each task."""
+        return tuple(hosted.status for _, hosted in sorted(self._hosted.items()))
+
+    @property
+    def live(self) -> bool:
+        """Whether a process of a task runs."""
+        return any(hosted.live for hosted in self._hosted.values())
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes of tasks that run."""
+        processes = (hosted.process for hosted in self._hosted.values())
+        return {process.pid for process in processes if process is not None and process.live}
+
+    def warm(self) -> None:
+        """Have a template ready before there is a task: what it imports takes longer than anything else."""
+        self._ready = self._ready or self._do(self._starter.prepare([self._common]))
+
+    def follow(self, order: Order) -> None:
+        """Take what the order says of tasks that are here, and tell it to their processes."""
+        for task in order.tasks:
+            hosted = self._hosted.get(task.key)
+            if hosted is not None and hosted.task.version == task.version and hosted.task.rank == task.rank:
+                hosted.take(task)
+        for hosted in self._hosted.values():
+            if hosted.live:
+                self._channel.tell(hosted.key, _message(hosted, order))
+
+    def carry_out(self, step: Step, order: Order) -> None:
+        """Do one step; what takes time goes on by itself. Raises OSError when a port cannot be had."""
+        if isinstance(step, Hold):
+            self._hold(step.task)
+            return
+        hosted = self._hosted[step.task.key if isinstance(step, Start) else step.key]
+        if isinstance(step, Start):
+            self._begin(hosted, order, step)
+        elif isinstance(step, Await):
+            hosted.later("gaps", GAP_PATIENCE, lambda: self._go_without(hosted), again=False)
+        elif isinstance(step, Dismiss):
+            hosted.dismiss(self._spec.grace)
+            self._channel.tell(hosted.key, _message(hosted, order))
+        elif isinstance(step, Terminate):
+            raise AssertionError("how a task is terminated is the loop's to say")
+        elif isinstance(step, Kill):
+            hosted.kill()
+            hosted.later("stuck", KILL_TIMEOUT, lambda: self._tell_stuck(hosted))
+        elif isinstance(step, Forget):
+            hosted.close()
+            del self._hosted[step.key]
+
+    def terminate(self, key: TaskKey, number: signal.Signals, grace: float) -> None:
+        """End a task by this signal, and kill it after that many seconds."""
+        self._hosted[key].terminate(number, grace)
+
+    def forward(self, number: signal.Signals) -> None:
+        """Pass a signal on to every task that runs."""
+        for hosted in self._hosted.values():
+            if hosted.process is not None:
+                hosted.process.send(number)
+            elif hosted.starting is not None:
+                hosted.starting.cancel()
+
+    async def close(self) -> None:
+        """No task runs any more: let go of ports and of whom we ask."""
+        for job in list(self._jobs):
+            job.cancel()
+        if self._jobs:
+            await asyncio.wait(self._jobs)
+        if self._step_timer is not None:
+            self._step_timer.cancel()
+        for hosted in self._hosted.values():
+            hosted.close()
+        await self._probe.close()
+        self._ports.close()
+
+    def hear(self, key: TaskKey, event: Event) -> None:
+        """A process has said something."""
+        hosted = self._hosted.get(key)
+        if hosted is None:
+            return
+        before = hosted.step
+        hosted.hear(event)
+        if isinstance(event, Note | Restored | Saved):
+            self._telling.said(key, event)
+        if isinstance(event, StepSaid) and key.role is Role.CHIEF:
+            self._telling.stepped(event.step)
+            if event.step > before:
+                self._await_next_step(hosted)
+            if self._step_timer is None:
+                self._step_timer = asyncio.get_running_loop().call_later(STEP_PAUSE, self._tell_steps)
+
+    def _tell_steps(self) -> None:
+        self._step_timer = None
+        self._wake()
+
+    def _await_next_step(self, hosted: Hosted) -> None:
+        if self._spec.hang_timeout:
+            seconds = self._spec.hang_timeout
+            hosted.later("hang", seconds, lambda: self._give_up(hosted, f"has made no step for {seconds:g} s"))
+
+    def _hold(self, task: Task) -> None:
+        in_use = {hosted.port for hosted in self._hosted.values() if hosted.live or not hosted.over}
+        self._hosted[task.key] = Hosted(task, self._ports.take(task.role, task.rank, in_use), self._wake)
+        self._wake()
+
+    def _go_without(self, hosted: Hosted) -> None:
+        hosted.waited = True
+        self._wake()
+
+    def _begin(self, hosted: Hosted, order: Order, step: Start) -> None:
+        hosted.cancel("gaps")
+        hosted.take(step.task)
+        hosted.servers = servers_of(order, step.task)
+        variables = task_variables(order, step.task, step.config, environment.master_address(self._spec))
+        # Once for all that start together: what the first of them imports is not learned before it has had the time.
+        self.warm()
+        hosted.starting = self._do(self._start(hosted, variables, order))
+
+    async def _start(self, hosted: Hosted, variables: Mapping[str, str], order: Order) -> None:
+        key = hosted.key
+        try:
+            if self._ready is not None:
+                await asyncio.wait([self._ready])
+            # One after the other: a process that is being forked is our child before anybody knows its number.
+            async with self._turn:
+                start = self._outfit(hosted, variables)
+                with self._strays.paused():
+                    pid = await self._starter.start(start)
+                    hosted.run(pid, start, self._note_end)
+                    assert hosted.memory is not None, "it was given with the outfit"
+                    hosted.memory.place(pid)
+        except asyncio.CancelledError:
+            self._abandon(hosted)
+            raise
+        except Exception as error:
+            self._abandon(hosted)
+            self.problem = self.problem or error
+            self._wake()
+            return
+        finally:
+            hosted.starting = None
+            if not any(each.starting for each in self._hosted.values()):
+                self._ready = None
+            if hosted.outputs is not None:
+                hosted.outputs.release()
+        if hosted.dying:
+            hosted.kill()
+        self._channel.tell(key, _message(hosted, order))
+        if hosted.task.role is Role.PS:
+            self._probe.watch(key, hosted.port)
+        if hosted.task.memory:
+            self._look_at_memory(hosted)
+        self._starter.learn_later()
+        self._wake()
+
+    def _outfit(self, hosted: Hosted, variables: Mapping[str, str]) -> WorkerStart:
+        """All that the process is given."""
+        task, entrypoint = hosted.task, self._spec.job.entrypoint
+        hosted.outputs = open_outputs(self._spec.job.logs, self._run_dir, self._relay, str(task.key))
+        hosted.memory = MemoryHold.open(str(task.key), task.memory)
+        own = {environment.AGENT: self._channel.address, environment.TOKEN: self._channel.expect(task.key)}
+        args = fill_macros(entrypoint.args, task.rank)
+        return WorkerStart(
+            local_rank=0 if task.role in (Role.CHIEF, Role.WORKER) else 1,
+            rank=task.rank,
+            argv=environment.boot_command(entrypoint, args),
+            args=args,
+            environment={**self._common, **variables, **own},
+            stdio=hosted.outputs.stdio,
+        )
+
+    def _abandon(self, hosted: Hosted) -> None:
+        """Its start came to nothing, and nobody waits for it: as if it had only been held."""
+        self._channel.finish(hosted.key)
+        if hosted.outputs is not None:
+            hosted.outputs.forget(self._relay)
+        hosted.close()
+        hosted.dying = hosted.ending = False
+
+    def _look_at_memory(self, hosted: Hosted) -> None:
+        if hosted.memory is None:
+            return
+        swollen = hosted.memory.swollen
+        if swollen and not hosted.swollen:
+            hosted.swollen = True
+            self._wake()
+        hosted.later("memory", SWOLLEN_LOOK, lambda: self._look_at_memory(hosted))
+
+    def _note_verdict(self, key: TaskKey, verdict: Verdict) -> None:
+        hosted = self._hosted.get(key)
+        if hosted is None or not hosted.live:
+            return
+        if verdict is Verdict.READY:
+            hosted.be_ready()
+        elif verdict is Verdict.SILENT:
+            self._give_up(hosted, "lives, and does not answer any more")
+
+    def _give_up(self, hosted: Hosted, why: str) -> None:
+        if hosted.live and not (hosted.dying or hosted.ending or hosted.leaving):
+            hosted.silent = why
+            hosted.kill()
+            hosted.later("stuck", KILL_TIMEOUT, lambda: self._tell_stuck(hosted))
+
+    def _tell_stuck(self, hosted: Hosted) -> None:
+        self.problem = self.problem or StuckTask(
+            f"SIGKILL did not end {hosted.key} in {KILL_TIMEOUT:g} s: the kernel holds it; look at its device or disk"
+        )
+        self._wake()
+
+    def _note_end(self, process: WorkerProcess) -> None:
+        hosted = next(each for each in self._hosted.values() if each.process is process)
+        self._strays.reap()
+        if self.live:
+            self._strays.condemn_session(process.pid)
+        self._probe.forget(hosted.key)
+        for name in ("stuck", "leaving", "hang", "speechless", "memory"):
+            hosted.cancel(name)
+        self._channel.finish(hosted.key)
+        self._do(self._find_out(hosted, process))
+
+    async def _find_out(self, hosted: Hosted, process: WorkerProcess) -> None:
+        """Say how a task has ended, once its last words are known."""
+        task, outputs, memory = hosted.task, hosted.outputs, hosted.memory
+        assert process.code is not None, "it has ended"
+        assert outputs is not None, "it was given with the process"
+        assert memory is not None, "it was given with the process"
+        stopped = process.stopped_with if not hosted.silent else None
+        killed = memory.killed_for_memory(process.code) if stopped is None and not hosted.silent else None
+        words = await outputs.last_words(self._relay)
+        outputs.forget(self._relay)
+        end = WorkerEnd(
+            rank=task.rank,
+            local_rank=task.rank,
+            pid=process.pid,
+            code=process.code,
+            unix_time=process.unix_time,
+            stopped_with=stopped,
+            stderr_tail=words,
+            stdout_path=outputs.stdout_path,
+            stderr_path=outputs.stderr_path,
+            name=str(task.key),
+        )
+        place = (task.role, task.rank)
+        hosted.end = task_end(
+            Found(
+                role=task.role,
+                end=end,
+                lived=time.monotonic() - hosted.started_at,
+                silent=hosted.silent,
+                memory=killed,
+                dismissed=stopped is not None or hosted.leaving,
+                before=self._raised.get(place),
+            )
+        )
+        if (exception := raised(end)) is not None:
+            self._raised[place] = exception
+        else:
+            self._raised.pop(place, None)
+        hosted.close()
+        hosted.over = True
+        self.ends = [*self.ends[-MOST_ENDS:], (hosted.end, end)]
+        self._wake()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        job = asyncio.get_running_loop().create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._done)
+        return job
+
+    def _done(self, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        error = None if job.cancelled() else job.exception()
+        if isinstance(error, Exception):
+            self.problem = self.problem or error
+        self._wake()
+
+
+MOST_ENDS = 50
+"""Ends of tasks that are kept for the report on the last of them."""
+
+
+class StuckTask(Exception):
+    """A task that SIGKILL did not end; another one beside it would meet the same wedged device."""
+
+
+def _message(hosted: Hosted, order: Order) -> OrderMessage:
+    """What is told to the process of one task: of what is meant for its role, and for itself."""
+    role = hosted.task.role
+    same = hosted.task.version == order.version
+    return OrderMessage(
+        version=order.version,
+        open=order.open,
+        pause=(order.pause and same and role is Role.WORKER) or hosted.leaving,
+        save=order.save and same and role is Role.CHIEF,
+        ending=order.ending,
+    )

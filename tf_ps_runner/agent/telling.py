@@ -1,0 +1,55 @@
+"""What a person is told of this node's tasks and of the cluster, a line for each thing that happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dlrover_run.coordination.cluster.records import Order, TaskKey
+from dlrover_run.coordination.records import Assignment
+from dlrover_run.coordination.words import counted
+from tf_ps_runner.agent.words import Note, Restored, Saved, plain
+
+
+class Telling:
+    """Tells with `say`."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._reason = ""
+        self._step = -1
+        self._order: Order | None = None
+
+    def follow(self, wanted: Assignment) -> None:
+        """What the coordinator wants now, and why."""
+        if wanted.cluster is None:
+            return
+        self._order = wanted.cluster
+        if wanted.reason != self._reason:
+            self._reason = wanted.reason
+            self._say(wanted.reason)
+
+    def stepped(self, step: int) -> None:
+        """The chief is at that step."""
+        self._step = step
+
+    def said(self, key: TaskKey, event: Note | Restored | Saved) -> None:
+        """A process has said something that a person should know."""
+        if isinstance(event, Note):
+            self._say(f"{key}: {plain(event.text)}")
+        elif isinstance(event, Saved):
+            if self._order is not None and self._order.save:
+                self._say(f"{key} has saved step {event.step}: {plain(event.path)}")
+        else:
+            for sentence in event.skipped:
+                self._say(f"{key}: {plain(sentence)}")
+            self._say(f"{key}: {self._model(event)}")
+            self._step = event.step
+
+    def _model(self, event: Restored) -> str:
+        if event.how == "checkpoint":
+            lost = max(0, self._step - event.step)
+            cost = f"; {counted(lost, 'step')} lost" if lost else ""
+            return f"Restoring parameters from {plain(event.path or '?')}: goes on after step {event.step}{cost}"
+        if event.how == "live":
+            return f"goes on with the live model at step {event.step}; no step lost"
+        return f"begins with a fresh model at step {event.step}"

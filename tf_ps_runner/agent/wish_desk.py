@@ -1,0 +1,105 @@
+"""Where `tf-ps-run scale` on this machine says what somebody wishes of the job that this node is a part of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from dlrover_run.coordination.cluster.records import Targets
+from dlrover_run.coordination.cluster.rules import ClusterRules
+from tf_ps_runner import wishes
+from tf_ps_runner.wishes import Reply
+
+LINE_TIMEOUT = 5.0
+"""Seconds that somebody who has connected gets to say his wish in one line; then the connection is ended."""
+
+MOST_AT_ONCE = 16
+"""Connections at one time; with more, newcomers are not listened to until others have gone."""
+
+
+class WishDesk:
+    """Takes wishes of this machine's user. `on_wish` is called with each; its answer is that wish's number.
+
+    `heard` is told the number of the last wish that the coordinator knows of. A running loop is needed.
+    """
+
+    def __init__(self, run_id: str, rules: ClusterRules, on_wish: Callable[[Targets], int]) -> None:
+        self._address = wishes.socket_address(os.geteuid(), run_id)
+        self._rules = rules
+        self._on_wish = on_wish
+        self._server: asyncio.Server | None = None
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+        self._talks: set[asyncio.Task[None]] = set()
+        self._over = False
+
+    async def open(self) -> str | None:
+        """Listen; a sentence when the name is taken, by another job of that name or another node of this one."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(self._address)
+            listener.listen(MOST_AT_ONCE)
+        except OSError as error:
+            listener.close()
+            return f"`tf-ps-run scale` does not reach this node: {error.strerror}"
+        listener.setblocking(False)
+        self._server = await asyncio.start_unix_server(self._talk, sock=listener, limit=wishes.MOST_BYTES)
+        return None
+
+    def heard(self, number: int) -> None:
+        """The coordinator knows of all wishes up to that number."""
+        for each in [each for each in self._waiting if each <= number]:
+            for future in self._waiting.pop(each):
+                if not future.done():
+                    future.set_result(None)
+
+    async def close(self) -> None:
+        """Listen no more, and tell those who wait that nothing follows."""
+        self._over = True
+        if self._server is not None:
+            self._server.close()
+        for futures in self._waiting.values():
+            for future in futures:
+                if not future.done():
+                    future.set_result(None)
+        if self._talks:
+            await asyncio.wait(self._talks)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talk = asyncio.current_task()
+        assert talk is not None, "a connection has a task"
+        self._talks.add(talk)
+        try:
+            connection = writer.get_extra_info("socket")
+            if len(self._talks) <= MOST_AT_ONCE and wishes.peer_uid(connection) == os.geteuid():
+                reply = await self._answer(reader)
+                if reply is not None:
+                    writer.write(wishes.reply_line(reply))
+                    await asyncio.wait_for(writer.drain(), LINE_TIMEOUT)
+        except (OSError, asyncio.TimeoutError, ValueError):
+            # Whoever asked has gone, or does not read.
+            pass
+        finally:
+            self._talks.discard(talk)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Reply | None:
+        try:
+            wish = wishes.read_wish(await asyncio.wait_for(reader.readline(), LINE_TIMEOUT))
+        except (asyncio.TimeoutError, msgspec.DecodeError, ValueError):
+            return None
+        if (problem := wishes.why_not(wish, self._rules)) is not None:
+            return Reply(heard=False, text=problem)
+        if self._over:
+            return Reply(heard=False, text="the job is coming to its end")
+        known = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(self._on_wish(wish), []).append(known)
+        with contextlib.suppress(asyncio.CancelledError):
+            await known
+        if self._over:
+            return Reply(heard=False, text="the job is coming to its end")
+        return Reply(heard=True, text=wishes.what_follows(wish))
