@@ -85,8 +85,12 @@ class AgentQueue:
 
     def use(self, number: int, offset: int) -> bool:
         """False when the part was given to somebody else, as after a rollback."""
-        answer = self._agent.ask("used", queue=self._name, shard=number, next=offset)
-        return not ("error" in answer or answer.get("lost"))
+        try:
+            answer = self._agent.ask("used", queue=self._name, shard=number, next=offset)
+        except ConnectionError:
+            # The agent has gone, and will have had this process killed.
+            return True
+        return not answer.get("error")
 
 
 class OwnQueue:
@@ -152,6 +156,7 @@ class Batch:
     def __init__(self, reader: Reader, open_part: OpenPart, begin: int, end: int) -> None:
         self.begin = begin
         self.end = end
+        self.one_step = reader.length is not None
         self._reader = reader
         self._open_part = open_part
         self._used = False
@@ -170,8 +175,8 @@ class Reader:
     """
 
     def __init__(self, queue: Queue, length: int | None) -> None:
+        self.length = length
         self._queue = queue
-        self._length = length
         self._current: OpenPart | None = None
         self._lock = threading.Lock()
 
@@ -180,7 +185,7 @@ class Reader:
         while True:
             with self._lock:
                 open_part = self._current
-                cut = open_part.cut(self._length) if open_part is not None else None
+                cut = open_part.cut(self.length) if open_part is not None else None
             if open_part is not None and cut is not None:
                 return Batch(self, open_part, *cut)
             part = self._queue.take()
@@ -204,17 +209,26 @@ class Reader:
                 self._current = None
 
 
-_claims = threading.local()
+_out: dict[int, list[Batch]] = {}
+"""The batches that each thread was given and has not asked beyond."""
+
+_elsewhere: set[Batch] = set()
+"""Those that were given to nobody knows which thread."""
+
+_stepped: set[Batch] = set()
+"""Those of all with which a step was made."""
 
 
 def batches(queue: Queue, length: int | None) -> Iterator[Batch]:
     """Each batch in turn. It is used when the next one is asked for, unless it was claimed meanwhile."""
     reader = Reader(queue, length)
     while (batch := reader.next()) is not None:
-        waiting = _waiting()
+        waiting = _out.setdefault(threading.get_ident(), [])
         waiting.append(batch)
         yield batch
-        if batch in waiting:
+        _stepped.discard(batch)
+        # A list that was claimed is not this one's any more.
+        if _out.get(threading.get_ident()) is waiting:
             waiting.remove(batch)
             batch.used()
 
@@ -222,17 +236,32 @@ def batches(queue: Queue, length: int | None) -> Iterator[Batch]:
 def claim() -> list[Batch]:
     """The batches that this thread has been given and has not asked beyond: whoever claims them says when they are
     used. That is `schedule`, which only begins their way."""
-    waiting = _waiting()
-    claimed = list(waiting)
-    waiting.clear()
-    return claimed
+    return _out.pop(threading.get_ident(), [])
 
 
-def _waiting() -> list[Batch]:
-    if not hasattr(_claims, "waiting"):
-        _claims.waiting = []
-    found: list[Batch] = _claims.waiting
-    return found
+def hand_out(batch: Batch) -> None:
+    """A batch goes to whatever thread asks TensorFlow for it."""
+    _elsewhere.add(batch)
+
+
+def take_back(batch: Batch) -> None:
+    """Whoever had it asks for the next one."""
+    _elsewhere.discard(batch)
+    _stepped.discard(batch)
+
+
+def made_step(step: int) -> None:
+    """A session of this thread has made a step, with the batch that the thread has."""
+    _stepped.update(_out.get(threading.get_ident(), ()))
+    _stepped.update(_elsewhere)
+
+
+def before_leaving() -> None:
+    """Tell of the batches with which a step was made: this process ends before it asks for the next ones. A whole part
+    may take more than one step, and is told by nothing but the next request."""
+    for batch in list(_stepped):
+        if batch.one_step:
+            batch.used()
 
 
 def _refusal(answer: Mapping[str, Any]) -> str:

@@ -1,0 +1,90 @@
+"""A script as people write it for ParameterServerStrategy: it knows nothing of tf-ps-run but, where told, its data.
+
+STEPS steps are made in all, over any number of starts; each adds 1 to a counter and trains a partitioned table.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+
+import tensorflow as tf
+
+STEPS, EVERY = int(os.environ.get("STEPS", "200")), int(os.environ.get("SAVE_EVERY", "50"))
+PAUSE = float(os.environ.get("STEP_SECONDS", "0.01"))
+ROWS, WIDTH = 64, 4
+
+
+def parts_of(variable: tf.Variable) -> list[tf.Variable]:
+    return list(getattr(variable, "variables", [variable]))
+
+
+def main() -> None:
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type in ("worker", "ps"):
+        server = tf.distribute.Server(
+            resolver.cluster_spec(),
+            job_name=resolver.task_type,
+            task_index=resolver.task_id,
+            protocol="grpc",
+            start=True,
+        )
+        server.join()
+    parts = tf.distribute.experimental.partitioners.FixedShardsPartitioner(len(resolver.cluster_spec().job_tasks("ps")))
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=parts)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        table = tf.Variable(tf.reshape(tf.range(ROWS * WIDTH, dtype=tf.float32), [ROWS, WIDTH]), name="table")
+        seen = tf.Variable(tf.zeros([ROWS], tf.int64), name="seen")
+        optimizer = tf.keras.optimizers.Adagrad(0.01)
+    step = optimizer.iterations
+    checkpoint = tf.train.Checkpoint(optimizer=optimizer, table=table, seen=seen)
+    manager = tf.train.CheckpointManager(checkpoint, os.environ["MODEL_DIR"], max_to_keep=3)
+    restored = manager.restore_or_initialize()
+    print(f"begin at {int(step)} restored={restored}", flush=True)
+
+    @tf.function
+    def train(begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+        def replica() -> tf.Tensor:
+            ids = tf.range(begin, end)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, ids) - 1.0))
+            variables = parts_of(table)
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            for part, offset in zip(parts_of(seen), offsets, strict=True):
+                size = int(part.shape[0])
+                mine = tf.cast((tf.range(size) + offset >= begin) & (tf.range(size) + offset < end), tf.int64)
+                part.assign_add(mine)
+            return loss
+
+        return strategy.run(replica)
+
+    offsets, offset = [], 0
+    for part in parts_of(seen):
+        offsets.append(offset)
+        offset += int(part.shape[0])
+
+    if "shards" in sys.argv[1:] or os.environ.get("SHARDS"):
+        from tf_ps_runner.hooks import DataShards
+
+        ranges = DataShards("train", ROWS, 8, epochs=int(os.environ.get("EPOCHS", "20")), shuffle=True, seed=3).batches(
+            4
+        )
+    else:
+        ranges = (((4 * i) % ROWS, (4 * i) % ROWS + 4) for i in range(int(step), STEPS))
+    for count, (begin, end) in enumerate(ranges, start=1):
+        coordinator.schedule(train, args=(tf.constant(begin), tf.constant(end)))
+        time.sleep(PAUSE)
+        if count % EVERY == 0:
+            coordinator.join()
+            manager.save()
+    coordinator.join()
+    manager.save()
+    counted = tf.concat([part.read_value() for part in parts_of(seen)], 0).numpy()
+    print(f"done at {int(step)} seen={counted.min()}..{counted.max()}", flush=True)
+
+
+main()

@@ -1,0 +1,206 @@
+"""What a script may import to take its data from the job's queue, and to know what it is in the cluster.
+
+    from tf_ps_runner.hooks import DataShards
+
+    for begin, end in DataShards("train", size=len(rows), shard_size=65536, epochs=2, shuffle=True).batches(256):
+        session.run(train, feed(rows[begin:end]))
+
+The same script trains without `tf-ps-run`: then it is alone with all data. Only the standard library is imported, and
+TensorFlow where it is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from tf_ps_runner.worker import leaving, shard_state, shards, stopping
+from tf_ps_runner.worker.channel import channel
+from tf_ps_runner.worker.task import task as own_task
+
+Result = TypeVar("Result")
+
+__all__ = [
+    "DataShards",
+    "ElasticHook",  # noqa: F822
+    "Task",
+    "rank",
+    "run_coordinator",
+    "save",
+    "server",
+    "session_config",
+    "task",
+    "version",
+]
+
+
+class Task(NamedTuple):
+    """What this process is: `worker-2` of rank 0 has taken the place of `worker-0`."""
+
+    role: str
+    rank: int
+    id: int
+
+
+def task() -> Task:
+    """What this process is in its cluster; a chief that is alone where there is none. Raises ValueError for a
+    `TF_CONFIG` that does not say it."""
+    stated = _config().get("task") or {"type": "chief", "index": 0}
+    role, index = str(stated["type"]), int(stated["index"])
+    return Task(role, index, int(os.environ.get("WORKER_ID") or index))
+
+
+def rank() -> int:
+    """The index of this process in its role, which a replacement takes over."""
+    return task().rank
+
+
+def version() -> int:
+    """The version of the set of parameter servers, from 1; 0 without `tf-ps-run`."""
+    return int(os.environ.get("TF_PS_VERSION") or 0)
+
+
+class DataShards:
+    """The offsets from 0 to before `size`, `epochs` times over, in parts of `shard_size` that are handed out to whoever
+    asks next. With `shuffle` the parts of each epoch come in an order of their own, which `seed` decides.
+
+    All processes of a job name the same queue by `name`, and mean the same by it. Where no parameter server is lost,
+    each offset is used once an epoch. Where one is, what was used since the checkpoint that the model goes back to is
+    used again, and nothing is left out. An evaluator should read its data without this.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        shard_size: int,
+        epochs: int = 1,
+        seed: int | None = None,
+        shuffle: bool = False,
+    ) -> None:
+        spec = shards.Spec(size, shard_size, epochs, seed or 0, shuffle)
+        problem = spec.problem()
+        if problem is not None:
+            raise ValueError(f"DataShards {name}: {problem}")
+        self._queue: shards.Queue
+        if channel().active:
+            self._queue = shards.AgentQueue(channel(), name, spec)
+        else:
+            self._queue = shards.OwnQueue(spec)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Each part, as (begin, end). It is used once the next one is asked for."""
+        return self._ranges(None)
+
+    def batches(self, length: int) -> Iterator[tuple[int, int]]:
+        """Pieces of parts, as (begin, end) with `length` offsets at most. Each is used once the next one is asked for,
+        or, where it was handed to a coordinator's `schedule`, once that has its result."""
+        if length < 1:
+            raise ValueError(f"a batch has a length from 1, not {length!r}")
+        return self._ranges(length)
+
+    def dataset(
+        self, load: Callable[[int, int], Any], output_signature: Any, batch_size: int, prefetch: int = 1
+    ) -> Any:
+        """A `tf.data.Dataset` of what `load(begin, end)` returns for each batch, `prefetch` of which are loaded ahead.
+
+        A batch is used once the next one is asked for, or once a step was made with it where the process is told to
+        leave. So nothing that reads ahead may come behind it: no `prefetch`, `shuffle` or `batch` on what is returned.
+        """
+        from tf_ps_runner.worker.shard_dataset import make_dataset
+
+        return make_dataset(self._queue, load, output_signature, batch_size, prefetch)
+
+    def _ranges(self, length: int | None) -> Iterator[tuple[int, int]]:
+        for batch in shards.batches(self._queue, length):
+            yield batch.begin, batch.end
+
+
+def server() -> Any:
+    """The `tf.distribute.Server` of this process, by `TF_CONFIG`."""
+    import tensorflow as tf
+
+    config = _config()
+    if "cluster" not in config:
+        raise ValueError("TF_CONFIG names no cluster: start this script with tf-ps-run")
+    mine = task()
+    return tf.distribute.Server(
+        tf.train.ClusterSpec(config["cluster"]), job_name=mine.role, task_index=mine.rank, protocol="grpc"
+    )
+
+
+def session_config() -> Any:
+    """A `tf.compat.v1.ConfigProto` for sessions on that server: they wait for the parameter servers alone."""
+    import tensorflow as tf
+
+    mine = task()
+    return tf.compat.v1.ConfigProto(device_filters=["/job:ps", f"/job:{mine.role}/task:{mine.rank}"])
+
+
+def run_coordinator(train: Callable[[Any], Result], variable_partitioner: Any = None) -> Result:
+    """Train with `ParameterServerStrategy`: the chief calls `train(coordinator)` and returns what that returns; workers
+    and servers serve it, and never return. An evaluator has no part in this, and gets a ValueError."""
+    import tensorflow as tf
+
+    mine = task()
+    if mine.role in ("worker", "ps"):
+        server().join()
+    if mine.role != "chief" or "cluster" not in _config():
+        raise ValueError(
+            f"run_coordinator is for a chief in a cluster, with workers and servers, and not for {mine.role}"
+        )
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=variable_partitioner)
+    return train(tf.distribute.coordinator.ClusterCoordinator(strategy))
+
+
+def save() -> int:
+    """Save now all that a chief with a coordinator saves, and return how many checkpoints that were; 0 elsewhere. With
+    sessions, `tf.compat.v1.train.MonitoredTrainingSession` saves by itself."""
+    from tf_ps_runner.worker import strategy
+
+    return strategy.save_all() if strategy.leads_coordinator() else 0
+
+
+def __getattr__(name: str) -> Any:
+    # Its base class is TensorFlow's, which is not imported before somebody wants it.
+    if name == "ElasticHook":
+        return _elastic_hook()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def _elastic_hook() -> type:
+    import tensorflow as tf
+
+    class ElasticHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        """For scripts that name what they rely on. `tf-ps-run` puts a hook of its own into each MonitoredSession, which
+        reports the steps, saves, and leaves when it is told to, so that nothing is left to do here."""
+
+    return ElasticHook
+
+
+def _config() -> dict[str, Any]:
+    try:
+        config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    except ValueError as error:
+        raise ValueError(f"TF_CONFIG is no JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise ValueError("TF_CONFIG is no JSON object")
+    return config
+
+
+def _install() -> None:
+    mine = own_task()
+    if mine is None:
+        return
+    stopping.on_step(shards.made_step)
+    leaving.on_leave(shards.before_leaving)
+    if mine.chief:
+        shard_state.keep()
+
+
+_install()

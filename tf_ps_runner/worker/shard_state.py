@@ -1,0 +1,154 @@
+"""How far the data has come, kept beside each checkpoint: `model.ckpt-126.shards.json`.
+
+The state is taken before the variables are read, so that what was used between the two is used again after a rollback,
+and none is left out. It becomes visible once the checkpoint is there, by a rename. A checkpoint without its state goes
+with the newest older one, for what was used by then is in the model; where there is none at all, with the beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import re
+from typing import Any
+
+from tf_ps_runner.worker import checkpoints
+from tf_ps_runner.worker.channel import channel, note
+
+SUFFIX = ".shards.json"
+
+MAX_STATE = 65_536
+"""Bytes of a state: more than one line of it can have come from."""
+
+_NUMBERED = re.compile(r"(.*)-(\d+)")
+
+_taken: dict[str, Any] = {}
+"""The state for each checkpoint that is being written."""
+
+_listening = False
+
+
+def keep() -> None:
+    """From here on keep the state beside each checkpoint that this process writes, and give it back after a restore.
+
+    For the chief alone; a second call does nothing.
+    """
+    global _listening
+    if not _listening:
+        _listening = True
+        checkpoints.on_save_begin(take)
+        checkpoints.on_saved(write)
+        checkpoints.on_restored(give_back)
+
+
+def take(path: str) -> None:
+    """Ask for the state that shall go with the checkpoint `path`."""
+    _taken.pop(path, None)
+    state = channel().ask("snapshot").get("state")
+    if state and state.get("queues"):
+        _taken[path] = state
+
+
+def write(path: str, step: int) -> None:
+    """Put the state beside the checkpoint that is written now. Raises OSError."""
+    state, target = _taken.pop(path, None), path + SUFFIX
+    if state is None:
+        # What lies there is of another checkpoint of the same name.
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(target)
+    else:
+        temporary = f"{target}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.remove(temporary)
+            raise
+    _forget_older(path)
+
+
+def give_back(path: str | None, step: int, how: str) -> None:
+    """Have the queues go back to where the model is: to the state of a checkpoint, or to the beginning for a model
+    that was made anew. A model that lived on goes with the queues as they are. Raises RuntimeError."""
+    if how == "live":
+        return
+    state, sentence = read(path) if path is not None else (None, None)
+    if sentence is not None:
+        note(sentence)
+    answer = channel().ask("rollback", state=state)
+    if answer.get("error") and state is not None:
+        note(f"{path}{SUFFIX} cannot be gone back to ({answer['error']}): all data is used from the beginning")
+        answer = channel().ask("rollback", state=None)
+    if answer.get("error"):
+        raise RuntimeError(f"the data cannot go back to the checkpoint {path}: {answer['error']}")
+
+
+def read(path: str) -> tuple[Any, str | None]:
+    """The state that goes with the checkpoint `path`, None for the beginning; and a sentence where it is not its own.
+
+    There is none to speak of where no checkpoint of that name has one: then the script had no DataShards.
+    """
+    state, clause = _read(path + SUFFIX)
+    if state is not None:
+        return state, None
+    kept = _older(path)
+    if clause is None and not kept:
+        return None, None
+    sentence = f"the state of the data beside {path} {clause or 'is missing'}"
+    for older in kept:
+        state, _ = _read(older)
+        if state is not None:
+            return state, f"{sentence}: that of {os.path.basename(older)[: -len(SUFFIX)]} is taken, and nothing is lost"
+    return None, f"{sentence}: all data is used from the beginning, and nothing is lost"
+
+
+def _read(name: str) -> tuple[Any, str | None]:
+    """What a file says; None with a clause that says why it says nothing, if it is there at all."""
+    try:
+        with open(name, encoding="utf-8") as file:
+            text = file.read(MAX_STATE + 1)
+    except FileNotFoundError:
+        return None, None
+    except (OSError, UnicodeError) as error:
+        return None, f"cannot be read ({error})"
+    try:
+        state = json.loads(text)
+    except ValueError:
+        return None, "is damaged"
+    if len(text) > MAX_STATE or not isinstance(state, dict) or not isinstance(state.get("queues"), dict):
+        return None, "is damaged"
+    return state, None
+
+
+def _older(path: str) -> list[str]:
+    """The states of older checkpoints of the same name, the newest first."""
+    own = _NUMBERED.fullmatch(path)
+    if own is None:
+        return []
+    return [name for number, name in sorted(_states(own[1]), reverse=True) if number < int(own[2])]
+
+
+def _states(prefix: str) -> list[tuple[int, str]]:
+    found = []
+    for name in glob.glob(f"{glob.escape(prefix)}-*{SUFFIX}"):
+        numbered = _NUMBERED.fullmatch(name[: -len(SUFFIX)])
+        if numbered is not None and numbered[1] == prefix:
+            found.append((int(numbered[2]), name))
+    return found
+
+
+def _forget_older(path: str) -> None:
+    """Remove the states of checkpoints that the script's saver has removed."""
+    own = _NUMBERED.fullmatch(path)
+    if own is None or not os.path.exists(path + ".index"):
+        return
+    for number, name in _states(own[1]):
+        if number < int(own[2]) and not os.path.exists(name[: -len(SUFFIX)] + ".index"):
+            with contextlib.suppress(OSError):
+                os.remove(name)

@@ -1,0 +1,370 @@
+"""`ParameterServerStrategy` with a `ClusterCoordinator`: only the chief runs the script, the others serve it.
+
+The chief counts the closures that were run, says so, and leaves where it is told to: closures that no worker has begun
+are dropped, those that run are waited for, and every `CheckpointManager` of the script saves. So no step is lost, and
+what was dropped is scheduled again by the script that comes back. Where a server has gone it waits to be ended, for the
+script cannot go on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from tf_ps_runner.worker import checkpoints, live_model, shards
+from tf_ps_runner.worker.channel import Order, channel, note
+from tf_ps_runner.worker.leaving import leave
+from tf_ps_runner.worker.patching import after_import, place, takes, wrap
+from tf_ps_runner.worker.step_variable import read_step
+from tf_ps_runner.worker.task import task
+
+BETWEEN_STEPS = 0.5
+"""Seconds between two words about the step that the model is at."""
+
+SERVER_GONE = 30.0
+"""Seconds that a chief waits to be ended after TensorFlow has told it that a server does not answer. The agent knows a
+dead server at once, and one that is silent within a few of its looks. After that the error is the script's own."""
+
+MOST_SKIPPED = 20
+"""Checkpoints of which is told that they were skipped."""
+
+
+class _Chief:
+    """What the chief of this process knows of its training."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.clusters: list[Any] = []
+        self.managers: list[Any] = []
+        self.plain: tuple[Any, str] | None = None
+        self.path: str | None = None
+        self.skipped: list[str] = []
+        self.damaged: list[str] = []
+        self.begun = False
+        self.done = 0
+        self.step = 0
+        self.told = 0.0
+
+    @property
+    def checkpoints(self) -> list[Any]:
+        """What the script saves: each `tf.train.Checkpoint` that was seen."""
+        plain = [self.plain[0]] if self.plain is not None else []
+        return [*(manager.checkpoint for manager in self.managers), *plain]
+
+    def look(self) -> None:
+        """Read the step that the model is at; where the script counts none, closures are counted."""
+        found = read_step(self.managers, self.checkpoints)
+        with self.lock:
+            if found is not None:
+                self.step, self.done = found, 0
+            elif not self.begun:
+                self.step = max(0, checkpoints.step_of(self.path or ""))
+
+    def finished(self) -> None:
+        """One closure was run."""
+        with self.lock:
+            self.done += 1
+            now = time.monotonic()
+            if now < self.told + BETWEEN_STEPS:
+                return
+            self.told = now
+            step = self.step + self.done
+        channel().say("step", step=step)
+
+
+_chief = _Chief()
+_scheduling = threading.local()
+
+
+def register() -> None:
+    """Have the modules of TensorFlow changed once they are imported."""
+    lost = "a chief with ParameterServerStrategy goes back to its last checkpoint whenever it is started again"
+    steps = "a planned change of servers loses the steps since the last checkpoint"
+    after_import("tensorflow.python.ops.resource_variable_ops", lost, live_model.change_variables)
+    after_import("tensorflow.python.distribute.parameter_server_strategy_v2", lost, change_strategy)
+    after_import("tensorflow.python.distribute.coordinator.cluster_coordinator", steps, change_coordinator)
+    after_import("tensorflow.python.distribute.coordinator.values", steps, change_values)
+    after_import("tensorflow.python.checkpoint.checkpoint_management", steps, change_management)
+    after_import("tensorflow.python.checkpoint.checkpoint", steps, change_checkpoint)
+    after_import("tensorflow.python.training.server_lib", "a worker is not told to be ready", change_join)
+
+
+def change_strategy(module: Any) -> None:
+    """Look for a live model once connected. For `...distribute.parameter_server_strategy_v2`."""
+    strategy = place(module, "ParameterServerStrategyV2")
+
+    def connect(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        operations, device, _ = _parts()
+        live_model.look(operations, device)
+
+    wrap(strategy, "_connect_to_cluster", connect)
+
+
+def change_coordinator(module: Any) -> None:
+    """Count, leave and wait. For `...distribute.coordinator.cluster_coordinator`."""
+    coordinator, closure = place(module, "ClusterCoordinator"), place(module, "Closure")
+    resource, cluster = place(module, "ResourceClosure"), place(module, "Cluster")
+    queue = place(module, "_CoordinatedClosureQueue")
+    errors = place(module, "errors")
+    for name in ("_raise_if_error", "wait", "put"):
+        place(queue, name)
+
+    def make_cluster(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if _leads():
+            place(self.closure_queue, "_queue_lock"), place(self.closure_queue, "_stop_waiting_condition")
+            _chief.clusters.append(self)
+
+    def make_closure(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._tf_ps_batches = getattr(_scheduling, "batches", None) or []
+        _scheduling.batches = []
+
+    def execute(original: Any, self: Any, worker: Any) -> None:
+        original(self, worker)
+        if not isinstance(self, resource) and _leads():
+            for batch in self._tf_ps_batches:
+                batch.used()
+            _chief.finished()
+
+    def schedule(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _leads():
+            return original(self, *args, **kwargs)
+        _leave_if_told()
+        _scheduling.batches = shards.claim()
+        found = _until_told(errors, original, self, *args, **kwargs)
+        _begin()
+        return found
+
+    def ask(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _leads():
+            return original(self, *args, **kwargs)
+        _leave_if_told()
+        found = _until_told(errors, original, self, *args, **kwargs)
+        _leave_if_told()
+        return found
+
+    logging.getLogger("tensorflow").addFilter(_shorten)
+    wrap(cluster, "__init__", make_cluster)
+    wrap(closure, "__init__", make_closure)
+    wrap(closure, "execute_on", execute)
+    wrap(coordinator, "schedule", schedule)
+    wrap(coordinator, "join", ask)
+    wrap(coordinator, "done", ask)
+    wrap(coordinator, "fetch", ask)
+
+
+def change_values(module: Any) -> None:
+    """Leave where a result is awaited that does not come any more. For `...distribute.coordinator.values`."""
+    value, errors = place(module, "RemoteValueImpl"), place(module, "errors")
+
+    def wait(original: Any, self: Any) -> None:
+        # The threads of the workers ask, too, and it is not for them to leave.
+        if threading.current_thread() is not threading.main_thread() or not _leads():
+            original(self)
+            return
+        _until_told(errors, original, self)
+
+    wrap(value, "_wait_and_maybe_error", wait)
+
+
+def change_management(module: Any) -> None:
+    """Know who saves. For `tensorflow.python.checkpoint.checkpoint_management`."""
+    manager = place(module, "CheckpointManager")
+    takes(manager.__init__, "checkpoint", "directory", "max_to_keep")
+    takes(manager.save, "check_interval")
+
+    def make(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if _leads():
+            _chief.managers.append(self)
+            _newest(self.directory)
+
+    wrap(manager, "__init__", make)
+
+
+def change_checkpoint(module: Any) -> None:
+    """Know what is saved and what was restored. For `tensorflow.python.checkpoint.checkpoint`."""
+    checkpoint, errors = place(module, "Checkpoint"), place(module, "errors_impl")
+    place(checkpoint, "_write"), place(checkpoint, "read"), place(checkpoint, "save")
+
+    def write(original: Any, self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _leads() or not _chief.clusters:
+            return original(self, file_prefix, *args, **kwargs)
+        with _chief.lock:
+            path = os.fspath(file_prefix)
+            checkpoints.save_begins(path)
+            _chief.look()
+            step = _chief.step + _chief.done
+            written = original(self, file_prefix, *args, **kwargs)
+            checkpoints.was_saved(path, step)
+            return written
+
+    def save(original: Any, self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
+        if _leads():
+            _chief.plain = self, os.fspath(file_prefix)
+        return original(self, file_prefix, *args, **kwargs)
+
+    def read(original: Any, self: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _leads() or not save_path:
+            return original(self, save_path, *args, **kwargs)
+        path = os.fspath(save_path)
+        while True:
+            try:
+                status = original(self, path, *args, **kwargs)
+            except (errors.DataLossError, errors.OutOfRangeError) as error:
+                words = f"{path} is not whole ({str(error).splitlines()[0][:200]})"
+                note(words)
+                _chief.skipped.append(words)
+                _chief.damaged.append(path)
+                older = _newest(os.path.dirname(path))
+                if older is None:
+                    raise
+                path = older
+            else:
+                _chief.path = path
+                if not live_model.found():
+                    note(f"Restoring parameters from {path}")
+                return status
+
+    wrap(checkpoint, "_write", write)
+    wrap(checkpoint, "save", save)
+    wrap(checkpoint, "read", read)
+
+
+def change_join(module: Any) -> None:
+    """Say that a worker serves. For `tensorflow.python.training.server_lib`."""
+
+    def join(original: Any, self: Any) -> None:
+        mine = task()
+        if mine is not None and mine.worker:
+            channel().say("ready")
+        original(self)
+
+    wrap(place(module, "Server"), "join", join)
+
+
+def save_all() -> int:
+    """Save all that the script saves, and return how many checkpoints that were."""
+    with _chief.lock:
+        for manager in _chief.managers:
+            manager.save(check_interval=False)
+        if not _chief.managers and _chief.plain is not None:
+            checkpoint, prefix = _chief.plain
+            checkpoint.save(prefix)
+            return 1
+        return len(_chief.managers)
+
+
+def leads_coordinator() -> bool:
+    """Whether this process is a chief with a coordinator."""
+    return _leads() and bool(_chief.clusters)
+
+
+def _leads() -> bool:
+    mine = task()
+    return mine is not None and mine.chief
+
+
+def _told(order: Order) -> bool:
+    return order.pause or order.save
+
+
+def _begin() -> None:
+    """The first closure is on its way: the model is whole, and the workers may be let in."""
+    if _chief.begun:
+        return
+    operations, device, constant = _parts()
+    live_model.begin(operations, device, constant)
+    _chief.look()
+    _chief.begun = True
+    how, path = ("checkpoint", _chief.path) if _chief.path is not None else ("fresh", None)
+    if live_model.found():
+        how, path = "live", None
+        note(f"this chief goes on in the live model, at step {_chief.step}")
+    checkpoints.was_restored(path, _chief.step, how, [words[:500] for words in _chief.skipped][:MOST_SKIPPED])
+    if not _chief.checkpoints:
+        note("this script has no CheckpointManager: what it learns is lost when a parameter server is")
+    threading.Thread(target=_watch, name="tf-ps-run-order", daemon=True).start()
+
+
+def _watch() -> None:
+    """Drop what no worker has begun once the chief is told to leave, so that whoever waits for it goes on."""
+    if channel().wait_for(_told):
+        for cluster in _chief.clusters:
+            _drop(cluster.closure_queue)
+
+
+def _drop(queue: Any) -> None:
+    with queue._queue_lock:
+        while not queue._queue.empty():
+            queue._queue.get(block=False).mark_cancelled()
+        queue._queue_free_slot_condition.notify_all()
+        queue._stop_waiting_condition.notify_all()
+
+
+def _leave_if_told() -> None:
+    if _told(channel().order):
+        _leave()
+
+
+def _leave() -> NoReturn:
+    """Wait for what runs, save, and end this process."""
+    for cluster in _chief.clusters:
+        queue = cluster.closure_queue
+        while True:
+            # A closure of a worker that has gone comes back into the queue.
+            _drop(queue)
+            with queue._queue_lock:
+                if queue._inflight_closure_count == 0:
+                    break
+                queue._no_inflight_closure_condition.wait()
+    try:
+        if save_all() == 0:
+            note("this script has no CheckpointManager, so that nothing was saved")
+    except Exception as error:
+        note(f"the model could not be saved: {type(error).__name__}: {str(error)[:500]}")
+    leave()
+
+
+def _until_told(errors: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the original, and do not come back with the error of a server that has gone, or of a closure that was
+    dropped: this process leaves."""
+    try:
+        return original(*args, **kwargs)
+    except errors.CancelledError:
+        _leave_if_told()
+        raise
+    except (errors.UnavailableError, errors.AbortedError):
+        note("a parameter server does not answer; waiting for the cluster to change")
+        version = int(os.environ.get("TF_PS_VERSION") or channel().order.version)
+        if channel().wait_for(lambda order: order.version != version or _told(order), SERVER_GONE) or channel().gone:
+            leave()
+        raise
+
+
+def _shorten(record: logging.LogRecord) -> bool:
+    """Let the coordinator tell of a server that has gone in one line, for each of its threads has the same ten."""
+    if record.pathname.endswith("cluster_coordinator.py") and task() is not None:
+        record.msg, record.args = record.getMessage().split("\n", 1)[0], None
+    return True
+
+
+def _newest(directory: str) -> str | None:
+    """The newest whole checkpoint. Those that are skipped were told to the person when TensorFlow looked for it."""
+    path, skipped = checkpoints.newest_whole(directory, _chief.damaged)
+    _chief.skipped += [words for words in skipped if words not in _chief.skipped]
+    return path
+
+
+def _parts() -> tuple[Any, Any, Any]:
+    """TensorFlow's operations on variables, its `device`, and how to make a constant of 32 bits."""
+    from tensorflow.python.framework import constant_op, dtypes, ops
+    from tensorflow.python.ops import gen_resource_variable_ops
+
+    return gen_resource_variable_ops, ops.device, lambda value: constant_op.constant(value, dtypes.int32)
