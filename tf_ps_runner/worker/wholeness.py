@@ -163,4 +163,4 @@ def _listed(directory: str) -> list[str]:
 
 
 def _unescaped(text: bytes) -> str:
-    return codecs.escape_decode(text)[0].decode("utf-8", "surrogateescape")  # type: ignore[attr-defined]
+    return codecs.escape_decode(text)[0].decode("utf-8", "surrogateescape")

@@ -1,0 +1,157 @@
+"""The bootstrap runs a script as the interpreter would, changes TensorFlow when it is imported, and opens nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripted_cluster import BOOT
+
+LOOK = """
+import json, os, sys
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path, "names": sorted(globals()), "file": globals().get("__file__"),
+    "name": __name__, "orig": sys.orig_argv[1:], "spec": str(__spec__)[:40], "package": __package__,
+    "main": sys.modules["__main__"].__dict__ is globals(),
+}))
+"""
+
+
+def run(*command: str, at: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the bootstrap's directory in its path, as a task has it."""
+    return subprocess.run(
+        [sys.executable, "-u", *command],
+        cwd=at,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(BOOT.parent), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def both(*program: str, at: Path) -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str]]:
+    """What a program does under Python alone, and through the bootstrap."""
+    return run(*program, at=at), run(str(BOOT), *program, at=at)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Programs of each kind."""
+    (tmp_path / "look.py").write_text(LOOK)
+    (tmp_path / "fail.py").write_text("def inner():\n    1 / 0\n\n\ninner()\n")
+    (tmp_path / "wrong.py").write_text("print('never')\nx = = 1\n")
+    (tmp_path / "leave.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
+    (tmp_path / "words.py").write_text("raise SystemExit('some last words')\n")
+    (tmp_path / "hooked.py").write_text(
+        "import sys, traceback\n"
+        "sys.excepthook = lambda kind, value, trace: print(len(traceback.extract_tb(trace)), kind.__name__)\n"
+        "raise KeyError('x')\n"
+    )
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "module.py").write_text(LOOK)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text(LOOK)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ("look.py", "--an", "-m", "argument"),
+        ("./look.py",),
+        ("-m", "package.module", "one", "-m"),
+        ("folder", "one"),
+    ],
+    ids=["script", "relative script", "module", "directory"],
+)
+def test_a_program_sees_what_it_sees_under_python_alone(project: Path, program: tuple[str, ...]) -> None:
+    alone, booted = both(*program, at=project)
+    assert json.loads(booted.stdout) == json.loads(alone.stdout)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [("fail.py",), ("wrong.py",), ("leave.py", "7"), ("words.py",), ("hooked.py",), ("nowhere.py",)],
+    ids=["exception", "syntax error", "exit code", "last words", "own hook", "no such file"],
+)
+def test_a_program_ends_as_it_ends_under_python_alone(project: Path, program: tuple[str, ...]) -> None:
+    alone, booted = both(*program, at=project)
+    assert (booted.returncode, booted.stdout, booted.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+
+
+def test_a_child_of_multiprocessing_finds_the_script_again(project: Path) -> None:
+    (project / "children.py").write_text(
+        "import multiprocessing, os\n"
+        "def double(x):\n    return 2 * x, os.path.basename(__file__)\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.apply(double, (21,)))\n"
+    )
+    assert run(str(BOOT), "children.py", at=project).stdout == "(42, 'children.py')\n"
+
+
+def test_without_a_program_the_bootstrap_says_how_it_is_used(tmp_path: Path) -> None:
+    finished = run(str(BOOT), at=tmp_path)
+    assert (finished.returncode, finished.stderr.startswith("usage: tf_ps_boot.py SCRIPT")) == (2, True)
+
+
+def test_importing_the_bootstrap_opens_and_starts_nothing(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        agent.setblocking(False)
+        look = (
+            "import os, sys\n"
+            "before = os.listdir('/proc/self/fd')\n"
+            "import tf_ps_boot\n"
+            "same = os.listdir('/proc/self/fd') == before\n"
+            "print(same, len(os.listdir('/proc/self/task')), 'tensorflow' in sys.modules)\n"
+        )
+        finished = run("-c", look, at=tmp_path, TF_PS_AGENT=str(tmp_path / "agent"), TF_CONFIG="nonsense")
+        with pytest.raises(BlockingIOError):
+            agent.accept()
+    assert (finished.stdout, finished.stderr) == ("True 1 False\n", "")
+
+
+def test_the_package_comes_from_beside_the_bootstrap_and_brings_nothing_else(tmp_path: Path) -> None:
+    look = (
+        "import tf_ps_boot, importlib.util, tf_ps_runner.worker.channel as it\n"
+        "print(it.__file__, importlib.util.find_spec('dlrover_run'))\n"
+    )
+    finished = run("-S", "-c", look, at=tmp_path)
+    assert finished.stdout == f"{BOOT.parents[1] / 'worker' / 'channel.py'} None\n", finished.stderr
+
+
+def test_a_tensorflow_that_has_changed_is_told_and_the_script_goes_on(tmp_path: Path) -> None:
+    training = tmp_path / "tensorflow" / "python" / "training"
+    training.mkdir(parents=True)
+    for folder in (training, training.parent, training.parent.parent):
+        (folder / "__init__.py").touch()
+    (training.parents[1] / "__init__.py").write_text("__version__ = '9.9'\n")
+    (training / "session_manager.py").write_text("class SessionManager:\n    pass\n")
+    (tmp_path / "script.py").write_text(
+        "import tensorflow, tensorflow.python.training.session_manager as it\n"
+        "import tf_ps_boot\n"
+        "from tf_ps_runner.worker.channel import channel\n"
+        "channel().say('ready')\n"
+        "print(it.SessionManager.__name__, it.__loader__ is it.__spec__.loader, type(it.__loader__).__name__)\n"
+    )
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        finished = run(str(BOOT), "script.py", at=tmp_path, TF_PS_AGENT=str(tmp_path / "agent"))
+        line, _ = agent.accept()
+        with line, line.makefile() as lines:
+            said = [json.loads(text) for text in lines]
+    assert finished.stdout == "SessionManager True SourceFileLoader\n"
+    notes = [message["text"] for message in said if message["say"] == "note"]
+    assert len(notes) == 1, finished.stderr
+    assert notes[0].startswith("TensorFlow 9.9 has no ")
+    assert "goes back to the last checkpoint" in notes[0]

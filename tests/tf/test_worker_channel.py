@@ -1,0 +1,180 @@
+"""The line between a process of TensorFlow and its agent, at the process's side."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tf_ps_runner.worker.channel import MAX_MESSAGE, AgentGone, Channel, Order
+
+PATIENCE = 30.0
+"""Seconds for what comes in a few milliseconds."""
+
+
+class Agent:
+    """The other end of the line."""
+
+    def __init__(self, address: str) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._listener.listen()
+        self._listener.settimeout(PATIENCE)
+        self._line: socket.socket | None = None
+
+    def read(self) -> dict[str, Any]:
+        """The next message."""
+        if self._line is None:
+            self._line, _ = self._listener.accept()
+            self._lines = self._line.makefile("rb")
+        message: dict[str, Any] = json.loads(self._lines.readline())
+        return message
+
+    def write(self, **message: Any) -> None:
+        """Send a message."""
+        assert self._line is not None
+        self._line.sendall(json.dumps(message).encode() + b"\n")
+
+    def nobody_called(self) -> bool:
+        """Whether no process has opened its line."""
+        self._listener.setblocking(False)
+        try:
+            self._listener.accept()
+        except BlockingIOError:
+            return True
+        return False
+
+    def close(self) -> None:
+        """End all."""
+        self._listener.close()
+        if self._line is not None:
+            self._lines.close()
+            self._line.close()
+
+
+@pytest.fixture(params=["file", "abstract"])
+def agent(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    """An agent that listens where the environment says."""
+    address = str(tmp_path / "agent") if request.param == "file" else f"@tf-ps-test-{tmp_path}"[:100]
+    monkeypatch.setenv("TF_PS_AGENT", address)
+    monkeypatch.setenv("TF_PS_TASK_TOKEN", "secret")
+    listening = Agent(address)
+    yield listening
+    listening.close()
+
+
+def test_a_line_begins_with_the_token_and_comes_with_the_first_word(agent: Agent) -> None:
+    channel = Channel()
+    assert channel.active
+    channel.say("step", step=7)
+    assert agent.read() == {"say": "hello", "token": "secret", "pid": os.getpid()}
+    assert agent.read() == {"say": "step", "step": 7}
+
+
+def test_the_latest_order_wakes_who_waits_for_it(agent: Agent) -> None:
+    channel = Channel()
+    assert channel.order == Order()
+    agent.read()
+    agent.write(tell="order", version=3, open=False, pause=False, save=False, ending=False)
+    assert channel.wait_for(lambda order: order.version == 3, PATIENCE)
+    opened = threading.Thread(target=lambda: channel.wait_for(lambda order: order.open, PATIENCE), daemon=True)
+    opened.start()
+    agent.write(tell="order", version=3, open=True, pause=False, save=False, ending=False)
+    opened.join(PATIENCE)
+    assert channel.order == Order(version=3, open=True)
+
+
+def test_words_that_a_newer_agent_knows_do_no_harm(agent: Agent) -> None:
+    channel = Channel()
+    channel.say("ready")
+    agent.read()
+    agent.write(tell="weather", sun=True)
+    agent.write(tell="order", version=1, open=True, weather="fine")
+    assert channel.wait_for(lambda order: order.open, PATIENCE)
+
+
+def test_each_request_gets_its_own_answer(agent: Agent) -> None:
+    channel = Channel()
+    answers: dict[str, Any] = {}
+    asking = [
+        threading.Thread(target=lambda what=what: answers.update({what: channel.ask(what, PATIENCE)}), daemon=True)
+        for what in ("take", "snapshot")
+    ]
+    for thread in asking:
+        thread.start()
+    agent.read()
+    requests = {request["what"]: request["ask"] for request in (agent.read(), agent.read())}
+    agent.write(answer=requests["snapshot"], state={"a": 1})
+    agent.write(answer=requests["take"], over=True)
+    for thread in asking:
+        thread.join(PATIENCE)
+    assert answers["take"] == {"answer": requests["take"], "over": True}
+    assert answers["snapshot"] == {"answer": requests["snapshot"], "state": {"a": 1}}
+
+
+def test_who_waits_is_told_when_the_agent_goes(agent: Agent) -> None:
+    channel = Channel()
+    channel.say("ready")
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            channel.ask("take")
+        except BaseException as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    agent.read(), agent.read(), agent.read()
+    agent.close()
+    asking.join(PATIENCE)
+    assert [type(error) for error in failed] == [AgentGone]
+    assert channel.gone
+    assert not channel.wait_for(lambda order: order.open)
+    channel.say("step", step=1)
+
+
+def test_a_message_that_the_agent_would_not_take_is_not_sent(agent: Agent) -> None:
+    with pytest.raises(ValueError, match="more than the agent takes"):
+        Channel().ask("rollback", state={str(number): 0 for number in range(MAX_MESSAGE)})
+
+
+def test_without_an_agent_in_the_environment_all_keeps_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_PS_AGENT", raising=False)
+    channel = Channel()
+    channel.say("ready")
+    assert not channel.active
+    assert channel.order == Order()
+    assert not channel.wait_for(lambda order: order.open)
+    with pytest.raises(AgentGone):
+        channel.ask("take")
+
+
+def test_an_agent_that_cannot_be_reached_is_told_and_the_script_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TF_PS_AGENT", str(tmp_path / "nobody"))
+    channel = Channel()
+    channel.say("ready")
+    channel.say("step", step=1)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "goes on as under plain TensorFlow" in told
+    assert channel.gone
+
+
+def test_a_forked_child_has_no_line(agent: Agent) -> None:
+    channel = Channel()
+    channel.claim()
+    child = os.fork()
+    if child == 0:
+        channel.say("step", step=1)
+        os._exit(3 if channel.active else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert agent.nobody_called()
