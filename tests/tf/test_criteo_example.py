@@ -1,0 +1,158 @@
+"""The Criteo example learns what was planted in its data, in both ways to train, and loses no block of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from cluster import quiet_port
+from harness import WAIT
+
+pytest.importorskip("numpy")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "criteo_deeprec"
+STEPS = 300
+LEARNED = 0.70
+"""An AUC that nothing reaches without having learned the categories: without them 0.603 is the best there is."""
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generated click log."""
+    return generated(tmp_path_factory.mktemp("criteo") / "data")
+
+
+def generated(directory: Path, *args: str) -> Path:
+    subprocess.run([sys.executable, EXAMPLE / "generate.py", directory, *args], check=True, stdout=subprocess.DEVNULL)
+    return directory
+
+
+def environment(task: Mapping[str, object] | None = None) -> dict[str, str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("TF_")}
+    clean |= {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    return clean if task is None else {**clean, "TF_CONFIG": json.dumps(task)}
+
+
+def train_alone(python: Path, script: str, data: Path, directory: Path) -> dict[str, float]:
+    """Train in one process, and say what came of it."""
+    command = [python, EXAMPLE / script, "--data", data, "--checkpoints", directory, f"--steps={STEPS}"]
+    subprocess.run(command, check=True, timeout=WAIT, env=environment(), stdout=subprocess.DEVNULL)
+    return evaluate(python, data, directory)
+
+
+def evaluate(python: Path, data: Path, directory: Path) -> dict[str, float]:
+    command = [python, EXAMPLE / "evaluate.py", "--data", data, "--checkpoints", directory]
+    out = subprocess.run(command, check=True, timeout=WAIT, env=environment(), stdout=subprocess.PIPE).stdout
+    result: dict[str, float] = json.loads(out)
+    return result
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """The process, which is killed at the end if it is still there: a server never ends by itself."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def train_in_cluster(python: Path, script: str, data: Path, directory: Path) -> dict[str, float]:
+    """Train with a chief, a worker and two servers that nobody looks after, and say what came of it."""
+    places = {role: [f"127.0.0.1:{quiet_port()}" for _ in range(count)] for role, count in COUNTS.items()}
+    command = [python, EXAMPLE / script, "--data", data, "--checkpoints", directory, f"--steps={STEPS}"]
+
+    def start(role: str, index: int, **options: object) -> subprocess.Popen[str]:
+        task = {"cluster": places, "task": {"type": role, "index": index}}
+        return subprocess.Popen(command, env=environment(task), text=True, **options)  # type: ignore[call-overload]
+
+    with ExitStack() as stack:
+        for role in ("ps", "worker"):
+            for index in range(COUNTS[role]):
+                stack.enter_context(ended(start(role, index, stdout=subprocess.DEVNULL)))
+        chief = stack.enter_context(ended(start("chief", 0)))
+        assert chief.wait(WAIT) == 0
+    return evaluate(python, data, directory)
+
+
+COUNTS = {"chief": 1, "worker": 1, "ps": 2}
+
+
+def test_the_generator_writes_the_format_of_the_criteo_set(data: Path) -> None:
+    assert (data / "train.tsv").read_bytes().count(b"\n") == 200_000
+    columns = list(zip(*(line.split("\t") for line in (data / "evaluation.tsv").read_text().splitlines()), strict=True))
+    assert (len(columns), len(columns[0])) == (40, 20_000)
+    assert set(columns[0]) == {"0", "1"}
+    for column in columns[1:14]:
+        assert all(re.fullmatch(r"\d*", count) for count in column)
+    for column in columns[14:]:
+        assert all(re.fullmatch(r"[0-9a-f]{8}|", category) for category in column)
+    assert any("" in column for column in columns[1:14])
+    assert any("" in column for column in columns[14:])
+
+
+def test_the_generator_knows_the_best_that_can_be_learned(data: Path) -> None:
+    truth = json.loads((data / "truth.json").read_text())
+    assert truth["best"] == pytest.approx(0.806, abs=0.001)
+    assert truth["clicked"] == pytest.approx(0.256, abs=0.005)
+    assert truth["counts"] < 0.62 < 0.75 < truth["linear"] < truth["best"]
+    assert truth["permuted"] == pytest.approx(0.5, abs=0.015)
+
+
+def test_the_same_seed_gives_the_same_rows_whatever_a_killed_writer_has_left(data: Path, tmp_path: Path) -> None:
+    left_over = tmp_path / ".again.unfinished"
+    left_over.mkdir()
+    (left_over / "train.tsv").write_text("half a ro")
+    again = generated(tmp_path / "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again"]
+    other = generated(tmp_path / "other", "--seed", "2")
+    for name in ("train.tsv", "evaluation.tsv"):
+        assert (again / name).read_bytes() == (data / name).read_bytes() != (other / name).read_bytes()
+
+
+@pytest.mark.tensorflow
+def test_graph_mode_learns_with_a_plain_cluster(tf221: Path, data: Path, tmp_path: Path) -> None:
+    found = train_in_cluster(tf221, "deepfm_graph.py", data, tmp_path)
+    assert found["step"] >= STEPS
+    assert found["auc"] > LEARNED
+
+
+@pytest.mark.tensorflow
+def test_the_strategy_learns_with_a_plain_cluster(tf221: Path, data: Path, tmp_path: Path) -> None:
+    found = train_in_cluster(tf221, "deepfm_strategy.py", data, tmp_path)
+    assert found["auc"] > LEARNED
+    # All steps come from one process, which goes through all blocks before it takes any of them again.
+    assert found == {"step": STEPS, "auc": found["auc"], "blocks_seen": STEPS, "blocks_seen_more_than_once": 0}
+
+
+@pytest.mark.tensorflow
+def test_graph_mode_learns_with_tensorflow_2_15(tf215: Path, data: Path, tmp_path: Path) -> None:
+    found = train_alone(tf215, "deepfm_graph.py", data, tmp_path)
+    assert found["auc"] > LEARNED
+    assert found == {"step": STEPS, "auc": found["auc"], "blocks_seen": STEPS, "blocks_seen_more_than_once": 0}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["deepfm_graph.py", "deepfm_strategy.py"])
+def test_both_ways_learn_with_a_plain_cluster_of_tensorflow_2_15(
+    script: str, tf215: Path, data: Path, tmp_path: Path
+) -> None:
+    assert train_in_cluster(tf215, script, data, tmp_path)["auc"] > LEARNED
+
+
+@pytest.mark.tensorflow
+@pytest.mark.long
+def test_nothing_is_learned_from_permuted_labels(tf221: Path, tmp_path: Path) -> None:
+    data = generated(tmp_path / "data", "--permute")
+    found = train_alone(tf221, "deepfm_graph.py", data, tmp_path / "checkpoints")
+    assert found["step"] == STEPS
+    # The few categories that most rows have make this much chance.
+    assert found["auc"] == pytest.approx(0.5, abs=0.06)
