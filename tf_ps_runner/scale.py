@@ -75,12 +75,12 @@ def read(settings: Settings) -> Asked:
 
 def _tell_here(asked: Asked) -> str:
     """Tell the one job of this user on this machine, or the one that was named, over its socket."""
-    run_id = asked.run_id or only_job(os.getuid())
+    run_id = asked.run_id or only_job(os.geteuid())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         try:
             connection.settimeout(asked.timeout)
-            connection.connect(wishes.socket_address(os.getuid(), run_id))
-            if wishes.peer_uid(connection) != os.getuid():
+            connection.connect(wishes.socket_address(os.geteuid(), run_id))
+            if wishes.peer_uid(connection) != os.geteuid():
                 raise Unheard(f"what answers for the job {run_id!r} belongs to another user, and is not told anything.")
             connection.sendall(wishes.wish_line(asked.wish))
             reply = _reply(connection, time.monotonic() + asked.timeout)
