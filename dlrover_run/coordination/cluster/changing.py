@@ -16,7 +16,7 @@ from dlrover_run.coordination.cluster.budgets import (
 from dlrover_run.coordination.cluster.orders import host_of
 from dlrover_run.coordination.cluster.placing import Places, give_all, wanted_servers
 from dlrover_run.coordination.cluster.records import Cluster, EndCause, Role, Stage, Task, TaskStage
-from dlrover_run.coordination.cluster.scene import Scene, tasks_of
+from dlrover_run.coordination.cluster.scene import Scene, leftovers, tasks_of
 from dlrover_run.coordination.cluster.versions import begin_version, places_for_servers
 from dlrover_run.coordination.cluster.words import ended, named, servers
 from dlrover_run.coordination.decision import changed
@@ -30,9 +30,15 @@ def change(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
         return _swell(scene, plan, cluster) or _begin(scene, plan, cluster)
     if cluster.stage is Stage.CHANGING:
         return _prepare(scene, plan, cluster)
-    if cluster.stage is Stage.PAUSING and not tasks_of(cluster, Role.WORKER):
+    if cluster.stage is Stage.PAUSING and not _workers_left(scene, plan, cluster):
         return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, stage=Stage.SAVING, since=scene.now))
     return None
+
+
+def _workers_left(scene: Scene, plan: Plan, cluster: Cluster) -> bool:
+    """Whether a worker may train still, be it one that was dismissed before."""
+    dismissed = (key for _, key in leftovers(scene, plan, cluster))
+    return bool(tasks_of(cluster, Role.WORKER)) or any(key is None or key.role is Role.WORKER for key in dismissed)
 
 
 def conclude(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
