@@ -296,7 +296,8 @@ def _checked(plan: Plan) -> list[Member]:
 def _concerns_nodes(before: Plan, plan: Plan) -> bool:
     """Whether what single nodes are told may have become another thing."""
     same = before.check is plan.check and before.checked is plan.checked and before.links is plan.links
-    same = same and before.cluster is plan.cluster
+    # A member of a cluster may be there only to end what it hosts.
+    same = same and before.cluster is plan.cluster and (plan.cluster is None or before.members is plan.members)
     return not same or (plan.key, plan.phase) != (before.key, before.phase)
 
 
