@@ -18,7 +18,7 @@ from typing import Protocol
 from dlrover_run.coordination.cluster.records import TaskKey
 from tf_ps_runner.agent import words
 from tf_ps_runner.agent.conversation import Conversation
-from tf_ps_runner.agent.words import Answer, Ask, Event, Gone, Hello, OrderMessage
+from tf_ps_runner.agent.words import Answer, Ask, Event, Gone, Hello, Note, OrderMessage
 
 HELLO_TIMEOUT = 10.0
 """Seconds after which a connection is ended that has not said whose it is; a process says so at once."""
@@ -63,6 +63,7 @@ class Channel:
         self._talks: dict[TaskKey, Conversation] = {}
         self._known: dict[Conversation, TaskKey] = {}
         self._asked: dict[Conversation, int] = {}
+        self._misunderstood: set[Conversation] = set()
         self._strangers: dict[Conversation, asyncio.TimerHandle] = {}
         self._orders: dict[TaskKey, OrderMessage] = {}
         self._pause: asyncio.TimerHandle | None = None
@@ -162,18 +163,24 @@ class Channel:
         try:
             said = words.read_line(line)
         except words.BadLine as bad:
-            if task is not None and bad.ask is not None:
-                talk.answer(words.answer_line(bad.ask, Answer(error=f"this cannot be asked: {bad}")))
-            else:
-                # Whoever speaks another language is not understood later either.
-                talk.close()
+            self._misunderstand(talk, task, bad)
             return
         if task is None:
             self._greet(talk, said)
         elif isinstance(said, tuple):
             self._ask(talk, task, *said)
         elif not isinstance(said, Hello):
-            self._on_event(task, said)
+            self._on_event(task, words.presentable(said))
+
+    def _misunderstand(self, talk: Conversation, task: TaskKey | None, bad: words.BadLine) -> None:
+        if task is None:
+            talk.close()
+        elif bad.ask is not None:
+            talk.answer(words.answer_line(bad.ask, Answer(error=f"this cannot be asked: {bad}")))
+        elif talk not in self._misunderstood:
+            # It goes on, for its line is its only way to its data. One word is enough to look for the reason.
+            self._misunderstood.add(talk)
+            self._on_event(task, Note(f"said what its agent does not understand: {bad}"))
 
     def _greet(self, talk: Conversation, said: words.Said | tuple[int, Ask]) -> None:
         task = self._tasks.get(said.token) if isinstance(said, Hello) else None
@@ -212,6 +219,7 @@ class Channel:
         timer = self._strangers.pop(talk, None)
         if timer is not None:
             timer.cancel()
+        self._misunderstood.discard(talk)
         task = self._known.pop(talk, None)
         if task is None:
             return

@@ -20,7 +20,7 @@ MAX_LINE = 64 * 1024
 MAX_TEXT = 1000
 """Characters of one line for the person; what is longer is cut."""
 
-MAX_SKIPPED = 20
+MAX_SKIPPED = 1000
 """Checkpoints that a chief tells it has skipped."""
 
 Text = Annotated[str, Meta(max_length=16_384)]
@@ -180,6 +180,22 @@ def plain(text: str) -> str:
     """A text of a process as it may stand on a terminal: one line, of bounded length, without control characters."""
     words = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * MAX_TEXT])
     return " ".join(words.split())[:MAX_TEXT]
+
+
+def presentable(said: Said) -> Said:
+    """The same, with its texts as they may stand on a terminal."""
+    if isinstance(said, Note):
+        return Note(plain(said.text))
+    if isinstance(said, Restored):
+        skipped = tuple(plain(sentence) for sentence in said.skipped)
+        return Restored(said.step, said.how, None if said.path is None else _plain_path(said.path), skipped)
+    if isinstance(said, Saved):
+        return Saved(said.step, _plain_path(said.path))
+    return said
+
+
+def _plain_path(path: str) -> str:
+    return path if path.isprintable() else plain(path)
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:

@@ -1,0 +1,508 @@
+"""The agent's end of the channel: real sockets, and processes that say too much, nothing, or what is not theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import random
+import resource
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dlrover_run.coordination.cluster.records import Role, TaskKey
+from tf_ps_runner.agent import channel as channel_module
+from tf_ps_runner.agent import conversation
+from tf_ps_runner.agent.channel import MOST_ASKED, MOST_STRANGERS, Channel
+from tf_ps_runner.agent.words import (
+    MAX_LINE,
+    MAX_TEXT,
+    Answer,
+    Ask,
+    Event,
+    Gone,
+    Hello,
+    Note,
+    OrderMessage,
+    Ready,
+    Restored,
+    Saved,
+    Snapshot,
+    Step,
+    Take,
+    plain,
+)
+
+WORKER, CHIEF = TaskKey(Role.WORKER, 3), TaskKey(Role.CHIEF, 0)
+PATIENCE = 30.0
+TAKE = {"what": "take", "queue": "train", "spec": {"size": 10, "shard": 5, "epochs": 1, "seed": 0, "shuffle": False}}
+
+
+class Agent:
+    """A channel, what was heard over it, and a clerk that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[TaskKey, Event]] = []
+        self.asked: list[tuple[TaskKey, Ask, Callable[[Answer], None]]] = []
+        self.gone_to_clerk: list[TaskKey] = []
+        self._more = asyncio.Event()
+        self.channel = Channel(self._hear, self)
+        self.channel.open()
+
+    def _hear(self, task: TaskKey, event: Event) -> None:
+        self.events.append((task, event))
+        self._more.set()
+
+    def ask(self, task: TaskKey, ask: Ask, reply: Callable[[Answer], None]) -> None:
+        self.asked.append((task, ask, reply))
+        self._more.set()
+
+    def gone(self, task: TaskKey) -> None:
+        self.gone_to_clerk.append(task)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait until something that was heard makes it true."""
+        while not true():
+            await asyncio.wait_for(self._more.wait(), PATIENCE)
+            self._more.clear()
+
+    async def heard(self, *events: Event, of: TaskKey = WORKER) -> None:
+        """Wait until the last that was heard of a task is this."""
+        await self.until(lambda: [event for task, event in self.events if task == of][-len(events) :] == [*events])
+
+
+class Line:
+    """A process's end, in this process."""
+
+    def __init__(self, address: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(PATIENCE)
+        self.socket.connect("\0" + address[1:])
+        self._read = b""
+
+    def say(self, *messages: Any) -> None:
+        self.socket.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in messages))
+
+    async def hear(self) -> Any:
+        """The next line; None at the end."""
+        loop = asyncio.get_running_loop()
+        self.socket.setblocking(False)
+        while b"\n" not in self._read:
+            try:
+                data = await asyncio.wait_for(loop.sock_recv(self.socket, 65536), PATIENCE)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                return None
+            self._read += data
+        line, _, self._read = self._read.partition(b"\n")
+        return json.loads(line)
+
+
+@contextlib.contextmanager
+def agent_of_one(**order: Any) -> Iterator[tuple[Agent, Line]]:
+    """An agent, and the line of a worker that it expects and that has greeted."""
+    agent = Agent()
+    token = agent.channel.expect(WORKER)
+    line = Line(agent.channel.address)
+    try:
+        line.say({"say": "hello", "token": token, "pid": os.getpid()})
+        yield agent, line
+    finally:
+        line.socket.close()
+        agent.channel.close()
+
+
+def running(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """A test that runs in a loop, in which nothing may go wrong unheard."""
+
+    def run() -> None:
+        troubles: list[Any] = []
+
+        async def watched() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: troubles.append(context))
+            await test()
+            gc.collect()
+
+        asyncio.run(watched())
+        assert not troubles
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@running
+async def test_a_process_is_known_by_its_token_and_by_the_pid_that_the_kernel_tells() -> None:
+    agent = Agent()
+    token = agent.channel.expect(WORKER)
+    line = Line(agent.channel.address)
+    line.say({"say": "hello", "token": token, "pid": 1})
+    await agent.heard(Hello("", os.getpid()))
+    line.say({"say": "ready"}, {"say": "step", "step": 7}, {"say": "note", "text": "a word"})
+    line.say({"say": "saved", "step": 8, "path": "/x/model.ckpt-8"})
+    line.say({"say": "restored", "step": 9, "path": None, "how": "live", "skipped": ["a sentence"]})
+    line.socket.close()
+    await agent.heard(
+        Hello("", os.getpid()),
+        Ready(),
+        Step(7),
+        Note("a word"),
+        Saved(8, "/x/model.ckpt-8"),
+        Restored(9, "live", None, ("a sentence",)),
+        Gone(),
+    )
+    assert agent.gone_to_clerk == [WORKER]
+    agent.channel.close()
+
+
+@running
+async def test_an_order_is_told_after_the_greeting_and_whenever_it_changes() -> None:
+    agent = Agent()
+    token = agent.channel.expect(WORKER)
+    agent.channel.tell(WORKER, OrderMessage(1))
+    line = Line(agent.channel.address)
+    line.say({"say": "hello", "token": token, "pid": 1})
+    told = {"tell": "order", "version": 1, "open": False, "pause": False, "save": False, "ending": False}
+    assert await line.hear() == told
+    agent.channel.tell(WORKER, OrderMessage(1))
+    agent.channel.tell(WORKER, OrderMessage(1, open=True))
+    assert await line.hear() == {**told, "open": True}
+    agent.channel.close()
+    assert await line.hear() is None
+
+
+@running
+async def test_requests_are_answered_when_the_answer_is_known_in_whatever_order() -> None:
+    with agent_of_one() as (agent, line):
+        line.say({"ask": 1, **TAKE}, {"ask": 2, "what": "snapshot"})
+        await agent.until(lambda: len(agent.asked) == 2)
+        assert isinstance(agent.asked[0][1], Take)
+        assert agent.asked[1][:2] == (WORKER, Snapshot())
+        agent.asked[1][2](Answer(over=True))
+        agent.asked[0][2](Answer(shard=4, begin=0, end=5, epoch=1))
+        assert await line.hear() == {"answer": 2, "over": True}
+        assert await line.hear() == {"answer": 1, "shard": 4, "begin": 0, "end": 5, "epoch": 1}
+        line.say({"ask": 3, "what": "used", "queue": "train", "shard": 4, "next": 5})
+        await agent.until(lambda: len(agent.asked) == 3)
+        agent.asked[2][2](Answer())
+        assert await line.hear() == {"answer": 3}
+        line.say({"ask": 4, "what": "snapshot"})
+        await agent.until(lambda: len(agent.asked) == 4)
+        line.socket.close()
+        await agent.heard(Gone())
+        agent.asked[3][2](Answer())
+
+
+@running
+async def test_what_cannot_be_asked_is_answered_with_a_sentence_and_the_line_goes_on() -> None:
+    with agent_of_one() as (_, line):
+        for request in (
+            {"what": "nothing"},
+            {**TAKE, "spec": {"size": -1, "shard": 5}},
+            {**TAKE, "queue": "\n"},
+            {"what": "used", "queue": "train", "shard": 0, "next": 2**80},
+            {"what": "rollback", "state": {"version": 1, "queues": {"a": []}}},
+        ):
+            line.say({"ask": 5, **request})
+            answer = await line.hear()
+            assert answer["answer"] == 5
+            assert answer["error"].startswith("this cannot be asked: ")
+
+
+@running
+async def test_what_is_no_word_of_a_known_process_is_told_once_and_does_not_end_its_line() -> None:
+    with agent_of_one() as (agent, line):
+        line.say({"say": "step", "step": -5}, {"say": "sing"}, [1, 2], {"say": "step", "step": 4})
+        await agent.heard(Step(4))
+        notes = [event for _, event in agent.events if isinstance(event, Note)]
+        assert len(notes) == 1
+        assert "step" in notes[0].text
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        b'{"say":"hello","token":"x","pid":1}\n',
+        b'{"say":"ready"}\n',
+        b'{"ask":1,"what":"snapshot"}\n',
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\n",
+        b"[" * 60_000 + b"\n",
+        b"\xff\xfe\n",
+        b"\n",
+        b"x" * (2 * MAX_LINE),
+    ],
+)
+def test_whoever_does_not_know_a_token_is_not_heard(word: bytes) -> None:
+    async def test() -> None:
+        agent = Agent()
+        agent.channel.expect(WORKER)
+        line = Line(agent.channel.address)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            line.socket.sendall(word)
+        assert await line.hear() is None
+        assert agent.events == []
+        assert agent.asked == []
+        agent.channel.close()
+
+    running(test)()
+
+
+@running
+async def test_another_user_is_not_heard_even_with_the_token() -> None:
+    agent = Agent()
+    token = agent.channel.expect(WORKER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conversation.os, "geteuid", lambda: os.getuid() + 1)
+        line = Line(agent.channel.address)
+        line.say({"say": "hello", "token": token, "pid": 1})
+        assert await line.hear() is None
+    assert agent.events == []
+    agent.channel.close()
+
+
+CHILD = """
+import os, socket, sys, time
+line = socket.socket(socket.AF_UNIX)
+line.connect("\\0" + sys.argv[1][1:])
+line.sendall(b'{"say":"hello","token":"%s","pid":1}\\n' % sys.argv[2].encode())
+print(line.recv(100) == b"", flush=True)
+"""
+
+
+async def child(*argv: str) -> str:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", *argv, stdout=subprocess.PIPE)
+    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+    return out.decode().strip()
+
+
+@running
+async def test_a_child_with_its_parents_token_does_not_take_over_the_line() -> None:
+    agent = Agent()
+    token = agent.channel.expect(WORKER)
+    line = Line(agent.channel.address)
+    line.say({"say": "hello", "token": token, "pid": 1})
+    await agent.heard(Hello("", os.getpid()))
+    assert await child(CHILD, agent.channel.address, token) == "True"
+    line.say({"say": "step", "step": 1})
+    await agent.heard(Hello("", os.getpid()), Step(1))
+    agent.channel.close()
+
+
+@running
+async def test_the_latest_connection_of_a_process_wins() -> None:
+    agent = Agent()
+    token = agent.channel.expect(WORKER)
+    hello = {"say": "hello", "token": token, "pid": 1}
+    first, second = Line(agent.channel.address), Line(agent.channel.address)
+    first.say(hello, {"say": "step", "step": 1})
+    await agent.heard(Step(1))
+    first.say({"say": "step", "step": 2})
+    second.say(hello, {"say": "step", "step": 3})
+    pid = os.getpid()
+    await agent.heard(Hello("", pid), Step(1), Step(2), Gone(), Hello("", pid), Step(3))
+    assert await first.hear() is None
+    agent.channel.close()
+
+
+@running
+async def test_the_last_words_of_a_process_are_heard_before_it_is_forgotten() -> None:
+    agent = Agent()
+    token = agent.channel.expect(CHIEF)
+    agent.channel.tell(CHIEF, OrderMessage(1))
+    line = Line(agent.channel.address)
+    # More than its pace allows, and it leaves without having read what it was told.
+    line.say({"say": "hello", "token": token, "pid": 1}, *({"say": "step", "step": step} for step in range(900)))
+    line.say({"say": "saved", "step": 900, "path": "/x"})
+    line.socket.close()
+    agent.channel.finish(CHIEF)
+    events = [event for _, event in agent.events]
+    assert events == [Hello("", os.getpid()), *map(Step, range(900)), Saved(900, "/x"), Gone()]
+    late = Line(agent.channel.address)
+    late.say({"say": "hello", "token": token, "pid": 1})
+    assert await late.hear() is None
+    agent.channel.close()
+
+
+@running
+async def test_a_process_that_has_ended_is_let_go_though_its_child_holds_the_line() -> None:
+    with agent_of_one() as (agent, line):
+        held = line.socket.dup()
+        agent.channel.finish(WORKER)
+        assert [event for _, event in agent.events] == [Hello("", os.getpid()), Gone()]
+        held.close()
+
+
+@running
+async def test_a_flood_of_one_process_lets_the_others_be_heard() -> None:
+    agent = Agent()
+    tokens = {task: agent.channel.expect(task) for task in (WORKER, CHIEF)}
+    flood, calm = Line(agent.channel.address), Line(agent.channel.address)
+    flood.say({"say": "hello", "token": tokens[WORKER], "pid": 1})
+    flood.socket.setblocking(False)
+    words = b'{"say":"step","step":1}\n' * 50_000
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            flood.socket.send(words)
+    calm.say({"say": "hello", "token": tokens[CHIEF], "pid": 1})
+    await agent.heard(Hello("", os.getpid()), of=CHIEF)
+    assert sum(task == WORKER for task, _ in agent.events) <= 3 * conversation.LINES_AT_ONCE
+    # What it has to say does not pile up here: its own socket is full.
+    assert not select.select([], [flood.socket], [], 0)[1]
+    agent.channel.close()
+
+
+@running
+async def test_a_process_that_never_listens_costs_the_agent_one_order_and_a_few_answers() -> None:
+    with agent_of_one() as (agent, line):
+        await agent.heard(Hello("", os.getpid()))
+        line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        for version in range(20_000):
+            agent.channel.tell(WORKER, OrderMessage(version))
+        latest = None
+        while latest is None or latest["version"] != 19_999:
+            latest = await line.hear()
+        # Requests whose answers are never read end the line at last.
+        await flood_with_requests(agent, line)
+        await agent.heard(Gone())
+
+
+async def flood_with_requests(agent: Agent, line: Line) -> None:
+    asked = 0
+    line.socket.setblocking(False)
+    while not isinstance(agent.events[-1][1], Gone):
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            line.socket.send(b'{"ask":1,"what":"sing' + b"x" * 1000 + b'"}\n')
+        asked += 1
+        assert asked < 100_000
+        await asyncio.sleep(0)
+
+
+@running
+async def test_a_process_that_asks_and_asks_loses_its_line() -> None:
+    with agent_of_one() as (agent, line):
+        line.say(*({"ask": number, "what": "snapshot"} for number in range(MOST_ASKED + 1)))
+        await agent.heard(Gone())
+        assert len(agent.asked) == MOST_ASKED
+        assert agent.gone_to_clerk == [WORKER]
+
+
+@running
+async def test_a_line_without_an_end_is_ended_at_its_bound() -> None:
+    with agent_of_one() as (agent, line):
+        await agent.heard(Hello("", os.getpid()))
+        line.socket.sendall(b'{"say":"note","text":"')
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            line.socket.setblocking(True)
+            await asyncio.get_running_loop().run_in_executor(None, line.socket.sendall, b"x" * (4 * MAX_LINE))
+        await agent.heard(Gone())
+
+
+@running
+async def test_strangers_are_bounded_and_do_not_keep_a_process_out() -> None:
+    agent = Agent()
+    token = agent.channel.expect(WORKER)
+    first = Line(agent.channel.address)
+    first.say({"say": "hello", "token": token, "pid": 1})
+    strangers = [Line(agent.channel.address) for _ in range(4 * MOST_STRANGERS)]
+    await agent.heard(Hello("", os.getpid()))
+    assert await strangers[0].hear() is None
+    last = Line(agent.channel.address)
+    last.say({"say": "hello", "token": token, "pid": 1}, {"say": "step", "step": 1})
+    await agent.heard(Step(1))
+    for line in strangers:
+        line.socket.close()
+    agent.channel.close()
+
+
+@running
+async def test_a_stranger_that_says_nothing_is_shown_the_door() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel_module, "HELLO_TIMEOUT", 0.05)
+        agent = Agent()
+        assert await Line(agent.channel.address).hear() is None
+        agent.channel.close()
+
+
+@running
+async def test_connections_that_find_no_descriptor_are_accepted_when_there_is_one() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel_module, "ACCEPT_PAUSE", 0.05)
+        agent = Agent()
+        token = agent.channel.expect(WORKER)
+        line = Line(agent.channel.address)
+        line.say({"say": "hello", "token": token, "pid": 1})
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            # As the loop does it when somebody has connected.
+            agent.channel._accept()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert agent.events == []
+        await agent.heard(Hello("", os.getpid()))
+        agent.channel.close()
+
+
+@running
+async def test_anything_that_anybody_says_leaves_the_channel_as_it_was() -> None:
+    """Random words, cut up and put together, of one with a token and of many without."""
+    chance = random.Random(11)
+    pieces = [
+        b'{"say":"step","step":1}\n',
+        b'{"say":"note","text":"\\u0000\\u001b[31m"}\n',
+        b'{"ask":1,"what":"take","queue":"a","spec":{"size":1,"shard":1}}\n',
+        b'{"ask":9,"what":"rollback","state":{"version":1,"queues":{"a":{"spec":{"size":1,"shard":1},"next":1}}}}\n',
+        b'{"say":"restored","step":1,"how":"fresh"}\n',
+        b'{"ask":true,"what":1e999}\n',
+        b'{"say":"hello","token":"","pid":-1}\n',
+        b"\x00\xff{[\n",
+        b"[" * 2000 + b"\n",
+        b'{"say":{"say":"say"}}\n',
+        b'{"say":"step","step":1e5}\n',
+    ]
+    agent = Agent()
+    tokens = {task: agent.channel.expect(task) for task in (WORKER, CHIEF)}
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(300):
+        line = Line(agent.channel.address)
+        words = b"".join(chance.choice(pieces) for _ in range(chance.randrange(30)))
+        if chance.random() < 0.5:
+            line.say({"say": "hello", "token": tokens[WORKER], "pid": 1})
+            cut = chance.randrange(len(words) + 1)
+            words = words[:cut] + bytes(chance.randrange(256) for _ in range(chance.randrange(9))) + words[cut:]
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            line.socket.sendall(words)
+        line.socket.close()
+        await asyncio.sleep(0)
+    calm = Line(agent.channel.address)
+    calm.say({"say": "hello", "token": tokens[CHIEF], "pid": 1}, {"say": "step", "step": 5})
+    await agent.heard(Hello("", os.getpid()), Step(5), of=CHIEF)
+    agent.channel.finish(WORKER)
+    told = [event for task, event in agent.events if task == WORKER]
+    assert sum(isinstance(event, Hello) for event in told) == sum(isinstance(event, Gone) for event in told) > 0
+    calm.socket.close()
+    await agent.heard(Gone(), of=CHIEF)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    agent.channel.close()
+
+
+@running
+async def test_what_is_told_may_stand_on_a_terminal() -> None:
+    with agent_of_one() as (agent, line):
+        line.say({"say": "saved", "step": 1, "path": "/a  b\x1b[31m"}, {"say": "note", "text": "a\x1b[2Jb"})
+        line.say({"say": "restored", "step": 1, "how": "fresh", "path": "/a  b", "skipped": ["x\x07"]})
+        await agent.heard(Saved(1, "/a b [31m"), Note("a [2Jb"), Restored(1, "fresh", "/a  b", ("x",)))
+
+
+def test_what_a_process_says_can_do_nothing_to_a_terminal() -> None:
+    assert plain("\x1b[2Jgone\r\nand\x00 \x07back\u202e") == "[2Jgone and back"
+    assert len(plain("x" * 10_000)) == MAX_TEXT
