@@ -1,0 +1,148 @@
+"""What a task is told of its cluster: the words of `TF_CONFIG`, and that TensorFlow takes them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import msgspec
+import pytest
+from interpreters import python_221
+
+from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskKey
+from tf_ps_runner.tf_config import task_variables, tf_config
+
+SERVERS = ("h1:21", "h2:22")
+ORDER = Order(version=3, servers=SERVERS, chief="h0:10", workers=("h3:31", "h4:32"), next_servers=("h1:41",))
+
+
+def task(role: Role, rank: int = 0, version: int = 3, host: str = "h4", port: int = 32) -> Task:
+    return Task(
+        key=TaskKey(role, rank + 7),
+        rank=rank,
+        version=version,
+        node_id="n",
+        incarnation="i",
+        host=host,
+        address=host,
+        port=port,
+    )
+
+
+def config(order: Order, wanted: Task, sparse: bool = False, gaps: bool = False) -> object:
+    text = tf_config(order, wanted, sparse, gaps)
+    return None if text is None else json.loads(text)
+
+
+def test_every_task_has_the_whole_cluster_by_rank_and_never_an_evaluator() -> None:
+    cluster = {"chief": ["h0:10"], "worker": ["h3:31", "h4:32"], "ps": ["h1:21", "h2:22"]}
+    for role in Role:
+        assert config(ORDER, task(role)) == {"cluster": cluster, "task": {"type": role.value, "index": 0}}
+
+
+def test_a_job_without_workers_lists_none() -> None:
+    alone = msgspec.structs.replace(ORDER, workers=())
+    assert config(alone, task(Role.CHIEF)) == {
+        "cluster": {"chief": ["h0:10"], "ps": ["h1:21", "h2:22"]},
+        "task": {"type": "chief", "index": 0},
+    }
+
+
+def test_sparse_is_oneself_the_chief_and_the_servers_by_index() -> None:
+    servers = {"0": "h1:21", "1": "h2:22"}
+    assert config(ORDER, task(Role.WORKER, 1), sparse=True) == {
+        "cluster": {"chief": {"0": "h0:10"}, "worker": {"1": "h4:32"}, "ps": servers},
+        "task": {"type": "worker", "index": 1},
+    }
+    assert config(ORDER, task(Role.PS, 1), sparse=True) == {
+        "cluster": {"chief": {"0": "h0:10"}, "ps": servers},
+        "task": {"type": "ps", "index": 1},
+    }
+
+
+def test_a_coming_server_has_the_servers_of_its_own_version() -> None:
+    found = config(ORDER, task(Role.PS, 0, version=4))
+    assert isinstance(found, dict)
+    assert found["cluster"]["ps"] == ["h1:41"]
+
+
+def test_an_evaluator_of_an_earlier_version_has_the_servers_of_now() -> None:
+    found = config(ORDER, task(Role.EVALUATOR, 0, version=2))
+    assert isinstance(found, dict)
+    assert found["cluster"]["ps"] == list(SERVERS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"servers": ()}, {"servers": ("h1:21", "")}, {"chief": ""}, {"version": 5}],
+    ids=["no server", "one server missing", "no chief", "a version that has gone"],
+)
+def test_nobody_starts_before_chief_and_servers_are_known(change: dict[str, object]) -> None:
+    order = msgspec.structs.replace(ORDER, **change)
+    assert config(order, task(Role.WORKER, 1), gaps=True) is None
+    assert config(order, task(Role.WORKER, 1), sparse=True) is None
+
+
+def test_nobody_starts_before_the_others_know_of_it() -> None:
+    assert config(ORDER, task(Role.WORKER, 1, port=0), gaps=True) is None
+
+
+def test_the_place_of_a_worker_that_is_gone_is_waited_for_and_then_has_the_address_of_the_chief() -> None:
+    order = msgspec.structs.replace(ORDER, workers=("", "h4:32"))
+    assert config(order, task(Role.WORKER, 1)) is None
+    assert config(order, task(Role.WORKER, 1), sparse=True) is not None
+    found = config(order, task(Role.WORKER, 1), gaps=True)
+    assert isinstance(found, dict)
+    assert found["cluster"]["worker"] == ["h0:10", "h4:32"]
+
+
+def test_an_address_with_colons_is_in_brackets() -> None:
+    assert task(Role.WORKER, host="fe80::1").target == "[fe80::1]:32"
+
+
+def test_the_variables_beside_it_are_those_of_pods() -> None:
+    assert task_variables(ORDER, task(Role.WORKER, 1), "{}", "m:29400") == {
+        "TF_CONFIG": "{}",
+        "WORKER_TYPE": "worker",
+        "WORKER_ID": "8",
+        "WORKER_RANK": "1",
+        "WORKER_NUM": "2",
+        "DLROVER_MASTER_ADDR": "m:29400",
+        "TF_PS_VERSION": "3",
+        "TF_PS_GATE": "1",
+    }
+    assert task_variables(ORDER, task(Role.PS, 0, version=4), "{}", "")["WORKER_NUM"] == "1"
+
+
+PARSE = """
+import json, os, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import tensorflow as tf
+for text in json.loads(sys.argv[1]):
+    os.environ["TF_CONFIG"] = text
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    spec, place = resolver.cluster_spec(), json.loads(text)["task"]
+    role, index = resolver.task_type, resolver.task_id
+    address = None if role == "evaluator" else spec.task_address(role, index)
+    print(json.dumps([role, index, address, spec.num_tasks("ps"), sorted(spec.jobs)]))
+"""
+
+
+@pytest.mark.tensorflow
+def test_tensorflows_own_parser_takes_every_form() -> None:
+    tasks = [task(role, rank) for role, rank in ((Role.CHIEF, 0), (Role.WORKER, 1), (Role.PS, 1), (Role.EVALUATOR, 0))]
+    texts = [tf_config(ORDER, one, sparse) for one in tasks for sparse in (False, True)]
+    command = [str(python_221()), "-c", PARSE, json.dumps(texts)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
+    parsed = [json.loads(line) for line in out.splitlines()]
+    dense, few = ["chief", "ps", "worker"], ["chief", "ps"]
+    assert parsed == [
+        ["chief", 0, "h0:10", 2, dense],
+        ["chief", 0, "h0:10", 2, few],
+        ["worker", 1, "h4:32", 2, dense],
+        ["worker", 1, "h4:32", 2, dense],
+        ["ps", 1, "h2:22", 2, dense],
+        ["ps", 1, "h2:22", 2, few],
+        ["evaluator", 0, None, 2, dense],
+        ["evaluator", 0, None, 2, few],
+    ]
