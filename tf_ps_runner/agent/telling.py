@@ -24,9 +24,11 @@ class Telling:
         if wanted.cluster is None:
             return
         self._order = wanted.cluster
-        if wanted.reason != self._reason:
-            self._reason = wanted.reason
-            self._say(wanted.reason)
+        before, self._reason = self._reason, wanted.reason
+        if self._reason != before:
+            # What a sentence was only continued by need not be told twice.
+            continued = before and self._reason.startswith(f"{before}; ")
+            self._say(self._reason[len(before) + 2 :] if continued else self._reason)
 
     def stepped(self, step: int) -> None:
         """The chief is at that step."""
