@@ -23,6 +23,9 @@ LIMIT = 60.0
 TAKE = "held = [b'x' * (1 << 20) for _ in range({mib})]\n"
 """What takes so many MiB and touches them all."""
 
+TAKEN = "import sys; print('taken', flush=True); sys.stdin.read()"
+"""What says that, and keeps it until its standard input ends."""
+
 
 def test_words_of_a_limit_are_those_that_a_flag_takes() -> None:
     assert [limits.in_words(mib) for mib in (0, 100, 1024, 1536, 4096)] == ["0Mi", "100Mi", "1Gi", "1536Mi", "4Gi"]
@@ -69,9 +72,7 @@ def place() -> Place:
     """Where groups can be made here."""
     found = find_place()
     if found is None:
-        pytest.skip(
-            "no control group can be made here, neither of version 1 nor 2: it takes root, or a delegated group"
-        )
+        pytest.skip("no control group can be made here, of version 1 or 2: that takes root, or a delegated group")
     return found
 
 
@@ -120,24 +121,25 @@ def start(held: MemoryHold, program: str) -> subprocess.Popen[bytes]:
 
 
 def run(held: MemoryHold, program: str, *, meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
-    """Run a Python program under that hold to its end; its exit code. It ends when its standard input does."""
+    """Run a Python program under that hold to its end; its exit code. Its standard input ends after `meanwhile`."""
 
     async def life() -> int:
-        process = start(held, program)
-        try:
-            if meanwhile is not None:
-                await asyncio.to_thread(meanwhile, process)
-            return await asyncio.to_thread(process.wait, LIMIT)
-        finally:
-            process.kill()
-            process.communicate()
+        with start(held, program) as process:
+            try:
+                if meanwhile is not None:
+                    await asyncio.to_thread(meanwhile, process)
+                    assert process.stdin is not None
+                    process.stdin.close()
+                return await asyncio.to_thread(process.wait, LIMIT)
+            finally:
+                process.kill()
 
     return asyncio.run(life())
 
 
-def left_here(place: Place) -> set[str]:
-    """The groups of ours in that place."""
-    return {name for name in os.listdir(place.folder) if name.startswith(cgroups.PREFIX)}
+def groups_of(place: Place, name: str) -> list[str]:
+    """The groups of the task of that name in that place."""
+    return [group for group in os.listdir(place.folder) if group.startswith(f"{cgroups.PREFIX}{name}.")]
 
 
 def test_a_task_that_takes_too_much_is_killed_and_that_is_said(opened: Callable[[str, int], MemoryHold]) -> None:
@@ -159,10 +161,8 @@ def test_a_task_within_its_limit_is_left_alone(opened: Callable[[str, int], Memo
         assert process.stdout.readline() == b"taken\n"
         assert 100 < held.usage() < 200
         assert not held.swollen
-        assert process.stdin is not None
-        process.stdin.close()
 
-    code = run(held, TAKE.format(mib=100) + "print('taken', flush=True)\nimport sys; sys.stdin.read()", meanwhile=ask)
+    code = run(held, TAKE.format(mib=100) + TAKEN, meanwhile=ask)
     assert (code, held.killed_for_memory(code)) == (0, None)
     held.close()
 
@@ -175,7 +175,7 @@ def test_a_task_near_its_limit_is_swollen(opened: Callable[[str, int], MemoryHol
         assert process.stdout.readline() == b"taken\n"
         assert held.swollen
 
-    run(held, TAKE.format(mib=195) + "print('taken', flush=True)", meanwhile=ask)
+    assert run(held, TAKE.format(mib=195) + TAKEN, meanwhile=ask) == 0
     held.close()
 
 
@@ -215,12 +215,13 @@ def test_the_memory_of_a_child_counts_for_a_task_that_is_watched(by_watch: Calla
 def test_the_last_limit_before_a_replacement_is_forgotten_with_its_group(
     by_group: Callable[[str, int], MemoryHold], place: Place
 ) -> None:
-    before = left_here(place)
+    name = f"worker-{os.getpid()}"
     for limit, ended in ((100, -signal.SIGKILL), (400, 0)):
-        held = by_group("worker-0", limit)
+        held = by_group(name, limit)
+        assert len(groups_of(place, name)) == 1
         assert run(held, TAKE.format(mib=200)) == ended
         held.close()
-    assert left_here(place) == before
+        assert groups_of(place, name) == []
 
 
 def test_what_a_task_has_left_in_its_group_ends_with_it(place: Place) -> None:
