@@ -65,8 +65,8 @@ def train(args: argparse.Namespace, cluster: Any, server: Any, role: str, index:
         step = tf.train.get_or_create_global_step()
         # How often each block was trained on, beside what was learned from it, so that a checkpoint proves it.
         seen = tf.get_variable("seen", [blocks], tf.int32, tf.zeros_initializer(), trainable=False)
-        with tf.control_dependencies([tf.train.AdagradOptimizer(LEARNING_RATE).minimize(loss, step)]):
-            update = [tf.identity(step), tf.scatter_add(seen, block, 1)]
+        with tf.control_dependencies([tf.train.AdagradOptimizer(LEARNING_RATE).minimize(loss)]):
+            update = [tf.assign_add(step, 1, use_locking=True), tf.scatter_add(seen, block, 1)]
     with tf.train.MonitoredTrainingSession(
         master=server.target if server else "",
         is_chief=role == "chief",
@@ -113,5 +113,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_v2_behavior()
     main()

@@ -136,4 +136,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    tf.get_logger().setLevel("ERROR")
     main()
