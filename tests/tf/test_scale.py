@@ -1,0 +1,277 @@
+"""`tf-ps-run scale`: what it asks of a job on this machine, what it says of the answer, and when it gives up."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from asked import go_to_empty_place
+
+from dlrover_run import exit_codes
+from dlrover_run.coordination.cluster.records import Targets
+from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.spec import SpecError
+from tf_ps_runner import scale, wishes
+from tf_ps_runner.cli import main
+from tf_ps_runner.command_line import options
+from tf_ps_runner.wishes import Reply
+
+LIMIT = 60.0
+"""Seconds that a test waits for what it started before it gives up."""
+
+Answer = Callable[[Targets], "bytes | None"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory, and no variable of the machine that could change what is asked."""
+    go_to_empty_place(tmp_path, monkeypatch)
+    for name in [name for name in os.environ if name.startswith(options.PREFIX)]:
+        monkeypatch.delenv(name)
+
+
+class Desk:
+    """Stands in for the agent of a job: listens at its name and answers each wish as it is told to."""
+
+    def __init__(self, run_id: str, answer: Answer) -> None:
+        self.wishes: list[Targets] = []
+        self._answer = answer
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(wishes.socket_address(os.geteuid(), run_id))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as lines:
+                wish = wishes.read_wish(lines.readline())
+                self.wishes.append(wish)
+                if (answer := self._answer(wish)) is None:
+                    # Silent until the other side has had enough.
+                    lines.readline()
+                else:
+                    connection.sendall(answer)
+
+    def close(self) -> None:
+        """Be gone."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(LIMIT)
+
+
+@pytest.fixture
+def desks() -> Iterator[Callable[[str, Answer], Desk]]:
+    """Makes stand-ins for agents."""
+    made: list[Desk] = []
+
+    def make(run_id: str, answer: Answer) -> Desk:
+        made.append(Desk(run_id, answer))
+        return made[-1]
+
+    yield make
+    for desk in made:
+        desk.close()
+
+
+def name_of(test: str) -> str:
+    """A job's name that no other test run at the same time has."""
+    return f"{test}-{os.getpid()}"
+
+
+def test_a_wish_that_is_heard_is_said_with_what_follows(
+    desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = name_of("heard")
+    desk = desks(job, lambda wish: wishes.reply_line(Reply(heard=True, text=wishes.what_follows(wish))))
+    assert main(["scale", "--ps=3", "--workers=2", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
+    assert desk.wishes == [Targets(ps=3, workers=2)]
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out.startswith(f"tf-ps-run scale: the job {job!r} has heard of it: 3 parameter servers: a new set is")
+    assert said.out.endswith("2 workers: nobody else pauses for that.\n")
+
+
+def test_a_number_that_is_not_given_is_left_as_it_is(desks: Callable[[str, Answer], Desk]) -> None:
+    job = name_of("one")
+    desk = desks(job, lambda wish: wishes.reply_line(Reply(heard=True)))
+    assert main(["scale", "--workers=0", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
+    assert desk.wishes == [Targets(ps=None, workers=0)]
+
+
+def test_a_wish_that_is_refused_is_a_sentence_and_exit_code_1(
+    desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = name_of("refused")
+    rules = ClusterRules(least_ps=1, most_ps=4)
+    desks(job, lambda wish: wishes.reply_line(Reply(heard=False, text=wishes.why_not(wish, rules) or "")))
+    assert main(["scale", "--ps=5", f"--rdzv-id={job}"]) == 1
+    assert capsys.readouterr().err == (
+        f"tf-ps-run scale: the job {job!r} does not do that: the job was started with --ps=1:4, so it cannot have 5: "
+        "give 1 to 4.\n"
+    )
+
+
+def test_a_job_that_does_not_answer_is_waited_for_as_long_as_was_said(
+    desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = name_of("silent")
+    desks(job, lambda wish: None)
+    assert main(["scale", "--ps=2", f"--rdzv-id={job}", "--timeout=0.2"]) == 1
+    assert "has not heard of it within 0.2 s (--timeout)" in capsys.readouterr().err
+
+
+def test_a_job_that_ends_meanwhile_has_not_heard(
+    desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = name_of("ended")
+    desks(job, lambda wish: b"")
+    assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
+    assert capsys.readouterr().err == f"tf-ps-run scale: the job {job!r} ended before it had heard of it.\n"
+
+
+def test_an_answer_that_is_none_is_said_to_be_none(
+    desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = name_of("strange")
+    desks(job, lambda wish: b"what?\n")
+    assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
+    assert "is no tf-ps-run of this version" in capsys.readouterr().err
+
+
+def test_a_job_that_is_not_here_is_said_with_where_else_it_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    job = name_of("absent")
+    assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
+    said = capsys.readouterr().err
+    assert f"no job {job!r} of yours runs on this machine" in said
+    assert "--rdzv-backend" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "Nothing was asked for: give --ps=N, --workers=N or both."),
+        ("--ps=0", "--ps '0' is out of range: give an integer from 1 to 4000."),
+        ("--ps=1:3", "--ps '1:3' is not an integer"),
+        ("--workers=-1", "--workers '-1' is out of range"),
+        ("--ps=2 train.py", "'train.py' is neither a flag nor the value of one."),
+        ("--ps=2 --timeout=0", "--timeout '0' is out of range"),
+        ("--ps=2 --rdzv-endpoint=a", "has no --rdzv-backend beside it"),
+        ("--ps=2 --rdzv-backend=static", "--rdzv-backend 'static' is not known: give master, c10d or etcd."),
+        ("--ps=2 --rdzv-backend=master", "needs a place where the nodes meet"),
+        ("--pss=2", "--pss is not a flag of tf-ps-run scale; did you mean --ps?"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    text: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["scale", *text.split()]) == exit_codes.BAD_COMMAND_LINE
+    assert sentence in capsys.readouterr().err
+
+
+def listed(proc: Path, *names: str) -> Path:
+    """A /proc that shows unix sockets of these names."""
+    lines = ["Num       RefCount Protocol Flags    Type St Inode Path"]
+    lines += [f"0000000000000000: 00000002 00000000 00010000 0001 01 1234{n} {name}" for n, name in enumerate(names)]
+    lines.append("0000000000000000: 00000002 00000000 00000000 0002 01 99999")
+    (proc / "net").mkdir(parents=True)
+    (proc / "net" / "unix").write_text("\n".join(lines) + "\n")
+    return proc
+
+
+def test_the_one_job_of_a_user_needs_no_name(tmp_path: Path) -> None:
+    mine, anothers = "@tf-ps-run-1000-ads of today", "@tf-ps-run-1001-other"
+    proc = listed(tmp_path, "/run/some.sock", anothers, mine, mine, "@tf-ps-run-0f0f0f", "@dlrover")
+    assert scale.only_job(1000, proc) == "ads of today"
+
+
+def test_several_jobs_are_listed_so_that_one_can_be_named(tmp_path: Path) -> None:
+    proc = listed(tmp_path, "@tf-ps-run-1000-b", "@tf-ps-run-1000-a")
+    with pytest.raises(scale.Unheard, match="give --rdzv-id, one of a, b"):
+        scale.only_job(1000, proc)
+    with pytest.raises(scale.Unheard, match="no job of yours runs on this machine"):
+        scale.only_job(1002, proc)
+
+
+def test_a_job_that_listens_is_found_by_its_user(desks: Callable[[str, Answer], Desk]) -> None:
+    job = name_of("found")
+    desks(job, lambda wish: None)
+    assert job in scale.job_names(os.geteuid(), Path("/proc"))
+
+
+def test_the_longest_name_of_a_job_has_a_socket_of_its_own() -> None:
+    one, other = wishes.socket_address(0, "a" * 255), wishes.socket_address(0, "a" * 254 + "b")
+    assert one != other
+    assert max(len(one), len(other)) <= 108
+    assert wishes.socket_address(0, "a" * 60) == b"\0tf-ps-run-0-" + b"a" * 60
+
+
+def test_a_line_with_something_else_in_it_is_no_wish() -> None:
+    assert wishes.read_wish(wishes.wish_line(Targets(ps=2))) == Targets(ps=2)
+    for line in (b"", b"{", b"[]", b'{"ps":-1}', b'{"ps":2,"more":1}', b'{"ps":1e9}', b'{"ps":"2"}'):
+        with pytest.raises(msgspec.DecodeError):
+            wishes.read_wish(line)
+
+
+def test_a_wish_outside_the_range_of_the_job_is_one_that_it_cannot_have() -> None:
+    rules = ClusterRules(least_ps=2, most_ps=2, least_workers=1, most_workers=8)
+    assert wishes.why_not(Targets(ps=2, workers=8), rules) is None
+    assert wishes.why_not(Targets(ps=3), rules) == (
+        "the job was started with --ps=2, so it cannot have 3: start it with --ps=MIN:MAX"
+    )
+    assert wishes.why_not(Targets(workers=9), rules) == (
+        "the job was started with --workers=1:8, so it cannot have 9: give 1 to 8"
+    )
+
+
+def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tf_ps_runner import visiting
+
+    visits = []
+
+    def visit(spec: object, wish: Targets, timeout: float, say: object) -> visiting.Outcome:
+        visits.append((spec, wish, timeout))
+        return visiting.Outcome(said="node0 asked for 3 parameter servers")
+
+    monkeypatch.setattr(visiting, "visit", visit)
+    monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
+    words = ["scale", "--ps=3", "--rdzv-backend=master", "--rdzv-endpoint=node0:4000", "--rdzv-id=ads", "--timeout=5"]
+    assert main(words) == exit_codes.SUCCESS
+    ((spec, wish, timeout),) = visits
+    assert isinstance(spec, visiting.JobSpec)
+    assert spec.master is not None
+    assert (spec.run_id, spec.master.host, spec.master.port, spec.master.token) == ("ads", "node0", 4000, "a secret")
+    # A visitor starts no master, and looks for one no longer than it was told to wait.
+    assert (spec.master.is_host, spec.rules.join_timeout, wish, timeout) == (False, 5, Targets(ps=3), 5)
+    assert "DLROVER_RDZV_TOKEN" not in os.environ
+
+
+def test_a_visit_in_vain_is_a_sentence_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tf_ps_runner import visiting
+
+    monkeypatch.setattr(visiting, "visit", lambda *_: visiting.Outcome(problem="no node of a job 'ads' is here"))
+    words = ["scale", "--ps=3", "--rdzv-backend=master", "--rdzv-endpoint=node0", "--rdzv-id=ads"]
+    assert main(words) == 1
+    assert capsys.readouterr().err == "tf-ps-run scale: no node of a job 'ads' is here.\n"
+
+
+def test_what_is_installed_may_be_too_little_for_a_visit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tf_ps_runner import visiting
+
+    def visit(*_: object) -> visiting.Outcome:
+        raise SpecError("the installed protobuf does not fit.")
+
+    monkeypatch.setattr(visiting, "visit", visit)
+    words = ["scale", "--ps=3", "--rdzv-backend=master", "--rdzv-endpoint=node0"]
+    assert main(words) == exit_codes.BAD_COMMAND_LINE
