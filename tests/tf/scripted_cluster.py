@@ -111,7 +111,7 @@ class ScriptedCluster:
         self._listener.close()
         if error is not None:
             for process in self._processes:
-                print(f"--- {process.name}\n{process.output}")
+                print(f"--- {process.name}", *process.output.splitlines()[-30:], sep="\n")
 
     def new_version(self, servers: int) -> None:
         """A new set of servers: the processes of the old one are killed, and the new servers are started."""
@@ -158,9 +158,9 @@ class ScriptedCluster:
         """Change the order for all tasks."""
         with self._heard:
             self._order.update(order)
-            lines = [process.line for process in self._processes if process.line is not None]
-        for line in lines:
-            self._send(line)
+            for process in self._processes:
+                if process.line is not None:
+                    self._send(process.line)
 
     def wait(self, found: Callable[[], Any], what: str, process: Process | None = None) -> Any:
         """Wait for something that the processes say; fails at once when `process` has ended without it."""
@@ -173,6 +173,12 @@ class ScriptedCluster:
             result = found()
         assert result, f"{what} was not said"
         return result
+
+    def asked(self, process: Process, line: socket.socket, text: bytes) -> None:
+        """A process asks for something, which nobody here answers."""
+
+    def left(self, process: Process) -> None:
+        """The line of a process has ended."""
 
     def _send(self, line: socket.socket) -> None:
         try:
@@ -201,11 +207,14 @@ class ScriptedCluster:
                         assert process is not None
                         process.said.append(message)
                         self._heard.notify_all()
-                    if message.get("say") == "hello":
-                        self._send(line)
+                        if message.get("say") == "hello":
+                            self._send(line)
+                    if "ask" in message:
+                        self.asked(process, line, text)
             except OSError:
                 pass
         with self._heard:
             if process is not None:
                 process.line = None
+                self.left(process)
             self._heard.notify_all()

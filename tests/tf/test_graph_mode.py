@@ -1,0 +1,194 @@
+"""What a script of TensorFlow 1 keeps when its cluster changes, with nothing of tf-ps-run in it.
+
+The test plays the agent: it gives the orders, and starts and kills the processes itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from interpreters import python_215, python_221
+from scripted_cluster import Process, ScriptedCluster, free_port
+
+pytestmark = pytest.mark.tensorflow
+
+NEVER = str(10**9)
+
+
+def checkpoints(model: Path) -> list[int]:
+    """The steps of the checkpoints in a directory."""
+    return sorted(int(path.stem.rpartition("-")[2]) for path in model.glob("model.ckpt-*.index"))
+
+
+def train(cluster: ScriptedCluster, servers: int) -> tuple[Process, Process]:
+    """Start servers, chief and a worker, and let the worker in."""
+    cluster.new_version(servers)
+    chief, worker = cluster.start("chief"), cluster.start("worker")
+    chief.wait_said("restored")
+    cluster.tell(open=True)
+    worker.wait_said("ready")
+    return chief, worker
+
+
+def leave(cluster: ScriptedCluster, chief: Process, worker: Process) -> int:
+    """The planned end of a version: the worker leaves, the chief saves and leaves. The step of the model."""
+    cluster.tell(pause=True)
+    assert worker.wait_end() == 75, worker.output
+    cluster.tell(save=True)
+    assert chief.wait_end() == 75, chief.output
+    step = chief.heard("saved")[-1]["step"]
+    assert step >= max(chief.step, worker.step)
+    assert checkpoints(cluster.model)[-1] == step
+    assert "finished" not in chief.output + worker.output
+    return int(step)
+
+
+def copy_of(cluster: ScriptedCluster, step: int, folder: Path) -> str:
+    """A copy of a checkpoint, which the next version will not write anew."""
+    folder.mkdir()
+    for path in cluster.model.glob(f"model.ckpt-{step}.*"):
+        shutil.copy(path, folder)
+    return str(folder / f"model.ckpt-{step}")
+
+
+def check_planned_changes(python: Path, folder: Path, *numbers: int) -> None:
+    """Go from one number of servers to the next: no step is lost, and each variable and slot stays what it was."""
+    with ScriptedCluster(python, "graph_train.py", folder, SAVE_STEPS=NEVER) as cluster:
+        chief, worker = train(cluster, numbers[0])
+        worker.wait_step(20)
+        step = leave(cluster, chief, worker)
+        for servers in numbers[1:]:
+            reference = copy_of(cluster, step, folder / f"reference-{step}")
+            cluster.new_version(servers)
+            chief, worker = cluster.start("chief", REFERENCE=reference), cluster.start("worker")
+            restored = chief.wait_said("restored")
+            assert (restored["how"], restored["step"], restored["skipped"]) == ("checkpoint", step, [])
+            assert restored["path"].endswith(f"model.ckpt-{step}")
+            assert worker.heard("ready") == []
+            cluster.tell(open=True)
+            worker.wait_step(step + 20)
+            assert f"Restoring parameters from {restored['path']}" in chief.output
+            assert "compared 3 variables, different: []" in chief.output
+            step = leave(cluster, chief, worker)
+
+
+def test_servers_are_added_without_the_loss_of_a_step(tmp_path: Path) -> None:
+    check_planned_changes(python_221(), tmp_path, 1, 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("python", [python_221, python_215], ids=["2.21", "2.15"])
+def test_servers_come_and_go_without_the_loss_of_a_step(python: object, tmp_path: Path) -> None:
+    assert callable(python)
+    check_planned_changes(python(), tmp_path, 1, 2, 1, 3)
+
+
+def check_deaths_of_single_tasks(python: Path, folder: Path) -> None:
+    """A chief that comes back finds the model that the worker has trained on; a worker may come from elsewhere."""
+    with ScriptedCluster(python, "graph_train.py", folder, SAVE_STEPS=NEVER) as cluster:
+        chief, worker = train(cluster, 2)
+        worker.wait_step(20)
+        chief.kill()
+        before = worker.step
+        again = cluster.start("chief")
+        restored = again.wait_said("restored")
+        assert (restored["how"], restored["path"]) == ("live", None)
+        assert restored["step"] >= before > 0
+        # It saves what it has found before it trains: there was nothing but the first step to go back to.
+        assert checkpoints(cluster.model)[0] == 0
+        assert again.wait_said("saved")["step"] >= before
+        worker.wait_step(restored["step"] + 20)
+        worker.kill()
+        elsewhere = cluster.start("worker", address=f"127.0.0.1:{free_port()}")
+        elsewhere.wait_said("ready")
+        elsewhere.wait_step(again.step + 20)
+        assert again.popen.poll() is None
+        assert "An error was raised" not in again.output
+
+
+def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(tmp_path: Path) -> None:
+    check_deaths_of_single_tasks(python_221(), tmp_path)
+
+
+@pytest.mark.long
+def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move_in_2_15(tmp_path: Path) -> None:
+    check_deaths_of_single_tasks(python_215(), tmp_path)
+
+
+def check_death_of_a_server(python: Path, folder: Path) -> None:
+    """All that a server held is read from the newest whole checkpoint; one that was cut off is skipped and told."""
+    with ScriptedCluster(python, "graph_train.py", folder, SAVE_STEPS="10") as cluster:
+        chief, worker = train(cluster, 2)
+        worker.wait_step(40)
+        cluster.new_version(0)
+        whole, damaged = checkpoints(cluster.model)[-2:]
+        data = next(cluster.model.glob(f"model.ckpt-{damaged}.data-*"))
+        os.truncate(data, data.stat().st_size - 1)
+        reference = copy_of(cluster, whole, folder / "reference")
+        cluster.new_version(2)
+        chief = cluster.start("chief", REFERENCE=reference)
+        restored = chief.wait_said("restored")
+        assert (restored["how"], restored["step"]) == ("checkpoint", whole)
+        assert len(restored["skipped"]) == 1
+        assert f"model.ckpt-{damaged} is not whole ({data.name} has " in restored["skipped"][0]
+        chief.wait_step(whole + 5)
+        assert "compared 3 variables, different: []" in chief.output
+        # A worker that comes while the cluster is about to change again leaves from the gate.
+        worker = cluster.start("worker")
+        worker.wait_said("hello")
+        cluster.tell(pause=True)
+        assert worker.wait_end() == 75, worker.output
+        assert worker.heard("ready") + worker.heard("step") == []
+
+
+def test_a_server_that_dies_costs_what_was_not_saved_whole(tmp_path: Path) -> None:
+    check_death_of_a_server(python_221(), tmp_path)
+
+
+@pytest.mark.long
+def test_a_server_that_dies_costs_what_was_not_saved_whole_in_2_15(tmp_path: Path) -> None:
+    check_death_of_a_server(python_215(), tmp_path)
+
+
+@pytest.mark.long
+def test_sums_of_the_data_are_compared(tmp_path: Path) -> None:
+    with ScriptedCluster(python_221(), "graph_train.py", tmp_path, SAVE_STEPS="10") as cluster:
+        chief, _ = train(cluster, 1)
+        chief.wait_step(40)
+        cluster.new_version(0)
+        whole, damaged = checkpoints(cluster.model)[-2:]
+        data = next(cluster.model.glob(f"model.ckpt-{damaged}.data-*"))
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+        cluster.new_version(1)
+        restored = cluster.start("chief").wait_said("restored")
+        assert restored["step"] == whole
+        assert "hecksum" in restored["skipped"][0]
+
+
+@pytest.mark.long
+def test_when_the_chief_is_done_a_worker_comes_to_its_end_too(tmp_path: Path) -> None:
+    with ScriptedCluster(python_221(), "graph_train.py", tmp_path) as cluster:
+        chief, worker = train(cluster, 1)
+        worker.wait_step(20)
+        cluster.tell(ending=True)
+        assert worker.wait_end() == 0, worker.output
+        assert "finished at" in worker.output
+        # What the chief is told is not meant for it: it ends when its own work is done.
+        chief.wait_step(worker.step + 20)
+
+
+@pytest.mark.long
+def test_a_worker_that_waits_for_data_leaves_from_there(tmp_path: Path) -> None:
+    with ScriptedCluster(python_221(), "graph_train.py", tmp_path) as cluster:
+        cluster.new_version(1)
+        chief, worker = cluster.start("chief"), cluster.start("worker", STEP_SECONDS="1000")
+        chief.wait_said("restored")
+        cluster.tell(open=True)
+        worker.wait_said("step")
+        cluster.tell(pause=True)
+        assert worker.wait_end() == 75, worker.output
