@@ -81,7 +81,9 @@ async def _visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[st
             if board.problem is not None:
                 return Outcome(problem=board.problem.rstrip("."))
             if not await wait_until(news, deadline - asyncio.get_running_loop().time()):
-                return Outcome(problem=f"the job {spec.run_id!r} has not heard of it within {timeout:g} s (--timeout)")
+                waited = f", which waited for {told.waiting.text}" if told.waiting else ""
+                problem = f"the job {spec.run_id!r} has not heard of it within {timeout:g} s (--timeout){waited}"
+                return Outcome(problem=problem)
     finally:
         board.publish(_leaving(status))
         await board.close()
