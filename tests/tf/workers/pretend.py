@@ -67,6 +67,7 @@ def obey(channel: Channel) -> None:
                 word, _, rest = command.strip().partition(" ")
                 if word == "say":
                     channel.say(**json.loads(rest))
+                    post(at="said")
                 elif word == "exit":
                     os._exit(int(rest))
                 elif word == "raise":

@@ -1,0 +1,290 @@
+"""One node's tasks as real processes: scripts that stand in for TensorFlow's, under the launcher as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import WAIT, Launcher, Mailbox, finish, kill_leftovers, launch, still_alive, watched
+
+SCRIPT = Path(__file__).parent / "workers" / "pretend.py"
+SERVERS = Launcher("tf-ps-run", (sys.executable, "-m", "tf_ps_runner"))
+
+Told = dict[str, Any]
+
+
+class Job:
+    """A running job of pretended tasks. What they tell is kept, so that a test may ask in any order."""
+
+    def __init__(self, mailbox: Mailbox, *flags: str) -> None:
+        self._mailbox = mailbox
+        self.folder = mailbox.directory / "pipes"
+        self.folder.mkdir()
+        self._told: list[Told] = []
+        self.run_id = f"pretend-{os.getpid()}-{os.urandom(3).hex()}"
+        args = ["--start-method=spawn", f"--rdzv-id={self.run_id}", *flags, str(SCRIPT)]
+        # The launcher refuses an interpreter that has no TensorFlow; nobody imports this one.
+        stand_in = mailbox.directory / "installed" / "tensorflow"
+        stand_in.mkdir(parents=True)
+        (stand_in / "__init__.py").write_text("raise ImportError('this is only a name')\n")
+        env: dict[str, str | None] = {"PRETEND": str(self.folder), "PYTHONPATH": str(stand_in.parent)}
+        self.process = launch(mailbox, *args, launcher=SERVERS, env=env, stderr=subprocess.STDOUT)
+
+    def hear(self, what: Callable[[Told], bool]) -> Told:
+        """The first that was told of which that is true; it is not told again."""
+        for told in self._told:
+            if what(told):
+                self._told.remove(told)
+                return told
+        while True:
+            told = self._mailbox.receive()
+            if what(told):
+                return told
+            self._told.append(told)
+
+    def up(self, name: str) -> Told:
+        """Wait until that task obeys, or serves."""
+        return self.hear(lambda told: told["name"] == name and told["at"] in ("up", "serving"))
+
+    def told(self, name: str, **order: bool) -> Told:
+        """Wait until that task was told this."""
+        return self.hear(
+            lambda told: (
+                told["name"] == name
+                and told["at"] == "told"
+                and all(told[key] == value for key, value in order.items())
+            )
+        )
+
+    def do(self, name: str, command: str) -> None:
+        """Have a task do something."""
+        with open(self.folder / name, "w") as pipe:
+            pipe.write(command + "\n")
+
+    def say(self, name: str, **words: object) -> None:
+        """Have a task say something to its agent; it is said when this returns."""
+        self.do(name, f"say {json.dumps(words)}")
+        self.hear(lambda told: told["name"] == name and told["at"] == "said")
+
+    def train(self, chief: str = "chief-0", how: str = "fresh", step: int = 0, path: str | None = None) -> None:
+        """Have the chief say that it has a whole model."""
+        self.say(chief, say="restored", step=step, how=how, path=path)
+
+    def finish(self, chief: str, code: int = 0) -> str:
+        """Have the chief end well, and the job with it; what stood on the console."""
+        self.do(chief, "exit 0")
+        return self.ended(code)
+
+    def ended(self, code: int) -> str:
+        """Wait for the end of the job; what stood on the console."""
+        end = finish(self.process)
+        assert end.code == code, end.out
+        return end.out
+
+
+@pytest.fixture
+def start(mailbox: Mailbox) -> Iterator[Callable[..., Job]]:
+    """Starts one job; whatever of it is left at the end fails the test."""
+    jobs: list[Job] = []
+
+    def begin(*flags: str) -> Job:
+        jobs.append(Job(mailbox, *flags))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        left = [each for each in psutil.process_iter(["environ"]) if _is_of(each, job)]
+        for process in left:
+            process.kill()
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.communicate()
+        assert not left
+
+
+def _is_of(process: psutil.Process, job: Job) -> bool:
+    environ = process.info["environ"] or {}
+    return environ.get("PRETEND") == str(job.folder) and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_job_starts_lets_its_workers_in_and_ends_with_its_chief(start: Callable[..., Job]) -> None:
+    job = start("--ps=2", "--workers=2")
+    up = [job.up(name) for name in ("ps-0", "ps-1", "chief-0", "worker-0", "worker-1")]
+    clusters = [told["cluster"] for told in up]
+    assert all(cluster == clusters[0] for cluster in clusters)
+    assert {role: len(listed) for role, listed in clusters[0].items()} == {"chief": 1, "worker": 2, "ps": 2}
+    ports = [address for listed in clusters[0].values() for address in listed]
+    assert len(set(ports)) == 5
+    job.told("worker-0", open=False)
+    job.train()
+    for name in ("worker-0", "worker-1"):
+        job.told(name, open=True)
+    job.do("chief-0", "exit 0")
+    for name in ("worker-0", "worker-1"):
+        job.told(name, ending=True)
+    out = job.ended(0)
+    assert "[worker-1]:worker-1 begins\n" in out
+    assert "tf-ps-run: chief-0: begins with a fresh model at step 0\n" in out
+
+
+def test_a_server_that_is_killed_takes_all_with_it_and_all_come_back_where_they_were(start: Callable[..., Job]) -> None:
+    job = start("--ps=2", "--workers=1")
+    first = {name: job.up(name) for name in ("ps-0", "ps-1", "chief-0", "worker-0")}
+    job.train()
+    job.told("worker-0", open=True)
+    job.say("chief-0", say="step", step=141)
+    with watched(*(told["pid"] for told in first.values())) as before:
+        os.kill(first["ps-0"]["pid"], signal.SIGKILL)
+        second = {name: job.up(name) for name in ("ps-2", "ps-3", "chief-1", "worker-1")}
+        assert still_alive(before, WAIT) == 0
+    assert {told["version"] for told in second.values()} == {2}
+    assert [second[name]["rank"] for name in ("ps-2", "ps-3")] == [0, 1]
+    assert second["chief-1"]["cluster"] == first["chief-0"]["cluster"]
+    job.train("chief-1", "checkpoint", 126, "/data/model.ckpt-126")
+    job.told("worker-1", open=True)
+    out = job.finish("chief-1")
+    assert "tf-ps-run: chief-1: Restoring parameters from /data/model.ckpt-126: goes on after step 126" in out
+    assert "15 steps lost" in out
+    assert "ps-0 (rank 0) on " in out
+
+
+@pytest.mark.parametrize("name", ["worker-0", "chief-0"])
+def test_of_a_worker_or_a_chief_that_is_killed_only_that_one_is_started_again(
+    start: Callable[..., Job], name: str
+) -> None:
+    job = start("--ps=1", "--workers=1")
+    first = {each: job.up(each) for each in ("ps-0", "chief-0", "worker-0")}
+    job.train()
+    job.told("worker-0", open=True)
+    os.kill(first[name]["pid"], signal.SIGKILL)
+    successor = job.up(name.replace("-0", "-1"))
+    assert (successor["rank"], successor["version"]) == (0, 1)
+    assert successor["cluster"] == first[name]["cluster"]
+    for other in {"ps-0", "chief-0", "worker-0"} - {name}:
+        assert psutil.pid_exists(first[other]["pid"])
+    chief = "chief-1" if name == "chief-0" else "chief-0"
+    if name == "chief-0":
+        job.train("chief-1", "live", 77)
+    out = job.finish(chief)
+    assert ("goes on with the live model at step 77; no step lost" in out) == (name == "chief-0")
+
+
+def test_a_server_that_does_not_answer_any_more_is_given_up(start: Callable[..., Job]) -> None:
+    job = start("--ps=1", "--workers=0")
+    server = job.up("ps-0")
+    job.up("chief-0")
+    job.train()
+    job.told("chief-0", open=True)
+    os.kill(server["pid"], signal.SIGSTOP)
+    job.up("ps-1")
+    job.up("chief-1")
+    job.train("chief-1")
+    out = job.finish("chief-1")
+    assert "ps-0 (rank 0) on " in out
+    assert "does not answer any more" in out
+
+
+def test_servers_are_added_while_training_goes_on_and_the_chief_saves_before(start: Callable[..., Job]) -> None:
+    job = start("--ps=1:2", "--workers=1")
+    for name in ("ps-0", "ps-1", "chief-0", "worker-0"):
+        job.up(name)
+    job.train()
+    job.told("worker-0", open=True)
+    scaled = _scale(job, "--ps=1")
+    coming = job.up("ps-2")
+    assert coming["version"] == 2
+    assert len(coming["cluster"]["ps"]) == 1
+    job.told("worker-0", pause=True)
+    job.told("chief-0", save=True)
+    chief = job.up("chief-1")
+    assert chief["cluster"]["ps"] == coming["cluster"]["ps"]
+    assert scaled.returncode == 0, scaled.stderr
+    job.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
+    job.up("worker-1")
+    out = job.finish("chief-1")
+    assert "tf-ps-run: chief-0 has saved step 7: /pretend/model.ckpt-7\n" in out
+    assert "steps lost" not in out
+
+
+def test_a_worker_too_many_leaves_and_nobody_else_is_disturbed(start: Callable[..., Job]) -> None:
+    job = start("--ps=1", "--workers=0:2")
+    for name in ("ps-0", "chief-0", "worker-0", "worker-1"):
+        job.up(name)
+    job.train()
+    job.told("worker-1", open=True)
+    assert _scale(job, "--workers=1").returncode == 0
+    job.told("worker-1", pause=True)
+    assert _scale(job, "--workers=2").returncode == 0
+    assert job.up("worker-2")["rank"] == 1
+    job.finish("chief-0")
+
+
+def _scale(job: Job, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [*SERVERS.command, "scale", f"--rdzv-id={job.run_id}", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+
+
+def test_the_same_exception_at_once_ends_the_job_with_its_words_and_its_code(start: Callable[..., Job]) -> None:
+    job = start("--ps=1", "--workers=1")
+    for number in (0, 1):
+        job.up(f"worker-{number}")
+        job.do(f"worker-{number}", "raise ValueError: no such column")
+    out = job.ended(1)
+    assert "  worker-1 raised ValueError: no such column\n" in out
+    assert "Traceback (most recent call last):\n" in out
+
+
+def test_an_exit_code_comes_through_when_no_restart_is_left(start: Callable[..., Job]) -> None:
+    job = start("--ps=1", "--workers=1", "--max-restarts=0")
+    job.up("worker-0")
+    job.do("worker-0", "exit 41")
+    out = job.ended(41)
+    assert "  worker-0 exited with code 41\n" in out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_all_tasks_and_is_the_exit_code(
+    start: Callable[..., Job], number: signal.Signals, code: int
+) -> None:
+    job = start("--ps=1", "--workers=1")
+    pids = [job.up(name)["pid"] for name in ("ps-0", "chief-0", "worker-0")]
+    with watched(*pids) as tasks:
+        job.process.send_signal(number)
+        out = job.ended(code)
+        assert still_alive(tasks, 0) == 0
+    assert f"tf-ps-run: {number.name} received: the tasks are told" in out
+
+
+@pytest.mark.parametrize("victim", ["guard", "agent"])
+def test_nothing_is_left_after_the_death_of_the_launcher(start: Callable[..., Job], victim: str) -> None:
+    job = start("--ps=1", "--workers=1")
+    pids = [job.up(name)["pid"] for name in ("ps-0", "chief-0", "worker-0")]
+    agent = next(p for p in psutil.Process(job.process.pid).children() if p.name().startswith("tf-ps-agent"))
+    with watched(*pids, agent.pid) as all_of_them:
+        os.kill(job.process.pid if victim == "guard" else agent.pid, signal.SIGKILL)
+        job.process.communicate(timeout=WAIT)
+        left = still_alive(all_of_them, WAIT)
+        kill_leftovers(all_of_them)
+    assert left == 0
+
+
+def test_logs_are_kept_for_each_task_where_they_are_asked_for(start: Callable[..., Job], tmp_path: Path) -> None:
+    job = start("--ps=1", "--workers=0", f"--log-dir={tmp_path / 'logs'}")
+    job.up("ps-0")
+    job.up("chief-0")
+    job.train()
+    out = job.finish("chief-0")
+    assert "[chief-0]:chief-0 begins\n" in out
+    (run,) = (tmp_path / "logs").iterdir()
+    assert sorted(path.name for path in run.iterdir()) == ["chief-0", "ps-0"]
+    assert (run / "chief-0" / "stdout.log").read_text() == "chief-0 begins\n"
+    assert re.match(r"pretend-", run.name)
