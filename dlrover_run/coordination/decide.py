@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dlrover_run.coordination.budget import forgive
 from dlrover_run.coordination.checking import pass_unchecked, prune
+from dlrover_run.coordination.cluster.decide import decide as decide_cluster
 from dlrover_run.coordination.decision import Decision, changed, soonest
 from dlrover_run.coordination.gathering import gather
 from dlrover_run.coordination.presence import Present
@@ -21,6 +22,8 @@ def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     nothing has to change."""
     if plan.phase in OVER:
         return Decision(plan)
+    if rules.cluster is not None:
+        return decide_cluster(rules, plan, present, now)
     charged = forgive(rules, plan.charged, now)
     if charged != plan.charged:
         # Written down, for a successor's job time begins at the last plan that was.

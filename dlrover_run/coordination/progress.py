@@ -6,6 +6,7 @@ from dlrover_run.coordination import check_words
 from dlrover_run.coordination.check_records import Check
 from dlrover_run.coordination.check_round import asked, awaited, key_of, standing
 from dlrover_run.coordination.checking import candidates, computes_anew, computing
+from dlrover_run.coordination.cluster.progress import progress as cluster_progress
 from dlrover_run.coordination.gathering import missing_words
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
@@ -18,6 +19,8 @@ MOST_BEFORE = 300
 
 def progress(rules: Rules, plan: Plan, present: Present, wake_at: float | None, now: float) -> Waiting:
     """The words for every node without a seat; `wake_at` is when the coordinator decides without another word."""
+    if rules.cluster is not None:
+        return cluster_progress(rules, plan, present, now)
     living = candidates(rules, plan, present)
     left = None if wake_at is None else max(0.0, wake_at - now)
     if plan.phase is PlanPhase.TRAINING:

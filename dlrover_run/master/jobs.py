@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+from dlrover_run.coordination.cluster.progress import wanted
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.punctuality import Punctuality
 from dlrover_run.coordination.records import NodeKey, NodeStatus
@@ -73,6 +74,8 @@ class Jobs:
         now = self._now()
         job = self._jobs.get(name)
         if job is None:
+            if join.status.cluster is not None and join.status.cluster.visits:
+                raise Refusal(f"no node of a job {name!r} is here")
             job = self._begin(name, rules, now)
         self._settle_soon(name)
         welcome = job.admit(line, join.status, rules, now)
@@ -111,7 +114,8 @@ class Jobs:
             coordinator = Coordinator(rules, now, next(self._epochs))
         if coordinator.plan.key.number == 0:
             nodes = f"{rules.least}" if rules.least == rules.most else f"{rules.least} to {rules.most}"
-            self._say(f"job {name!r}: begins, for {nodes} nodes")
+            size = f"{nodes} nodes" if rules.cluster is None else wanted(rules.cluster)
+            self._say(f"job {name!r}: begins, for {size}")
         job = Job(name, coordinator, journal, now, self._say, self._report)
         self._jobs[name] = job
         self.last_one_over = False
