@@ -19,7 +19,7 @@ from typing import Any
 BOOT = Path(__file__).parents[2] / "tf_ps_runner" / "worker_path" / "tf_ps_boot.py"
 SCRIPTS = Path(__file__).with_name("scripts")
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Seconds for anything that is waited for; TensorFlow starts in 3 to 15 of them. After that the test fails."""
 
 Message = dict[str, Any]

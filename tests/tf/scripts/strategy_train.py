@@ -6,6 +6,7 @@ STEPS steps are made in all, over any number of starts; each adds 1 to a counter
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -75,6 +76,8 @@ def main() -> None:
         )
     else:
         ranges = (((4 * i) % ROWS, (4 * i) % ROWS + 4) for i in range(int(step), STEPS))
+    if os.environ.get("DIE_BEFORE_STEPS"):
+        os.kill(os.getpid(), signal.SIGKILL)
     for count, (begin, end) in enumerate(ranges, start=1):
         coordinator.schedule(train, args=(tf.constant(begin), tf.constant(end)))
         time.sleep(PAUSE)

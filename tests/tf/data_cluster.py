@@ -1,0 +1,52 @@
+"""A cluster whose processes take their data from queues, as an agent keeps them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from scripted_cluster import Process, ScriptedCluster
+
+from dlrover_run.coordination.cluster.records import Role, TaskKey
+from tf_ps_runner.agent.desk import Desk
+from tf_ps_runner.agent.words import Answer, answer_line, read_line
+
+
+class DataCluster(ScriptedCluster):
+    """The queues start anew with each version, as they do at the agent of the chief."""
+
+    def __init__(self, python: Path, script: str, folder: Path, **more: Any) -> None:
+        super().__init__(python, script, folder, **more)
+        self._desk = Desk()
+        self._at_desk = threading.Lock()
+
+    def new_version(self, servers: int) -> None:
+        """A new set of servers, and queues of which nothing is known."""
+        super().new_version(servers)
+        with self._at_desk:
+            self._desk.begin_again()
+
+    def asked(self, process: Process, line: socket.socket, text: bytes) -> None:
+        """Answer for the queues."""
+        asked = read_line(text)
+        assert isinstance(asked, tuple), text
+        number, ask = asked
+
+        def reply(answer: Answer) -> None:
+            try:
+                line.sendall(answer_line(number, answer))
+            except OSError:
+                return
+
+        with self._at_desk:
+            self._desk.ask(self._key(process), ask, reply)
+
+    def left(self, process: Process) -> None:
+        """What it held is somebody else's."""
+        with self._at_desk:
+            self._desk.gone(self._key(process))
+
+    def _key(self, process: Process) -> TaskKey:
+        return TaskKey(Role(process.name.split("-")[0]), self._processes.index(process))

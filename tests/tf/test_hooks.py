@@ -1,0 +1,413 @@
+"""What scripts import, against the queues as an agent keeps them and without any agent; no TensorFlow is started."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from dlrover_run.coordination.cluster.records import Role, TaskKey
+from tf_ps_runner import hooks
+from tf_ps_runner.agent.desk import Desk
+from tf_ps_runner.agent.words import Answer, answer_line, read_line
+from tf_ps_runner.data.state import SavedState
+from tf_ps_runner.worker import checkpoints, partitioning, shard_state, shards, step_variable
+from tf_ps_runner.worker.shard_dataset import Outgoing
+from tf_ps_runner.worker.shards import AgentQueue, OpenPart, OwnQueue, Part, Reader, Spec, batches
+
+CHIEF, WORKER = TaskKey(Role.CHIEF, 0), TaskKey(Role.WORKER, 0)
+
+
+class Line:
+    """The line of one process to an agent's desk, by the words that would go over it."""
+
+    def __init__(self, desk: Desk, task: TaskKey) -> None:
+        self.desk = desk
+        self.task = task
+
+    def ask(self, what: str, **fields: Any) -> dict[str, Any]:
+        """The desk's answer, once there is one."""
+        asked = read_line(json.dumps({"ask": 1, "what": what, **fields}).encode())
+        assert isinstance(asked, tuple)
+        answered: list[Answer] = []
+        there = threading.Event()
+
+        def reply(answer: Answer) -> None:
+            answered.append(answer)
+            there.set()
+
+        self.desk.ask(self.task, asked[1], reply)
+        assert there.wait(30), "nobody answers"
+        found: dict[str, Any] = json.loads(answer_line(1, answered[0]))
+        return found
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_out() -> Any:
+    yield
+    shards._out.clear()
+    shards._elsewhere.clear()
+    shards._stepped.clear()
+
+
+def queue(desk: Desk, spec: Spec, task: TaskKey = WORKER) -> AgentQueue:
+    return AgentQueue(Line(desk, task), "train", spec)
+
+
+def left(desk: Desk, spec: Spec) -> list[tuple[int, int]]:
+    """What another process gets after all that a dead one held has gone back."""
+    desk.gone(WORKER)
+    return [(batch.begin, batch.end) for batch in batches(queue(desk, spec, CHIEF), None)]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_parts_come_in_the_same_order_with_and_without_an_agent(desk: Desk, shuffle: bool) -> None:
+    spec = Spec(size=103, shard=10, epochs=3, seed=5, shuffle=shuffle)
+    alone = [(batch.begin, batch.end) for batch in batches(OwnQueue(spec), None)]
+    assert alone == [(batch.begin, batch.end) for batch in batches(queue(desk, spec), None)]
+    assert sorted(alone) == sorted([(n, min(n + 10, 103)) for n in range(0, 103, 10)] * 3)
+    if shuffle:
+        assert alone[:11] != alone[11:22] != sorted(alone[11:22])
+
+
+def test_data_shards_cut_parts_into_batches_that_do_not_cross_them() -> None:
+    data = hooks.DataShards("train", size=25, shard_size=10, epochs=1)
+    assert list(data.batches(4)) == [(0, 4), (4, 8), (8, 10), (10, 14), (14, 18), (18, 20), (20, 24), (24, 25)]
+    assert list(hooks.DataShards("train", 25, 10)) == [(0, 10), (10, 20), (20, 25)]
+
+
+@pytest.mark.parametrize(("field", "wrong"), [("size", 0), ("shard_size", -1), ("epochs", 1.5), ("size", True)])
+def test_data_shards_refuse_what_is_no_number_of_anything(field: str, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=f"DataShards train: {field} is a whole number from 1, not {wrong}"):
+        hooks.DataShards("train", **{"size": 10, "shard_size": 2, field: wrong})
+
+
+def test_a_batch_is_used_once_the_next_one_is_asked_for(desk: Desk) -> None:
+    spec = Spec(size=20, shard=10)
+    mine = batches(queue(desk, spec), 4)
+    assert [next(mine).begin for _ in range(2)] == [0, 4]
+    assert left(desk, spec) == [(4, 10), (10, 20)]
+
+
+def test_of_a_batch_with_which_a_step_was_made_is_told_before_leaving(desk: Desk) -> None:
+    spec = Spec(size=10, shard=10)
+    mine = batches(queue(desk, spec), 4)
+    next(mine)
+    shards.made_step(1)
+    shards.before_leaving()
+    assert left(desk, spec) == [(4, 10)]
+
+
+def test_a_batch_that_was_not_trained_with_goes_back_on_leaving(desk: Desk) -> None:
+    spec = Spec(size=10, shard=10)
+    mine = batches(queue(desk, spec), 4)
+    next(mine)
+    shards.made_step(1)
+    next(mine)
+    shards.before_leaving()
+    assert left(desk, spec) == [(4, 10)]
+
+
+def test_a_whole_part_goes_back_on_leaving_for_a_step_is_not_all_of_it(desk: Desk) -> None:
+    spec = Spec(size=10, shard=10)
+    mine = batches(queue(desk, spec), None)
+    next(mine)
+    shards.made_step(1)
+    shards.before_leaving()
+    assert left(desk, spec) == [(0, 10)]
+
+
+def test_a_claimed_batch_is_used_only_when_its_result_is_there(desk: Desk) -> None:
+    spec = Spec(size=20, shard=10)
+    mine = batches(queue(desk, spec), 5)
+    scheduled = []
+    for _ in range(3):
+        next(mine)
+        scheduled += shards.claim()
+    assert [batch.begin for batch in scheduled] == [0, 5, 10]
+    scheduled[1].used()
+    scheduled[2].used()
+    scheduled[2].used()
+    assert left(desk, spec) == [(0, 10), (15, 20)], "the first batch is on its way, and those behind it are not told"
+
+
+def test_the_result_of_a_claimed_batch_may_come_while_its_thread_waits_for_the_last_parts(desk: Desk) -> None:
+    spec = Spec(size=5, shard=5)
+    mine = batches(queue(desk, spec), 5)
+    next(mine)
+    (batch,) = shards.claim()
+    threading.Timer(0, batch.used).start()
+    assert list(mine) == []
+
+
+def test_results_out_of_order_are_told_without_gaps() -> None:
+    part = OpenPart(Part(3, 10, 20, 0))
+    assert [part.cut(4) for _ in range(4)] == [(10, 14), (14, 18), (18, 20), None]
+    assert part.finish(14) is None
+    assert part.finish(10) == 18
+    assert part.finish(18) == 20
+
+
+def test_after_a_rollback_the_rest_of_a_part_is_let_go_and_another_one_taken(desk: Desk) -> None:
+    spec = Spec(size=20, shard=10)
+    reader = Reader(queue(desk, spec), 4)
+    first = reader.next()
+    assert first is not None
+    Line(desk, CHIEF).ask("rollback", state=None)
+    first.used()
+    again = reader.next()
+    assert again is not None
+    assert (again.begin, again.end) == (0, 4)
+
+
+def test_a_queue_that_means_something_else_is_refused_in_words(desk: Desk) -> None:
+    assert queue(desk, Spec(10, 5)).take() is not None
+    with pytest.raises(RuntimeError, match="DataShards train: queue train is there already and hands out"):
+        queue(desk, Spec(10, 2)).take()
+
+
+def test_a_batch_that_is_loaded_ahead_is_not_used_before_the_next_one_goes_out(desk: Desk) -> None:
+    spec = Spec(size=20, shard=20)
+    reader, outgoing = Reader(queue(desk, spec), 5), Outgoing()
+    loaded = [outgoing.number(batch) for _ in range(4) if (batch := reader.next()) is not None]
+    assert reader.at_end_of_part
+    outgoing.see(loaded[0])
+    outgoing.see(loaded[1])
+    assert left(desk, spec) == [(5, 20)]
+
+
+def test_the_last_batch_of_a_part_is_used_when_the_consumer_asks_beyond_it(desk: Desk) -> None:
+    spec = Spec(size=5, shard=5)
+    reader, outgoing = Reader(queue(desk, spec), 5), Outgoing()
+    batch = reader.next()
+    assert batch is not None
+    outgoing.see(outgoing.number(batch))
+    outgoing.see(0)
+    assert left(desk, spec) == []
+
+
+class Beside:
+    """A chief's checkpoints with the state of a desk beside them."""
+
+    def __init__(self, desk: Desk, folder: Path) -> None:
+        self.folder = folder
+        self.line = Line(desk, CHIEF)
+
+    def path(self, step: int) -> str:
+        return str(self.folder / f"model.ckpt-{step}")
+
+    def save(self, step: int) -> None:
+        shard_state.take(self.path(step))
+        Path(self.path(step) + ".index").touch()
+        shard_state.write(self.path(step), step)
+
+
+@pytest.fixture
+def beside(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Beside:
+    found = Beside(desk, tmp_path)
+    monkeypatch.setattr(shard_state, "channel", lambda: found.line)
+    return found
+
+
+def use_one(desk: Desk, spec: Spec) -> None:
+    part = queue(desk, spec).take()
+    assert part is not None
+    queue(desk, spec).use(part.number, part.end)
+
+
+def test_the_state_of_the_data_goes_back_with_the_model(desk: Desk, beside: Beside) -> None:
+    spec = Spec(size=40, shard=10)
+    use_one(desk, spec)
+    beside.save(1)
+    use_one(desk, spec)
+    shard_state.give_back(beside.path(1), 1, "checkpoint")
+    assert left(desk, spec) == [(10, 20), (20, 30), (30, 40)]
+
+
+def test_the_state_is_that_of_before_the_variables_were_read(desk: Desk, beside: Beside) -> None:
+    spec = Spec(size=30, shard=10)
+    use_one(desk, spec)
+    shard_state.take(beside.path(1))
+    use_one(desk, spec)
+    shard_state.write(beside.path(1), 1)
+    shard_state.give_back(beside.path(1), 1, "checkpoint")
+    assert left(desk, spec) == [(10, 20), (20, 30)]
+
+
+def test_a_live_model_keeps_its_data_where_it_is(desk: Desk, beside: Beside) -> None:
+    spec = Spec(size=20, shard=10)
+    use_one(desk, spec)
+    shard_state.give_back(None, 5, "live")
+    assert left(desk, spec) == [(10, 20)]
+
+
+def test_a_model_made_anew_begins_with_all_data(desk: Desk, beside: Beside) -> None:
+    spec = Spec(size=20, shard=10)
+    use_one(desk, spec)
+    shard_state.give_back(None, 0, "fresh")
+    assert left(desk, spec) == [(0, 10), (10, 20)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "clause"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_text('{"version":1,"que'), "is damaged"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read"),
+        (lambda path: path.write_text("[]"), "is damaged"),
+        (lambda path: path.write_text('{"queues":{}}' + " " * 70_000), "is damaged"),
+    ],
+)
+def test_a_checkpoint_without_its_state_goes_with_the_newest_older_one(
+    desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str], damage: Any, clause: str
+) -> None:
+    spec = Spec(size=40, shard=10)
+    for step in (1, 2, 3):
+        use_one(desk, spec)
+        beside.save(step)
+    damage(Path(beside.path(3) + shard_state.SUFFIX))
+    shard_state.give_back(beside.path(3), 3, "checkpoint")
+    assert left(desk, spec) == [(20, 30), (30, 40)]
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert f"model.ckpt-3 {clause}" in said
+    assert "that of model.ckpt-2 is taken, and nothing is lost" in said
+
+
+def test_with_no_state_at_all_the_data_begins_anew_and_that_is_told(
+    desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = Spec(size=20, shard=10)
+    use_one(desk, spec)
+    Path(beside.path(7) + shard_state.SUFFIX).write_text("no json")
+    shard_state.give_back(beside.path(7), 7, "checkpoint")
+    assert left(desk, spec) == [(0, 10), (10, 20)]
+    assert "all data is used from the beginning, and nothing is lost" in capfd.readouterr().err
+
+
+def test_a_state_that_was_never_one_is_refused_and_the_data_begins_anew(
+    desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = Spec(size=20, shard=10)
+    use_one(desk, spec)
+    beside.save(1)
+    name = Path(beside.path(1) + shard_state.SUFFIX)
+    state = json.loads(name.read_text())
+    state["queues"]["train"]["next"] = 99
+    name.write_text(json.dumps(state))
+    shard_state.give_back(beside.path(1), 1, "checkpoint")
+    assert left(desk, spec) == [(0, 10), (10, 20)]
+    assert "more parts were handed out than there are" in capfd.readouterr().err
+
+
+def test_a_script_without_data_shards_has_no_states_and_no_words_about_them(
+    beside: Beside, capfd: pytest.CaptureFixture[str]
+) -> None:
+    beside.save(1)
+    shard_state.give_back(beside.path(1), 1, "checkpoint")
+    assert [path.name for path in beside.folder.iterdir()] == ["model.ckpt-1.index"]
+    assert capfd.readouterr().err == ""
+
+
+def test_states_of_checkpoints_that_the_saver_has_removed_are_removed(desk: Desk, beside: Beside) -> None:
+    use_one(desk, Spec(size=20, shard=10))
+    for step in (9, 10, 11):
+        beside.save(step)
+    Path(beside.path(9) + ".index").unlink()
+    beside.save(12)
+    names = sorted(path.name for path in beside.folder.glob("*.shards.json"))
+    assert names == [f"model.ckpt-{step}.shards.json" for step in (10, 11, 12)]
+
+
+def test_a_state_is_what_the_agent_would_read(desk: Desk, beside: Beside) -> None:
+    use_one(desk, Spec(size=20, shard=10))
+    beside.save(1)
+    text = Path(beside.path(1) + shard_state.SUFFIX).read_bytes()
+    msgspec.json.decode(text, type=SavedState).check()
+
+
+def test_listeners_are_put_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_save_begin", "_saved", "_restored"):
+        monkeypatch.setattr(checkpoints, name, [])
+    monkeypatch.setattr(shard_state, "_listening", False)
+    shard_state.keep()
+    shard_state.keep()
+    assert len(checkpoints._saved) == len(checkpoints._restored) == len(checkpoints._save_begin) == 1
+
+
+def test_a_process_knows_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    stated = {"cluster": {"ps": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(stated))
+    monkeypatch.setenv("WORKER_ID", "4")
+    monkeypatch.setenv("TF_PS_VERSION", "3")
+    assert (hooks.task(), hooks.rank(), hooks.version()) == (hooks.Task("worker", 1, 4), 1, 3)
+
+
+def test_without_a_cluster_a_process_is_a_chief_that_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TF_CONFIG", "WORKER_ID", "TF_PS_VERSION"):
+        monkeypatch.delenv(name, raising=False)
+    assert (hooks.task(), hooks.version(), hooks.save()) == (hooks.Task("chief", 0, 0), 0, 0)
+
+
+@pytest.mark.parametrize("wrong", ["{", "[]"])
+def test_a_tf_config_that_says_nothing_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("TF_CONFIG", wrong)
+    with pytest.raises(ValueError, match="TF_CONFIG is no JSON"):
+        hooks.rank()
+
+
+class Partitioned(list[Any]):
+    name = "user_table"
+
+
+@pytest.mark.parametrize(
+    ("params", "parts"),
+    [
+        (Partitioned([1, 2]), ("user_table", 2)),
+        (Partitioned([1]), ("user_table", 1)),
+        ([SimpleNamespace(name="items/part_0:0"), SimpleNamespace(name="items/part_1:0")], ("items", 2)),
+        ([SimpleNamespace(name="whole:0")], ("", 0)),
+        (SimpleNamespace(name="whole:0"), ("", 0)),
+    ],
+)
+def test_what_has_parts_is_known(params: Any, parts: tuple[str, int]) -> None:
+    assert partitioning.parts_of(params, Partitioned) == parts
+
+
+class Tracked:
+    def __init__(self, **children: Any) -> None:
+        self.children = children
+
+    def _trackable_children(self) -> dict[str, Any]:
+        return self.children
+
+
+def counter(value: int, integer: bool = True, rank: int = 0) -> Any:
+    kind, shape = SimpleNamespace(is_integer=integer), SimpleNamespace(rank=rank)
+    return SimpleNamespace(dtype=kind, shape=shape, numpy=lambda: value)
+
+
+def test_the_step_is_that_of_the_variable_nearest_to_the_top() -> None:
+    optimizer = Tracked(_iterations=counter(7), step=counter(1, integer=False))
+    assert step_variable.read_step([], [Tracked(model=Tracked(optimizer=optimizer))]) == 7
+    assert step_variable.read_step([], [Tracked(model=Tracked(optimizer=optimizer), global_step=counter(9))]) == 9
+
+
+def test_the_step_counter_of_a_manager_counts_before_all() -> None:
+    assert step_variable.read_step([SimpleNamespace(_step_counter=counter(3))], [Tracked(step=counter(9))]) == 3
+
+
+def test_a_script_that_counts_no_steps_has_none_even_in_circles() -> None:
+    one = Tracked(step=counter(3, rank=1))
+    one.children["self"] = one
+    assert step_variable.read_step([], [one]) is None

@@ -1,0 +1,134 @@
+"""`ParameterServerStrategy` through the bootstrap, with a script that knows nothing of it, in real processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from scripted_cluster import Process, ScriptedCluster
+
+pytestmark = pytest.mark.tensorflow
+
+
+class Training:
+    """A chief, two workers and some servers."""
+
+    def __init__(self, cluster: ScriptedCluster) -> None:
+        self.cluster = cluster
+
+    def begin(self, servers: int) -> Process:
+        """A new version; its chief once it has a whole model."""
+        self.cluster.new_version(servers)
+        for rank in range(2):
+            self.cluster.start("worker", rank)
+        return self.start_chief()
+
+    def start_chief(self) -> Process:
+        """Another chief in the same version."""
+        chief = self.cluster.start("chief", TF_PS_VERSION=str(self.cluster.version))
+        chief.wait_said("restored")
+        return chief
+
+    def kill_server(self) -> None:
+        """The last of the servers dies."""
+        next(one for one in reversed(self.cluster._processes) if one.name.startswith("ps")).kill()
+
+
+def restored(chief: Process) -> tuple[str, int]:
+    (message,) = chief.heard("restored")
+    return message["how"], message["step"]
+
+
+def finish(chief: Process, steps: int) -> None:
+    """See that it comes to its end, and that the rows were all trained as often as the steps say."""
+    assert chief.wait_end() == 0, chief.output
+    done = re.search(r"done at (\d+) seen=(\d+)\.\.(\d+)", chief.output)
+    assert done is not None, chief.output
+    assert int(done[1]) == steps
+    assert steps // 16 <= int(done[2]) <= int(done[3]) <= -(-steps // 16)
+
+
+def live_and_planned(python: Path, folder: Path) -> None:
+    with ScriptedCluster(python, "strategy_train.py", folder, workers=2, STEPS="160", STEP_SECONDS="0.02") as cluster:
+        training = Training(cluster)
+        chief = training.begin(servers=2)
+        assert restored(chief) == ("fresh", 0)
+        chief.wait_step(60)
+        chief.kill()
+        before = chief.step
+
+        chief = training.start_chief()
+        how, step = restored(chief)
+        assert how == "live"
+        assert step >= before > 50, "the last checkpoint is of step 50"
+        chief.wait_step(step + 10)
+        cluster.tell(pause=True)
+        assert chief.wait_end() == 75, chief.output
+        assert "Traceback" not in chief.output
+        saved = chief.heard("saved")[-1]["step"]
+        assert saved >= chief.step
+
+        chief = training.begin(servers=3)
+        assert restored(chief) == ("checkpoint", saved), "no step is lost"
+        finish(chief, 160)
+
+
+def test_a_chief_comes_back_into_the_live_model_and_a_planned_change_loses_no_step(tf221: Path, tmp_path: Path) -> None:
+    live_and_planned(tf221, tmp_path)
+
+
+@pytest.mark.long
+def test_the_same_with_tensorflow_215(tf215: Path, tmp_path: Path) -> None:
+    live_and_planned(tf215, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("python", ["tf221", "tf215"])
+def test_a_chief_leaves_when_a_server_has_gone_and_goes_on_from_the_newest_whole_checkpoint(
+    python: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    interpreter = request.getfixturevalue(python)
+    with ScriptedCluster(
+        interpreter, "strategy_train.py", tmp_path, workers=2, STEPS="200", STEP_SECONDS="0.02", SAVE_EVERY="20"
+    ) as cluster:
+        training = Training(cluster)
+        chief = training.begin(servers=2)
+        chief.wait_said("saved", lambda message: message["step"] >= 60)
+        training.kill_server()
+        cluster.version += 1
+        cluster.tell()
+        assert chief.wait_end() == 75, chief.output
+        assert "Traceback" not in chief.output
+        cluster.version -= 1
+
+        paths = [message["path"] for message in chief.heard("saved")]
+        data = Path(paths[-1] + ".data-00000-of-00001")
+        data.write_bytes(data.read_bytes()[:100])
+        whole = data.with_name(Path(paths[-2]).name)
+        chief = training.begin(servers=1)
+        assert restored(chief) == ("checkpoint", chief_step(paths, whole))
+        (message,) = chief.heard("restored")
+        assert Path(message["path"]) == whole
+        assert any(Path(paths[-1]).name in sentence for sentence in message["skipped"])
+        assert data.exists(), "what is damaged is not deleted"
+        finish(chief, 200)
+
+
+def chief_step(paths: list[str], whole: Path) -> int:
+    """The step of a checkpoint: the script saves every 20."""
+    return 20 * (1 + [Path(path).name for path in paths].index(whole.name))
+
+
+@pytest.mark.long
+def test_a_chief_that_dies_before_its_first_step_is_followed_by_one_that_begins_anew(
+    tf221: Path, tmp_path: Path
+) -> None:
+    with ScriptedCluster(tf221, "strategy_train.py", tmp_path, workers=1, STEPS="20") as cluster:
+        cluster.new_version(1)
+        cluster.start("worker")
+        assert cluster.start("chief", DIE_BEFORE_STEPS="1").wait_end() == -9
+        chief = cluster.start("chief")
+        chief.wait_said("restored")
+        assert restored(chief) == ("fresh", 0)
+        finish(chief, 20)
