@@ -345,6 +345,7 @@ class Tasks:
                 before=self._raised.get(place),
             )
         )
+        self._telling.ended(hosted.key, hosted.end, hosted.step)
         if (exception := raised(end)) is not None:
             self._raised[place] = exception
         else:

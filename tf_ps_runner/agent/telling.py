@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlrover_run.coordination.cluster.records import Order, TaskKey
+from dlrover_run.coordination.cluster.records import EndCause, Order, Role, TaskEnd, TaskKey
 from dlrover_run.coordination.records import Assignment
 from dlrover_run.coordination.words import counted
 from tf_ps_runner.agent.words import Note, Restored, Saved, plain
@@ -33,6 +33,14 @@ class Telling:
     def stepped(self, step: int) -> None:
         """The chief is at that step."""
         self._step = step
+
+    def ended(self, key: TaskKey, end: TaskEnd, step: int) -> None:
+        """A process has ended, whose last known step was that; -1 where it has told of none."""
+        if key.role is Role.CHIEF and end.cause is EndCause.SUCCESS and step < 0:
+            self._say(
+                f"warning: {key} has succeeded without a session in the cluster: does the script read TF_CONFIG? One "
+                "that does not trains alone in each of its processes"
+            )
 
     def said(self, key: TaskKey, event: Note | Restored | Saved) -> None:
         """A process has said something that a person should know."""
