@@ -15,7 +15,11 @@ from dlrover_run.wire.messages import BadMessage
 
 
 class Attendance:
-    """Who has a key now. `say` prints one line, about a status that does not count, and once about each node."""
+    """Who has a key now. `say` prints one line, about a status that does not count, and once about each node.
+
+    `strangers` are nodes of another kind than the job. They learn that from its rules, so somebody has to write these
+    where they read.
+    """
 
     def __init__(self, keys: Keys, say: Callable[[str], None]) -> None:
         self._keys = keys
@@ -23,6 +27,7 @@ class Attendance:
         self._nodes: dict[str, NodeKey] = {}
         self._unreadable: set[str] = set()
         self._left: set[NodeKey] = set()
+        self.strangers: frozenset[str] = frozenset()
 
     def has_left(self, key: NodeKey) -> bool:
         """Whether that node has said goodbye."""
@@ -57,7 +62,10 @@ class Attendance:
         except BadMessage as error:
             self._reject(node_id, current, str(error))
             return False
-        problem = misfit(coordinator.rules, status) or implausible(status, coordinator.plan)
+        problem = misfit(coordinator.rules, status)
+        if problem is not None:
+            self.strangers |= {node_id}
+        problem = problem or implausible(status, coordinator.plan)
         if status.node_id != node_id:
             problem = f"that of {status.node_id}"
         elif len(self._nodes) >= MOST_NODES and node_id not in self._nodes:

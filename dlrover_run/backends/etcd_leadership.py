@@ -61,6 +61,7 @@ class Leadership:
         self._lease = 0
         self._renew_at = 0.0
         self._owing = True
+        self._strangers: frozenset[str] = frozenset()
         self._done = False
 
     async def lead(self) -> None:
@@ -174,7 +175,8 @@ class Leadership:
                 coordinator = self._begin(self._anew(coordinator, now))
                 continue
             told = self._progress.renew(now, len(coordinator.present), at_once=advanced)
-            self._owing = self._owing or advanced or told
+            met, self._strangers = self._strangers, self._attendance.strangers
+            self._owing = self._owing or advanced or told or met != self._strangers
             # Until a plan is rebuilt from what nodes say, each of them keeps what it was told.
             if self._owing and not coordinator.adopting:
                 await self._write(coordinator, now)
@@ -205,7 +207,7 @@ class Leadership:
         """Store the plan, and then the words: nobody is told what is not stored. Raises Deposed and Overtaken."""
         plan, lease = coordinator.plan, self._lease
         values = {self._keys.plan: pack(Stored(rule_values(self._rules), plan))}
-        for bucket, word in words_for(coordinator, self._progress.told(now)).items():
+        for bucket, word in words_for(coordinator, self._progress.told(now), self._strangers).items():
             values[self._keys.words(bucket)] = pack(word)
         if plan.phase in OVER:
             if self._attendance.awaits(plan):

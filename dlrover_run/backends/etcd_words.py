@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -15,15 +16,20 @@ from dlrover_run.coordination.records import OVER, Waiting, assignment
 from dlrover_run.wire.messages import rule_values
 
 
-def words_for(coordinator: Coordinator, waiting: Waiting) -> dict[int, Word]:
-    """The words for each bucket that somebody reads; `waiting` is for nodes that wait.
+def words_for(coordinator: Coordinator, waiting: Waiting, strangers: Iterable[str] = ()) -> dict[int, Word]:
+    """The words for each bucket that somebody reads; `waiting` is for nodes that wait. The coordinator does not know of
+    the `strangers`, by their node ids.
 
     Where none does it is left out, so that a bucket is not written again whenever somebody joins elsewhere.
     """
     plan = coordinator.plan
     known = {*coordinator.present, *(member.key for member in plan.members)}
     # Who was lost long ago may be back just in time to learn that the job is over.
-    buckets = range(BUCKETS) if plan.phase in OVER else {bucket_of(key.node_id) for key in known}
+    buckets = (
+        range(BUCKETS)
+        if plan.phase in OVER
+        else {bucket_of(node_id) for node_id in (*strangers, *(key.node_id for key in known))}
+    )
     told: dict[int, list[tuple[str, str, Part]]] = {bucket: [] for bucket in buckets}
     somebody_waits: set[int] = set()
     alike: Order | None = None
