@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -408,3 +409,18 @@ def test_secrets_of_the_environment_are_read_and_shown_to_nobody(
     assert spec.job.master is not None
     assert spec.job.master.token == "a secret"
     assert "a secret" not in repr(spec) + "".join(capsys.readouterr())
+
+
+def test_the_page_lists_every_flag_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tf-ps-run.md").read_text()
+    flags = page.partition("## Flags")[2].partition("\n## ")[0]
+    rows = [line for line in flags.splitlines() if line.startswith("| `-")]
+    for flag in options.TABLE:
+        if flag.request:
+            assert f"`--{flag.name}`" in flags
+            continue
+        (row,) = [row for row in rows if re.search(f"`--{flag.name}[ `]", row.split(" | ")[0])]
+        default = row.split(" | ")[1].strip().strip("`")
+        if flag.default:
+            assert default in (flag.default, "as dlrover-run"), row
+    assert len(rows) == sum(not flag.request for flag in options.TABLE)
