@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from dlrover_run.coordination.cluster.records import Order, Role, TaskKey
 from tf_ps_runner.agent.desk import Desk, Reply
+from tf_ps_runner.agent.queue_caller import QueueCaller
+from tf_ps_runner.agent.queue_server import QueueServer
+from tf_ps_runner.agent.queue_words import Membership
 from tf_ps_runner.agent.words import Answer, Ask, Rollback, Snapshot
-
-
-class Elsewhere(Protocol):
-    """The way to the node that hosts the chief."""
-
-    def follow(self, place: str, version: int) -> None:
-        """Where the queues of that version are answered for, HOST:PORT; empty while that is not known."""
-
-    def ask(self, task: TaskKey, ask: Ask, reply: Reply) -> None:
-        """As `Desk.ask`."""
-
-    def gone(self, task: TaskKey) -> None:
-        """As `Desk.gone`."""
 
 
 class Queues:
     """Answers the requests of this node's processes (a `Clerk` of their channel), by itself where the chief is here.
 
-    `elsewhere` is the way to another node, None in a job of one node. `follow` is called with each order before any
-    task of it starts.
+    `membership` shows other nodes that this one belongs to the job, None in a job of one node; `say` tells the person
+    what keeps this node from its data. `follow` is called with each order before any task of it starts.
     """
 
-    def __init__(self, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(
+        self, membership: Membership | None = None, say: Callable[[str], None] = lambda sentence: None
+    ) -> None:
         self.desk = Desk()
         self.version = 0
-        self._elsewhere = elsewhere
+        self._caller = QueueCaller(membership, say) if membership is not None else None
+        self._server = QueueServer(self.desk, membership) if membership is not None else None
         self._versions: dict[TaskKey, int] = {}
         self._here = False
+
+    @property
+    def port(self) -> int:
+        """Where other nodes can ask, while this one hosts the chief; 0 before `listen`, and in a job of one node."""
+        return self._server.port if self._server is not None else 0
+
+    async def listen(self) -> None:
+        """Answer other nodes whenever the chief is here. Raises OSError."""
+        if self._server is not None:
+            await self._server.listen()
+
+    async def close(self) -> None:
+        """Answer nobody and call nobody any more."""
+        if self._caller is not None:
+            await self._caller.close()
+        if self._server is not None:
+            await self._server.close()
 
     @property
     def here(self) -> bool:
@@ -42,7 +52,10 @@ class Queues:
         return self._here
 
     def follow(self, order: Order) -> None:
-        """Which tasks there are, and where the chief is."""
+        """Which tasks there are, and where the chief is. An order of a version that is over changes nothing: whoever
+        has nothing to host any more may still be asked by others."""
+        if order.version < self.version:
+            return
         if order.version != self.version:
             self.version = order.version
             self._here = False
@@ -52,8 +65,10 @@ class Queues:
         chief_here = any(task.role is Role.CHIEF and task.version == order.version for task in order.tasks)
         # A chief that has succeeded may not be in the order any more, and workers go on with its queues.
         self._here = chief_here or (self._here and not order.queue_at)
-        if self._elsewhere is not None:
-            self._elsewhere.follow("" if self._here else order.queue_at, order.version)
+        if self._server is not None:
+            self._server.serve(self.version if self._here else None)
+        if self._caller is not None:
+            self._caller.follow("" if self._here else order.queue_at, order.version)
 
     def ask(self, task: TaskKey, ask: Ask, reply: Reply) -> None:
         """A process asks; `reply` is called once, unless `gone` comes before."""
@@ -64,13 +79,13 @@ class Queues:
             reply(Answer(error="only the chief has to do with the state of the queues"))
         elif self._here:
             self.desk.ask(task, ask, reply)
-        elif self._elsewhere is not None:
-            self._elsewhere.ask(task, ask, reply)
+        elif self._caller is not None:
+            self._caller.ask(task, ask, reply)
         else:
             reply(Answer(error="this job has no chief that its queues could be with"))
 
     def gone(self, task: TaskKey) -> None:
         """A process has ended: what it holds goes back."""
         self.desk.gone(task)
-        if self._elsewhere is not None:
-            self._elsewhere.gone(task)
+        if self._caller is not None:
+            self._caller.gone(task)

@@ -1,0 +1,518 @@
+"""Who answers for the queues of the data: on one machine, and over connections that break."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskKey
+from tf_ps_runner.agent import queue_caller, queue_server, queue_words
+from tf_ps_runner.agent.channel import Channel
+from tf_ps_runner.agent.desk import Desk
+from tf_ps_runner.agent.queue_words import Membership
+from tf_ps_runner.agent.queues import Queues
+from tf_ps_runner.agent.words import Answer, Ask, Event, Rollback, Snapshot, Step, Take, Used
+from tf_ps_runner.data.state import STATE_VERSION, QueueState, SavedState, Spec
+
+CHIEF, A, B = TaskKey(Role.CHIEF, 0), TaskKey(Role.WORKER, 0), TaskKey(Role.WORKER, 1)
+SPEC = Spec(size=20, shard=10)
+TAKE = Take("train", SPEC)
+PATIENCE = 30.0
+FIRST, SECOND = Answer(shard=0, begin=0, end=10, epoch=0), Answer(shard=1, begin=10, end=20, epoch=0)
+OVER = Answer(over=True)
+
+
+class Asking:
+    """What was answered to whom, in the order of the answers."""
+
+    def __init__(self, ask: Callable[[TaskKey, Ask, Callable[[Answer], None]], None]) -> None:
+        self._ask = ask
+        self.answers: list[tuple[TaskKey, Answer]] = []
+
+    def __call__(self, task: TaskKey, ask: Ask) -> Answer | None:
+        """The answer that was given at once; None while it is waited for."""
+        told: list[Answer] = []
+
+        def reply(answer: Answer) -> None:
+            told.append(answer)
+            self.answers.append((task, answer))
+
+        self._ask(task, ask, reply)
+        return told[0] if told else None
+
+
+def test_whoever_finds_no_part_waits_and_takes_over_what_a_dying_process_held() -> None:
+    desk = Desk()
+    asking = Asking(desk.ask)
+    assert asking(A, TAKE) == FIRST
+    assert asking(B, TAKE) == SECOND
+    assert asking(CHIEF, TAKE) is None
+    assert asking(B, Used("train", 1, 14)) == Answer()
+    desk.gone(B)
+    assert asking.answers[-1] == (CHIEF, Answer(shard=1, begin=14, end=20, epoch=0))
+    assert asking(CHIEF, Used("train", 1, 20)) == Answer()
+    assert asking(CHIEF, TAKE) is None, "A may still die"
+    assert asking(A, Used("train", 0, 10)) == Answer()
+    assert asking.answers[-1] == (CHIEF, OVER)
+    assert asking(A, TAKE) == OVER
+
+
+def test_those_who_hold_the_tail_and_ask_for_more_are_told_that_it_is_over_but_one_stays() -> None:
+    desk = Desk()
+    asking = Asking(desk.ask)
+    assert asking(A, TAKE) == FIRST
+    assert asking(CHIEF, TAKE) == SECOND
+    assert asking(A, TAKE) is None
+    assert asking(CHIEF, TAKE) is None
+    assert asking.answers[-1] == (A, OVER), "the chief stays"
+    desk.gone(A)
+    assert asking.answers[-1] == (CHIEF, FIRST)
+    assert asking(CHIEF, TAKE) == OVER, "nobody else holds anything"
+
+
+def test_one_who_waits_and_goes_is_given_nothing() -> None:
+    desk = Desk()
+    asking = Asking(desk.ask)
+    assert asking(A, TAKE) == FIRST
+    assert asking(A, Take("train", SPEC)) == SECOND
+    assert asking(B, TAKE) is None
+    assert asking(CHIEF, TAKE) is None
+    desk.gone(B)
+    desk.gone(A)
+    assert [task for task, _ in asking.answers] == [A, A, CHIEF]
+
+
+def test_a_rollback_gives_those_who_wait_what_has_come_back_and_takes_from_all_what_they_hold() -> None:
+    desk = Desk()
+    asking = Asking(desk.ask)
+    state = asking(CHIEF, Snapshot())
+    assert state is not None
+    asking(A, TAKE)
+    asking(A, TAKE)
+    assert asking(B, TAKE) is None
+    assert asking(CHIEF, Rollback(state.state)) == Answer()
+    assert asking.answers[-1] == (B, FIRST)
+    refused = asking(A, Used("train", 0, 10))
+    assert refused is not None
+    assert refused.lost
+    assert "not held by whoever says to have used it" in refused.error
+
+
+def test_another_spec_and_a_wrong_state_are_sentences_for_whoever_asked() -> None:
+    desk = Desk()
+    asking = Asking(desk.ask)
+    asking(A, TAKE)
+    refused = asking(B, Take("train", Spec(size=21, shard=10)))
+    assert refused is not None
+    assert not refused.lost
+    assert refused.error.startswith("queue train is there already and hands out 20 in parts of 10")
+    wrong = asking(CHIEF, Rollback(SavedState(STATE_VERSION, {"train": QueueState(SPEC, 3)})))
+    assert wrong is not None
+    assert wrong.error == (
+        "the state of the queues cannot be gone back to: queue train: more parts were handed out than there are"
+    )
+    assert asking(B, TAKE) == SECOND
+
+
+def test_a_reply_that_ends_the_connection_of_the_one_who_asked_loses_nothing() -> None:
+    desk = Desk()
+    asking = Asking(desk.ask)
+    assert asking(A, TAKE) == FIRST
+    assert asking(CHIEF, TAKE) == SECOND
+    desk.ask(B, TAKE, lambda answer: desk.gone(B))
+    other = TaskKey(Role.WORKER, 2)
+    assert asking(other, TAKE) is None
+    desk.gone(A)
+    assert asking.answers[-1] == (other, FIRST)
+
+
+def order(version: int, *tasks: TaskKey, queue_at: str = "") -> Order:
+    """An order to run these."""
+    return Order(
+        version=version,
+        tasks=tuple(Task(key=key, rank=0, version=version, node_id="n", incarnation="i", host="h") for key in tasks),
+        queue_at=queue_at,
+    )
+
+
+def test_a_process_of_servers_that_are_gone_can_neither_take_nor_use() -> None:
+    queues = Queues()
+    asking = Asking(queues.ask)
+    queues.follow(order(1, CHIEF, A))
+    assert asking(A, TAKE) == FIRST
+    queues.follow(order(2, TaskKey(Role.CHIEF, 1), B))
+    for ask in (TAKE, Used("train", 0, 10)):
+        refused = asking(A, ask)
+        assert refused is not None
+        assert refused.lost
+    assert asking(B, TAKE) == FIRST, "what nobody has told to be in the new model is not in it"
+
+
+def test_a_worker_that_is_told_to_leave_still_says_what_it_has_used() -> None:
+    queues = Queues()
+    asking = Asking(queues.ask)
+    queues.follow(order(1, CHIEF, A))
+    assert asking(A, TAKE) == FIRST
+    queues.follow(order(1, CHIEF))
+    queues.follow(order(0))
+    assert asking(A, Used("train", 0, 10)) == Answer()
+
+
+def test_only_the_chief_goes_back() -> None:
+    queues = Queues()
+    asking = Asking(queues.ask)
+    queues.follow(order(1, CHIEF, A))
+    for ask in (Snapshot(), Rollback(None)):
+        refused = asking(A, ask)
+        assert refused is not None
+        assert refused.error == "only the chief has to do with the state of the queues"
+        assert asking(CHIEF, ask) is not None
+
+
+WORKER_CODE = """
+import json, sys
+from tf_ps_runner.worker.channel import channel
+from tf_ps_runner.worker.shards import AgentQueue, Spec
+queue = AgentQueue(channel(), "train", Spec(size=20, shard=10))
+while (part := queue.take()) is not None:
+    print(json.dumps(part), flush=True)
+    for offset in range(part.begin, part.end):
+        if sys.stdin.readline() == "":
+            sys.exit()
+        queue.use(part.number, offset + 1)
+        channel().say("step", step=offset)
+print("over", flush=True)
+"""
+
+
+async def worker_process(channel: Channel, task: TaskKey) -> asyncio.subprocess.Process:
+    environment = {**os.environ, "TF_PS_AGENT": channel.address, "TF_PS_TASK_TOKEN": channel.expect(task)}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WORKER_CODE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+
+
+def test_what_a_killed_process_held_goes_on_in_another_one_from_where_it_got_to() -> None:
+    async def test() -> None:
+        steps = asyncio.Queue[int]()
+
+        def hear(task: TaskKey, event: Event) -> None:
+            if isinstance(event, Step):
+                steps.put_nowait(event.step)
+
+        queues = Queues()
+        queues.follow(order(1, CHIEF, A, B))
+        channel = Channel(hear, queues)
+        channel.open()
+        processes = [first := await worker_process(channel, A)]
+        try:
+            assert json.loads(await line_of(first))[:3] == [0, 0, 10]
+            processes.append(second := await worker_process(channel, B))
+            assert json.loads(await line_of(second))[:3] == [1, 10, 20]
+            assert first.stdin is not None
+            assert second.stdin is not None
+            first.stdin.write(b"\n\n\n")
+            assert [await asyncio.wait_for(steps.get(), PATIENCE) for _ in range(3)] == [0, 1, 2]
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
+            channel.finish(A)
+            second.stdin.write(b"\n" * 10)
+            assert json.loads(await line_of(second))[:3] == [0, 3, 10]
+            second.stdin.write(b"\n" * 7)
+            assert await line_of(second) == b"over\n"
+            assert await second.wait() == 0
+        finally:
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        channel.close()
+
+    asyncio.run(test())
+
+
+async def line_of(process: asyncio.subprocess.Process) -> bytes:
+    assert process.stdout is not None
+    return await asyncio.wait_for(process.stdout.readline(), PATIENCE)
+
+
+class Wire:
+    """A way from one node to another that can be cut at any moment, with what is on it."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.target = 0
+        self.passed = 0
+        self.cut_after: Callable[[], int | None] = lambda: None
+        self._server: asyncio.Server | None = None
+        self._ends: set[asyncio.StreamWriter] = set()
+        self._carrying: set[asyncio.Future[None]] = set()
+
+    async def open(self, target: int) -> None:
+        self.target = target
+        self._server = await asyncio.start_server(self._meet, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        carrying = asyncio.ensure_future(self._carry(reader, writer))
+        self._carrying.add(carrying)
+        carrying.add_done_callback(self._carrying.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        pair = (writer, far_writer)
+        self._ends.update(pair)
+        left = self.cut_after()
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            nonlocal left
+            with contextlib.suppress(OSError):
+                while data := await source.read(300):
+                    if left is not None:
+                        left -= len(data)
+                        if left < 0:
+                            break
+                    self.passed += len(data)
+                    sink.write(data)
+            self._cut(pair)
+
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+
+    def _cut(self, ends: tuple[asyncio.StreamWriter, ...]) -> None:
+        for end in ends:
+            end.transport.abort()
+            self._ends.discard(end)
+
+    def cut(self) -> None:
+        """End all connections now."""
+        self._cut(tuple(self._ends))
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        if self._carrying:
+            await asyncio.wait(self._carrying)
+
+
+class Nodes:
+    """The node of the chief and another one, with a wire between them."""
+
+    def __init__(self, token: str = "secret", other_token: str | None = None) -> None:
+        self.said: list[str] = []
+        self.more = asyncio.Event()
+        self.near = Queues(Membership("job", "near", "1", token), self._say)
+        other = token if other_token is None else other_token
+        self.far = Queues(Membership("job", "far", "1", other), self._say)
+        self.wire = Wire()
+
+    def _say(self, sentence: str) -> None:
+        self.said.append(sentence)
+        self.more.set()
+
+    @contextlib.asynccontextmanager
+    async def up(self, far_tasks: tuple[TaskKey, ...] = (A, B)) -> AsyncIterator[Nodes]:
+        await self.near.listen()
+        await self.far.listen()
+        await self.wire.open(self.near.port)
+        self.place = f"127.0.0.1:{self.wire.port}"
+        self.near.follow(order(1, CHIEF, queue_at=self.place))
+        self.far.follow(order(1, *far_tasks, queue_at=self.place))
+        try:
+            yield self
+        finally:
+            await self.far.close()
+            await self.near.close()
+            await self.wire.close()
+
+
+async def answer(queues: Queues, task: TaskKey, ask: Ask) -> Answer:
+    told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    queues.ask(task, ask, told.set_result)
+    return await asyncio.wait_for(told, PATIENCE)
+
+
+def remote(test: Callable[[], Awaitable[None]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A test of two nodes, with short pauses between attempts; nothing may go wrong unheard."""
+
+    def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(queue_caller, "RETRY_FIRST", 0.001)
+        monkeypatch.setattr(queue_caller, "RETRY_MOST", 0.01)
+        troubles: list[Any] = []
+
+        async def watched() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: troubles.append(context))
+            await test()
+
+        asyncio.run(watched())
+        assert not troubles
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@remote
+async def test_the_tasks_of_another_node_take_from_the_same_queues() -> None:
+    async with Nodes().up() as nodes:
+        assert await answer(nodes.far, A, TAKE) == FIRST
+        assert await answer(nodes.near, CHIEF, TAKE) == SECOND
+        waiting = asyncio.ensure_future(answer(nodes.far, B, TAKE))
+        assert await answer(nodes.near, CHIEF, Used("train", 1, 12)) == Answer()
+        assert await answer(nodes.far, A, Used("train", 0, 10)) == Answer()
+        assert not waiting.done()
+        nodes.near.gone(CHIEF)
+        assert await waiting == Answer(shard=1, begin=12, end=20, epoch=0)
+        nodes.far.gone(B)
+        assert await answer(nodes.far, A, TAKE) == Answer(shard=1, begin=12, end=20, epoch=0)
+        refused = await answer(nodes.far, A, Used("train", 0, 10))
+        assert refused.lost
+        refused = await answer(nodes.far, A, Take("train", Spec(size=1, shard=1)))
+        assert "is there already" in refused.error
+
+
+@remote
+async def test_a_connection_that_breaks_anywhere_neither_loses_nor_repeats_anything() -> None:
+    chance = random.Random(5)
+    for _ in range(12):
+        used = Counter[int]()
+        async with Nodes().up() as nodes:
+            nodes.wire.cut_after = lambda: chance.randrange(3000) if chance.random() < 0.9 else None
+            take = Take("train", Spec(size=200, shard=10))
+
+            async def work(queues: Queues, task: TaskKey, take: Take, used: Counter[int]) -> None:
+                while True:
+                    part = await answer(queues, task, take)
+                    if part.over:
+                        return
+                    assert part.shard is not None
+                    assert part.begin is not None
+                    assert part.end is not None
+                    for offset in range(part.begin, part.end, 5):
+                        used.update(range(offset, offset + 5))
+                        assert await answer(queues, task, Used("train", part.shard, offset + 5)) == Answer()
+
+            await asyncio.gather(
+                *(work(nodes.far, task, take, used) for task in (A, B)), work(nodes.near, CHIEF, take, used)
+            )
+            assert nodes.wire.passed
+        assert used == Counter(dict.fromkeys(range(200), 1))
+
+
+@remote
+async def test_what_a_node_holds_that_stays_away_goes_back_and_is_lost_to_it() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_server, "AWAY_GRACE", 0.05)
+        async with Nodes().up() as nodes:
+            assert await answer(nodes.far, A, TAKE) == FIRST
+            assert await answer(nodes.near, CHIEF, TAKE) == SECOND
+            patch.setattr(queue_caller.QueueCaller, "_converse", never)
+            nodes.wire.cut()
+            assert await answer(nodes.near, CHIEF, TAKE) == FIRST
+            patch.undo()
+            refused = await answer(nodes.far, A, Used("train", 0, 10))
+            assert refused.lost
+
+
+async def never(self: object, place: str) -> None:
+    raise queue_words.LinkBroken("the cable is out")
+
+
+@remote
+async def test_a_task_that_goes_while_the_wire_is_cut_gives_back_what_it_held() -> None:
+    async with Nodes().up() as nodes:
+        assert await answer(nodes.far, A, TAKE) == FIRST
+        assert await answer(nodes.far, B, TAKE) == SECOND
+        waiting = asyncio.ensure_future(answer(nodes.near, CHIEF, TAKE))
+        await asyncio.sleep(0)
+        nodes.wire.cut()
+        nodes.far.gone(A)
+        assert await waiting == FIRST
+        assert await answer(nodes.far, B, Used("train", 1, 20)) == Answer()
+
+
+@remote
+async def test_a_node_of_another_version_waits_until_the_chief_has_heard_of_it_too() -> None:
+    async with Nodes().up() as nodes:
+        assert await answer(nodes.far, A, TAKE) == FIRST
+        later = TaskKey(Role.WORKER, 9)
+        nodes.far.follow(order(2, later, queue_at=nodes.place))
+        waiting = asyncio.ensure_future(answer(nodes.far, later, TAKE))
+        assert await answer(nodes.near, CHIEF, TAKE) == SECOND
+        nodes.near.follow(order(2, TaskKey(Role.CHIEF, 1), queue_at=nodes.place))
+        assert await waiting == FIRST
+
+
+@pytest.mark.parametrize(("token", "other"), [("secret", "another"), ("secret", ""), ("", "secret")])
+def test_nodes_with_different_tokens_tell_each_other_nothing(
+    token: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with Nodes(token, other).up() as nodes:
+            told: list[Answer] = []
+            nodes.far.ask(A, TAKE, told.append)
+            await asyncio.wait_for(nodes.more.wait(), PATIENCE)
+            assert len(nodes.said) == 1
+            assert "token" in nodes.said[0]
+            assert "secret" not in nodes.said[0]
+            assert told == []
+            assert await answer(nodes.near, CHIEF, TAKE) == FIRST, "nobody has taken anything"
+
+    remote(test)(monkeypatch)
+
+
+def test_nodes_without_a_token_believe_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with Nodes("").up() as nodes:
+            assert await answer(nodes.far, A, TAKE) == FIRST
+
+    remote(test)(monkeypatch)
+
+
+@remote
+async def test_what_strangers_say_is_not_heard_and_does_not_last() -> None:
+    chance = random.Random(3)
+    opening = queue_words.line_of(Membership("job", "far", "1").opening())
+    mac = "0" * 64
+    proof = queue_words.line_of(queue_words.Proof(mac, 1, mac))
+    passed = queue_words.line_of(queue_words.Passed(1, A, TAKE))
+    words = [
+        opening,
+        proof,
+        passed,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\xff\n",
+        b"[" * 3000 + b"\n",
+        b"x" * 200_000,
+        b"\n",
+    ]
+    async with Nodes().up() as nodes:
+        assert await answer(nodes.far, A, TAKE) == FIRST
+        for _ in range(100):
+            reader, writer = await asyncio.open_connection("127.0.0.1", nodes.near.port)
+            writer.write(b"".join(chance.choices(words, k=chance.randrange(1, 4))) + opening + proof)
+            with contextlib.suppress(OSError):
+                while line := await asyncio.wait_for(reader.readline(), PATIENCE):
+                    assert b"welcome" not in line
+                    assert b"answered" not in line
+            writer.close()
+        silent = [await asyncio.open_connection("127.0.0.1", nodes.near.port) for _ in range(200)]
+        assert await answer(nodes.far, B, TAKE) == SECOND
+        nodes.wire.cut()
+        assert await answer(nodes.far, A, Used("train", 0, 10)) == Answer()
+        for _, writer in silent:
+            writer.close()
+
+
+def test_the_token_stands_in_no_text() -> None:
+    assert "secret" not in repr(Membership("job", "n", "i", "secret"))
