@@ -17,7 +17,7 @@ from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
 from dlrover_run.backends.board import Board, Listener
 from dlrover_run.console.voice import Voice
-from dlrover_run.coordination.cluster.records import Hosting, Order, Targets
+from dlrover_run.coordination.cluster.records import Hosting, Order, Role, Targets
 from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus, Waiting
 from dlrover_run.descent import lineage
 from dlrover_run.descent.strays import StraySweep
@@ -26,6 +26,8 @@ from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import SpecError
 from tf_ps_runner.agent.channel import Channel
 from tf_ps_runner.agent.environment import PACKAGE
+from tf_ps_runner.agent.queue_words import Membership
+from tf_ps_runner.agent.queues import Queues
 from tf_ps_runner.agent.reconcile import Situation, Terminate, reconcile
 from tf_ps_runner.agent.tasks import StuckTask, Tasks
 from tf_ps_runner.agent.telling import Telling
@@ -60,14 +62,15 @@ class Agent:
         self._starter = Starter(job, voice.say, ours=[str(PACKAGE)])
         self._strays = StraySweep(self._own_children)
         self._telling = Telling(voice.say)
-        self._channel = Channel(lambda key, event: self._tasks.hear(key, event))
+        self._standing = Standing(job)
+        self._queues = Queues(self._membership(), voice.say)
+        self._channel = Channel(lambda key, event: self._tasks.hear(key, event), self._queues)
         self._tasks = Tasks(
             spec, run_dir, relay, self._starter, self._strays, self._channel, self._wake.set, self._telling
         )
         # What the template imports takes longer than anything else.
         self._tasks.warm()
         self._board = open_board(self._hear)
-        self._standing = Standing(job)
         self._desk = WishDesk(job.run_id, job.rules.cluster, self._take_wish)
         self._wish: Targets | None = None
         self._wishes = 0
@@ -90,6 +93,7 @@ class Agent:
             self._relay.remove_at_end(self._run_dir.path)
         try:
             self._channel.open()
+            await self._queues.listen()
             if (problem := await self._desk.open()) is not None:
                 self._voice.say(problem)
             await self._follow_plan()
@@ -104,6 +108,7 @@ class Agent:
             wanted = self._board.assignment
             self._take(wanted)
             order = wanted.cluster or NOTHING
+            self._queues.follow(order)
             for step in reconcile(self._situation(wanted)):
                 if isinstance(step, Terminate):
                     self._tasks.terminate(step.key, *self._farewell)
@@ -174,8 +179,19 @@ class Agent:
         return NodePhase.RUNNING if self._tasks.known else NodePhase.WAITING
 
     def _status(self, phase: NodePhase) -> NodeStatus:
-        hosting = Hosting(rooms=self._spec.rooms, tasks=self._tasks.statuses, wish=self._wish, wish_number=self._wishes)
+        tasks = tuple(
+            msgspec.structs.replace(task, queue_port=self._queues.port) if task.key.role is Role.CHIEF else task
+            for task in self._tasks.statuses
+        )
+        hosting = Hosting(rooms=self._spec.rooms, tasks=tasks, wish=self._wish, wish_number=self._wishes)
         return msgspec.structs.replace(self._standing.status(phase), cluster=hosting)
+
+    def _membership(self) -> Membership | None:
+        """What shows other nodes that this one belongs to the job; None where there is no other one."""
+        job, own = self._spec.job, self._standing.status(NodePhase.WAITING)
+        if job.backend == "memory":
+            return None
+        return Membership(job.run_id, own.node_id, own.incarnation, job.master.token if job.master is not None else "")
 
     def _take_wish(self, wish: Targets) -> int:
         """Pass a wish on; what it says nothing of stays as it was wished before."""
@@ -195,6 +211,7 @@ class Agent:
         self._board.publish(self._status(NodePhase.LEFT))
         await self._desk.close()
         self._channel.close()
+        await self._queues.close()
         await self._tasks.close()
         # Who reads our output in a pager takes the time that he likes; what dead tasks have left does not wait for him.
         sweep = asyncio.get_running_loop().call_later(lineage.STRAY_GRACE, self._strays.condemn_all)

@@ -175,9 +175,9 @@ class Tasks:
         hosted.hear(event)
         if isinstance(event, Note | Restored | Saved):
             self._telling.said(key, event)
-        if isinstance(event, StepSaid) and key.role is Role.CHIEF:
+        if isinstance(event, StepSaid) and key.role is not Role.EVALUATOR:
             self._telling.stepped(event.step)
-            if event.step > before:
+            if key.role is Role.CHIEF and event.step > before:
                 self._await_next_step(hosted)
             if self._step_timer is None:
                 self._step_timer = asyncio.get_running_loop().call_later(STEP_PAUSE, self._tell_steps)
@@ -251,6 +251,7 @@ class Tasks:
         task, entrypoint = hosted.task, self._spec.job.entrypoint
         hosted.outputs = open_outputs(self._spec.job.logs, self._run_dir, self._relay, str(task.key))
         hosted.memory = MemoryHold.open(str(task.key), task.memory)
+        self._telling.limited(hosted.memory.kept_by)
         own = {environment.AGENT: self._channel.address, environment.TOKEN: self._channel.expect(task.key)}
         args = fill_macros(entrypoint.args, task.rank)
         return WorkerStart(

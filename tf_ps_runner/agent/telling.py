@@ -17,6 +17,7 @@ class Telling:
         self._say = say
         self._reason = ""
         self._step = -1
+        self._told_watch = False
         self._order: Order | None = None
 
     def follow(self, wanted: Assignment) -> None:
@@ -31,8 +32,17 @@ class Telling:
             self._say(self._reason[len(before) + 2 :] if continued else self._reason)
 
     def stepped(self, step: int) -> None:
-        """The chief is at that step."""
-        self._step = step
+        """Somebody who trains is at that step."""
+        self._step = max(self._step, step)
+
+    def limited(self, kept_by: str) -> None:
+        """A task has a limit of memory, which is kept in that way."""
+        if kept_by == "watch" and not self._told_watch:
+            self._told_watch = True
+            self._say(
+                "warning: no control group can be made here, so processes are looked at for their memory, and a fast "
+                "one takes more than its limit before it is killed"
+            )
 
     def ended(self, key: TaskKey, end: TaskEnd, step: int) -> None:
         """A process has ended, whose last known step was that; -1 where it has told of none."""
