@@ -19,7 +19,7 @@ from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, No
 MOST_TASKS = 4000
 """Processes of one job: what fits into one message with all their addresses."""
 
-MOST_HOSTED = 512
+MOST_HOSTED = 400
 """Processes of one job on one node that are told of at a time, where that goes over a network."""
 
 

@@ -1,0 +1,398 @@
+"""The records of a cluster as they travel: rules, orders, statuses, what nodes repeat, and what none of ours says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from master_node import status
+
+from dlrover_run.backends.etcd_records import Word, bucket_of, pack, unpack
+from dlrover_run.backends.etcd_words import words_for
+from dlrover_run.backends.orders import Orders
+from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.coordination.cluster.account import ROOM_FOR_ENDS, Memory, account_of
+from dlrover_run.coordination.cluster.adoption import adopt_cluster
+from dlrover_run.coordination.cluster.progress import wanted
+from dlrover_run.coordination.cluster.records import (
+    MOST_HOSTED,
+    MOST_TASKS,
+    Account,
+    Cluster,
+    EndCause,
+    Given,
+    Hosting,
+    Order,
+    Role,
+    Room,
+    Spent,
+    Stage,
+    Targets,
+    Task,
+    TaskEnd,
+    TaskKey,
+    TaskStage,
+    TaskStatus,
+)
+from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.notice import differences
+from dlrover_run.coordination.plausible import MAX_ADDRESS, MAX_ID, MAX_ROUND, MAX_STEP, MOST_ROOMS, implausible
+from dlrover_run.coordination.records import (
+    Assignment,
+    Member,
+    NodeKey,
+    NodePhase,
+    NodeStatus,
+    Plan,
+    PlanPhase,
+    RoundKey,
+    Waiting,
+)
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.wire.messages import (
+    MAX_MESSAGE,
+    MAX_WORD,
+    Assigned,
+    BadMessage,
+    Report,
+    encode,
+    from_master,
+    from_node,
+    rule_values,
+    rules_from,
+)
+
+RULES = Rules(most=4, cluster=ClusterRules(least_ps=1, most_ps=4, most_workers=8, save_timeout=2.5))
+
+
+def key(role: str, number: int) -> TaskKey:
+    return TaskKey(Role(role), number)
+
+
+def task(role: str, number: int, rank: int, node: str, **changes: Any) -> Task:
+    values = {"version": 3, "address": f"{node}.net", "port": 3000 + number, **changes}
+    return Task(key=key(role, number), rank=rank, node_id=node, incarnation="one", host=f"host-{node}", **values)
+
+
+CLUSTER = Cluster(
+    version=3,
+    stage=Stage.TRAINING,
+    tasks=(task("ps", 4, 0, "a"), task("ps", 5, 1, "b"), task("chief", 2, 0, "b"), task("worker", 7, 1, "b")),
+    spent=(Spent(Role.PS, ids=6, failures=1), Spent(Role.CHIEF, ids=3), Spent(Role.WORKER, ids=8, failures=2)),
+    targets=Targets(workers=2),
+    done=(0,),
+    held_at=1.0,
+    served_at=1.0,
+    opened_at=1.0,
+)
+PLAN = Plan(
+    epoch=5,
+    phase=PlanPhase.TRAINING,
+    key=RoundKey(5, 3),
+    members=(Member("a", "one", "host-a", 1), Member("b", "one", "host-b", 1)),
+    cluster=CLUSTER,
+)
+A, B = NodeKey("a", "one"), NodeKey("b", "one")
+
+
+def told(plan: Plan, *keys: NodeKey) -> list[Assignment]:
+    """What a coordinator with that plan tells the nodes."""
+    coordinator = Coordinator(RULES, 0.0, plan.epoch + 1, plan)
+    return [coordinator.assignment(key, Waiting("for others")) for key in keys]
+
+
+# Rules.
+
+
+def test_rules_of_a_cluster_travel_under_names_of_their_own() -> None:
+    values = rule_values(RULES)
+    assert values["cluster.most_ps"] == 4
+    assert values["cluster.save_timeout"] == 2.5
+    assert rules_from(values) == RULES
+
+
+def test_a_job_without_servers_has_the_rules_that_it_always_had() -> None:
+    assert not [name for name in rule_values(Rules()) if name.startswith("cluster")]
+    assert rules_from(rule_values(Rules())) == Rules()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cluster.least_pss": 1}, "unknown rules: cluster.least_pss"),
+        ({"cluster": 1}, "unknown rules: cluster"),
+        ({"cluster.least_ps": 0}, "at least one parameter server"),
+        ({"cluster.least_ps": 5}, "MIN may not be above MAX"),
+        ({"cluster.least_workers": 9}, "MIN may not be above MAX"),
+        ({"cluster.most_workers": MOST_TASKS}, "processes"),
+        ({"cluster.most_workers": 1.5}, "not the rules of a job"),
+        ({"cluster.ready_timeout": -1.0}, "below 0"),
+        ({"cluster.ps_memory": 10**10}, "cluster.ps_memory is too large"),
+    ],
+)
+def test_rules_that_no_cluster_has_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadMessage, match=words):
+        rules_from({**rule_values(RULES), **changes})
+
+
+def test_a_person_is_told_which_rules_of_the_cluster_are_others() -> None:
+    assert RULES.cluster is not None
+    other = replace(RULES, max_restarts=7, cluster=replace(RULES.cluster, most_ps=2, end_grace=1.0))
+    assert differences(RULES, RULES) == ""
+    assert differences(RULES, other) == (
+        "the rules of the job's first node hold: --max-restarts is 0, not 7; --ps (most) is 4, not 2; "
+        "end_grace is 30, not 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (ClusterRules(), "1 parameter server and a chief"),
+        (ClusterRules(2, 2, 3, 3), "2 parameter servers, a chief and 3 workers"),
+        (ClusterRules(1, 4, 0, 8, 1), "1 to 4 parameter servers, a chief, 0 to 8 workers and an evaluator"),
+    ],
+)
+def test_what_a_job_consists_of_is_said_in_words(rules: ClusterRules, words: str) -> None:
+    assert wanted(rules) == words
+
+
+# What each node is told.
+
+
+def test_each_node_is_told_its_tasks_and_what_all_are_told() -> None:
+    a, b = told(PLAN, A, B)
+    assert a.cluster is not None
+    assert b.cluster is not None
+    assert [str(one.key) for one in a.cluster.tasks] == ["ps-4"]
+    assert [str(one.key) for one in b.cluster.tasks] == ["chief-2", "ps-5", "worker-7"]
+    assert a.cluster.servers == b.cluster.servers == ("a.net:3004", "b.net:3005")
+    assert a.cluster.account == b.cluster.account == account_of(CLUSTER)
+    assert (a.seat, a.waiting) == (None, None)
+
+
+def test_a_node_that_hosts_nothing_waits() -> None:
+    (stranger,) = told(PLAN, NodeKey("c", "one"))
+    assert stranger.cluster is None
+    assert stranger.waiting == Waiting("for others")
+
+
+def test_a_visitor_is_told_that_its_wish_is_known() -> None:
+    heard = msgspec.structs.replace(PLAN, cluster=msgspec.structs.replace(CLUSTER, wishes=(("v", 4), ("a", 2))))
+    visitor, a = told(heard, NodeKey("v", "x"), A)
+    assert visitor.cluster is not None
+    assert a.cluster is not None
+    assert (visitor.cluster.heard_wish, visitor.cluster.tasks) == (4, ())
+    assert (a.cluster.heard_wish, len(a.cluster.tasks)) == (2, 1)
+
+
+def test_a_node_reads_in_etcd_what_a_master_would_tell_it_and_no_address_twice() -> None:
+    heard = msgspec.structs.replace(PLAN, cluster=msgspec.structs.replace(CLUSTER, wishes=(("v", 4),)))
+    coordinator = Coordinator(RULES, 0.0, 6, heard)
+    coordinator.hear(status("v", "x", cluster=Hosting(wish=Targets(ps=1), wish_number=4)), 0.0)
+    waiting = Waiting("for others")
+    words = words_for(coordinator, waiting, strangers=("stranger",))
+    for node in (A, B):
+        word = unpack(pack(words[bucket_of(node.node_id)]), Word)
+        assert word.assignment(node) == coordinator.assignment(node, waiting)
+        assert all(part.cluster is None or not part.cluster.servers for _, _, part in word.parts)
+    visitor = words[bucket_of("v")].assignment(NodeKey("v", "x"))
+    assert visitor.cluster is not None
+    assert visitor.cluster.heard_wish == 4
+    assert rules_from(words[bucket_of("stranger")].rules).cluster == RULES.cluster
+
+
+def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> None:
+    address = "x" * MAX_ADDRESS
+    hosted = tuple(
+        msgspec.structs.replace(task("worker", 800_000 + rank, rank, "n" * 36), address=address, port=65535)
+        for rank in range(MOST_HOSTED)
+    )
+    addresses = (f"{address}:65535",) * MOST_TASKS
+    account = Account(version=MAX_ROUND, servers=1, tasks=MOST_TASKS, done=tuple(range(MOST_TASKS)))
+    order = Order(version=MAX_ROUND, tasks=hosted, servers=addresses[:1], workers=addresses, account=account)
+    data = encode(Assigned(Assignment(cluster=order, reason="x" * 2 * MAX_WHAT)))
+    assert MAX_MESSAGE < len(data) < MAX_WORD
+    assert isinstance(from_master(data), Assigned)
+    end = TaskEnd(EndCause.FAILURE, "\n" * MAX_WHAT, "\n" * MAX_TRACE)
+    ended = tuple(TaskStatus(key=one.key, stage=TaskStage.ENDED, step=MAX_STEP, end=end) for one in hosted)
+    hosting = Memory().follow(order).add_to(Hosting(rooms=(Room(Role.WORKER, MOST_ROOMS),), tasks=ended))
+    data = encode(Report(status("n" * 36, "i" * 36, cluster=hosting)))
+    assert len(data) < MAX_MESSAGE
+    assert isinstance(from_node(data), Report)
+
+
+# What nodes repeat.
+
+
+def repeating(plan: Plan, name: str, **changes: Any) -> NodeStatus:
+    """What a node of that plan says to a coordinator that knows nothing."""
+    (assignment,) = told(plan, NodeKey(name, "one"))
+    assert assignment.cluster is not None
+    tasks = tuple(
+        TaskStatus(key=one.key, stage=TaskStage.READY, port=one.port, restored=40, step=90)
+        for one in assignment.cluster.tasks
+    )
+    hosting = Memory().follow(assignment.cluster).add_to(Hosting(rooms=(Room(Role.PS, 1),), tasks=tasks))
+    values = {"heard": plan.key, "epoch": plan.epoch, "phase": NodePhase.RUNNING, "address": f"{name}.net", **changes}
+    return status(name, cluster=hosting, **values)
+
+
+def adopted(*statuses: NodeStatus, waited: bool = False) -> Plan | None:
+    return adopt_cluster(Plan(epoch=9), statuses, waited, 100.0)
+
+
+def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
+    plan = adopted(repeating(PLAN, "a"), repeating(PLAN, "b"))
+    assert plan is not None
+    assert plan.cluster is not None
+    assert (plan.phase, plan.key, plan.epoch) == (PlanPhase.TRAINING, PLAN.key, 9)
+    assert {member.key for member in plan.members} == {A, B}
+    cluster = plan.cluster
+    assert {one.key: one for one in cluster.tasks} == {one.key: one for one in CLUSTER.tasks}
+    assert (cluster.version, cluster.stage, cluster.targets, cluster.done) == (3, Stage.TRAINING, CLUSTER.targets, (0,))
+    assert set(cluster.spent) == set(CLUSTER.spent)
+    assert (cluster.held_at, cluster.served_at, cluster.opened_at, cluster.step) == (100.0, 100.0, 100.0, 40)
+
+
+def test_who_is_still_to_be_heard_is_waited_for_and_then_his_servers_are_lost() -> None:
+    assert adopted(repeating(PLAN, "b")) is None
+    plan = adopted(repeating(PLAN, "b"), waited=True)
+    assert plan is not None
+    assert plan.cluster is not None
+    lost = next(one for one in plan.cluster.tasks if (one.role, one.rank) == (Role.PS, 0))
+    assert lost.node_id == "unknown-ps-0"
+    assert lost.key.id == 6, "one that nobody had"
+    assert Spent(Role.PS, ids=7, failures=1) in plan.cluster.spent
+    assert NodeKey("unknown-ps-0", "unknown") in {member.key for member in plan.members}
+
+
+def test_a_chief_that_nobody_speaks_of_is_lost_too() -> None:
+    plan = adopted(repeating(PLAN, "a"), waited=True)
+    assert plan is not None
+    assert plan.cluster is not None
+    assert {str(one.key): one.node_id for one in plan.cluster.tasks} == {
+        "ps-4": "a",
+        "ps-6": "unknown-ps-1",
+        "chief-3": "unknown-chief-0",
+    }
+    assert plan.cluster.stage is Stage.STARTING
+
+
+def test_the_latest_version_counts_where_nodes_have_heard_of_two() -> None:
+    later = msgspec.structs.replace(
+        PLAN,
+        key=RoundKey(5, 4),
+        cluster=msgspec.structs.replace(
+            CLUSTER,
+            version=4,
+            tasks=(task("ps", 6, 0, "b", version=4), task("chief", 3, 0, "b", version=4), task("evaluator", 0, 0, "a")),
+        ),
+    )
+    plan = adopted(repeating(PLAN, "a"), repeating(later, "b"), waited=True)
+    assert plan is not None
+    assert plan.cluster is not None
+    assert plan.key == RoundKey(5, 4)
+    assert {str(one.key) for one in plan.cluster.tasks} == {"ps-6", "chief-3"}
+    plan = adopted(repeating(later, "a"), repeating(later, "b"))
+    assert plan is not None
+    assert plan.cluster is not None
+    assert {str(one.key) for one in plan.cluster.tasks} == {"ps-6", "chief-3", "evaluator-0"}
+
+
+def test_between_two_versions_the_account_goes_on() -> None:
+    waiting = msgspec.structs.replace(
+        PLAN, phase=PlanPhase.GATHERING, cluster=msgspec.structs.replace(CLUSTER, tasks=(), stage=Stage.STARTING)
+    )
+    plan = adopted(repeating(waiting, "a"), waited=True)
+    assert plan is not None
+    assert plan.cluster is not None
+    assert (plan.phase, plan.key.number) == (PlanPhase.GATHERING, 3)
+    assert set(plan.cluster.spent) == set(CLUSTER.spent)
+
+
+def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
+    coordinator = Coordinator(RULES, 0.0, 9)
+    said = repeating(PLAN, "b")
+    coordinator.hear(said, 0.0)
+    coordinator.advance(0.0)
+    assert coordinator.adopting
+    word = coordinator.assignment(said.key)
+    (before,) = told(PLAN, B)
+    orders = Orders()
+    orders.take(before)
+    assert orders.take(word)
+    assert orders.assignment.epoch == 9
+    assert orders.assignment.cluster == before.cluster
+    assert orders.memory.account is not None
+    assert len(orders.memory.account.given) == 3
+
+
+def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> None:
+    coordinator = Coordinator(RULES, 0.0, 9)
+    said = status("c", cluster=Hosting(rooms=(Room(Role.PS, 1),)), heard=PLAN.key, epoch=5)
+    coordinator.hear(said, 0.0)
+    coordinator.advance(0.0)
+    word = coordinator.assignment(said.key, Waiting("for others"))
+    assert (word.cluster, word.waiting) == (None, Waiting("for others"))
+
+
+def test_a_node_repeats_no_task_that_it_was_told_to_end_and_forgets_no_account() -> None:
+    (before,) = told(PLAN, B)
+    memory = Memory().follow(before.cluster).follow(None)
+    assert memory.account == account_of(CLUSTER)
+
+
+def test_of_many_ends_the_longest_are_told_in_few_words() -> None:
+    def ended(number: int, length: int) -> TaskStatus:
+        end = TaskEnd(EndCause.FAILURE, "raised ValueError: " + "x" * 500, "t" * length)
+        return TaskStatus(key=key("worker", number), stage=TaskStage.ENDED, end=end)
+
+    tasks = (ended(0, ROOM_FOR_ENDS), ended(1, 100))
+    first, second = Memory().add_to(Hosting(tasks=tasks)).tasks
+    assert second == tasks[1]
+    assert first.end is not None
+    assert first.end.trace == ""
+    assert first.end.what.startswith("raised ValueError: x")
+    assert len(first.end.what) == 100
+
+
+# What no node of ours says.
+
+SPENT = Spent(Role.PS, ids=MAX_ID + 1)
+
+
+@pytest.mark.parametrize(
+    ("hosting", "words"),
+    [
+        (Hosting(rooms=(Room(Role.PS, 1 + MOST_ROOMS // 2),)), "rooms"),
+        (Hosting(rooms=(Room(Role.PS, 1), Room(Role.PS, 1))), "twice"),
+        (Hosting(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD),) * 2), "twice"),
+        (Hosting(tasks=(TaskStatus(key=key("ps", MAX_ID + 1), stage=TaskStage.HELD),)), "no job has"),
+        (Hosting(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, step=MAX_STEP + 1),)), "step"),
+        (Hosting(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, saved=-2),)), "step"),
+        (Hosting(account=Account(version=MAX_ROUND + 1)), "repeats"),
+        (Hosting(account=Account(spent=(SPENT,))), "repeats"),
+        (Hosting(account=Account(servers=MOST_TASKS + 1)), "repeats"),
+        (Hosting(account=Account(given=(Given(key("ps", MAX_ID + 1), 0, 1),))), "repeats"),
+        (Hosting(account=Account(given=(Given(key("ps", 1), 0, MAX_ROUND + 1),))), "repeats"),
+    ],
+)
+def test_what_no_node_hosts_is_not_heard(hosting: Hosting, words: str) -> None:
+    problem = implausible(status(cluster=hosting), Plan())
+    assert problem is not None
+    assert words in problem
+
+
+def test_an_address_that_is_too_long_for_all_to_be_told_is_refused_with_a_way_out() -> None:
+    problem = implausible(status(cluster=Hosting(), address="x" * (MAX_ADDRESS + 1)), Plan())
+    assert problem is not None
+    assert "--local-addr" in problem
+
+
+def test_what_nodes_host_is_heard() -> None:
+    for name in "ab":
+        assert implausible(repeating(PLAN, name, workers=0), PLAN) is None
