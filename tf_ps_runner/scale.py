@@ -141,15 +141,18 @@ def job_names(uid: int, proc: Path) -> set[str]:
     mark = f"@{wishes.socket_prefix(uid)}"
     # The eighth column is the socket's name, which may hold spaces; `@` stands for the byte that makes it abstract.
     columns = (line.split(None, 7) for line in (proc / "net" / "unix").read_text(errors="replace").splitlines())
-    return {fields[7].removeprefix(mark) for fields in columns if len(fields) == 8 and fields[7].startswith(mark)}
+    names = {fields[7].removeprefix(mark) for fields in columns if len(fields) == 8 and fields[7].startswith(mark)}
+    # Anybody may give a socket such a name, and shall not steer a terminal with it; no job has one like that.
+    return {name for name in names if name.isprintable()}
 
 
 def _tell_elsewhere(asked: Asked, settings: Settings, environ: Mapping[str, str]) -> str:
+    from tf_ps_runner.agent.words import plain
     from tf_ps_runner.visiting import job_to_visit, visit
 
     spec = job_to_visit(settings, environ, asked.timeout)
     conceal(credentials.VARIABLES)
     outcome = visit(spec, asked.wish, asked.timeout, lambda sentence: replies.say(SCALE, sentence))
     if outcome.problem:
-        raise Unheard(f"{outcome.problem}.")
-    return f"the job {spec.run_id!r} has heard of it: {outcome.said or wishes.what_follows(asked.wish)}."
+        raise Unheard(f"{plain(outcome.problem)}.")
+    return f"the job {spec.run_id!r} has heard of it: {plain(outcome.said) or wishes.what_follows(asked.wish)}."

@@ -195,7 +195,7 @@ def test_the_one_job_of_a_user_needs_no_name(tmp_path: Path) -> None:
 
 
 def test_several_jobs_are_listed_so_that_one_can_be_named(tmp_path: Path) -> None:
-    proc = listed(tmp_path, "@tf-ps-run-1000-b", "@tf-ps-run-1000-a")
+    proc = listed(tmp_path, "@tf-ps-run-1000-b", "@tf-ps-run-1000-a", "@tf-ps-run-1000-\x1b[2Jc")
     with pytest.raises(scale.Unheard, match="give --rdzv-id, one of a, b"):
         scale.only_job(1000, proc)
     with pytest.raises(scale.Unheard, match="no job of yours runs on this machine"):

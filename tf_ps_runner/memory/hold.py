@@ -87,7 +87,7 @@ class MemoryHold:
     def killed_for_memory(self, exit_code: int) -> str | None:
         """Why a task that has ended with this code, below 0 for a signal, was ended for memory, in a clause without its
         name; None where it was not. To be asked once it has ended and before `close`."""
-        if self._watch is not None and self._watch.excess is not None:
+        if self._watch is not None and self._watch.excess is not None and exit_code != 0:
             return verdict.explain_watched(self._watch.excess, self._limit)
         if self._group is not None:
             return verdict.explain_end(exit_code, self._kills, self._group.kills, self._limit)
