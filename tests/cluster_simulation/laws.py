@@ -1,0 +1,227 @@
+"""What must hold in every run, whatever happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulation.timeline import demand
+
+from dlrover_run.coordination.cluster.orders import host_of
+from dlrover_run.coordination.cluster.records import (
+    Cluster,
+    EndCause,
+    Role,
+    Spent,
+    Stage,
+    Task,
+    TaskEnd,
+    TaskKey,
+    TaskStage,
+    TaskStatus,
+)
+from dlrover_run.coordination.presence import Present
+from dlrover_run.coordination.records import Plan, PlanPhase
+
+if TYPE_CHECKING:
+    from cluster_simulation.nodes import Node
+    from cluster_simulation.tensorflow import Process
+    from cluster_simulation.world import World
+
+COSTLY = frozenset({EndCause.FAILURE, EndCause.SILENT, EndCause.REPEATED})
+SERVED = (Stage.TRAINING, Stage.CHANGING, Stage.PAUSING, Stage.SAVING)
+
+
+class Laws:
+    """Looks at what processes do and at what is decided. A node that the network has cut off may do what it was told
+    before, until it hears again: nobody can stop it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.was_cut = False
+        self._tasks: dict[TaskKey, Task] = {}
+        self._started: set[TaskKey] = set()
+        self._opened = 0
+        self._saved: dict[int, int] = {}
+        self.spared: set[int] = set()
+        self._charged: set[TaskKey] = set()
+
+    def started(self, node: Node, task: Task) -> None:
+        demand(task.key not in self._started, f"{task.key} is started twice")
+        self._started.add(task.key)
+        if task.role is Role.CHIEF and not _cut_off(node):
+            others = [p for p in self._in_touch() if p.task.role is Role.CHIEF]
+            demand(not others, f"{task.key} is started while {others and others[0].task.key} lives")
+
+    def ended(self, task: Task, end: TaskEnd) -> None:
+        """A task has ended: its node says how."""
+
+    def restored(self, chief: Process, step: int) -> None:
+        before = chief.task.version - 1
+        if before in self.spared and not self.was_cut:
+            demand(
+                step == self._saved[before], f"version {before + 1} begins at {step}, saved was {self._saved[before]}"
+            )
+
+    def chief_ready(self, chief: Process) -> None:
+        if not _cut_off(chief.node):
+            for other in self._in_touch():
+                same = other is chief or other.task.role is not Role.CHIEF or not other.ready
+                demand(same, f"two chiefs are at work: {chief.task.key} and {other.task.key}")
+
+    def passes_gate(self, worker: Process) -> None:
+        if not _cut_off(worker.node):
+            version = worker.task.version
+            demand(version >= self._opened, f"{worker.task.key} is let into version {version} after {self._opened}")
+            self._opened = version
+
+    def trains(self, process: Process) -> None:
+        if _cut_off(process.node):
+            return
+        version = process.task.version
+        demand(version >= self._opened, f"{process.task.key} trains in version {version} after {self._opened} opened")
+        demand(version not in self._saved, f"{process.task.key} trains though version {version} was saved and left")
+
+    def saved_and_left(self, chief: Process) -> None:
+        if _cut_off(chief.node):
+            return
+        version = chief.task.version
+        busy = [p for p in self._in_touch() if p.trains and p.task.version == version]
+        demand(not busy, f"{chief.task.key} saves while {busy and busy[0].task.key} trains")
+        self._saved[version] = chief.saved
+
+    def decided(self, before: Plan, plan: Plan, present: Present) -> None:
+        cluster, former = plan.cluster, before.cluster or Cluster()
+        demand(bool(plan.reason), "a plan has no reason")
+        if cluster is None:
+            return
+        self._look_at_tasks(plan, cluster, present)
+        if plan.phase is PlanPhase.TRAINING and former.version == cluster.version:
+            self._same_version(former, cluster)
+        if cluster.version > former.version > 0:
+            self._next_version(before, former, plan, present)
+        if cluster.opened_at is not None and (former.version, former.opened_at) != (cluster.version, cluster.opened_at):
+            self._opens(cluster, present)
+        self._count(before, former, plan, cluster, present)
+        if plan.phase is PlanPhase.FINISHED:
+            demand(self.world.disk.step >= self.world.goal, "the job is finished before the chief has reached its goal")
+        if plan.phase is PlanPhase.FAILED:
+            known = ("room", "left", "restart", "not allowed", "does not end", "twice", "is here", "are here")
+            demand(any(word in plan.reason for word in known), f"the job failed for no good reason: {plan.reason}")
+
+    def _in_touch(self) -> list[Process]:
+        return [p for node in self.world.living() if not _cut_off(node) for p in node.processes()]
+
+    def _look_at_tasks(self, plan: Plan, cluster: Cluster, present: Present) -> None:
+        limits = self.world.rules.cluster
+        assert limits is not None
+        for task in (*cluster.tasks, *cluster.coming):
+            known = self._tasks.setdefault(task.key, task)
+            same = (known.rank, known.version, host_of(known)) == (task.rank, task.version, host_of(task))
+            demand(same, f"{task.key} is given twice")
+        if plan.phase is not PlanPhase.TRAINING:
+            return
+        demand(plan.key.number == cluster.version, "the round is not the version")
+        for tasks in (cluster.tasks, cluster.coming):
+            places = [(task.role, task.rank) for task in tasks]
+            demand(len(places) == len(set(places)), "two tasks have one rank")
+            for task in tasks:
+                p = present.get(host_of(task))
+                if p is not None and p.status.cluster is not None and p.status.cluster.rooms:
+                    room = sum(room.tasks for room in p.status.cluster.rooms if room.role is task.role)
+                    hosted = sum(one.role is task.role and host_of(one) == host_of(task) for one in tasks)
+                    demand(
+                        hosted <= room, f"{task.node_id} hosts {hosted} tasks like {task.key}, and has room for {room}"
+                    )
+        for tasks in filter(None, (cluster.tasks, cluster.coming)):
+            ranks = sorted(task.rank for task in tasks if task.role is Role.PS)
+            demand(ranks == list(range(len(ranks))), f"the servers have ranks {ranks}")
+            demand(limits.least_ps <= len(ranks) <= limits.most_ps, f"there are {len(ranks)} servers")
+        versions = {task.version for task in cluster.tasks if task.role is not Role.EVALUATOR}
+        demand(versions <= {cluster.version}, f"tasks of versions {versions} are mixed")
+
+    def _same_version(self, former: Cluster, cluster: Cluster) -> None:
+        servers = [{task.key for task in one.tasks if task.role is Role.PS} for one in (former, cluster)]
+        demand(servers[0] == servers[1], "the servers have changed, and the version has not")
+
+    def _next_version(self, before: Plan, former: Cluster, plan: Plan, present: Present) -> None:
+        if before.phase is not PlanPhase.TRAINING or former.stage in (Stage.PAUSING, Stage.SAVING):
+            if former.stage is Stage.SAVING:
+                self._note_spared(former, present)
+            return
+        # Late ones are told in the reason.
+        lost = "was not ready" in plan.reason or any(self._lost(task) for task in former.tasks if task.role is Role.PS)
+        demand(lost, f"version {former.version} ended though all its servers live: {plan.reason}")
+
+    def _note_spared(self, former: Cluster, present: Present) -> None:
+        for task in former.tasks:
+            told = _told(present, task)
+            if task.role is not Role.CHIEF or told is None or told.end is None:
+                continue
+            if told.end.cause is EndCause.MEMBERSHIP and former.version in self._saved:
+                self.spared.add(former.version)
+
+    def _lost(self, task: Task) -> bool:
+        node = next((node for node in self.world.nodes if node.key == host_of(task)), None)
+        if node is None or not node.alive or _cut_off(node):
+            return True
+        return not any(p.task.key == task.key for p in node.processes())
+
+    def _opens(self, cluster: Cluster, present: Present) -> None:
+        for task in cluster.tasks:
+            if task.role in (Role.PS, Role.CHIEF):
+                told = _told(present, task)
+                demand(told is not None and told.stage is TaskStage.READY, f"opened before {task.key} was ready")
+        for process in self._in_touch():
+            old = process.task.version < cluster.version and process.task.role is not Role.EVALUATOR
+            demand(not old, f"version {cluster.version} opens while {process.task.key} of before lives")
+
+    def _count(self, before: Plan, former: Cluster, plan: Plan, cluster: Cluster, present: Present) -> None:
+        """What was charged is what has ended, each once."""
+        wanted = {task.key for task in (*cluster.tasks, *cluster.coming)}
+        gone = [task for task in (*former.tasks, *former.coming) if task.key not in wanted]
+        same = former.version == cluster.version and plan.phase is PlanPhase.TRAINING is before.phase
+        same = same and cluster.stage is not Stage.ENDING
+        for role in Role:
+            old, new = _spent(former, role), _spent(cluster, role)
+            demand(
+                new.ids >= old.ids and new.failures >= old.failures and new.memory >= old.memory, "a cost was undone"
+            )
+            mine = [task for task in gone if task.role is role]
+            if plan.phase is PlanPhase.FAILED:
+                mine += [task for task in former.tasks if task.role is role and task not in mine]
+            failed = [task for task in mine if self._may_charge(task, present) and task.key not in self._charged]
+            charges = new.failures - old.failures
+            demand(charges <= len(failed), f"{charges} restarts of {role.value} were charged for {len(failed)} ends")
+            if charges:
+                self._charged |= {task.key for task in failed}
+            if same and role is not Role.PS:
+                certain = [task for task in mine if self._must_charge(former, task, present)]
+                demand(charges >= len(certain), f"{len(certain)} ends of {role.value} cost {charges} restarts")
+
+    def _may_charge(self, task: Task, present: Present) -> bool:
+        told = _told(present, task)
+        if told is None or told.end is None:
+            limits = self.world.rules.cluster
+            assert limits is not None
+            return self.world.timeline.now >= task.since + limits.ready_timeout
+        return told.end.cause is not EndCause.MEMORY
+
+    def _must_charge(self, former: Cluster, task: Task, present: Present) -> bool:
+        told, p = _told(present, task), present.get(host_of(task))
+        if told is None or told.end is None or p is None or p.going or former.stage not in SERVED:
+            return False
+        return told.end.cause in COSTLY
+
+
+def _cut_off(node: Node) -> bool:
+    return node.cut or node.stale
+
+
+def _spent(cluster: Cluster, role: Role) -> Spent:
+    return next((spent for spent in cluster.spent if spent.role is role), Spent(role))
+
+
+def _told(present: Present, task: Task) -> TaskStatus | None:
+    p = present.get(host_of(task))
+    tasks = () if p is None or p.status.cluster is None else p.status.cluster.tasks
+    return next((told for told in tasks if told.key == task.key), None)

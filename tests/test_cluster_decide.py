@@ -1,0 +1,577 @@
+"""Every rule of jobs with parameter servers, in virtual time: who is started, what ends a version, what that costs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SILENT, SUCCESS, VirtualCluster, rules
+
+from dlrover_run.coordination.cluster.placing import spread
+from dlrover_run.coordination.cluster.records import Role, Stage, TaskStage
+from dlrover_run.coordination.records import NodeKey, NodePhase, PlanPhase
+
+
+def running(ps: int = 2, workers: int = 2, restored: int = 0, **changes: object) -> VirtualCluster:
+    """A job that trains on one node."""
+    job = VirtualCluster(rules(ps, workers, **changes))
+    job.come("a", workers=4, ps=4, evaluator=1)
+    if job.plan.phase is PlanPhase.GATHERING:
+        job.wait(30.1)
+    job.train(restored)
+    return job
+
+
+def apart(**changes: object) -> VirtualCluster:
+    """A job that trains on four nodes: the chief and two workers on `a`, a server on `b` and on `c`, nothing on `d`."""
+    job = VirtualCluster(rules(2, 2, **changes))
+    job.come("a", ps=0)
+    for name in "bc":
+        job.come(name, chief=0, workers=0, ps=1)
+    job.come("d", chief=1, workers=2, ps=1)
+    job.train()
+    assert job.hosts(Role.PS) == ["b", "c"]
+    assert job.hosts(Role.CHIEF) + job.hosts(Role.WORKER) == ["a", "a", "a"]
+    return job
+
+
+class TestStart:
+    def test_begins_at_once_where_one_node_has_room_for_all(self) -> None:
+        job = VirtualCluster(rules(2, 3))
+        job.come("a", workers=3)
+        assert (job.plan.phase, job.plan.key.number) == (PlanPhase.TRAINING, 1)
+        assert job.ids(Role.PS) == ["ps-0", "ps-1"]
+        assert job.ids(Role.CHIEF) == ["chief-0"]
+        assert job.ids(Role.WORKER) == ["worker-0", "worker-1", "worker-2"]
+
+    def test_waits_for_room_for_the_least_of_everything_and_a_chief(self) -> None:
+        job = VirtualCluster(rules(2, 1, least_workers=1))
+        job.come("a", chief=0, workers=1, ps=1)
+        job.come("b", chief=0, workers=0, ps=1)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.come("c", chief=1, workers=0, ps=0)
+        assert job.plan.phase is PlanPhase.TRAINING
+
+    def test_has_a_last_call_where_more_may_come(self) -> None:
+        job = VirtualCluster(rules(1, 0, most_ps=4))
+        job.come("a")
+        job.wait(29)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(1.1)
+        assert job.ids(Role.PS) == ["ps-0", "ps-1"]
+        assert "nobody else came for 30 s" in job.plan.reason
+
+    def test_fails_when_too_few_come(self) -> None:
+        job = VirtualCluster(rules(2, 0))
+        job.come("a", ps=1)
+        job.wait(601)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason == "after 600 s a is here: there is room for 1 of at least 2 parameter servers"
+
+    def test_starts_nothing_before_every_address_is_known(self) -> None:
+        job = VirtualCluster(rules(2, 0))
+        job.deaf.add("b")
+        job.come("a", ps=1)
+        job.come("b", chief=0, workers=0, ps=1)
+        job.obey()
+        told = job.order("a")
+        assert told.servers == ()
+        assert told.chief == ""
+        job.deaf.clear()
+        job.obey()
+        told = job.order("a")
+        assert len(told.servers) == 2
+        assert told.chief
+
+    def test_opens_the_gate_once_servers_answer_and_the_chief_has_a_model(self) -> None:
+        job = VirtualCluster(rules(2, 1))
+        job.come("a")
+        job.obey()
+        for name in ("ps-0", "chief-0", "ps-1"):
+            told = job.order("a")
+            assert not told.open
+            job.ready(name)
+        told = job.order("a")
+        assert told.open
+        assert job.stage is Stage.TRAINING
+
+    def test_says_from_which_step_it_goes_on(self) -> None:
+        assert running(restored=126).plan.reason == "version 1: 1 node is here; restored from step 126"
+
+
+class TestServers:
+    def test_a_dead_one_makes_a_version_in_which_all_is_new(self) -> None:
+        job = running()
+        job.say("chief-0", TaskStage.READY, step=140, saved=126)
+        job.end("ps-1")
+        assert job.plan.key.number == 2
+        assert job.ids(Role.PS) == ["ps-2", "ps-3"]
+        assert job.ids(Role.CHIEF) == ["chief-1"]
+        assert job.ids(Role.WORKER) == ["worker-2", "worker-3"]
+        job.train(restored=126)
+        assert job.plan.reason == (
+            "version 2: ps-1 (rank 1) on a was killed by SIGKILL; ps-3 takes its place; "
+            "restored from step 126, 14 steps lost"
+        )
+
+    def test_only_the_node_of_a_dead_one_is_tried_first(self) -> None:
+        job = apart()
+        job.end("ps-1")
+        assert job.hosts(Role.PS) == ["b", "c"]
+
+    def test_a_lost_node_is_replaced_by_another_one_for_nothing(self) -> None:
+        job = apart()
+        job.lose("c")
+        job.wait(1.1)
+        assert job.hosts(Role.PS) == ["b", "d"]
+        assert job.spent(Role.PS).failures == 0
+        assert "ps-1 (rank 1) on c was lost with its node; ps-3 on d takes its place" in job.plan.reason
+
+    def test_fewer_go_on_where_there_is_no_room(self) -> None:
+        job = apart(least_ps=1)
+        job.lose("c", "d")
+        job.wait(1.1)
+        assert job.hosts(Role.PS) == ["b"]
+        assert job.plan.reason.endswith("there is room for 1 parameter server")
+
+    def test_too_few_wait_for_others_and_the_job_fails_when_nobody_comes(self) -> None:
+        job = apart()
+        job.lose("c", "d")
+        job.wait(1.1)
+        assert job.plan.phase is PlanPhase.GATHERING
+        job.wait(601)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert "after 600 s a and b are here: there is room for 1 of at least 2 parameter servers" in job.plan.reason
+
+    def test_too_few_go_on_when_somebody_comes(self) -> None:
+        job = apart()
+        job.lose("c", "d")
+        job.wait(1.1)
+        told = job.order("b")
+        assert told.tasks == ()
+        job.obey()
+        job.come("e", chief=0, workers=0, ps=1)
+        assert (job.plan.phase, job.plan.key.number) == (PlanPhase.TRAINING, 2)
+        assert job.hosts(Role.PS) == ["b", "e"]
+
+    def test_a_silent_one_counts_as_a_failure(self) -> None:
+        job = running()
+        job.end("ps-0", how=SILENT)
+        assert job.plan.key.number == 2
+        assert job.spent(Role.PS).failures == 1
+
+    def test_all_at_once_cost_one_restart(self) -> None:
+        job = running(ps=4, max_restarts=1)
+        job.end_together("ps-0", "ps-1", "ps-2", "ps-3")
+        assert job.plan.key.number == 2
+        assert job.spent(Role.PS).failures == 1
+
+    def test_what_others_died_of_it_is_not_charged(self) -> None:
+        job = running(max_restarts=1)
+        job.end_together("ps-0", "chief-0", "worker-0", "worker-1")
+        assert job.spent(Role.WORKER).failures == job.spent(Role.CHIEF).failures == 0
+
+    def test_the_gate_stays_closed_while_a_process_of_before_lives(self) -> None:
+        job = apart()
+        job.phase("b", NodePhase.LEAVING)
+        job.deaf.add("b")
+        job.end("ps-1")
+        assert job.hosts(Role.PS) == ["d", "c"]
+        job.obey()
+        job.ready(*job.ids(Role.PS))
+        assert job.order("d").chief == job.order("a").chief != ""
+        job.ready("chief-1")
+        assert job.stage is Stage.STARTING
+        job.deaf.clear()
+        job.obey()
+        assert job.stage is Stage.TRAINING
+
+    def test_a_process_that_never_ends_fails_the_job(self) -> None:
+        job = apart()
+        job.phase("b", NodePhase.LEAVING)
+        job.deaf.add("b")
+        job.end("ps-1")
+        job.obey()
+        job.ready(*job.ids(Role.PS), "chief-1")
+        job.wait(601)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason.endswith("ps-0 of before on b does not end, so nobody may train")
+
+
+class TestOthers:
+    def test_a_worker_is_replaced_alone(self) -> None:
+        job = running()
+        job.end("worker-0")
+        assert job.plan.key.number == 1
+        assert job.ids(Role.WORKER) == ["worker-2", "worker-1"]
+        assert job.ids(Role.PS) == ["ps-0", "ps-1"]
+        assert job.plan.reason == "worker-0 (rank 0) on a was killed by SIGKILL; worker-2 takes its place"
+        told = job.order("a")
+        assert told.open
+
+    def test_the_chief_is_replaced_alone(self) -> None:
+        job = running()
+        job.end("chief-0")
+        assert (job.plan.key.number, job.stage, job.ids(Role.CHIEF)) == (1, Stage.TRAINING, ["chief-1"])
+
+    def test_a_second_chief_is_not_started_while_the_first_one_lives(self) -> None:
+        job = apart()
+        job.phase("a", NodePhase.LEAVING)
+        assert job.hosts(Role.CHIEF) == ["d"]
+        job.deaf.add("a")
+        job.obey()
+        told = job.order("d")
+        assert told.chief == ""
+        job.deaf.clear()
+        job.obey()
+        told = job.order("d")
+        assert told.chief.startswith("d:")
+
+    def test_a_worker_that_has_succeeded_is_not_started_again(self) -> None:
+        job = running()
+        job.end("worker-0", how=SUCCESS)
+        assert (job.ids(Role.WORKER), job.cluster.done) == (["worker-1"], (0,))
+
+    def test_but_is_needed_again_when_the_model_goes_back(self) -> None:
+        job = running()
+        job.end("worker-0", how=SUCCESS)
+        job.end("ps-0")
+        assert job.ids(Role.WORKER) == ["worker-2", "worker-3"]
+
+    def test_the_evaluator_outlives_versions(self) -> None:
+        job = running(evaluator=1)
+        job.ready("evaluator-0")
+        job.end("ps-0")
+        assert job.ids(Role.EVALUATOR) == ["evaluator-0"]
+        job.end("evaluator-0")
+        assert (job.ids(Role.EVALUATOR), job.plan.key.number) == (["evaluator-1"], 2)
+
+    def test_an_evaluator_that_has_succeeded_is_not_started_again(self) -> None:
+        job = running(evaluator=1)
+        job.end("evaluator-0", how=SUCCESS)
+        assert job.ids(Role.EVALUATOR) == []
+
+    def test_a_chief_without_room_is_waited_for(self) -> None:
+        job = VirtualCluster(rules(1, 0))
+        job.come("a", ps=0)
+        job.come("b", chief=0, ps=1)
+        job.train()
+        job.lose("a")
+        job.wait(1.1)
+        assert (job.plan.phase, job.plan.key.number, job.ids(Role.CHIEF)) == (PlanPhase.TRAINING, 1, [])
+        job.come("c", ps=0)
+        assert job.hosts(Role.CHIEF) == ["c"]
+
+    def test_but_not_for_ever(self) -> None:
+        job = VirtualCluster(rules(1, 0))
+        job.come("a", ps=0)
+        job.come("b", chief=0, ps=1)
+        job.train()
+        job.lose("a")
+        job.wait(602)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason.endswith("after 600 s there is no room for a chief")
+
+
+class TestPlannedChange:
+    def test_starts_the_next_servers_while_training_goes_on_then_pauses_saves_and_loses_nothing(self) -> None:
+        job = running(1, 2, most_ps=3)
+        assert job.ids(Role.PS) == ["ps-0", "ps-1", "ps-2"]
+        job.wish("a", 1, ps=2)
+        assert (job.stage, job.plan.key.number) == (Stage.CHANGING, 1)
+        job.obey()
+        told = job.order("a")
+        assert told.open
+        assert len(told.next_servers) == 2
+        job.ready("ps-3", "ps-4")
+        assert job.stage is Stage.PAUSING
+        told = job.order("a")
+        assert told.pause
+        assert not told.save
+        assert not told.open
+        job.end("worker-0", "worker-1", how=LEFT)
+        assert job.stage is Stage.SAVING
+        job.say("chief-0", TaskStage.READY, step=200)
+        job.say("chief-0", TaskStage.ENDED, step=200, saved=200, end=LEFT)
+        assert (job.plan.key.number, job.ids(Role.PS)) == (2, ["ps-3", "ps-4"])
+        job.train(restored=200)
+        assert job.plan.reason == (
+            "version 2: 2 parameter servers instead of 3; chief-0 saved at step 200; "
+            "restored from step 200, no step lost"
+        )
+        assert all(job.spent(role).failures == 0 for role in Role)
+
+    def test_goes_on_without_those_that_do_not_leave_in_time(self) -> None:
+        job = self.pausing()
+        job.wait(60.1)
+        assert job.plan.key.number == 2
+        assert "worker-0 and worker-1 did not leave within 60 s, so what was not saved is lost" in job.plan.reason
+
+    def test_the_chief_saves_only_when_dismissed_workers_are_gone_too(self) -> None:
+        job = self.pausing()
+        job.end("worker-0", how=LEFT)
+        job.wish("a", 2, workers=0)
+        assert job.stage is Stage.PAUSING
+        job.end("worker-1", how=LEFT)
+        assert job.stage is Stage.SAVING
+
+    def test_a_server_that_dies_meanwhile_is_replaced_by_those_that_were_coming(self) -> None:
+        job = running(1, 2, most_ps=3)
+        job.wish("a", 1, ps=2)
+        job.end("ps-0")
+        assert (job.plan.key.number, job.ids(Role.PS)) == (2, ["ps-3", "ps-4"])
+
+    def test_a_server_that_dies_while_the_chief_saves_makes_it_unplanned(self) -> None:
+        job = self.pausing()
+        job.end("worker-0", "worker-1", how=LEFT)
+        job.end("ps-0")
+        assert (job.plan.key.number, job.stage, job.ids(Role.PS)) == (2, Stage.STARTING, ["ps-3", "ps-4"])
+        assert job.spent(Role.PS).failures == 1
+
+    def test_a_chief_that_dies_before_it_has_saved_is_replaced_and_saves(self) -> None:
+        job = self.pausing()
+        job.end("worker-0", "worker-1", how=LEFT)
+        job.end("chief-0")
+        assert (job.plan.key.number, job.stage, job.ids(Role.CHIEF)) == (1, Stage.SAVING, ["chief-1"])
+
+    def test_a_next_server_that_dies_disturbs_nobody(self) -> None:
+        job = running(1, 2, most_ps=3)
+        job.wish("a", 1, ps=2)
+        job.obey()
+        job.end("ps-3")
+        assert (job.stage, [str(task.key) for task in job.cluster.coming]) == (Stage.CHANGING, ["ps-5", "ps-6"])
+        assert job.plan.key.number == 1
+
+    def test_a_change_that_fails_too_often_is_given_up_and_training_goes_on(self) -> None:
+        job = running(1, 2, most_ps=3, max_restarts=0)
+        job.wish("a", 1, ps=2)
+        job.obey()
+        job.end("ps-3")
+        assert (job.plan.phase, job.stage) == (PlanPhase.TRAINING, Stage.TRAINING)
+        assert "the change is given up, and training goes on" in job.plan.reason
+
+    def test_a_wish_that_is_taken_back_ends_it(self) -> None:
+        job = running(1, 2, most_ps=3)
+        job.wish("a", 1, ps=2)
+        job.wish("a", 2, ps=3)
+        assert (job.stage, job.cluster.coming) == (Stage.TRAINING, ())
+
+    def test_another_wish_begins_another_one(self) -> None:
+        job = running(1, 2, most_ps=3)
+        job.wish("a", 1, ps=2)
+        job.wish("a", 2, ps=1)
+        assert [str(task.key) for task in job.cluster.coming] == ["ps-5"]
+
+    def test_a_swollen_server_gets_more_memory_before_it_is_killed(self) -> None:
+        job = running(ps_memory=100, max_memory=300)
+        job.say("ps-0", TaskStage.READY, swollen=True)
+        assert (job.stage, job.spent(Role.PS).memory) == (Stage.CHANGING, 1)
+        assert [task.memory for task in job.cluster.coming] == [200, 100]
+
+    def test_a_node_that_leaves_gives_its_server_away_without_a_loss(self) -> None:
+        job = apart()
+        job.phase("c", NodePhase.LEAVING)
+        assert job.stage is Stage.CHANGING
+        assert [task.host for task in job.cluster.coming] == ["b", "d"]
+
+    def test_a_node_that_comes_makes_room_for_more(self) -> None:
+        job = VirtualCluster(rules(1, 0, most_ps=2))
+        job.come("a", ps=1)
+        job.wait(31)
+        job.train()
+        job.come("b", chief=0, ps=1)
+        assert (job.stage, len(job.cluster.coming)) == (Stage.CHANGING, 2)
+
+    def pausing(self) -> VirtualCluster:
+        """A job that goes from three servers to two, whose workers were told to leave."""
+        job = running(1, 2, most_ps=3)
+        job.wish("a", 1, ps=2)
+        job.obey()
+        job.ready("ps-3", "ps-4")
+        assert job.stage is Stage.PAUSING
+        return job
+
+
+class TestWishes:
+    def test_workers_come_and_go_without_a_new_version(self) -> None:
+        job = running(2, 3)
+        job.wish("a", 1, workers=1)
+        assert (job.ids(Role.WORKER), job.plan.key.number) == (["worker-0"], 1)
+        assert job.plan.reason.startswith("1 worker is wanted, so worker-1 (rank 1) on a and worker-2 (rank 2) on a")
+        job.obey()
+        job.wish("a", 2, workers=3)
+        assert (job.ids(Role.WORKER), job.plan.key.number) == (["worker-0", "worker-3", "worker-4"], 1)
+
+    def test_an_unreasonable_one_is_clipped_and_answered(self) -> None:
+        job = running(1, 2, most_ps=3)
+        job.wish("a", 1, ps=9)
+        assert job.plan.reason == "a asked for 9 parameter servers, and the job may have 1 to 3, so it shall have 3"
+        assert job.stage is Stage.TRAINING
+
+    def test_one_beyond_the_room_is_answered(self) -> None:
+        job = running(2, 8)
+        job.wish("a", 1, workers=7)
+        assert job.plan.reason == "a asked for 7 workers; there is room for 4 now"
+
+    def test_is_granted_once(self) -> None:
+        job = running(2, 3)
+        job.wish("a", 1, workers=1)
+        job.wish("a", 2, workers=2)
+        job.wish("a", 1, workers=1)
+        assert len(job.ids(Role.WORKER)) == 2
+
+
+class TestBudgets:
+    def test_each_role_has_its_own(self) -> None:
+        job = running(max_restarts=1)
+        job.end("worker-0")
+        job.end("chief-0")
+        job.end("ps-0")
+        assert [job.spent(role).failures for role in (Role.WORKER, Role.CHIEF, Role.PS)] == [1, 1, 1]
+        assert job.plan.phase is PlanPhase.TRAINING
+
+    def test_the_job_fails_when_one_is_used_up(self) -> None:
+        job = running(max_restarts=1)
+        job.end("worker-0")
+        job.obey()
+        job.end("worker-2")
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason == "worker-2 (rank 0) on a was killed by SIGKILL; the one restart of workers was used"
+        assert job.cluster.outcome == KILLED
+
+    def test_an_end_is_charged_once_however_often_it_is_told(self) -> None:
+        job = running()
+        job.end("worker-0")
+        job.end("worker-0")
+        job.succeed_coordinator()
+        assert job.spent(Role.WORKER).failures == 1
+
+    def test_membership_is_free_three_times_in_a_row(self) -> None:
+        job = running(max_restarts=1)
+        for number in (0, 2, 3):
+            job.end(f"worker-{number}", how=LEFT)
+            job.obey()
+        assert job.spent(Role.WORKER).failures == 0
+        job.end("worker-4", how=LEFT)
+        assert job.spent(Role.WORKER).failures == 1
+
+    def test_memory_doubles_up_to_the_most(self) -> None:
+        job = running(worker_memory=100, max_memory=300)
+        for number, memory in ((0, 200), (2, 300)):
+            job.end(f"worker-{number}", how=OUT_OF_MEMORY)
+            job.obey()
+            assert [task.memory for task in job.cluster.tasks if task.role is Role.WORKER][-1] == memory
+        assert (job.spent(Role.WORKER).memory, job.spent(Role.WORKER).failures) == (2, 0)
+        job.end("worker-3", how=OUT_OF_MEMORY)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.reason.endswith("more than 300 MiB are not allowed (--max-memory)")
+
+    def test_memory_has_a_budget_of_its_own(self) -> None:
+        job = running(worker_memory=100, memory_restarts=1)
+        job.end("worker-0", how=OUT_OF_MEMORY)
+        job.obey()
+        job.end("worker-2", how=OUT_OF_MEMORY)
+        assert job.plan.reason.endswith("the one restart of workers with more memory was used")
+
+    def test_the_same_exception_again_ends_the_job_with_its_traceback(self) -> None:
+        job = running()
+        job.end("worker-0", how=REPEATED)
+        assert job.plan.phase is PlanPhase.FAILED
+        assert job.plan.failure is not None
+        assert job.plan.failure.trace == REPEATED.trace
+
+    @pytest.mark.parametrize(("role", "name"), [(Role.PS, "ps-0"), (Role.CHIEF, "chief-0")])
+    def test_what_is_not_ready_in_time_is_replaced(self, role: Role, name: str) -> None:
+        job = VirtualCluster(rules())
+        job.come("a")
+        job.obey()
+        job.ready(*(one for one in ("ps-0", "ps-1") if one != name))
+        job.wait(300.1)
+        assert job.spent(role).failures == 1
+        assert f"{name} " in job.plan.reason
+        assert "was not ready after 300 s" in job.plan.reason
+
+    def test_a_worker_that_waits_at_the_gate_is_not_late(self) -> None:
+        job = VirtualCluster(rules())
+        job.come("a")
+        job.obey()
+        job.wait(299)
+        assert job.spent(Role.WORKER).failures == 0
+
+
+class TestEnd:
+    def test_the_others_have_their_grace_and_the_job_is_finished(self) -> None:
+        job = running()
+        job.end("chief-0", how=SUCCESS)
+        assert job.stage is Stage.ENDING
+        told = job.order("a")
+        assert told.ending
+        assert told.open
+        job.end("worker-0", how=SUCCESS)
+        assert job.plan.phase is PlanPhase.TRAINING
+        job.end("worker-1", how=SUCCESS)
+        assert (job.plan.phase, job.plan.reason) == (PlanPhase.FINISHED, "chief-0 on a has succeeded")
+
+    def test_whoever_does_not_end_is_ended(self) -> None:
+        job = running()
+        job.end("chief-0", how=SUCCESS)
+        job.wait(30.1)
+        assert job.plan.phase is PlanPhase.FINISHED
+        assert job.plan.reason.endswith("worker-0 and worker-1 had 30 s to end, and did not")
+
+    def test_a_server_that_dies_then_matters_no_more(self) -> None:
+        job = running()
+        job.end("chief-0", how=SUCCESS)
+        job.end("ps-0")
+        assert (job.plan.phase, job.plan.key.number) == (PlanPhase.TRAINING, 1)
+
+    def test_a_chief_that_succeeds_while_a_change_goes_on_ends_the_job(self) -> None:
+        job = running(1, 0, most_ps=3)
+        job.wish("a", 1, ps=2)
+        job.end("chief-0", how=SUCCESS)
+        assert job.plan.phase is PlanPhase.FINISHED
+
+    def test_the_job_fails_when_every_node_has_left(self) -> None:
+        job = running()
+        job.phase("a", NodePhase.LEFT)
+        assert job.plan.phase is PlanPhase.FAILED
+
+
+class TestTakeOver:
+    @pytest.mark.parametrize("name", ["ps-0", "worker-0", "chief-0"])
+    def test_a_successor_decides_what_its_predecessor_would_have(self, name: str) -> None:
+        job = running()
+        before = job.cluster
+        job.succeed_coordinator()
+        assert job.cluster == before
+        job.end(name)
+        assert job.plan.key.number == (2 if name == "ps-0" else 1)
+
+    def test_nobody_is_lost_before_there_was_time_to_come_back(self) -> None:
+        job = apart()
+        status = job.statuses.pop("c")
+        job.succeed_coordinator()
+        job.wait(5.9)
+        assert job.plan.key.number == 1
+        job.statuses["c"] = status
+        job.coordinator.hear(status, job.now)
+        job.wait(10)
+        assert job.plan.key.number == 1
+
+
+NODES = [NodeKey(name, "1") for name in "abcd"]
+
+
+@settings(deadline=None)
+@given(
+    ranks=st.integers(0, 8),
+    free=st.dictionaries(st.sampled_from(NODES), st.integers(0, 3)),
+    before=st.dictionaries(st.integers(0, 8), st.sampled_from(NODES)),
+)
+def test_placing_fills_the_lowest_ranks_and_no_room_twice(
+    ranks: int, free: dict[NodeKey, int], before: dict[int, NodeKey]
+) -> None:
+    places = spread(range(ranks), free, before)
+    assert sorted(places) == list(range(min(ranks, sum(free.values()))))
+    hosted = list(places.values())
+    assert all(hosted.count(node) <= free[node] for node in hosted)

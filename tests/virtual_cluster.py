@@ -1,0 +1,229 @@
+"""A job with parameter servers in virtual time: nodes are names, and every word of theirs is the test's own."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+from dlrover_run.coordination.cluster.orders import order
+from dlrover_run.coordination.cluster.records import (
+    Cluster,
+    EndCause,
+    Hosting,
+    Order,
+    Role,
+    Room,
+    Spent,
+    Stage,
+    Targets,
+    Task,
+    TaskEnd,
+    TaskKey,
+    TaskStage,
+    TaskStatus,
+)
+from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan
+from dlrover_run.coordination.rules import Rules
+
+KILLED = TaskEnd(EndCause.FAILURE, "was killed by SIGKILL")
+LEFT = TaskEnd(EndCause.MEMBERSHIP, "left, for the cluster has changed")
+SUCCESS = TaskEnd(EndCause.SUCCESS, "exited with code 0")
+OUT_OF_MEMORY = TaskEnd(EndCause.MEMORY, "was killed for its memory")
+SILENT = TaskEnd(EndCause.SILENT, "does not answer")
+REPEATED = TaskEnd(EndCause.REPEATED, "raised ValueError: no such column", "Traceback: ...")
+
+
+def rules(ps: int = 2, workers: int = 2, **changes: object) -> Rules:
+    """The rules of a job with that many servers and workers, or others by name."""
+    numbers = {"least_ps": ps, "most_ps": ps, "least_workers": 0, "most_workers": workers}
+    return Rules(most=8, cluster=ClusterRules(**{**numbers, **changes}))  # type: ignore[arg-type]
+
+
+class VirtualCluster:
+    """A coordinator with nodes that hold, start and end tasks at once as they are told, unless the test says other."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.now = 1000.0
+        self.coordinator = Coordinator(rules, self.now, 1)
+        self.statuses: dict[str, NodeStatus] = {}
+        self.lines: list[str] = []
+        self.given: dict[TaskKey, Task] = {}
+        self.deaf: set[str] = set()
+        self._ports = itertools.count(2000)
+
+    @property
+    def plan(self) -> Plan:
+        return self.coordinator.plan
+
+    @property
+    def cluster(self) -> Cluster:
+        assert self.plan.cluster is not None
+        return self.plan.cluster
+
+    @property
+    def stage(self) -> Stage:
+        return self.cluster.stage
+
+    def ids(self, role: Role) -> list[str]:
+        """The tasks of a role by rank."""
+        tasks = sorted((task for task in self.cluster.tasks if task.role is role), key=lambda task: task.rank)
+        return [str(task.key) for task in tasks]
+
+    def hosts(self, role: Role) -> list[str]:
+        """The nodes of a role by rank."""
+        tasks = sorted((task for task in self.cluster.tasks if task.role is role), key=lambda task: task.rank)
+        return [task.host for task in tasks]
+
+    def spent(self, role: Role) -> Spent:
+        return next((spent for spent in self.cluster.spent if spent.role is role), Spent(role))
+
+    def order(self, name: str) -> Order:
+        """What a node is told, as one that hosts something."""
+        told = self.order_if_any(name)
+        assert told is not None, f"{name} is told nothing"
+        return told
+
+    def order_if_any(self, name: str) -> Order | None:
+        return order(self.plan, self.statuses[name].key)
+
+    def come(self, name: str, chief: int = 1, workers: int = 2, ps: int = 2, evaluator: int = 0) -> None:
+        """A node arrives."""
+        numbers = {Role.CHIEF: chief, Role.WORKER: workers, Role.PS: ps, Role.EVALUATOR: evaluator}
+        rooms = tuple(Room(role, number) for role, number in numbers.items() if number)
+        self.statuses[name] = NodeStatus(
+            node_id=name, incarnation="1", host=name, address=name, port=1, workers=0, cluster=Hosting(rooms=rooms)
+        )
+        self._hear(name)
+
+    def obey(self) -> None:
+        """All nodes do what they are told, and say so, until nothing changes: ports are held and let go, what may start
+        does, and ends at once when it is not wanted. Nothing becomes ready by itself."""
+        for _ in range(20):
+            changed = [self._obey(name) for name in self.statuses if name not in self.deaf]
+            if not any(changed):
+                return
+        raise AssertionError("the nodes never come to rest")
+
+    def ready(self, *names: str, restored: int = 0) -> None:
+        """Those tasks become ready."""
+        for name in names:
+            self.say(name, TaskStage.READY, restored=restored if name.startswith("chief") else -1)
+
+    def train(self, restored: int = 0) -> None:
+        """All goes well, from holding ports to training."""
+        self.obey()
+        self.ready(*self.ids(Role.PS))
+        self.ready(*self.ids(Role.CHIEF), restored=restored)
+        self.ready(*self.ids(Role.WORKER))
+        assert self.stage is Stage.TRAINING, self.plan.reason
+
+    def say(self, task: str, stage: TaskStage = TaskStage.READY, **changes: object) -> None:
+        """A node says something new of one of its tasks."""
+        role, number = task.rsplit("-", 1)
+        key = TaskKey(Role(role), int(number))
+        for name, status in self.statuses.items():
+            assert status.cluster is not None
+            for told in status.cluster.tasks:
+                if told.key == key:
+                    new = msgspec.structs.replace(told, stage=stage, **changes)
+                    tasks = tuple(new if one.key == key else one for one in status.cluster.tasks)
+                    self._replace(name, tasks=tasks)
+                    self._hear(name)
+                    return
+        raise AssertionError(f"nobody hosts {task}")
+
+    def end(self, *tasks: str, how: TaskEnd = KILLED) -> None:
+        """Tasks end, one after the other."""
+        for task in tasks:
+            self.say(task, TaskStage.ENDED, end=how)
+
+    def end_together(self, *tasks: str, how: TaskEnd = KILLED) -> None:
+        """Tasks of one node end, and are told of in one status."""
+        for name, status in self.statuses.items():
+            assert status.cluster is not None
+            told = tuple(
+                msgspec.structs.replace(one, stage=TaskStage.ENDED, end=how) if str(one.key) in tasks else one
+                for one in status.cluster.tasks
+            )
+            if told != status.cluster.tasks:
+                self._replace(name, tasks=told)
+                self._hear(name)
+
+    def wish(self, name: str, number: int, **targets: int) -> None:
+        """Somebody asks for something at this node."""
+        self._replace(name, wish=Targets(**targets), wish_number=number)
+        self._hear(name)
+
+    def phase(self, name: str, phase: NodePhase) -> None:
+        self.statuses[name] = msgspec.structs.replace(self.statuses[name], phase=phase)
+        self._hear(name)
+
+    def lose(self, *names: str) -> None:
+        """The connections of these nodes end, and do not come back."""
+        for name in names:
+            self.coordinator.disconnect(self.statuses.pop(name).key, self.now)
+        self.settle()
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, with a decision at every moment that the coordinator asked for."""
+        end = self.now + seconds
+        while (due := self.coordinator.wake_at()) is not None and due <= end:
+            self.now = max(due, self.now + 1e-6)
+            self.settle()
+        self.now = end
+        self.settle()
+
+    def succeed_coordinator(self) -> None:
+        """Another coordinator takes over, and hears from everybody again."""
+        self.coordinator = Coordinator(self.rules, self.now, self.plan.epoch + 1, self.plan)
+        for name in self.statuses:
+            self._hear(name)
+
+    def settle(self) -> None:
+        for _ in range(10):
+            if not self.coordinator.advance(self.now):
+                self.lines += self.coordinator.take_lines()
+                return
+        raise AssertionError("deciding never comes to rest")
+
+    def _hear(self, name: str) -> None:
+        self.coordinator.hear(self.statuses[name], self.now)
+        self.settle()
+        if self.plan.cluster is not None:
+            for task in (*self.cluster.tasks, *self.cluster.coming):
+                self.given.setdefault(task.key, task)
+
+    def _replace(self, name: str, **changes: object) -> None:
+        status = self.statuses[name]
+        assert status.cluster is not None
+        hosting = msgspec.structs.replace(status.cluster, **changes)
+        self.statuses[name] = msgspec.structs.replace(status, cluster=hosting)
+
+    def _obey(self, name: str) -> bool:
+        told, hosting = self.order_if_any(name), self.statuses[name].cluster
+        assert hosting is not None
+        wanted = {} if told is None else {task.key: task for task in told.tasks}
+        tasks = [task for task in hosting.tasks if task.key in wanted or told is None]
+        here = {task.key for task in tasks}
+        tasks += [
+            TaskStatus(key=key, stage=TaskStage.HELD, port=next(self._ports)) for key in wanted if key not in here
+        ]
+        started = []
+        for task in tasks:
+            begins = task.stage is TaskStage.HELD and told is not None and _may_start(told, wanted[task.key])
+            started.append(msgspec.structs.replace(task, stage=TaskStage.STARTED) if begins else task)
+        if tuple(started) == hosting.tasks:
+            return False
+        self._replace(name, tasks=tuple(started))
+        self._hear(name)
+        return True
+
+
+def _may_start(told: Order, task: Task) -> bool:
+    servers = told.servers if task.version == told.version else told.next_servers
+    listed = {Role.CHIEF: (told.chief,), Role.WORKER: told.workers, Role.PS: servers, Role.EVALUATOR: (task.target,)}
+    return bool(servers) and task.port > 0 and task.target in listed[task.role]
