@@ -93,8 +93,10 @@ class Election:
             self.leading = None
 
     async def _stand_soon(self) -> None:
-        seat = self._orders.assignment.seat
-        await asyncio.sleep(self._chance() * (seat.nodes if seat else 0) / PER_SECOND)
+        seat, order = self._orders.assignment.seat, self._orders.assignment.cluster
+        # Of a cluster a node knows how many processes there are, and not on how many nodes.
+        most = seat.nodes if seat else len(order.servers) + len(order.workers) if order else 0
+        await asyncio.sleep(self._chance() * most / PER_SECOND)
         outcome = await self._store.commit(self.stand(self._own, self._lease))
         if (elected := outcome.found.get(self._keys.leader)) is not None:
             # Everybody hears of it by the watch, unless etcd has lost the data of before and with them its count.
