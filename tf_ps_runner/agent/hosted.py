@@ -12,7 +12,7 @@ from dlrover_run.agent.process import WorkerProcess, WorkerStart
 from dlrover_run.coordination.cluster.records import Role, Task, TaskEnd, TaskKey, TaskStage, TaskStatus
 from tf_ps_runner.agent.outputs import Outputs
 from tf_ps_runner.agent.reconcile import Known
-from tf_ps_runner.agent.words import Event, Hello, Ready, Restored, Saved, Step
+from tf_ps_runner.agent.words import Event, Hello, Note, Ready, Restored, Saved, Step
 from tf_ps_runner.memory.hold import MemoryHold
 
 SPEECHLESS = 30.0
@@ -27,7 +27,7 @@ class Hosted:
         self.task = task
         self.port = port
         self.step = self.saved = self.restored = -1
-        self.ready = self.swollen = False
+        self.ready = self.swollen = self.fixed_servers = False
         self.servers: tuple[str, ...] = ()
         self.starting: asyncio.Task[None] | None = None
         self.process: WorkerProcess | None = None
@@ -88,6 +88,7 @@ class Hosted:
             saved=self.saved,
             restored=self.restored,
             swollen=self.swollen,
+            fixed_servers=self.fixed_servers,
             end=self.end,
         )
 
@@ -110,6 +111,10 @@ class Hosted:
         if isinstance(event, Ready):
             if self.task.role is not Role.PS:
                 self.be_ready()
+        elif isinstance(event, Note):
+            if event.fixed_servers and not self.fixed_servers:
+                self.fixed_servers = True
+                self._on_news()
         elif isinstance(event, Restored):
             self.restored = self.step = event.step
             self.be_ready()

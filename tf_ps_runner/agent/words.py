@@ -74,9 +74,10 @@ class Saved(msgspec.Struct, frozen=True, tag_field="say", tag="saved", forbid_un
 
 
 class Note(msgspec.Struct, frozen=True, tag_field="say", tag="note", forbid_unknown_fields=True):
-    """One line for the person."""
+    """One line for the person. `fixed_servers` says with it that the number of servers must not change."""
 
     text: Text
+    fixed_servers: bool = False
 
 
 class Gone(msgspec.Struct, frozen=True):

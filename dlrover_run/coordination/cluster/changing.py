@@ -14,7 +14,7 @@ from dlrover_run.coordination.cluster.budgets import (
     with_spent,
 )
 from dlrover_run.coordination.cluster.orders import host_of
-from dlrover_run.coordination.cluster.placing import Places, give_all, wanted_servers
+from dlrover_run.coordination.cluster.placing import Places, give_all, least_servers, wanted_servers
 from dlrover_run.coordination.cluster.records import Cluster, EndCause, Role, Stage, Task, TaskStage
 from dlrover_run.coordination.cluster.scene import Scene, leftovers, tasks_of
 from dlrover_run.coordination.cluster.versions import begin_version, places_for_servers
@@ -45,13 +45,14 @@ def conclude(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     """The next version, once the chief has saved and left, or when that took too long."""
     if cluster.stage not in (Stage.PAUSING, Stage.SAVING):
         return None
-    if cluster.stage is Stage.SAVING:
-        for chief in tasks_of(cluster, Role.CHIEF):
-            loss = scene.loss(cluster, chief)
-            if loss is not None and not loss.free and loss.end.cause is EndCause.MEMBERSHIP:
-                told = scene.told(chief)
-                saved = f"{chief.key} saved at step {told.saved}" if told is not None and told.saved >= 0 else ""
-                return begin_version(scene, plan, cluster, _words(cluster, saved), rolled_back=False)
+    # A chief whose workers serve it (ParameterServerStrategy) saves and leaves with them still there, for they train
+    # nothing by themselves, and it could not finish its step without them.
+    for chief in tasks_of(cluster, Role.CHIEF):
+        loss = scene.loss(cluster, chief)
+        if loss is not None and not loss.free and loss.end.cause is EndCause.MEMBERSHIP:
+            told = scene.told(chief)
+            saved = f"{chief.key} saved at step {told.saved}" if told is not None and told.saved >= 0 else ""
+            return begin_version(scene, plan, cluster, _words(cluster, saved), rolled_back=False)
     if cluster.until is not None and scene.now >= cluster.until:
         if scene.broken(plan) is not None:
             return plan
@@ -100,7 +101,7 @@ def _wanted(scene: Scene, cluster: Cluster) -> tuple[Places, str] | None:
     """Where the servers shall be, and why, when that is another thing than where they are and what they have."""
     current = tasks_of(cluster, Role.PS)
     places = places_for_servers(scene, cluster)
-    if len(places) < scene.limits.least_ps:
+    if len(places) < least_servers(scene.limits, cluster):
         return None
     goal = wanted_servers(scene.limits, cluster)
     if len(places) > len(current) or goal < len(current):

@@ -67,7 +67,14 @@ def places_of(tasks: Iterable[Task]) -> Places:
 
 def wanted_servers(limits: ClusterRules, cluster: Cluster) -> int:
     """How many parameter servers the job shall have if there is room."""
+    if cluster.fixed_ps:
+        return cluster.fixed_ps
     return clip(cluster.targets.ps, limits.least_ps, limits.most_ps)
+
+
+def least_servers(limits: ClusterRules, cluster: Cluster) -> int:
+    """How many parameter servers the job cannot do without."""
+    return cluster.fixed_ps or limits.least_ps
 
 
 def wanted_workers(limits: ClusterRules, cluster: Cluster) -> list[int]:

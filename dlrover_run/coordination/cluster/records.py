@@ -86,8 +86,9 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `port` is held for it, and is the same for each task of its role and rank that this node hosts one after the other.
     `step` is the last global step that it has told, `saved` that of its last checkpoint and `restored` the one that it
     began with: -1 while that is not known, and for a chief that came back into a live model the step of that. `swollen`
-    says that it is near its limit of memory. `queue_port` is where the host of a chief answers other nodes about the
-    queues of the data, 0 where it answers nobody else.
+    says that it is near its limit of memory. A chief says by `fixed_servers` that its tables are laid out for as many
+    servers as there are, and would be read wrongly with another number. `queue_port` is where the host of a chief
+    answers other nodes about the queues of the data, 0 where it answers nobody else.
     """
 
     key: TaskKey
@@ -98,6 +99,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     saved: int = -1
     restored: int = -1
     swollen: bool = False
+    fixed_servers: bool = False
     end: TaskEnd | None = None
 
 
@@ -249,7 +251,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     servers of the next one while it is prepared. `until` is the job time at which the stage is given up. `step` and
     `saved` are the newest that were told before this version opened, and from then on the step that it began with.
     `wishes` are the last wish of each node that was heard. `done` are the ranks of workers that have succeeded, and
-    `evaluated` says that the evaluator has. `outcome` is the end of a task that the job cannot go on after.
+    `evaluated` says that the evaluator has. `fixed_ps` is the only number of servers that the tables of the model can be
+    read with, 0 for any. `outcome` is the end of a task that the job cannot go on after.
 
     Milestones of this version, in job time, None before: `held_at`, when all addresses were known, so that its tasks
     may start; `served_at`, when all its servers answered; `opened_at`, when the chief had a whole model. From
@@ -278,6 +281,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     coming_held_at: float | None = None
     short_since: float | None = None
     uncalled: tuple[Uncalled, ...] = ()
+    fixed_ps: Count = 0
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

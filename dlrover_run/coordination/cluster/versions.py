@@ -11,6 +11,7 @@ from dlrover_run.coordination.cluster.placing import (
     Places,
     give,
     give_all,
+    least_servers,
     place_one,
     places_of,
     rooms,
@@ -131,8 +132,9 @@ def _goes_on(scene: Scene, task: Task) -> bool:
 def _shortage(scene: Scene, cluster: Cluster, ps: int) -> str:
     limits = scene.limits
     short = []
-    if ps < limits.least_ps:
-        short.append(f"{ps} of at least {servers(limits.least_ps)}")
+    least = least_servers(limits, cluster)
+    if ps < least:
+        short.append(f"{ps} of {'exactly' if cluster.fixed_ps else 'at least'} {servers(least)}")
     if not sum(rooms(scene, Role.CHIEF).values()):
         short.append("no chief")
     workers = sum(rooms(scene, Role.WORKER).values())

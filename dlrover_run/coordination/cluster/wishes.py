@@ -6,7 +6,8 @@ import msgspec
 
 from dlrover_run.coordination.cluster.placing import clip, rooms
 from dlrover_run.coordination.cluster.records import Cluster, Hosting, Role, Targets
-from dlrover_run.coordination.cluster.scene import Scene
+from dlrover_run.coordination.cluster.scene import Scene, tasks_of
+from dlrover_run.coordination.cluster.words import fixed
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import NodeStatus, Plan
 from dlrover_run.coordination.words import counted
@@ -31,6 +32,17 @@ def grant(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     return None
 
 
+def fix_servers(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+    """The plan in which the number of servers stays, once the chief has told that its tables need that."""
+    chiefs = [scene.told(task) for task in tasks_of(cluster, Role.CHIEF)]
+    if cluster.fixed_ps or not any(told is not None and told.fixed_servers for told in chiefs):
+        return None
+    kept = msgspec.structs.replace(cluster, fixed_ps=len(tasks_of(cluster, Role.PS)))
+    if scene.limits.least_ps == scene.limits.most_ps == kept.fixed_ps:
+        return changed(plan, scene.now, cluster=kept)
+    return changed(plan, scene.now, cluster=kept, reason=fixed(kept))
+
+
 def _clipped(
     scene: Scene, cluster: Cluster, hosting: Hosting, wish: Targets, status: NodeStatus
 ) -> tuple[Targets, str]:
@@ -39,8 +51,11 @@ def _clipped(
     targets, said = cluster.targets, []
     if wish.ps is not None:
         number = clip(wish.ps, limits.least_ps, limits.most_ps)
-        targets = msgspec.structs.replace(targets, ps=number)
-        said.append(_answer(scene, Role.PS, "parameter server", wish.ps, number, limits.least_ps, limits.most_ps))
+        if cluster.fixed_ps and number != cluster.fixed_ps:
+            said.append(f"{counted(wish.ps, 'parameter server')}, but {fixed(cluster)}")
+        else:
+            targets = msgspec.structs.replace(targets, ps=number)
+            said.append(_answer(scene, Role.PS, "parameter server", wish.ps, number, limits.least_ps, limits.most_ps))
     if wish.workers is not None:
         number = clip(wish.workers, limits.least_workers, limits.most_workers)
         targets = msgspec.structs.replace(targets, workers=number)

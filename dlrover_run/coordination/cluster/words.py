@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlrover_run.coordination.cluster.records import Role, Task
+from dlrover_run.coordination.cluster.records import Cluster, Role, Task
 from dlrover_run.coordination.cluster.scene import Loss
 from dlrover_run.coordination.words import counted, names
 
@@ -41,6 +41,14 @@ def replaced(losses: Sequence[Loss], tasks: Sequence[Task]) -> str:
 def servers(number: int) -> str:
     """That many parameter servers."""
     return counted(number, "parameter server")
+
+
+def fixed(cluster: Cluster) -> str:
+    """That the number of servers cannot change, and why."""
+    return (
+        f"the number of parameter servers stays {cluster.fixed_ps}: the chief looks up partitioned tables with "
+        'partition_strategy="mod", and with another number would read the wrong rows'
+    )
 
 
 def began(restored: int, before: int) -> str:
