@@ -436,3 +436,43 @@ def test_a_group_that_may_not_be_written_to_is_no_place(kernel2: Kernel2, monkey
 
     monkeypatch.setattr(cgroups.os, "mkdir", refuse)
     assert find_place(kernel2.proc) is None
+
+
+# --- The whole program, with something that only looks like TensorFlow.
+
+TRAIN = """\
+import json, os, signal, sys
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+if task["type"] == "ps":
+    signal.pause()
+sys.stdout.write("%s-%s begins\\n" % (os.environ["WORKER_TYPE"], os.environ["WORKER_ID"]))
+sys.stdout.flush()
+"""
+
+
+def test_a_chief_that_is_killed_for_memory_comes_back_with_twice_as_much(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("")
+    (tmp_path / "train.py").write_text(TRAIN + TAKE.format(mib=150))
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tf_ps_runner",
+            "--workers=0",
+            "--start-method=spawn",
+            "--worker-memory=100Mi",
+            "--max-restarts=0",
+            str(tmp_path / "train.py"),
+        ],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{tmp_path}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.partition("]:")[2] for line in done.stdout.splitlines()] == ["chief-0 begins", "chief-1 begins"]
+    assert "was killed for memory: it took more than the 100Mi that it may; chief-1 takes its place" in done.stderr
