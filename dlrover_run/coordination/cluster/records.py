@@ -251,8 +251,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     servers of the next one while it is prepared. `until` is the job time at which the stage is given up. `step` and
     `saved` are the newest that were told before this version opened, and from then on the step that it began with.
     `wishes` are the last wish of each node that was heard. `done` are the ranks of workers that have succeeded, and
-    `evaluated` says that the evaluator has. `fixed_ps` is the only number of servers that the tables of the model can be
-    read with, 0 for any. `outcome` is the end of a task that the job cannot go on after.
+    `evaluated` says that the evaluator has. `fixed_ps` is the only number of servers that the tables of the model can
+    be read with, 0 for any. `outcome` is the end of a task that the job cannot go on after.
 
     Milestones of this version, in job time, None before: `held_at`, when all addresses were known, so that its tasks
     may start; `served_at`, when all its servers answered; `opened_at`, when the chief had a whole model. From
