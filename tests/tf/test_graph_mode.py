@@ -67,6 +67,8 @@ def check_planned_changes(python: Path, folder: Path, *numbers: int) -> None:
             restored = chief.wait_said("restored")
             assert (restored["how"], restored["step"], restored["skipped"]) == ("checkpoint", step, [])
             assert restored["path"].endswith(f"model.ckpt-{step}")
+            # By its first step the chief has compared the model, which nobody else has touched until then.
+            chief.wait_said("step")
             assert worker.heard("ready") == []
             cluster.tell(open=True)
             worker.wait_step(step + 20)
