@@ -67,6 +67,7 @@ class Channel:
         self._order = Order()
         self._answers: dict[int, dict[str, Any] | None] = {}
         self._asked = 0
+        self._said: set[str] = set()
 
     def claim(self) -> None:
         """Make this process the one that has the line, without opening it yet."""
@@ -101,6 +102,14 @@ class Channel:
     def say(self, what: str, **fields: Any) -> None:
         """Tell the agent that something has happened; nothing at all where nobody is there."""
         self._send({"say": what, **fields})
+
+    def say_once(self, what: str) -> None:
+        """Tell the agent that something has happened, for the first time."""
+        with self._heard:
+            first = what not in self._said
+            self._said.add(what)
+        if first:
+            self.say(what)
 
     def ask(self, what: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
         """Ask the agent for something, and wait for the answer.

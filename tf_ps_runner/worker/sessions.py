@@ -39,6 +39,7 @@ class _Here(threading.local):
 
 _here = _Here()
 _told: set[str] = set()
+"""`restored`, once it was said: a later session of a chief is one more, and not the one with the model."""
 
 
 def change_session(module: Any) -> None:
@@ -55,7 +56,7 @@ def change_session(module: Any) -> None:
             pass_gate()
         original(self, target, graph, config)
         if mine.worker:
-            _say_once("ready")
+            channel().say_once("ready")
         elif mine.chief and _here.beginning is None and "restored" not in _told:
             # A script that makes its session by itself makes and restores its model by itself, too.
             _told.add("restored")
@@ -199,9 +200,3 @@ class _Restore:
         state = self._management.get_checkpoint_state(directory)
         if state is not None:
             saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
-
-
-def _say_once(what: str) -> None:
-    if what not in _told:
-        _told.add(what)
-        channel().say(what)

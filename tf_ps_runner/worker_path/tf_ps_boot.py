@@ -46,8 +46,12 @@ def install() -> None:
 def run_program() -> None:
     """Become the program that the arguments name, in the `__main__` that is there."""
     from tf_ps_runner.worker.channel import channel
+    from tf_ps_runner.worker.task import task
 
     channel().claim()
+    mine = task()
+    if mine is not None and mine.role == "evaluator":
+        channel().say_once("ready")
     try:
         _run(sys.argv[1:])
     except BaseException:
