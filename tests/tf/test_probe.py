@@ -20,7 +20,7 @@ from dlrover_run.agent.ports import HeldPort
 from dlrover_run.coordination.cluster.records import Role, TaskKey
 from tf_ps_runner.agent import probe, vigil
 from tf_ps_runner.agent.probe import Probe
-from tf_ps_runner.agent.vigil import LATENESS, MISSES, TRY_FIRST, TRY_MOST, Verdict, Vigil
+from tf_ps_runner.agent.vigil import ANSWER_TIMEOUT, MISSES, TRY_FIRST, TRY_MOST, Verdict, Vigil
 
 SERVER = TaskKey(Role.PS, 0)
 PRETEND = Path(__file__).with_name("pretend_server.py")
@@ -40,35 +40,55 @@ def test_a_server_is_ready_with_its_first_answer_and_silent_after_three_misses_i
     server.answer()
     assert server.verdict is Verdict.READY
     for _ in range(MISSES - 1):
-        server.miss(0.0)
+        server.miss(ANSWER_TIMEOUT, 0.0)
     server.answer()
     for _ in range(MISSES - 1):
-        server.miss(0.0)
+        server.miss(ANSWER_TIMEOUT, 0.0)
     assert server.verdict is Verdict.READY
-    server.miss(0.0)
+    server.miss(ANSWER_TIMEOUT, 0.0)
     assert server.verdict is Verdict.SILENT
     server.answer()
+    assert server.verdict is Verdict.SILENT
+
+
+def test_a_server_that_cannot_be_reached_is_silent_after_as_many_failures() -> None:
+    server = Vigil()
+    server.answer()
+    for _ in range(MISSES):
+        assert server.verdict is Verdict.READY
+        server.fail()
     assert server.verdict is Verdict.SILENT
 
 
 def test_a_server_that_has_not_answered_yet_is_never_silent_and_is_tried_ever_more_rarely() -> None:
     server = Vigil()
     pauses = []
-    for _ in range(1000):
+    for attempt in range(1000):
         pauses.append(server.pause(0.0))
-        server.miss(0.0)
+        if attempt % 2:
+            server.fail()
+        else:
+            server.miss(ANSWER_TIMEOUT, 0.0)
     assert server.verdict is Verdict.AWAITED
     assert pauses[0] == TRY_FIRST
     assert pauses == sorted(pauses)
     assert pauses[-1] == TRY_MOST
 
 
-def test_a_miss_while_we_were_late_ourselves_is_not_charged() -> None:
+def test_time_in_which_we_were_late_ourselves_is_not_charged() -> None:
     server = Vigil()
     server.answer()
     for _ in range(100):
-        server.miss(LATENESS + 0.01)
+        server.miss(3600.0, 3600.0)
     assert server.verdict is Verdict.READY
+
+
+def test_a_server_that_is_silent_is_found_out_on_a_machine_that_is_always_busy_too() -> None:
+    server = Vigil()
+    server.answer()
+    for _ in range(2 * MISSES):
+        server.miss(ANSWER_TIMEOUT, ANSWER_TIMEOUT / 2)
+    assert server.verdict is Verdict.SILENT
 
 
 def test_the_next_question_comes_a_fixed_time_after_the_last_one_and_at_once_after_a_late_answer() -> None:
@@ -83,6 +103,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts in a second instead of ten. What they follow from is tested above."""
     monkeypatch.setattr(probe, "ANSWER_TIMEOUT", 0.5)
     monkeypatch.setattr(vigil, "ASK_INTERVAL", 0.1)
+    monkeypatch.setattr(vigil, "SILENCE", 1.0)
 
 
 @contextlib.contextmanager
@@ -187,9 +208,9 @@ def test_a_server_of_another_kind_never_counts_as_ready(hurried: None) -> None:
         more = asyncio.Event()
 
         class Counted(Vigil):
-            def miss(self, late: float) -> None:
+            def fail(self) -> None:
                 nonlocal misses
-                super().miss(late)
+                super().fail()
                 misses += 1
                 if misses > MISSES:
                     more.set()
@@ -212,18 +233,18 @@ def test_our_own_stop_is_not_laid_to_the_charge_of_a_server(hurried: None) -> No
         asked = 0
         done = asyncio.Event()
 
-        async def answers(self: Probe, ask: object) -> bool:
+        async def ask(self: Probe, call: object) -> object:
             nonlocal asked
             asked += 1
             if asked == 1:
-                return True
-            time.sleep(vigil.LATENESS + 0.3)
+                return None
+            time.sleep(0.8)
             if asked > MISSES + 1:
                 done.set()
-            return False
+            return self._grpc.StatusCode.DEADLINE_EXCEEDED
 
         with pretended() as (_, port), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Probe, "_answers", answers)
+            patch.setattr(Probe, "_ask", ask)
             watcher.probe.watch(SERVER, port)
             await asyncio.wait_for(done.wait(), PATIENCE)
             await watcher.probe.close()

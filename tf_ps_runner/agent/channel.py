@@ -32,6 +32,9 @@ MOST_ASKED = 128
 ACCEPT_PAUSE = 1.0
 """Seconds until the next connection is accepted after the system had no descriptor or memory for one."""
 
+ACCEPT_AT_ONCE = 16
+"""Connections that are accepted before the loop looks at what else there is to do."""
+
 _BACKLOG = 1024
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -117,7 +120,7 @@ class Channel:
         """The process of a task has ended: hear its last words, with `Gone` at the end, and forget it."""
         if task not in self._talks:
             # It may have connected, spoken and ended since the loop last looked.
-            self._accept()
+            self._accept(_BACKLOG)
             for stranger in list(self._strangers):
                 stranger.look()
         talk = self._talks.get(task)
@@ -126,10 +129,10 @@ class Channel:
         self._tasks.pop(self._tokens.pop(task, ""), None)
         self._orders.pop(task, None)
 
-    def _accept(self) -> None:
+    def _accept(self, most: int = ACCEPT_AT_ONCE) -> None:
         if self._listener is None:
             return
-        for _ in range(MOST_STRANGERS):
+        for _ in range(most):
             try:
                 connection, _ = self._listener.accept()
             except OSError as error:

@@ -84,7 +84,7 @@ class Probe:
     async def _watch(self, server: TaskKey, address: str, port: int) -> None:
         vigil = Vigil()
         while not await _listens(address, port):
-            vigil.miss(0.0)
+            vigil.fail()
             await asyncio.sleep(vigil.pause(0.0))
         kind = "ipv6" if ":" in address else "ipv4"
         target = f"{kind}:[{address}]:{port}" if ":" in address else f"{kind}:{address}:{port}"
@@ -92,29 +92,35 @@ class Probe:
         with guard.signals_for_this_thread():
             channel = self._grpc.aio.insecure_channel(target, options=_OPTIONS)
         try:
-            ask = channel.unary_unary(METHOD)
+            call = channel.unary_unary(METHOD)
             while vigil.verdict is not Verdict.SILENT:
                 before, begun, late = vigil.verdict, time.monotonic(), self._late
-                answered = await self._answers(ask)
+                error = await self._ask(call)
                 self._note_lateness()
-                if answered:
+                took = time.monotonic() - begun
+                if error is None:
                     vigil.answer()
+                elif error is self._grpc.StatusCode.DEADLINE_EXCEEDED:
+                    vigil.miss(took, self._late - late)
                 else:
-                    vigil.miss(self._late - late)
+                    vigil.fail()
                 if vigil.verdict is not before:
                     self._on_verdict(server, vigil.verdict)
-                await asyncio.sleep(vigil.pause(time.monotonic() - begun))
+                await asyncio.sleep(vigil.pause(took))
         finally:
             await channel.close()
 
-    async def _answers(self, ask: Any) -> bool:
+    async def _ask(self, call: Any) -> Any:
+        """Ask once; None for an answer, else gRPC's word for why there is none."""
         try:
             with guard.signals_for_this_thread():
-                call = ask(b"", timeout=ANSWER_TIMEOUT)
-            await call
-        except (self._grpc.RpcError, self._grpc.aio.BaseError):
-            return False
-        return True
+                asked = call(b"", timeout=ANSWER_TIMEOUT)
+            await asked
+        except self._grpc.RpcError as error:
+            return error.code()
+        except self._grpc.aio.BaseError:
+            return self._grpc.StatusCode.UNKNOWN
+        return None
 
 
 async def _listens(address: str, port: int) -> bool:

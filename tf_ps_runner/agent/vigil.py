@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import enum
 
+from dlrover_run.coordination.punctuality import BEAT
+
 TRY_FIRST = 0.05
 """Seconds between the first two attempts to reach a server that has just been started."""
 
@@ -22,9 +24,9 @@ ANSWER_TIMEOUT = 2.5
 MISSES = 3
 """Misses in a row after which a server is silent: one may be a moment in which the machine had no time for it."""
 
-LATENESS = 0.5
-"""Seconds by which we may ourselves be late during a question that goes unanswered. By more, and it is no miss: the
-answer may be there, and we were stopped or starved."""
+SILENCE = 6.0
+"""Seconds for which we must have listened in vain, beside the misses, before a server is silent. Those in which we were
+stopped or starved ourselves do not count: the answer may have been there, and was not taken."""
 
 
 class Verdict(enum.Enum):
@@ -42,22 +44,32 @@ class Vigil:
         self.verdict = Verdict.AWAITED
         self._attempts = 0
         self._misses = 0
+        self._listened = 0.0
 
     def answer(self) -> None:
         """It has answered in time."""
-        self._misses = 0
+        self._misses, self._listened = 0, 0.0
         if self.verdict is Verdict.AWAITED:
             self.verdict = Verdict.READY
 
-    def miss(self, late: float) -> None:
-        """It could not be reached, or did not answer, while we were `late` seconds late ourselves."""
+    def miss(self, took: float, late: float) -> None:
+        """It did not answer for `took` seconds, in which we were `late` seconds late ourselves."""
+        # A stop is seen as up to a beat shorter than it was.
+        self._note_miss(max(0.0, took - late - BEAT) if late else took)
+
+    def fail(self) -> None:
+        """It could not be reached: that is sure, however late we were."""
+        self._note_miss(ANSWER_TIMEOUT)
+
+    def _note_miss(self, listened: float) -> None:
         if self.verdict is Verdict.AWAITED:
             # It is still starting, and how long that may take is not decided here.
             self._attempts += 1
-        elif late <= LATENESS:
-            self._misses += 1
-            if self._misses >= MISSES:
-                self.verdict = Verdict.SILENT
+            return
+        self._misses += 1
+        self._listened += listened
+        if self._misses >= MISSES and self._listened >= SILENCE:
+            self.verdict = Verdict.SILENT
 
     def pause(self, took: float) -> float:
         """Seconds until the next question, when the last one took that many."""
