@@ -289,7 +289,9 @@ def test_a_server_that_is_forgotten_is_not_asked_any_more() -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("find", [python_221, python_215], ids=["2.21", "2.15"])
+@pytest.mark.parametrize(
+    "find", [pytest.param(python_221, id="2.21"), pytest.param(python_215, id="2.15", marks=pytest.mark.long)]
+)
 def test_a_server_of_tensorflow_is_ready_and_silent_when_stopped(find: object, hurried: None) -> None:
     python = find()  # type: ignore[operator]
 
