@@ -44,14 +44,16 @@ def blocks_by_chance(count: int) -> Iterator[int]:
 
 def blocks_of_the_job(count: int, steps: int) -> Iterator[int]:
     """Numbers of blocks, each of which goes to one process of the job: `steps` of them, or as many whole epochs of all
-    as that is. What a process that dies had not used goes to another."""
+    as that is. What a process that dies had not used goes to another.
+
+    To be called before the model is restored, for what was handed out goes back with it.
+    """
     from tf_ps_runner.hooks import DataShards
 
     shards = DataShards(
         "blocks", size=min(count, steps), shard_size=BLOCKS_OF_A_SHARD, epochs=max(1, steps // count), shuffle=True
     )
-    for block, _ in shards.batches(1):
-        yield block
+    return (block for block, _ in shards.batches(1))
 
 
 def area_under_curve(scores: np.ndarray, clicked: np.ndarray) -> float:

@@ -56,6 +56,7 @@ def train(args: argparse.Namespace, cluster: Any, server: Any, role: str, index:
     """Take steps until there have been enough of them, or the blocks of rows of the job are used up."""
     lines = Lines(args.data / "train.tsv")
     blocks = len(lines) // args.batch_size
+    places = blocks_of_the_job(blocks, args.steps) if args.shards else blocks_by_chance(blocks)
     servers = cluster.num_tasks("ps") if server else 1
     me = f"/job:{role}/task:{index}"
     with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=me) if server else None):
@@ -78,7 +79,7 @@ def train(args: argparse.Namespace, cluster: Any, server: Any, role: str, index:
         # A session that may see more than the servers waits for all other workers.
         config=tf.ConfigProto(device_filters=["/job:ps", me]) if server else None,
     ) as session:
-        for place in blocks_of_the_job(blocks, args.steps) if args.shards else blocks_by_chance(blocks):
+        for place in places:
             if session.should_stop():
                 break
             begin = place * args.batch_size

@@ -76,6 +76,7 @@ def train(args: argparse.Namespace, resolver: Any) -> None:
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     lines = Lines(args.data / "train.tsv")
     blocks = len(lines) // args.batch_size
+    places = blocks_of_the_job(blocks, args.steps) if args.shards else blocks_by_chance(blocks)
     with strategy.scope():
         model = DeepFM()
         optimizer = keras.optimizers.Adagrad(LEARNING_RATE)
@@ -99,7 +100,6 @@ def train(args: argparse.Namespace, resolver: Any) -> None:
     def step(rows: Tensor, block: Tensor) -> Tensor:
         return strategy.run(update, (rows, block))
 
-    places = iter(blocks_of_the_job(blocks, args.steps) if args.shards else blocks_by_chance(blocks))
     while args.shards or optimizer.iterations < args.steps:
         loss = None
         left = args.steps - int(optimizer.iterations)

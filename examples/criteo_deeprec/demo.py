@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-STEPS, KILL_AT = 300, 150
+STEPS, KILL_AT = 300, 175
 ENOUGH = 0.70
 """An AUC that nothing reaches without having learned the categories."""
 
@@ -27,7 +27,8 @@ def train(python: Path, data: Path, checkpoints: Path) -> int:
     """Run the job, and kill its second server once step KILL_AT is told; returns the exit code."""
     command = [
         *(sys.executable, "-m", "tf_ps_runner", "--ps=2", "--workers=1", f"--checkpoint-dir={checkpoints}"),
-        *(HERE / "deepfm_graph.py", "--shards", f"--steps={STEPS}", f"--data={data}", f"--checkpoints={checkpoints}"),
+        *(HERE / "deepfm_graph.py", "--shards", f"--steps={STEPS}", "--print-steps=25"),
+        *(f"--data={data}", f"--checkpoints={checkpoints}"),
     ]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "PYTHON_EXEC": str(python)}
     server: int | None = None

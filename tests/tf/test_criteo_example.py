@@ -118,10 +118,13 @@ def test_the_same_seed_gives_the_same_rows_whatever_a_killed_writer_has_left(dat
 
 
 @pytest.mark.tensorflow
-def test_graph_mode_learns_with_a_plain_cluster(tf221: Path, data: Path, tmp_path: Path) -> None:
-    found = train_in_cluster(tf221, "deepfm_graph.py", data, tmp_path)
-    assert found["step"] >= STEPS
-    assert found["auc"] > LEARNED
+def test_the_demo_loses_no_block_when_it_kills_a_server(tf221: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").symlink_to(data)
+    demo = [sys.executable, EXAMPLE / "demo.py", "--python", tf221, "--directory", tmp_path]
+    done = subprocess.run(demo, timeout=WAIT, env=environment(), text=True, stdout=subprocess.PIPE)
+    assert done.returncode == 0, done.stdout
+    assert "demo: killing the second server" in done.stdout
+    assert f"{STEPS} of {STEPS} blocks used" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.tensorflow
@@ -137,6 +140,14 @@ def test_graph_mode_learns_with_tensorflow_2_15(tf215: Path, data: Path, tmp_pat
     found = train_alone(tf215, "deepfm_graph.py", data, tmp_path)
     assert found["auc"] > LEARNED
     assert found == {"step": STEPS, "auc": found["auc"], "blocks_seen": STEPS, "blocks_seen_more_than_once": 0}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.long
+def test_graph_mode_learns_with_a_plain_cluster(tf221: Path, data: Path, tmp_path: Path) -> None:
+    found = train_in_cluster(tf221, "deepfm_graph.py", data, tmp_path)
+    assert found["step"] >= STEPS
+    assert found["auc"] > LEARNED
 
 
 @pytest.mark.tensorflow
