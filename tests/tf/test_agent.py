@@ -25,19 +25,19 @@ Told = dict[str, Any]
 class Job:
     """A running job of pretended tasks. What they tell is kept, so that a test may ask in any order."""
 
-    def __init__(self, mailbox: Mailbox, *flags: str) -> None:
+    def __init__(self, mailbox: Mailbox, *flags: str, args: tuple[str, ...] = ()) -> None:
         self._mailbox = mailbox
         self.folder = mailbox.directory / "pipes"
         self.folder.mkdir()
         self._told: list[Told] = []
         self.run_id = f"pretend-{os.getpid()}-{os.urandom(3).hex()}"
-        args = ["--start-method=spawn", f"--rdzv-id={self.run_id}", *flags, str(SCRIPT)]
+        command = ["--start-method=spawn", f"--rdzv-id={self.run_id}", *flags, str(SCRIPT), *args]
         # The launcher refuses an interpreter that has no TensorFlow; nobody imports this one.
         stand_in = mailbox.directory / "installed" / "tensorflow"
         stand_in.mkdir(parents=True)
         (stand_in / "__init__.py").write_text("raise ImportError('this is only a name')\n")
         env: dict[str, str | None] = {"PRETEND": str(self.folder), "PYTHONPATH": str(stand_in.parent)}
-        self.process = launch(mailbox, *args, launcher=SERVERS, env=env, stderr=subprocess.STDOUT)
+        self.process = launch(mailbox, *command, launcher=SERVERS, env=env, stderr=subprocess.STDOUT)
 
     def hear(self, what: Callable[[Told], bool]) -> Told:
         """The first that was told of which that is true; it is not told again."""
@@ -96,8 +96,8 @@ def start(mailbox: Mailbox) -> Iterator[Callable[..., Job]]:
     """Starts one job; whatever of it is left at the end fails the test."""
     jobs: list[Job] = []
 
-    def begin(*flags: str) -> Job:
-        jobs.append(Job(mailbox, *flags))
+    def begin(*flags: str, args: tuple[str, ...] = ()) -> Job:
+        jobs.append(Job(mailbox, *flags, args=args))
         return jobs[-1]
 
     yield begin
@@ -155,6 +155,14 @@ def test_a_server_that_is_killed_takes_all_with_it_and_all_come_back_where_they_
     assert "tf-ps-run: chief-1: Restoring parameters from /data/model.ckpt-126: goes on after step 126" in out
     assert "15 steps lost" in out
     assert "ps-0 (rank 0) on " in out
+
+
+def test_a_worker_that_only_serves_is_not_waited_for_at_the_end(start: Callable[..., Job]) -> None:
+    job = start("--ps=1", "--workers=1", "--end-grace=100000", args=("serve",))
+    for name in ("ps-0", "chief-0", "worker-0"):
+        job.up(name)
+    job.train()
+    job.finish("chief-0")
 
 
 @pytest.mark.parametrize("name", ["worker-0", "chief-0"])

@@ -27,7 +27,7 @@ class Hosted:
         self.task = task
         self.port = port
         self.step = self.saved = self.restored = -1
-        self.ready = self.swollen = self.fixed_servers = False
+        self.ready = self.swollen = self.fixed_servers = self.begun = False
         self.servers: tuple[str, ...] = ()
         self.starting: asyncio.Task[None] | None = None
         self.process: WorkerProcess | None = None
@@ -60,6 +60,12 @@ class Hosted:
         if self.process is None:
             return TaskStage.HELD
         return TaskStage.READY if self.ready else TaskStage.STARTED
+
+    @property
+    def only_serves(self) -> bool:
+        """Whether it is a worker that makes no steps of its own: a server for the chief of a `ParameterServerStrategy`,
+        which does not come to an end by itself."""
+        return self.task.role is Role.WORKER and self.begun and self.step < 0
 
     @property
     def known(self) -> Known:
@@ -109,6 +115,7 @@ class Hosted:
     def hear(self, event: Event) -> None:
         """Take what its process has said."""
         if isinstance(event, Ready):
+            self.begun = True
             if self.task.role is not Role.PS:
                 self.be_ready()
         elif isinstance(event, Note):

@@ -94,7 +94,9 @@ class Agent:
         try:
             self._channel.open()
             await self._queues.listen()
-            if (problem := await self._desk.open()) is not None:
+            problem = await self._desk.open()
+            if problem is not None and self._spec.job.backend == "memory":
+                # Another node of this job may have that name, and says as much to the coordinator.
                 self._voice.say(problem)
             await self._follow_plan()
         except (StuckTask, SpecError, OSError) as error:

@@ -118,6 +118,8 @@ class Tasks:
         for hosted in self._hosted.values():
             if hosted.live:
                 self._channel.tell(hosted.key, _message(hosted, order))
+            if order.ending and hosted.live and hosted.only_serves and not (hosted.dying or hosted.ending):
+                hosted.terminate(signal.SIGTERM, self._spec.grace)
 
     def carry_out(self, step: Step, order: Order) -> None:
         """Do one step; what takes time goes on by itself. Raises OSError when a port cannot be had."""

@@ -96,5 +96,10 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 channel = Channel()
 if ROLE != "chief":
     channel.say(say="ready")
+if sys.argv[1:] == ["serve"] and ROLE == "worker":
+    post(at="serving")
+    threading.Event().wait()
+if ROLE == "worker":
+    channel.say(say="step", step=0)
 threading.Thread(target=obey, args=(channel,), daemon=True).start()
 listen(channel)
