@@ -40,7 +40,12 @@ def make_dataset(queue: Queue, load: Callable[[int, int], Any], signature: Any, 
     ahead = tf.data.Dataset.from_generator(produce, output_signature=counted)
     if prefetch:
         ahead = ahead.prefetch(prefetch)
-    return ahead.map(see).filter(lambda number, *values: number > 0).map(lambda number, values: values)
+    options = tf.data.Options()
+    # TensorFlow would load ahead behind that, too, where nobody could see what was used.
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    seen = ahead.map(see).filter(lambda number, *values: number > 0).map(lambda number, values: values)
+    return seen.with_options(options)
 
 
 class Outgoing:
