@@ -28,13 +28,13 @@ class Job:
     def __init__(self, mailbox: Mailbox, *flags: str, args: tuple[str, ...] = ()) -> None:
         self._mailbox = mailbox
         self.folder = mailbox.directory / "pipes"
-        self.folder.mkdir()
+        self.folder.mkdir(exist_ok=True)
         self._told: list[Told] = []
-        self.run_id = f"pretend-{os.getpid()}-{os.urandom(3).hex()}"
+        self.run_id = f"pretend-{mailbox.name}"
         command = ["--start-method=spawn", f"--rdzv-id={self.run_id}", *flags, str(SCRIPT), *args]
         # The launcher refuses an interpreter that has no TensorFlow; nobody imports this one.
         stand_in = mailbox.directory / "installed" / "tensorflow"
-        stand_in.mkdir(parents=True)
+        stand_in.mkdir(parents=True, exist_ok=True)
         (stand_in / "__init__.py").write_text("raise ImportError('this is only a name')\n")
         env: dict[str, str | None] = {"PRETEND": str(self.folder), "PYTHONPATH": str(stand_in.parent)}
         self.process = launch(mailbox, *command, launcher=SERVERS, env=env, stderr=subprocess.STDOUT)
@@ -296,3 +296,23 @@ def test_logs_are_kept_for_each_task_where_they_are_asked_for(start: Callable[..
     assert sorted(path.name for path in run.iterdir()) == ["chief-0", "ps-0"]
     assert (run / "chief-0" / "stdout.log").read_text() == "chief-0 begins\n"
     assert re.match(r"pretend-", run.name)
+
+
+def test_nodes_that_host_one_task_each_make_one_job_and_mend_it(start: Callable[..., Job], free_port: int) -> None:
+    meet = ("--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--ps=2", "--workers=1")
+    nodes = [start(*meet, f"--role={role}") for role in ("chief", "ps", "ps", "worker")]
+    first = nodes[0]
+    names = ("ps-0", "ps-1", "chief-0", "worker-0")
+    up = {name: first.up(name) for name in names}
+    assert len({json.dumps(told["cluster"]) for told in up.values()}) == 1
+    first.train()
+    first.told("worker-0", open=True)
+    os.kill(up["ps-1"]["pid"], signal.SIGKILL)
+    again = {name: first.up(name) for name in ("ps-2", "ps-3", "chief-1", "worker-1")}
+    assert {told["version"] for told in again.values()} == {2}
+    first.train("chief-1", "checkpoint", 5, "/data/model.ckpt-5")
+    first.told("worker-1", open=True)
+    out = first.finish("chief-1")
+    assert "Restoring parameters from /data/model.ckpt-5" in out
+    for node in nodes[1:]:
+        assert "ps-1 (rank 1) on " in node.ended(0)
