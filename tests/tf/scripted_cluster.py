@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -32,10 +33,82 @@ def free_port() -> int:
         return port
 
 
+class Template:
+    """Forks tasks from one interpreter that has imported TensorFlow."""
+
+    def __init__(self, python: Path) -> None:
+        self._heard = threading.Condition()
+        self._pids: dict[int, int] = {}
+        self._codes: dict[int, int] = {}
+        self._process = subprocess.Popen(
+            [str(python), "-u", str(SCRIPTS / "template.py")],
+            env={**os.environ, "PYTHONPATH": str(BOOT.parent), "TF_CPP_MIN_LOG_LEVEL": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def fork(self, number: int, script: Path, log: Path, environment: dict[str, str]) -> Forked:
+        """Start a task."""
+        task = {"number": number, "script": str(script), "log": str(log), "environment": environment}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(task).encode() + b"\n")
+        self._process.stdin.flush()
+        with self._heard:
+            assert self._heard.wait_for(lambda: number in self._pids, PATIENCE), "the template does not fork"
+        return Forked(self, number, self._pids[number])
+
+    def code(self, number: int, timeout: float) -> int | None:
+        """The exit code of a task, which is waited for."""
+        with self._heard:
+            self._heard.wait_for(lambda: number in self._codes, timeout)
+            return self._codes.get(number)
+
+    def close(self) -> None:
+        """End it; its tasks have ended."""
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            message = json.loads(line)
+            with self._heard:
+                told, value = (self._pids, "pid") if "pid" in message else (self._codes, "code")
+                told[message["number"]] = message[value]
+                self._heard.notify_all()
+
+
+class Forked:
+    """A task that was forked, to be handled as a Popen."""
+
+    def __init__(self, template: Template, number: int, pid: int) -> None:
+        self._template = template
+        self._number = number
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._template.code(self._number, 0)
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """Its exit code; raises TimeoutExpired."""
+        code = self._template.code(self._number, timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"task {self._number}", timeout)
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class Process:
     """One task: its process, what it has printed, and what it has said."""
 
-    def __init__(self, cluster: ScriptedCluster, name: str, popen: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, cluster: ScriptedCluster, name: str, popen: subprocess.Popen[bytes] | Forked, log: Path) -> None:
         self.name = name
         self.popen = popen
         self.said: list[Message] = []
@@ -83,7 +156,9 @@ class Process:
 class ScriptedCluster:
     """The tasks of one job, started by a test one by one."""
 
-    def __init__(self, python: Path, script: str, folder: Path, workers: int = 1, **environment: str) -> None:
+    def __init__(
+        self, python: Path, script: str, folder: Path, workers: int = 1, forked: bool = False, **environment: str
+    ) -> None:
         self.model = folder / "model"
         self.model.mkdir(exist_ok=True)
         self._python, self._folder = python, folder
@@ -93,6 +168,7 @@ class ScriptedCluster:
         self._chief = f"127.0.0.1:{free_port()}"
         self._servers: list[str] = []
         self._processes: list[Process] = []
+        self._template = Template(python) if forked else None
         self._heard = threading.Condition()
         self._order: Message = {}
         self.version = 0
@@ -109,6 +185,8 @@ class ScriptedCluster:
         for process in self._processes:
             process.kill()
         self._listener.close()
+        if self._template is not None:
+            self._template.close()
         if error is not None:
             for process in self._processes:
                 print(f"--- {process.name}", *process.output.splitlines()[-30:], sep="\n")
@@ -132,26 +210,30 @@ class ScriptedCluster:
         stated = {"cluster": cluster, "task": {"type": role, "index": rank}}
         number = len(self._processes)
         log = self._folder / f"{number}-{role}-{rank}.log"
-        with log.open("wb") as output:
-            popen = subprocess.Popen(
-                [str(self._python), "-u", str(BOOT), str(self._script)],
-                env={
-                    **os.environ,
-                    "TF_CPP_MIN_LOG_LEVEL": "1",
-                    "CUDA_VISIBLE_DEVICES": "",
-                    **self._environment,
-                    **environment,
-                    "TF_CONFIG": json.dumps(stated),
-                    "TF_PS_AGENT": self.address,
-                    "TF_PS_TASK_TOKEN": str(number),
-                    "TF_PS_GATE": "1",
-                    "PYTHONPATH": str(BOOT.parent),
-                },
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        log.touch()
+        whole = {
+            **os.environ,
+            "TF_CPP_MIN_LOG_LEVEL": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            **self._environment,
+            **environment,
+            "TF_CONFIG": json.dumps(stated),
+            "TF_PS_AGENT": self.address,
+            "TF_PS_TASK_TOKEN": str(number),
+            "TF_PS_GATE": "1",
+            "PYTHONPATH": str(BOOT.parent),
+        }
+        popen: subprocess.Popen[bytes] | Forked
+        if self._template is not None:
+            popen = self._template.fork(number, self._script, log, whole)
+        else:
+            command = [str(self._python), "-u", str(BOOT), str(self._script)]
+            with log.open("wb") as output:
+                popen = subprocess.Popen(command, env=whole, stdout=output, stderr=subprocess.STDOUT)
         process = Process(self, f"{role}-{rank}", popen, log)
-        self._processes.append(process)
+        with self._heard:
+            self._processes.append(process)
+            self._heard.notify_all()
         return process
 
     def tell(self, **order: bool) -> None:
@@ -180,6 +262,11 @@ class ScriptedCluster:
     def left(self, process: Process) -> None:
         """The line of a process has ended."""
 
+    def _numbered(self, number: int) -> Process:
+        """A task that may have begun before it was noted."""
+        self._heard.wait_for(lambda: len(self._processes) > number, PATIENCE)
+        return self._processes[number]
+
     def _send(self, line: socket.socket) -> None:
         try:
             line.sendall(json.dumps({"tell": "order", "version": self.version, **self._order}).encode() + b"\n")
@@ -202,7 +289,7 @@ class ScriptedCluster:
                     message = json.loads(text)
                     with self._heard:
                         if message.get("say") == "hello":
-                            process = self._processes[int(message["token"])]
+                            process = self._numbered(int(message["token"]))
                             process.line = line
                         assert process is not None
                         process.said.append(message)

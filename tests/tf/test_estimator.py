@@ -13,6 +13,8 @@ from scripted_cluster import Process, ScriptedCluster
 
 pytestmark = pytest.mark.tensorflow
 
+NEVER = str(10**9)
+
 
 def train(cluster: ScriptedCluster, servers: int) -> tuple[Process, Process]:
     """Start servers, chief and a worker, and let the worker in."""
@@ -25,7 +27,7 @@ def train(cluster: ScriptedCluster, servers: int) -> tuple[Process, Process]:
 
 
 def test_a_planned_change_loses_no_step(tmp_path: Path) -> None:
-    with ScriptedCluster(python_215(), "estimator_train.py", tmp_path, SAVE_STEPS=str(10**9)) as cluster:
+    with ScriptedCluster(python_215(), "estimator_train.py", tmp_path, forked=True, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 1)
         worker.wait_step(20)
         cluster.tell(pause=True)
@@ -45,7 +47,7 @@ def test_a_planned_change_loses_no_step(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_chief_goes_on_in_the_live_model(tmp_path: Path) -> None:
-    with ScriptedCluster(python_215(), "estimator_train.py", tmp_path, SAVE_STEPS=str(10**9)) as cluster:
+    with ScriptedCluster(python_215(), "estimator_train.py", tmp_path, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 2)
         worker.wait_step(20)
         chief.kill()

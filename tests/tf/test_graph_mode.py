@@ -54,9 +54,9 @@ def copy_of(cluster: ScriptedCluster, step: int, folder: Path) -> str:
     return str(folder / f"model.ckpt-{step}")
 
 
-def check_planned_changes(python: Path, folder: Path, *numbers: int) -> None:
+def check_planned_changes(python: Path, folder: Path, *numbers: int, forked: bool = False) -> None:
     """Go from one number of servers to the next: no step is lost, and each variable and slot stays what it was."""
-    with ScriptedCluster(python, "graph_train.py", folder, SAVE_STEPS=NEVER) as cluster:
+    with ScriptedCluster(python, "graph_train.py", folder, forked=forked, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, numbers[0])
         worker.wait_step(20)
         step = leave(cluster, chief, worker)
@@ -78,7 +78,7 @@ def check_planned_changes(python: Path, folder: Path, *numbers: int) -> None:
 
 
 def test_servers_are_added_without_the_loss_of_a_step(tmp_path: Path) -> None:
-    check_planned_changes(python_221(), tmp_path, 1, 2)
+    check_planned_changes(python_221(), tmp_path, 1, 2, forked=True)
 
 
 @pytest.mark.long
@@ -88,9 +88,9 @@ def test_servers_come_and_go_without_the_loss_of_a_step(python: object, tmp_path
     check_planned_changes(python(), tmp_path, 1, 2, 1, 3)
 
 
-def check_deaths_of_single_tasks(python: Path, folder: Path) -> None:
+def check_deaths_of_single_tasks(python: Path, folder: Path, forked: bool = False) -> None:
     """A chief that comes back finds the model that the worker has trained on; a worker may come from elsewhere."""
-    with ScriptedCluster(python, "graph_train.py", folder, SAVE_STEPS=NEVER) as cluster:
+    with ScriptedCluster(python, "graph_train.py", folder, forked=forked, SAVE_STEPS=NEVER) as cluster:
         chief, worker = train(cluster, 2)
         worker.wait_step(20)
         chief.kill()
@@ -112,7 +112,7 @@ def check_deaths_of_single_tasks(python: Path, folder: Path) -> None:
 
 
 def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(tmp_path: Path) -> None:
-    check_deaths_of_single_tasks(python_221(), tmp_path)
+    check_deaths_of_single_tasks(python_221(), tmp_path, forked=True)
 
 
 @pytest.mark.long
@@ -120,9 +120,9 @@ def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move_in_2_15(tmp_pat
     check_deaths_of_single_tasks(python_215(), tmp_path)
 
 
-def check_death_of_a_server(python: Path, folder: Path) -> None:
+def check_death_of_a_server(python: Path, folder: Path, forked: bool = False) -> None:
     """All that a server held is read from the newest whole checkpoint; one that was cut off is skipped and told."""
-    with ScriptedCluster(python, "graph_train.py", folder, SAVE_STEPS="10") as cluster:
+    with ScriptedCluster(python, "graph_train.py", folder, forked=forked, SAVE_STEPS="10") as cluster:
         chief, worker = train(cluster, 2)
         worker.wait_step(40)
         cluster.new_version(0)
@@ -147,7 +147,7 @@ def check_death_of_a_server(python: Path, folder: Path) -> None:
 
 
 def test_a_server_that_dies_costs_what_was_not_saved_whole(tmp_path: Path) -> None:
-    check_death_of_a_server(python_221(), tmp_path)
+    check_death_of_a_server(python_221(), tmp_path, forked=True)
 
 
 @pytest.mark.long
