@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -258,6 +258,24 @@ def test_the_groups_of_a_killed_launcher_are_removed_by_the_next_and_those_of_a_
     assert not path.exists()
 
 
+def test_a_group_that_others_clear_away_before_it_is_locked_is_made_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, cleared = os.mkdir, []
+
+    def cleared_at_once(path: Path) -> None:
+        make(path)
+        if len(cleared) < 2:
+            clear_leftovers(place)
+            cleared.append(path)
+
+    monkeypatch.setattr(cgroups.os, "mkdir", cleared_at_once)
+    group = TaskGroup(place, "worker-0", 100)
+    assert [path.exists() for path in cleared] == [False, False]
+    assert group.path.exists()
+    group.close()
+
+
 def test_a_group_that_cannot_be_made_leaves_a_hold_that_watches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -365,7 +383,7 @@ class Kernel2:
 
 
 @pytest.fixture
-def kernel2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel2]:
+def kernel2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel2:
     """A made-up hierarchy whose directories come with files and go with them."""
     kernel = Kernel2(tmp_path)
     make, remove = os.mkdir, os.rmdir
@@ -379,10 +397,9 @@ def kernel2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel2
             (Path(path) / name).unlink(missing_ok=True)
         remove(path)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(cgroups.os, "mkdir", made)
-        patch.setattr(cgroups.os, "rmdir", removed)
-        yield kernel
+    monkeypatch.setattr(cgroups.os, "mkdir", made)
+    monkeypatch.setattr(cgroups.os, "rmdir", removed)
+    return kernel
 
 
 def test_a_group_of_version_2_has_its_limit_no_swap_and_dies_as_one(kernel2: Kernel2) -> None:

@@ -7,6 +7,7 @@ that what a launcher left that was killed is told from what belongs to one that 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -25,6 +26,9 @@ PREFIX = "tf-ps-run."
 EMPTY_TIMEOUT = 1.0
 """Seconds that processes which are left in a group have to vanish once they were killed. After that the group stays,
 and a later launcher removes it."""
+
+MOST_TRIES = 20
+"""How often a new group may be removed by others who clear up in the same moment."""
 
 _OWN_LEAF = "launcher"
 
@@ -116,10 +120,7 @@ class TaskGroup:
 
     def __init__(self, place: Place, name: str, limit: int) -> None:
         self._version = place.version
-        self.path = place.folder / f"{PREFIX}{name}.{secrets.token_hex(4)}"
-        os.mkdir(self.path)
-        # Somebody who clears up may have been quicker than the lock; then there is nothing to write into either.
-        self._owned = _lock(self.path)
+        self.path, self._owned = _make(place.folder, name)
         try:
             self._limit(limit * MIB)
         except OSError:
@@ -166,9 +167,9 @@ class TaskGroup:
         if not self._remove():
             self._empty()
             self._remove()
-        if self._owned is not None:
+        if self._owned >= 0:
             os.close(self._owned)
-            self._owned = None
+            self._owned = -1
 
     def _remove(self) -> bool:
         try:
@@ -193,6 +194,19 @@ class TaskGroup:
             ended.register(fd, select.POLLIN)
             ended.poll(EMPTY_TIMEOUT * 1000)
             os.close(fd)
+
+
+def _make(folder: Path, name: str) -> tuple[Path, int]:
+    """A new group, and the descriptor that holds its lock. Raises OSError."""
+    for _ in range(MOST_TRIES):
+        path = folder / f"{PREFIX}{name}.{secrets.token_hex(4)}"
+        os.mkdir(path)
+        # Another launcher that clears up may come in between, for which a group without a lock is one that was left.
+        if (lock := _lock(path)) is not None:
+            if path.exists():
+                return path, lock
+            os.close(lock)
+    raise FileNotFoundError(errno.ENOENT, "others remove what is made there", str(folder))
 
 
 def _lock(folder: Path) -> int | None:
