@@ -512,6 +512,14 @@ class TestEnd:
         job.end("worker-1", how=SUCCESS)
         assert (job.plan.phase, job.plan.reason) == (PlanPhase.FINISHED, "chief-0 on a has succeeded")
 
+    def test_workers_that_were_never_let_in_are_not_waited_for(self) -> None:
+        job = VirtualCluster(rules())
+        job.come("a")
+        job.obey()
+        job.ready("ps-0", "ps-1")
+        job.end("chief-0", how=SUCCESS)
+        assert job.plan.phase is PlanPhase.FINISHED
+
     def test_whoever_does_not_end_is_ended(self) -> None:
         job = running()
         job.end("chief-0", how=SUCCESS)

@@ -54,5 +54,7 @@ def _finish(scene: Scene, plan: Plan, cluster: Cluster) -> Plan:
 
 
 def _runs(scene: Scene, cluster: Cluster, task: Task) -> bool:
-    """Whether it has a process that has still to end by itself."""
+    """Whether it has a process that has still to end by itself. A worker that was never let in has nothing to end."""
+    if task.role is Role.WORKER and cluster.opened_at is None:
+        return False
     return scene.stage(task) in (TaskStage.STARTED, TaskStage.READY) and scene.loss(cluster, task) is None

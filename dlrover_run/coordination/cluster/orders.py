@@ -46,7 +46,7 @@ def _told(cluster: Cluster) -> Order:
         next_servers=addresses(cluster.coming, Role.PS) if cluster.coming_held_at is not None else (),
         chief=chiefs[0] if known and chiefs else "",
         workers=addresses(cluster.tasks, Role.WORKER) if known else (),
-        open=cluster.stage in OPEN,
+        open=cluster.stage in OPEN and cluster.opened_at is not None,
         pause=cluster.stage in (Stage.PAUSING, Stage.SAVING),
         save=cluster.stage is Stage.SAVING,
         ending=cluster.stage is Stage.ENDING,
