@@ -41,6 +41,7 @@ class Laws:
         self._tasks: dict[TaskKey, Task] = {}
         self._started: set[TaskKey] = set()
         self._opened = 0
+        self._opened_versions: set[int] = set()
         self._saved: dict[int, int] = {}
         self.spared: set[int] = set()
         self._charged: set[TaskKey] = set()
@@ -71,6 +72,7 @@ class Laws:
     def passes_gate(self, worker: Process) -> None:
         if not _cut_off(worker.node):
             version = worker.task.version
+            demand(version in self._opened_versions, f"{worker.task.key} is let in before version {version} opens")
             demand(version >= self._opened, f"{worker.task.key} is let into version {version} after {self._opened}")
             self._opened = version
 
@@ -166,7 +168,44 @@ class Laws:
             return True
         return not any(p.task.key == task.key for p in node.processes())
 
+    def settled(self, plan: Plan, present: Present, now: float) -> None:
+        """Nothing is left to decide at job time `now`: so nothing is left undone that could be done."""
+        cluster, limits = plan.cluster, self.world.rules.cluster
+        if plan.phase is not PlanPhase.TRAINING or cluster is None or limits is None:
+            return
+        if not all(p.connected and not p.going for p in present.values()):
+            return
+        told = {task.key: _told(present, task) for task in cluster.tasks}
+        ready = {key for key, one in told.items() if one is not None and one.stage is TaskStage.READY}
+        needed = {task.key for task in cluster.tasks if task.role in (Role.PS, Role.CHIEF)}
+        has_chief = any(key.role is Role.CHIEF for key in needed)
+        wanted = {task.key for task in (*cluster.tasks, *cluster.coming)}
+        here = [one for p in present.values() if p.status.cluster is not None for one in p.status.cluster.tasks]
+        fenced = any(one.key not in wanted and one.stage is not TaskStage.ENDED for one in here)
+        waits = cluster.stage is Stage.STARTING and has_chief and needed <= ready and not fenced
+        demand(not waits, "servers and chief are ready, and nobody opens the gate")
+        if cluster.stage in (Stage.PAUSING, Stage.SAVING):
+            demand(now <= cluster.since + 2 * limits.save_timeout + 1, "a planned change takes for ever")
+        if cluster.stage in (Stage.STARTING, Stage.TRAINING):
+            self._full(cluster, present)
+
+    def _full(self, cluster: Cluster, present: Present) -> None:
+        """Whoever there is room for is there."""
+        limits = self.world.rules.cluster
+        assert limits is not None
+        most = limits.most_workers
+        if cluster.targets.workers is not None:
+            most = max(limits.least_workers, min(most, cluster.targets.workers))
+        missing = {Role.CHIEF: {0}, Role.WORKER: set(range(most)) - set(cluster.done)}
+        for role, ranks in missing.items():
+            mine = [task for task in cluster.tasks if task.role is role]
+            statuses = [p.status.cluster for p in present.values() if p.status.cluster is not None]
+            room = sum(one.tasks for status in statuses for one in status.rooms if one.role is role)
+            lacks = ranks - {task.rank for task in mine}
+            demand(not lacks or room <= len(mine), f"{role.value} {lacks} could be started, and is not")
+
     def _opens(self, cluster: Cluster, present: Present) -> None:
+        self._opened_versions.add(cluster.version)
         for task in cluster.tasks:
             if task.role in (Role.PS, Role.CHIEF):
                 told = _told(present, task)

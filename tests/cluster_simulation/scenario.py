@@ -47,7 +47,7 @@ def heal(world: World) -> None:
     world.hanging = world.crashing = 0.0
     for node in world.nodes:
         node.cut = False
-    if world.timeline.random.random() < 0.9 or not world.living():
+    if world.timeline.random.random() < 0.8 or not world.living():
         world.add_node("late", (*ALL_ROOMS, Room(Role.EVALUATOR, 1)))
     world.start_coordinator()
 

@@ -137,6 +137,7 @@ class World:
             raise Broken("deciding never comes to rest")
         again = decide(self.rules, coordinator.plan, coordinator.present, coordinator._job_time(self.timeline.now))
         demand(again.plan is coordinator.plan, f"deciding again gives another plan: {again.plan.reason}")
+        self.laws.settled(coordinator.plan, coordinator.present, coordinator._job_time(self.timeline.now))
         self._tell(coordinator)
         self._wake(coordinator)
 
