@@ -116,6 +116,11 @@ def _is_of(process: psutil.Process, job: Job) -> bool:
     return environ.get("PRETEND") == str(job.folder) and process.status() != psutil.STATUS_ZOMBIE
 
 
+def agent_of(job: Job) -> psutil.Process:
+    """The agent of a running launch."""
+    return next(p for p in psutil.Process(job.process.pid).children() if p.name().startswith("tf-ps-agent"))
+
+
 def test_a_job_starts_lets_its_workers_in_and_ends_with_its_chief(start: Callable[..., Job]) -> None:
     job = start("--ps=2", "--workers=2")
     up = [job.up(name) for name in ("ps-0", "ps-1", "chief-0", "worker-0", "worker-1")]
@@ -276,7 +281,7 @@ def test_a_signal_ends_all_tasks_and_is_the_exit_code(
 def test_nothing_is_left_after_the_death_of_the_launcher(start: Callable[..., Job], victim: str) -> None:
     job = start("--ps=1", "--workers=1")
     pids = [job.up(name)["pid"] for name in ("ps-0", "chief-0", "worker-0")]
-    agent = next(p for p in psutil.Process(job.process.pid).children() if p.name().startswith("tf-ps-agent"))
+    agent = agent_of(job)
     with watched(*pids, agent.pid) as all_of_them:
         os.kill(job.process.pid if victim == "guard" else agent.pid, signal.SIGKILL)
         job.process.communicate(timeout=WAIT)
@@ -316,3 +321,53 @@ def test_nodes_that_host_one_task_each_make_one_job_and_mend_it(start: Callable[
     assert "Restoring parameters from /data/model.ckpt-5" in out
     for node in nodes[1:]:
         assert "ps-1 (rank 1) on " in node.ended(0)
+
+
+def test_a_node_that_is_asked_to_leave_has_its_server_moved_and_nothing_is_lost(
+    start: Callable[..., Job], free_port: int
+) -> None:
+    meet = ("--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--ps=1", "--workers=1")
+    chief, one, _ = (start(*meet, f"--role={role}") for role in ("chief", "ps", "worker"))
+    before = {name: chief.up(name) for name in ("ps-0", "chief-0", "worker-0")}
+    chief.train()
+    chief.told("worker-0", open=True)
+    other = start(*meet, "--role=ps")
+    # It says so only once it is known to the coordinator.
+    assert other.process.stdout is not None
+    assert "waiting" in other.process.stdout.readline()
+    one.process.terminate()
+    coming = chief.up("ps-1")
+    assert coming["cluster"]["ps"] != before["ps-0"]["cluster"]["ps"]
+    chief.told("worker-0", pause=True)
+    chief.told("chief-0", save=True)
+    chief.up("chief-1")
+    assert "SIGTERM received: what runs here is moved to other nodes" in one.ended(143)
+    chief.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
+    chief.finish("chief-1")
+    other.ended(0)
+
+
+def test_a_chief_that_makes_no_step_any_more_is_given_up(start: Callable[..., Job]) -> None:
+    job = start("--ps=1", "--workers=0", "--hang-timeout=1")
+    job.up("chief-0")
+    job.train()
+    job.say("chief-0", say="step", step=5)
+    job.up("chief-1")
+    job.train("chief-1", "live", 5)
+    assert "chief-0 on " in (out := job.finish("chief-1"))
+    assert "has made no step for 1 s" in out
+
+
+def test_all_servers_at_once_cost_one_version(start: Callable[..., Job]) -> None:
+    job = start("--ps=2", "--workers=0", "--max-restarts=1")
+    servers = [job.up(name)["pid"] for name in ("ps-0", "ps-1")]
+    job.up("chief-0")
+    job.train()
+    agent = agent_of(job)
+    agent.suspend()
+    for pid in servers:
+        os.kill(pid, signal.SIGKILL)
+    agent.resume()
+    assert job.up("chief-1")["version"] == 2
+    job.train("chief-1", "checkpoint", 1, "/data/model.ckpt-1")
+    job.finish("chief-1")

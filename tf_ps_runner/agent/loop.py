@@ -35,6 +35,10 @@ from tf_ps_runner.agent.verdict import Ending, Verdict, judge
 from tf_ps_runner.agent.wish_desk import WishDesk
 from tf_ps_runner.spec import ServersSpec
 
+MOVE_PATIENCE = 2.0
+"""Seconds that a node which was asked to leave gives the coordinator to begin with moving its tasks to others. What has
+begun by then has `--shutdown-timeout` to come to its end; if nothing has, nobody has room, and the tasks are ended."""
+
 NOTHING = Order(version=0)
 """The order of a node that hosts nothing."""
 
@@ -76,6 +80,7 @@ class Agent:
         self._wishes = 0
         self._waiting: Waiting | None = None
         self._departure = Departure(self._take_signal, self._lose_launcher)
+        self._moving = False
         self._over = False
 
     @property
@@ -129,7 +134,7 @@ class Agent:
             order=wanted.cluster,
             known=self._tasks.known,
             over=self._is_over,
-            departing=self._departure.wanted,
+            departing=self._departure.wanted and not self._moving,
             sparse=self._spec.sparse,
         )
 
@@ -245,12 +250,34 @@ class Agent:
         if self._departure.signal is None:
             seconds = self._spec.job.shutdown_timeout
             then = f"the tasks are told and get {seconds:g} s to end" if self._tasks.live else "this node leaves"
+            if self._tasks.live and number is signal.SIGTERM and self._spec.job.backend in ("master", "etcd"):
+                # Whoever evicts a node says it like this, and what it hosts may go on elsewhere with nothing lost.
+                self._moving = True
+                asyncio.get_running_loop().call_later(MOVE_PATIENCE, self._look_at_move)
+                then = f"what runs here is moved to other nodes if they have room, within {seconds:g} s"
             self._voice.say(f"{number.name} received: {then}")
             # The next look at the situation passes it on.
             return
+        self._moving = False
         self._tasks.forward(number)
 
+    def _look_at_move(self) -> None:
+        order = self._board.assignment.cluster
+        if order is not None:
+            wanted = {task.key for task in order.tasks}
+            left = {one.key for one in self._tasks.known if one.live} - wanted
+            if left or order.next_servers or order.pause:
+                rest = max(0.0, self._spec.job.shutdown_timeout - MOVE_PATIENCE)
+                asyncio.get_running_loop().call_later(rest, self._move_no_more)
+                return
+        self._move_no_more()
+
+    def _move_no_more(self) -> None:
+        self._moving = False
+        self._wake.set()
+
     def _lose_launcher(self) -> None:
+        self._moving = False
         self._hurry()
         self._tasks.forward(signal.SIGKILL)
 
