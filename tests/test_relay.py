@@ -661,3 +661,29 @@ def test_a_filtered_log_that_cannot_be_written_is_told(tmp_path: Path, console: 
     asyncio.run(run())
     assert (tmp_path / "out").read_text() == "> needle\n"
     assert warnings == ["the filtered log takes no more output (No such file or directory); the workers go on"]
+
+
+def test_a_worker_that_has_ended_is_forgotten_while_another_goes_on(tmp_path: Path, console: tuple[int, int]) -> None:
+    relay = Relay.start(console)
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        before = len(os.listdir("/proc/self/fd"))
+        ended, goes_on = (relay.open_stderr(key, show=True, prefix=f"{key}: ") for key in ("a", "b"))
+        log = _log(tmp_path / "a.log")
+        relay.add_tail(str(tmp_path / "a.log"), 1, "a: ")
+        os.write(ended, b"last words")
+        os.write(log, b"logged")
+        for fd in (ended, log):
+            os.close(fd)
+        relay.forget(["a"], [str(tmp_path / "a.log")])
+        assert await relay.tails(["a", "b"]) == {"b": ""}
+        os.write(goes_on, b"still here\n")
+        os.close(goes_on)
+        assert await relay.end_round(["b"]) == {"b": "still here\n"}
+        assert len(os.listdir("/proc/self/fd")) == before
+        await relay.close()
+
+    asyncio.run(run())
+    assert (tmp_path / "err").read_text() == "a: last words\nb: still here\n"
+    assert (tmp_path / "out").read_text() == "a: logged\n"

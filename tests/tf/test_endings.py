@@ -1,0 +1,80 @@
+"""What the end of a task means: its cause, and the words that the coordinator is told."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from dlrover_run.coordination.cluster.records import EndCause, Role
+from dlrover_run.failures.outcome import WorkerEnd
+from tf_ps_runner.agent.endings import REPEATED_WITHIN, Found, raised, task_end
+
+
+def end(code: int, stderr: str = "", stopped: signal.Signals | None = None) -> WorkerEnd:
+    return WorkerEnd(0, 0, 7, code, 1.0, stopped_with=stopped, stderr_tail=stderr, name="worker-0")
+
+
+def trace(words: str) -> str:
+    return f'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n{words}\n'
+
+
+def cause(role: Role, code: int, stderr: str = "", **more: object) -> EndCause:
+    found = Found(role, end(code, stderr), lived=1.0)
+    return task_end(replace(found, **more)).cause  # type: ignore[arg-type]
+
+
+def test_code_0_is_success_but_for_a_server_which_never_ends() -> None:
+    assert cause(Role.WORKER, 0) is EndCause.SUCCESS
+    assert cause(Role.PS, 0) is EndCause.FAILURE
+    assert cause(Role.PS, 0, dismissed=True) is EndCause.SUCCESS
+
+
+def test_code_75_is_a_change_of_membership() -> None:
+    assert cause(Role.WORKER, 75) is EndCause.MEMBERSHIP
+
+
+def test_what_was_given_up_is_silent_whatever_its_code() -> None:
+    told = task_end(Found(Role.PS, end(-9), 9.0, silent="lives, and does not answer any more"))
+    assert (told.cause, told.what) == (EndCause.SILENT, "lives, and does not answer any more")
+
+
+def test_a_kill_for_memory_is_told_in_its_own_words() -> None:
+    told = task_end(Found(Role.WORKER, end(-9), 9.0, memory="took more than its 4Gi"))
+    assert (told.cause, told.what) == (EndCause.MEMORY, "took more than its 4Gi")
+
+
+def test_a_task_that_the_launcher_stopped_costs_nothing() -> None:
+    found = Found(Role.WORKER, end(-15, stopped=signal.SIGTERM), 9.0, dismissed=True)
+    assert task_end(found).cause is EndCause.MEMBERSHIP
+
+
+@pytest.mark.parametrize("code", [-9, -11, 1, 41])
+def test_all_else_is_a_failure(code: int) -> None:
+    assert cause(Role.CHIEF, code) is EndCause.FAILURE
+
+
+def test_a_failure_has_the_traceback() -> None:
+    told = task_end(Found(Role.WORKER, end(1, trace("ValueError: x")), 9.0))
+    assert told.what == "raised ValueError: x"
+    assert told.trace.endswith("ValueError: x")
+
+
+def test_the_same_exception_soon_after_the_start_is_repeated() -> None:
+    words = trace("ValueError: x")
+    assert cause(Role.WORKER, 1, words, before="ValueError: x") is EndCause.REPEATED
+    assert cause(Role.WORKER, 1, words, before="ValueError: y") is EndCause.FAILURE
+    assert cause(Role.WORKER, 1, words, before=None) is EndCause.FAILURE
+    assert cause(Role.WORKER, 1, words, before="ValueError: x", lived=REPEATED_WITHIN + 1) is EndCause.FAILURE
+
+
+def test_whoever_lost_a_server_is_not_the_failure() -> None:
+    words = "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error: Socket closed"
+    assert cause(Role.CHIEF, 1, trace(words)) is EndCause.MEMBERSHIP
+    assert cause(Role.CHIEF, 1, trace(words), before=words) is EndCause.MEMBERSHIP
+
+
+def test_a_kill_has_raised_nothing() -> None:
+    assert raised(end(-9, trace("ValueError: x"))) is None
+    assert raised(end(1, trace("ValueError: x"))) == "ValueError: x"
