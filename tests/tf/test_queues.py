@@ -410,6 +410,46 @@ async def test_a_connection_that_breaks_anywhere_neither_loses_nor_repeats_anyth
 
 
 @remote
+async def test_tasks_that_go_and_nodes_that_stay_away_repeat_at_most_a_batch_and_lose_nothing() -> None:
+    tasks = tuple(TaskKey(Role.WORKER, number) for number in range(4))
+    take = Take("train", Spec(size=100, shard=10, shuffle=True, epochs=2))
+    for seed in range(12):
+        chance = random.Random(seed)
+        used = Counter[tuple[int, int]]()
+        lost = 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(queue_server, "AWAY_GRACE", chance.choice([0.004, 60.0]))
+            async with Nodes().up(tasks) as nodes:
+                nodes.wire.cut_after = lambda chance=chance: chance.randrange(1500, 6000)  # type: ignore[misc]
+
+                async def work(
+                    queues: Queues, task: TaskKey, chance: random.Random, used: Counter[tuple[int, int]]
+                ) -> None:
+                    nonlocal lost
+                    while not (part := await answer(queues, task, take)).over:
+                        assert part.shard is not None
+                        assert part.begin is not None
+                        assert part.end is not None
+                        for offset in range(part.begin, part.end, 5):
+                            used.update((part.epoch or 0, block) for block in range(offset, offset + 5))
+                            if chance.random() < 0.02:
+                                queues.gone(task)
+                                lost += 1
+                                break
+                            told = await answer(queues, task, Used("train", part.shard, offset + 5))
+                            assert told.lost or told == Answer()
+                            if told.lost:
+                                lost += 1
+                                break
+
+                await asyncio.gather(
+                    *(work(nodes.far, task, chance, used) for task in tasks), work(nodes.near, CHIEF, chance, used)
+                )
+        assert set(used) == {(epoch, block) for epoch in range(2) for block in range(100)}
+        assert sum(used.values()) - len(used) <= 5 * lost
+
+
+@remote
 async def test_what_a_node_holds_that_stays_away_goes_back_and_is_lost_to_it() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queue_server, "AWAY_GRACE", 0.05)

@@ -7,6 +7,8 @@ import contextlib
 import random
 from collections.abc import Callable
 
+import msgspec
+
 from dlrover_run.backends.patience import RETRY_FIRST, RETRY_MOST
 from dlrover_run.coordination.cluster.records import TaskKey
 from dlrover_run.wire import proof
@@ -17,7 +19,6 @@ from tf_ps_runner.agent.queue_words import (
     Answered,
     Challenge,
     FromCaller,
-    Left,
     LinkBroken,
     Membership,
     Passed,
@@ -48,7 +49,7 @@ class QueueCaller:
         self._version = 0
         self._session = proof.fresh_nonce()
         self._number = 0
-        self._asked: dict[int, tuple[TaskKey, Passed, Reply]] = {}
+        self._asked: dict[int, tuple[Passed, Reply]] = {}
         self._heard: list[int] = []
         self._tasks: dict[TaskKey, None] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -72,25 +73,31 @@ class QueueCaller:
 
     def ask(self, task: TaskKey, ask: Ask, reply: Reply) -> None:
         """A process asks; `reply` is called once, unless `gone` comes before."""
-        if not isinstance(ask, Take | Used):
+        if isinstance(ask, Take):
+            self._tasks[task] = None
+            self._pass(Passed(self._next_number(), task, take=ask), reply)
+        elif isinstance(ask, Used):
+            self._pass(Passed(self._next_number(), task, used=ask), reply)
+        else:
             reply(Answer(error="only the chief has to do with the state of the queues"))
-            return
-        self._number += 1
-        take, used = (ask, None) if isinstance(ask, Take) else (None, ask)
-        passed = Passed(self._number, task, take, used)
-        self._asked[self._number] = (task, passed, reply)
-        self._tasks[task] = None
-        if self._writer is not None:
-            heard, self._heard = tuple(self._heard[:PAGE]), self._heard[PAGE:]
-            self._tell(Passed(passed.number, task, take, used, heard))
 
     def gone(self, task: TaskKey) -> None:
         """A process has ended: what it holds goes back."""
         if task not in self._tasks:
             return
         del self._tasks[task]
-        self._asked = {number: asked for number, asked in self._asked.items() if asked[0] != task}
-        self._tell(Left(task))
+        self._asked = {number: asked for number, asked in self._asked.items() if asked[0].task != task}
+        self._pass(Passed(self._next_number(), task), lambda answer: None)
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _pass(self, passed: Passed, reply: Reply) -> None:
+        self._asked[passed.number] = (passed, reply)
+        if self._writer is not None:
+            heard, self._heard = tuple(self._heard[:PAGE]), self._heard[PAGE:]
+            self._tell(msgspec.structs.replace(passed, heard=heard))
 
     async def close(self) -> None:
         """Call nobody any more."""
@@ -112,7 +119,8 @@ class QueueCaller:
 
     async def _call(self, place: str) -> None:
         failures = 0
-        while True:
+        # Asked each time, because `wait_for` forgets that it was cancelled when that comes with its result.
+        while self._calling is asyncio.current_task():
             try:
                 await self._converse(place)
                 failures = 0
@@ -143,7 +151,7 @@ class QueueCaller:
             await asyncio.wait_for(self._greet(reader, writer), HANDSHAKE_TIMEOUT)
             self._resume(writer)
             with contextlib.suppress(LinkBroken):
-                while True:
+                while self._writer is writer:
                     self._hear(await from_server(reader))
         except asyncio.TimeoutError:
             raise LinkBroken(f"whoever listens there said nothing for {HANDSHAKE_TIMEOUT:g} s") from None
@@ -176,9 +184,9 @@ class QueueCaller:
         self._writer = writer
         self._told = ""
         self._heard.clear()
-        for said in resume(self._asked, self._tasks):
+        for said in resume(self._asked):
             self._tell(said)
-        for _, passed, _ in self._asked.values():
+        for passed, _ in self._asked.values():
             self._tell(passed)
 
     def _hear(self, said: object) -> None:
@@ -187,4 +195,4 @@ class QueueCaller:
         self._heard.append(said.number)
         asked = self._asked.pop(said.number, None)
         if asked is not None:
-            asked[2](said.answer)
+            asked[1](said.answer)

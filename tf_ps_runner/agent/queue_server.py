@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
 from functools import partial
@@ -18,7 +17,6 @@ from tf_ps_runner.agent.queue_words import (
     Answered,
     Challenge,
     FromServer,
-    Left,
     LinkBroken,
     Membership,
     Opening,
@@ -57,18 +55,13 @@ class _Session:
         self.away: asyncio.TimerHandle | None = None
         self.over = False
         self._wanted: set[int] = set()
-        self._present: set[TaskKey] = set()
 
-    def resume(self, said: Resume) -> set[TaskKey]:
-        """Forget the answers that were heard; the tasks that have gone meanwhile, once all has been said."""
+    def resume(self, said: Resume) -> None:
+        """Forget the answers that were heard, once all has been said."""
         self._wanted.update(said.wanted)
-        self._present.update(said.tasks)
-        if not said.last:
-            return set()
-        self.answers = {number: answer for number, answer in self.answers.items() if number in self._wanted}
-        left = self.tasks - self._present
-        self._wanted, self._present = set(), set()
-        return left
+        if said.last:
+            self.answers = {number: answer for number, answer in self.answers.items() if number in self._wanted}
+            self._wanted = set()
 
 
 class QueueServer:
@@ -110,7 +103,7 @@ class QueueServer:
         if self._server is not None:
             self._server.close()
         for writer in [*self._strangers, *self._links]:
-            writer.close()
+            writer.transport.abort()
         if self._serving:
             await asyncio.wait(self._serving)
 
@@ -134,8 +127,6 @@ class QueueServer:
         finally:
             self._strangers.pop(writer, None)
             writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Session | None:
         """The session of a caller who has shown the token; None for one that is refused."""
@@ -181,10 +172,7 @@ class QueueServer:
 
     def _hear(self, session: _Session, said: object) -> None:
         if isinstance(said, Resume):
-            for task in session.resume(said):
-                self._leave(session, task)
-        elif isinstance(said, Left):
-            self._leave(session, said.task)
+            session.resume(said)
         elif isinstance(said, Passed):
             for number in said.heard:
                 session.answers.pop(number, None)
@@ -198,13 +186,17 @@ class QueueServer:
             if answer is not None:
                 self._tell(session, Answered(said.number, answer))
             return
-        ask = said.take or said.used
-        if ask is None or said.number <= session.highest:
+        if said.number <= session.highest:
             return
         session.highest = said.number
         session.answers[said.number] = None
-        session.tasks.add(said.task)
-        self._desk.ask(said.task, ask, partial(self._reply, session, said.number))
+        ask, reply = said.take or said.used, partial(self._reply, session, said.number)
+        if ask is None:
+            self._leave(session, said.task)
+            reply(Answer())
+        else:
+            session.tasks.add(said.task)
+            self._desk.ask(said.task, ask, reply)
 
     def _reply(self, session: _Session, number: int, answer: Answer) -> None:
         # An answer that nobody waits for any more is not kept.

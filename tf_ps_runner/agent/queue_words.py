@@ -32,7 +32,7 @@ HANDSHAKE_TIMEOUT = 10.0
 """Seconds for both to show who they are. After that the connection is ended, and the caller tries again."""
 
 PAGE = 500
-"""Numbers and tasks in one `Resume`."""
+"""Numbers in one `Resume`."""
 
 GONE_AFTER_MS = 10_000
 """Milliseconds after which a connection is broken whose other end's machine does not answer any more."""
@@ -62,28 +62,21 @@ class Proof(msgspec.Struct, frozen=True, tag="proof", forbid_unknown_fields=True
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume", forbid_unknown_fields=True):
-    """Answers that the caller still waits for, and its tasks that have asked anything and are there. With the `last`
-    one all others are known to be heard, or gone."""
+    """Answers that the caller still waits for. With the `last` one all others are known to be heard."""
 
     wanted: Annotated[tuple[Total, ...], Meta(max_length=PAGE)] = ()
-    tasks: Annotated[tuple[TaskKey, ...], Meta(max_length=PAGE)] = ()
     last: bool = True
 
 
 class Passed(msgspec.Struct, frozen=True, tag="passed", forbid_unknown_fields=True):
-    """A request of a task of the caller. `heard` are the numbers of answers that have arrived since the last one."""
+    """A request of a task of the caller, or without one the word that it has gone, which is answered too. `heard` are
+    the numbers of answers that have arrived since the last one."""
 
     number: Total
     task: TaskKey
     take: Take | None = None
     used: Used | None = None
     heard: Annotated[tuple[Total, ...], Meta(max_length=PAGE)] = ()
-
-
-class Left(msgspec.Struct, frozen=True, tag="left", forbid_unknown_fields=True):
-    """A task of the caller has gone."""
-
-    task: TaskKey
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
@@ -110,7 +103,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered", forbid_unknown_field
     answer: Answer
 
 
-FromCaller = Opening | Proof | Resume | Passed | Left
+FromCaller = Opening | Proof | Resume | Passed
 FromServer = Challenge | Welcome | Refused | Answered
 _encoder = msgspec.json.Encoder()
 _from_caller: msgspec.json.Decoder[FromCaller] = msgspec.json.Decoder(FromCaller)
@@ -178,18 +171,11 @@ async def _read(reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[Any]
         raise LinkBroken(f"it does not speak as an agent does: {error}"[:300]) from None
 
 
-def resume(wanted: Iterable[int], tasks: Iterable[TaskKey]) -> list[Resume]:
+def resume(wanted: Iterable[int]) -> list[Resume]:
     """The words that say what is still waited for."""
-    numbers, keys = list(wanted), list(tasks)
-    pages = max(1, -(-max(len(numbers), len(keys)) // PAGE))
-    return [
-        Resume(
-            tuple(numbers[page * PAGE : (page + 1) * PAGE]),
-            tuple(keys[page * PAGE : (page + 1) * PAGE]),
-            page == pages - 1,
-        )
-        for page in range(pages)
-    ]
+    numbers = list(wanted)
+    pages = max(1, -(-len(numbers) // PAGE))
+    return [Resume(tuple(numbers[page * PAGE : (page + 1) * PAGE]), page == pages - 1) for page in range(pages)]
 
 
 def notice_death(writer: asyncio.StreamWriter) -> None:
