@@ -69,7 +69,7 @@ def test_with_the_strategy_no_row_is_lost_when_servers_and_chiefs_die(cluster: D
         chief.wait_said("saved", lambda message: message["step"] > 60)
         next(one for one in reversed(cluster._processes) if one.name == "ps-1").kill()
         least, most = counted(begin(cluster, 1))
-        assert least == EPOCHS or least > EPOCHS
+        assert least >= EPOCHS
         assert most <= EPOCHS + 2, "what two workers had in their hands when the chief died may come twice"
 
 

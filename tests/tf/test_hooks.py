@@ -411,3 +411,15 @@ def test_a_script_that_counts_no_steps_has_none_even_in_circles() -> None:
     one = Tracked(step=counter(3, rank=1))
     one.children["self"] = one
     assert step_variable.read_step([], [one]) is None
+
+
+def test_what_must_come_before_the_data_is_done_before_a_part_is_taken(
+    desk: Desk, beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Spec(size=20, shard=10)
+    use_one(desk, spec)
+    beside.save(1)
+    use_one(desk, spec)
+    monkeypatch.setattr(shards, "_before_take", [lambda: shard_state.give_back(beside.path(1), 1, "checkpoint")])
+    batch = next(batches(queue(desk, spec), 5))
+    assert (batch.begin, batch.end) == (10, 15), "the model goes back first, and its data with it"

@@ -10,7 +10,7 @@ Runs in the script's interpreter: standard library only, Python 3.9 and later.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from tf_ps_runner.data.order import Shuffle
@@ -90,7 +90,7 @@ class AgentQueue:
         except ConnectionError:
             # The agent has gone, and will have had this process killed.
             return True
-        return not answer.get("error")
+        return not answer.get("lost")
 
 
 class OwnQueue:
@@ -188,6 +188,8 @@ class Reader:
                 cut = open_part.cut(self.length) if open_part is not None else None
             if open_part is not None and cut is not None:
                 return Batch(self, open_part, *cut)
+            for prepare in _before_take:
+                prepare()
             part = self._queue.take()
             if part is None:
                 return None
@@ -207,6 +209,14 @@ class Reader:
             if offset is not None and not self._queue.use(open_part.part.number, offset) and self._current is open_part:
                 # It belongs to somebody else by now, so that the rest of it is not for this process.
                 self._current = None
+
+
+_before_take: list[Callable[[], None]] = []
+
+
+def before_take(prepare: Callable[[], None]) -> None:
+    """Have `prepare()` called each time before a part is taken."""
+    _before_take.append(prepare)
 
 
 _out: dict[int, list[Batch]] = {}

@@ -118,6 +118,9 @@ def change_coordinator(module: Any) -> None:
         original(self, *args, **kwargs)
         if _leads():
             place(self.closure_queue, "_queue_lock"), place(self.closure_queue, "_stop_waiting_condition")
+            if not _chief.clusters:
+                # The queues go back to where the model is before anything is taken from them.
+                shards.before_take(_begin)
             _chief.clusters.append(self)
 
     def make_closure(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -276,7 +279,7 @@ def _told(order: Order) -> bool:
 
 
 def _begin() -> None:
-    """The first closure is on its way: the model is whole, and the workers may be let in."""
+    """The first closure is on its way, or data for it is asked for: the model is whole."""
     if _chief.begun:
         return
     operations, device, constant = _parts()
