@@ -239,9 +239,10 @@ def test_following_the_steps_leads_to_what_was_ordered(order: Order, known: tupl
                 del here[step.key]
             elif isinstance(step, Kill | Dismiss | Terminate):
                 here[step.key] = _ended(here[step.key])
-        here = {key: _ended(one) if one.dying or one.leaving else one for key, one in here.items()}
-        if not found:
+        after = {key: _ended(one) if one.dying or one.leaving else one for key, one in here.items()}
+        if not found and after == here:
             break
+        here = after
     else:
         raise AssertionError("there is always something left to do")
     assert set(here) == {one.key for one in order.tasks}
