@@ -146,7 +146,6 @@ BROKEN: dict[str, Variant] = {
     "the end of a worker or a chief changes nothing": steps_without("replace_others"),
     "nothing is ever missing": steps_without("fill"),
     "a change never ends": steps_without("conclude"),
-    "nobody runs short": steps_without("run_short"),
     "the gate never opens": steps_without("let_in"),
     "the end of the chief is not noticed": steps_without("end"),
     "an id is given again": patched((placing, "give"), (versions, "give"), (losses, "give"), by=give_old_id),
