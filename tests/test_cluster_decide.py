@@ -111,8 +111,25 @@ class TestServers:
         job.train(restored=126)
         assert job.plan.reason == (
             "version 2: ps-1 (rank 1) on a was killed by SIGKILL; ps-3 takes its place; "
-            "restored from step 126, 14 steps lost"
+            "restored from step 126, at least 14 steps lost"
         )
+
+    def test_nobody_says_that_no_step_is_lost_with_one_that_has_died(self) -> None:
+        job = running()
+        job.say("chief-0", TaskStage.READY, step=126, saved=126)
+        job.end("ps-1")
+        job.train(restored=126)
+        assert job.plan.reason.endswith("restored from step 126, the last that was told of")
+
+    def test_what_is_lost_is_known_when_the_version_after_a_pause_never_trained(self) -> None:
+        job = running(1, 0, most_ps=3)
+        job.wish("a", 1, ps=2)
+        job.obey()
+        job.ready("ps-3", "ps-4")
+        job.say("chief-0", TaskStage.ENDED, step=200, saved=200, end=LEFT)
+        job.end("ps-3")
+        job.train(restored=200)
+        assert (job.plan.key.number, job.plan.reason.endswith("step 200, no step lost")) == (3, True)
 
     def test_only_the_node_of_a_dead_one_is_tried_first(self) -> None:
         job = apart()

@@ -68,7 +68,8 @@ class Telling:
     def _model(self, event: Restored) -> str:
         if event.how == "checkpoint":
             lost = max(0, self._step - event.step)
-            cost = f"; {counted(lost, 'step')} lost" if lost else ""
+            # Those behind the last one that was told of are not known.
+            cost = f"; at least {counted(lost, 'step')} lost" if lost else ""
             return f"Restoring parameters from {plain(event.path or '?')}: goes on after step {event.step}{cost}"
         if event.how == "live":
             return f"goes on with the live model at step {event.step}; no step lost"

@@ -21,8 +21,9 @@ from tf_ps_runner.worker.servers import served_at
 from tf_ps_runner.worker.sessions import step_in
 from tf_ps_runner.worker.task import Task, task
 
-BETWEEN_REPORTS = 0.5
-"""Seconds between two reports of the global step."""
+BETWEEN_REPORTS = 0.05
+"""Seconds between two reports of the global step: with a server are lost the steps of up to so long that nobody has
+told of. A report is one short line to the agent, some tens of microseconds."""
 
 LULL = 1.0
 """Seconds that a process which was told to leave is given to come to the end of a step. One that is between two steps
@@ -78,6 +79,7 @@ class StepHook:
         self._step: Any = None
         self._session: Any = None
         self._reported = float("-inf")
+        self._latest = -1
         self._moment = threading.RLock()
         self._running = False
         self._over = False
@@ -108,10 +110,10 @@ class StepHook:
             step = int(values.results) if values.results is not None else 0
             for listener in _after_step:
                 listener(step)
-            now = time.monotonic()
-            if self._step is not None and now - self._reported >= BETWEEN_REPORTS:
-                self._reported = now
-                channel().say("step", step=max(0, step))
+            if self._step is not None:
+                self._latest = max(0, step)
+                if time.monotonic() - self._reported >= BETWEEN_REPORTS:
+                    self._report()
             self._obey()
         if channel().order.ending and not self._mine.chief:
             context.request_stop()
@@ -124,9 +126,16 @@ class StepHook:
     def _told(self, order: Order) -> bool:
         return order.save if self._mine.chief else order.pause
 
+    def _report(self) -> None:
+        self._reported = time.monotonic()
+        channel().say("step", step=self._latest)
+
     def _obey(self) -> None:
         if not self._told(channel().order):
             return
+        if self._latest >= 0:
+            # Whoever counts what was lost counts up to the last step.
+            self._report()
         if self._mine.chief:
             # First what was used is told, then it is counted, then the model is saved.
             tell_leaving()

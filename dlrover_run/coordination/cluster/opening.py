@@ -48,7 +48,7 @@ def let_in(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
         return fail(scene, plan, cluster, f"{plan.reason}; {words}, so nobody may train")
     told = scene.told(chief)
     restored = told.restored if told is not None else -1
-    reason = f"{plan.reason}{began(restored, cluster.step)}"
+    reason = f"{plan.reason}{began(restored, cluster.step, cluster.paused)}"
     opened = msgspec.structs.replace(
         cluster, stage=Stage.TRAINING, since=scene.now, opened_at=scene.now, step=restored, saved=restored
     )

@@ -252,7 +252,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `saved` are the newest that were told before this version opened, and from then on the step that it began with.
     `wishes` are the last wish of each node that was heard. `done` are the ranks of workers that have succeeded, and
     `evaluated` says that the evaluator has. `fixed_ps` is the only number of servers that the tables of the model can
-    be read with, 0 for any. `outcome` is the end of a task that the job cannot go on after.
+    be read with, 0 for any. `outcome` is the end of a task that the job cannot go on after. `paused` says that all who
+    trained had left before this version began, so that `step` is the last step there was.
 
     Milestones of this version, in job time, None before: `held_at`, when all addresses were known, so that its tasks
     may start; `served_at`, when all its servers answered; `opened_at`, when the chief had a whole model. From
@@ -282,6 +283,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     short_since: float | None = None
     uncalled: tuple[Uncalled, ...] = ()
     fixed_ps: Count = 0
+    paused: bool = False
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -111,6 +111,8 @@ def _account(scene: Scene, cluster: Cluster, rolled_back: bool) -> Cluster:
         step=max([cluster.step, *(status.step for status in told)]),
         saved=max([cluster.saved, *(status.saved for status in told)]),
         done=() if rolled_back else cluster.done,
+        # Nobody has trained in a version that was never opened.
+        paused=not rolled_back or (cluster.paused and cluster.opened_at is None),
         # Others may have left because of a server.
         uncalled=tuple(one for one in cluster.uncalled if one.role is Role.PS),
     )

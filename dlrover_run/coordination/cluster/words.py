@@ -51,12 +51,15 @@ def fixed(cluster: Cluster) -> str:
     )
 
 
-def began(restored: int, before: int) -> str:
-    """From which step a version goes on, and how many are lost."""
-    lost = max(0, before - restored)
-    lost_words = "no step lost" if not lost else f"{counted(lost, 'step')} lost"
+def began(restored: int, before: int, paused: bool) -> str:
+    """From which step a version goes on, and how many are lost of those `before`. Unless all had `paused` there may
+    have been more of them, which nobody has told of."""
     if restored < 0:
         return ""
+    where = f"; {f'restored from step {restored}' if restored else 'begun anew'}"
+    lost = max(0, before - restored)
     if before < 0:
-        return f"; restored from step {restored}" if restored else ""
-    return f"; {f'restored from step {restored}' if restored else 'begun anew'}, {lost_words}"
+        return where if restored else ""
+    if not lost:
+        return f"{where}, no step lost" if paused else f"{where}, the last that was told of"
+    return f"{where}, {'' if paused else 'at least '}{counted(lost, 'step')} lost"
