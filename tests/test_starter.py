@@ -120,6 +120,33 @@ def test_a_round_waits_for_a_lesson_and_its_cancellation_does_not_stop_it(monkey
     assert told == ["--start-method=forkserver: a thread was left; workers are spawned instead"]
 
 
+def test_workers_that_start_one_after_the_other_have_one_lesson_and_none_after_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starter, "LEARN_DELAY", 0.0)
+
+    async def run() -> None:
+        stub = Stub()
+        stubbed(monkeypatch, stub)
+        workers = Starter(SPEC, pytest.fail)
+        await workers.prepare([{}])
+        workers.learn_later()
+        workers.learn_later()
+        await asyncio.wait_for(stub.asked.wait(), PATIENCE)
+        workers.learn_later()
+        # A turn for the timer, and one for what it would begin.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        workers.learn_later()
+        workers.learn_later()
+        await workers.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert stub.lessons == 1
+
+    asyncio.run(run())
+
+
 def test_a_node_that_waits_for_its_place_has_a_template_ready_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         stub = Stub()

@@ -123,6 +123,9 @@ class Starter:
     def learn_later(self) -> None:
         """Let the template import what the workers that were just started import, once they have had time to."""
         if self._forking and self._template is not None:
+            if self._lesson is not None:
+                # One lesson for all that are started one after the other.
+                self._lesson.cancel()
             self._lesson = asyncio.get_running_loop().call_later(LEARN_DELAY, self._begin_lesson)
 
     async def close(self) -> None:
@@ -159,6 +162,10 @@ class Starter:
                 self._say(f"--preload {sentence}; it is left to the workers")
 
     def _begin_lesson(self) -> None:
+        if self._learning is not None and not self._learning.done():
+            # What is imported now was asked for before the last of them began.
+            self.learn_later()
+            return
         self._learning = asyncio.ensure_future(self._learn())
 
     async def _learn(self) -> None:
