@@ -64,10 +64,7 @@ def read(settings: Settings) -> Asked:
     wish = Targets(settings.asked_number("ps", 1, MOST_TASKS), settings.asked_number("workers", 0, MOST_TASKS))
     if wish == Targets():
         raise UsageError("Nothing was asked for: give --ps=N, --workers=N or both.")
-    endpoint = settings.text("rdzv_endpoint")
-    elsewhere = settings.asked("rdzv_backend") is not None
-    if endpoint.text.strip() and not elsewhere:
-        raise flags.wrong(*endpoint, "has no --rdzv-backend beside it", "give --rdzv-backend=master or etcd too")
+    elsewhere = settings.asked("rdzv_backend") is not None or bool(settings.text("rdzv_endpoint").text.strip())
     run_id = settings.asked("rdzv_id")
     timeout = flags.seconds(*settings.text("timeout"), zero_allowed=False)
     return Asked(wish, timeout, run_id.text if run_id else None, elsewhere)

@@ -235,7 +235,6 @@ def test_what_is_no_size_of_memory_is_refused_with_one_that_would_do(text: str) 
             "--role=ps --rdzv-backend=static train.py",
             "'static' is not known: give master, c10d or etcd.",
         ),
-        ("--rdzv-endpoint=node0 train.py", "has no --rdzv-backend beside it: give --rdzv-backend=master or etcd too."),
         ("--role=ps --rdzv-backend=master --rdzv-endpoint=a:b train.py", "has a bad port"),
         ("--worker-memory=4Gi --max-memory=2Gi train.py", "--worker-memory 4Gi is more than --max-memory 2Gi"),
         ("--save-timeout=0 train.py", "--save-timeout '0' is out of range"),
@@ -272,6 +271,14 @@ def test_a_line_that_cannot_be_read_points_to_the_help(
     said = capsys.readouterr().err
     assert sentence in said
     assert said.endswith("Try 'tf-ps-run --help'.\n")
+
+
+@pytest.mark.parametrize("role", ["--role=ps ", ""])
+def test_an_endpoint_of_which_nothing_else_is_said_is_that_of_a_master(role: str) -> None:
+    job = asked(f"{role}--ps=2 --rdzv-endpoint=node0 train.py").job
+    assert (job.backend, job.run_id) == ("master", "none")
+    assert job.master is not None
+    assert (job.master.host, job.master.port) == ("node0", 29400)
 
 
 def test_servers_that_come_and_go_without_checkpoints_are_warned_of() -> None:

@@ -99,9 +99,8 @@ class Agent:
         try:
             self._channel.open()
             await self._queues.listen()
-            problem = await self._desk.open()
-            if problem is not None and self._spec.job.backend == "memory":
-                # Another node of this job may have that name, and says as much to the coordinator.
+            problem = await self._desk.open(alone=self._spec.job.backend == "memory")
+            if problem is not None:
                 self._voice.say(problem)
             await self._follow_plan()
         except (StuckTask, SpecError, OSError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -30,6 +31,7 @@ class WishDesk:
 
     def __init__(self, run_id: str, rules: ClusterRules, on_wish: Callable[[Targets], int]) -> None:
         self._address = wishes.socket_address(os.geteuid(), run_id)
+        self._run_id = run_id
         self._rules = rules
         self._on_wish = on_wish
         self._server: asyncio.Server | None = None
@@ -37,15 +39,19 @@ class WishDesk:
         self._talks: set[asyncio.Task[None]] = set()
         self._over = False
 
-    async def open(self) -> str | None:
-        """Listen; a sentence when the name is taken, by another job of that name or another node of this one."""
+    async def open(self, alone: bool) -> str | None:
+        """Listen; a sentence when that is not possible. Where several nodes of a job are on one machine the first of
+        them listens for all; nodes that are `alone` in their jobs should have names of their own."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self._address)
             listener.listen(MOST_AT_ONCE)
         except OSError as error:
             listener.close()
-            return f"`tf-ps-run scale` does not reach this node: {error.strerror}"
+            if error.errno != errno.EADDRINUSE:
+                return f"`tf-ps-run scale` does not reach this node: {error.strerror}"
+            taken = f"another job on this machine is named {self._run_id!r} (--rdzv-id), and `tf-ps-run scale` reaches "
+            return f"{taken}only that one" if alone else None
         listener.setblocking(False)
         self._server = await asyncio.start_unix_server(self._talk, sock=listener, limit=wishes.MOST_BYTES)
         return None

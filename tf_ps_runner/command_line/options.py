@@ -167,7 +167,7 @@ To change a running job: [b]tf-ps-run scale --help[/].""",
     instead={
         "nnodes": "give --ps and --workers, and --role on each machine",
         "nproc-per-node": "give --ps and --workers",
-        "standalone": "leave it out, since a job without --rdzv-backend is on this machine alone",
+        "standalone": "leave it out, since a job without --rdzv-endpoint is on this machine alone",
         "node-rank": "leave it out, since the job finds a rank for each process",
     },
 )

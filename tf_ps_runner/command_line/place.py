@@ -17,21 +17,21 @@ SHARED_ID = "none"
 
 
 def find_place(settings: Settings, environ: Mapping[str, str], *, visits: bool = False) -> Meeting:
-    """The place. A node that hosts a whole job, and was told of no place, is alone; one that `visits` has no role.
-    Raises SpecError."""
+    """The place. A node that hosts a whole job, and was told of no place, is alone; one that `visits` has no role. An
+    endpoint of which nothing else is said is a master's. Raises SpecError."""
     role, backend = None if visits else settings.asked("role"), settings.asked("rdzv_backend")
+    endpoint = settings.text("rdzv_endpoint")
+    by_flag = bool(endpoint.text.strip())
     by_variable = bool(environ.get(meeting.MASTER_VARIABLE, "").strip())
     if backend is not None:
         flags.choice(*backend, BACKENDS)
-    elif role is not None and not by_variable:
+    elif role is not None and not (by_flag or by_variable):
         raise SpecError(
             f"{role.place} {role.text} is one of several nodes, and nothing says where they meet: give "
-            f"--rdzv-backend=master or etcd and --rdzv-endpoint=HOST:PORT, or leave {role.place} out for a job on this "
+            f"--rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, or leave {role.place} out for a job on this "
             "machine alone."
         )
-    elif role is None and (endpoint := settings.text("rdzv_endpoint")).text.strip():
-        raise flags.wrong(*endpoint, "has no --rdzv-backend beside it", "give --rdzv-backend=master or etcd too")
-    alone = role is None and backend is None
+    alone = role is None and backend is None and not by_flag
     run_id = settings.asked("rdzv_id")
     if run_id is not None:
         meeting.shared_run_id(run_id)
@@ -41,7 +41,7 @@ def find_place(settings: Settings, environ: Mapping[str, str], *, visits: bool =
             spares=0,
             standalone=False,
             backend=backend or Given("--rdzv-backend", "c10d"),
-            endpoint=settings.text("rdzv_endpoint"),
+            endpoint=endpoint,
             run_id=run_id or Given("--rdzv-id", "" if alone else SHARED_ID),
             node_rank=None,
             master_addr=None,
