@@ -165,7 +165,6 @@ def test_a_job_that_is_not_here_is_said_with_where_else_it_may_be(capsys: pytest
         ("--workers=-1", "--workers '-1' is out of range"),
         ("--ps=2 train.py", "'train.py' is neither a flag nor the value of one."),
         ("--ps=2 --timeout=0", "--timeout '0' is out of range"),
-        ("--ps=2 --rdzv-endpoint=a", "has no --rdzv-backend beside it"),
         ("--ps=2 --rdzv-backend=static", "--rdzv-backend 'static' is not known: give master, c10d or etcd."),
         ("--ps=2 --rdzv-backend=master", "needs a place where the nodes meet"),
         ("--pss=2", "--pss is not a flag of tf-ps-run scale; did you mean --ps?"),
@@ -233,7 +232,10 @@ def test_a_wish_outside_the_range_of_the_job_is_one_that_it_cannot_have() -> Non
     )
 
 
-def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", [["--rdzv-backend=master"], []])
+def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(
+    monkeypatch: pytest.MonkeyPatch, backend: list[str]
+) -> None:
     from tf_ps_runner import visiting
 
     visits = []
@@ -244,7 +246,7 @@ def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(monkeypatc
 
     monkeypatch.setattr(visiting, "visit", visit)
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
-    words = ["scale", "--ps=3", "--rdzv-backend=master", "--rdzv-endpoint=node0:4000", "--rdzv-id=ads", "--timeout=5"]
+    words = ["scale", "--ps=3", *backend, "--rdzv-endpoint=node0:4000", "--rdzv-id=ads", "--timeout=5"]
     assert main(words) == exit_codes.SUCCESS
     ((spec, wish, timeout),) = visits
     assert isinstance(spec, visiting.JobSpec)

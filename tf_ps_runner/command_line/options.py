@@ -159,8 +159,7 @@ To change a running job: [b]tf-ps-run scale --help[/].""",
             f"([b]{PREFIX}MAX_RESTARTS=4[/]); the command line wins. [b]PYTHON_EXEC[/] names the interpreter that has "
             "TensorFlow, if it is another one than this.",
             "One machine: [b]tf-ps-run --ps=2 --workers=3 --evaluator train.py --steps 1000[/]",
-            "Each of several: [b]tf-ps-run --role=ps --ps=1:4 --workers=2:8 --rdzv-backend=master "
-            "--rdzv-endpoint=node0 train.py[/]",
+            "Each of several: [b]tf-ps-run --role=ps --ps=1:4 --workers=2:8 --rdzv-endpoint=node0 train.py[/]",
         )
     ),
     origin="dlrover-run's",
@@ -194,7 +193,7 @@ The job was started with a range, as in [b]--ps=1:4[/]. Where several jobs of yo
 
 From another machine the flags of the rendezvous say where its nodes meet.""",
     epilog="One machine: [b]tf-ps-run scale --ps=3[/]\n\n"
-    "Elsewhere: [b]tf-ps-run scale --workers=6 --rdzv-backend=master --rdzv-endpoint=node0 --rdzv-id=ads[/]",
+    "Elsewhere: [b]tf-ps-run scale --workers=6 --rdzv-endpoint=node0 --rdzv-id=ads[/]",
     usage="[FLAGS]",
 )
 
