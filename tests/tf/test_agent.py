@@ -229,6 +229,24 @@ def test_servers_are_added_while_training_goes_on_and_the_chief_saves_before(sta
     assert "steps lost" not in out
 
 
+def test_a_chief_whose_workers_only_serve_it_is_told_of_a_planned_change_and_leaves_before_them(
+    start: Callable[..., Job],
+) -> None:
+    # Without that the change would wait for the workers until the test gives up.
+    job = start("--ps=1:2", "--workers=1", "--save-timeout=3600", args=("serve",))
+    for name in ("ps-0", "ps-1", "chief-0", "worker-0"):
+        job.up(name)
+    job.train()
+    _scale(job, "--ps=1")
+    job.told("chief-0", pause=True, save=False)
+    assert len(job.up("chief-1")["cluster"]["ps"]) == 1
+    job.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
+    job.up("worker-1")
+    out = job.finish("chief-1")
+    assert "1 parameter server instead of 2; chief-0 saved at step 7" in out
+    assert "steps lost" not in out
+
+
 def test_a_worker_too_many_leaves_and_nobody_else_is_disturbed(start: Callable[..., Job]) -> None:
     job = start("--ps=1", "--workers=0:2")
     for name in ("ps-0", "chief-0", "worker-0", "worker-1"):

@@ -387,7 +387,8 @@ def _message(hosted: Hosted, order: Order) -> OrderMessage:
     return OrderMessage(
         version=order.version,
         open=order.open,
-        pause=(order.pause and same and role is Role.WORKER) or hosted.leaving,
+        # A chief hears of it too: one whose workers serve it leaves first, for those do not leave by themselves.
+        pause=(order.pause and same and role in (Role.CHIEF, Role.WORKER)) or hosted.leaving,
         save=order.save and same and role is Role.CHIEF,
         ending=order.ending,
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 HERE = Path(os.environ["PRETEND"])
 CONFIG = json.loads(os.environ["TF_CONFIG"])
 ROLE, INDEX = CONFIG["task"]["type"], CONFIG["task"]["index"]
+SERVED = sys.argv[1:] == ["serve"]
 NAME = f"{ROLE}-{os.environ['WORKER_ID']}"
 
 
@@ -82,7 +83,7 @@ def listen(channel: Channel) -> None:
         post(at="told", **{key: order[key] for key in ("open", "pause", "save", "ending")})
         if order["pause"] and ROLE == "worker":
             os._exit(75)
-        if order["save"] and ROLE == "chief":
+        if order["pause" if SERVED else "save"] and ROLE == "chief":
             channel.say(say="saved", step=7, path="/pretend/model.ckpt-7")
             os._exit(75)
         if order["ending"] and ROLE == "worker":
@@ -96,7 +97,7 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 channel = Channel()
 if ROLE != "chief":
     channel.say(say="ready")
-if sys.argv[1:] == ["serve"] and ROLE == "worker":
+if SERVED and ROLE == "worker":
     post(at="serving")
     threading.Event().wait()
 if ROLE == "worker":
