@@ -1,0 +1,58 @@
+"""Jobs that are harmed: what the tests of faults share."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from job import EXAMPLE, Job, MakeJob
+
+from dlrover_run.descent import lineage
+
+
+@pytest.fixture(scope="session")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generated click log."""
+    directory = tmp_path_factory.mktemp("clicks") / "data"
+    subprocess.run([sys.executable, EXAMPLE / "generate.py", directory], check=True, stdout=subprocess.DEVNULL)
+    return directory
+
+
+@pytest.fixture
+def make_job(tf221: Path, clicks: Path, tmp_path: Path) -> Iterator[MakeJob]:
+    """Makes the one job of a test; whatever of it is left at the end makes the test fail."""
+    jobs: list[Job] = []
+
+    def make(script: str, **pace: str) -> Job:
+        jobs.append(Job(tf221, script, clicks, tmp_path, **pace))
+        return jobs[-1]
+
+    # Orphans come to this process, so it can be said that none is left.
+    lineage.become_subreaper()
+    yield make
+    try:
+        for job in jobs:
+            job.close()
+    finally:
+        ctypes.CDLL(None).prctl(lineage._PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], float]:
+    """The AUC of a run of that script to which nobody does harm; it is made once."""
+    from interpreters import python_221
+
+    @cache
+    def train(script: str) -> float:
+        job = Job(python_221(), script, clicks, tmp_path_factory.mktemp("undisturbed"))
+        node = job.start("--ps=2", "--workers=1")
+        auc = job.finish(node).auc
+        job.close()
+        return auc
+
+    return train

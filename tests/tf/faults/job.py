@@ -1,0 +1,253 @@
+"""A job of the Criteo example under the real command, whose steps a test allows one by one, and to which it does harm.
+
+Every wait is for a line on the console. Whatever is killed is a process that has told its pid there and that lives
+below the launcher of this very test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from cluster import Talker, watched_processes
+from harness import environment, still_alive
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "criteo_deeprec"
+PACED = Path(__file__).parent / "scripts" / "paced.py"
+
+GRAPH, STRATEGY = "deepfm_graph.py", "deepfm_strategy.py"
+
+STEPS = 300
+"""Blocks of the data, each of which is one step."""
+
+SAVE_STEPS = 50
+
+LEARNED = 0.70
+"""An AUC that nothing reaches without having learned the categories: without them 0.603 is the best there is."""
+
+NOISE = 0.02
+"""How far the AUC of two runs may lie apart that have seen the same blocks in other orders."""
+
+WAIT = 90.0
+"""Seconds for anything that is waited for, which takes at most 20 of them; after that the test fails."""
+
+ALL_STEPS = 30_000
+"""More steps than any job takes."""
+
+OF_TENSORFLOW = "__autograph_generated_file"
+"""What begins the files that a script's own TensorFlow leaves when its process is killed."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the newest checkpoint says."""
+
+    step: int
+    auc: float
+    blocks_seen: int
+    blocks_seen_more_than_once: int
+
+
+class Node(Talker):
+    """One launcher, and the processes below it."""
+
+    def hear(self, pattern: str, since: int = 0, timeout: float = WAIT) -> re.Match[str]:
+        """The first place where that stands on the console, after `since`; AssertionError when it never comes."""
+        deadline = time.monotonic() + timeout
+        while (found := re.compile(pattern).search(self.said, since)) is None:
+            if not self._listen(deadline):
+                raise AssertionError(f"{self.name} did not say {pattern!r} but:\n{self.said}")
+        return found
+
+    def until(self, pattern: str, timeout: float = WAIT) -> re.Match[str]:
+        """The next place where that stands, after those that were waited for before."""
+        found = self.hear(pattern, self._heard, timeout)
+        self._heard = found.end()
+        return found
+
+    def up(self, key: str) -> psutil.Process:
+        """Wait until that task, `ps-1`, runs the script."""
+        found = self.hear(rf"\[{key}\]:\w+ \d+: pid = (\d+)\s")
+        process = psutil.Process(int(found[1]))
+        assert self.pid in {parent.pid for parent in process.parents()}, f"{key} is none of {self.name}"
+        return process
+
+    def kill(self, *keys: str, with_signal: signal.Signals = signal.SIGKILL) -> None:
+        """Send all of those tasks a signal."""
+        processes = [self.up(key) for key in keys]
+        for process in processes:
+            process.send_signal(with_signal)
+
+    def servers(self, key: str) -> list[str]:
+        """The addresses of the servers that this task was told."""
+        return self.hear(rf"\[{key}\]:servers = (.*)\n")[1].split()
+
+    def others_stayed(self, *keys: str) -> bool:
+        """Whether those tasks are the only ones of their roles and ranks that have run."""
+        began = re.findall(r"\[([\w-]+)\]:(\w+ \d+): pid = ", self.said)
+        places = {place for key, place in began if key in keys}
+        return sorted(key for key, place in began if place in places) == sorted(keys)
+
+    def lose(self) -> None:
+        """Kill the launcher and all below it in one moment, as when a machine loses its power."""
+        launcher = psutil.Process(self.pid)
+        # The agent first, for it would find the words to say goodbye.
+        agents = [process for process in launcher.children() if process.name().startswith("tf-ps-agent")]
+        for process in (*agents, launcher, *launcher.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert self.finish() == -signal.SIGKILL
+
+
+class Job:
+    """One job: its data, checkpoints and pipes lie in `directory`. The launchers are started by `start`."""
+
+    def __init__(self, python: Path, script: str, data: Path, directory: Path, **pace: str) -> None:
+        self.script = script
+        self.checkpoints = directory / "checkpoints"
+        self.temporary = directory / "temporary"
+        self.temporary.mkdir()
+        self.run_id = f"faults-{os.getpid()}-{os.urandom(3).hex()}"
+        self._directory, self._data, self._python = directory, data, python
+        self._nodes: list[Node] = []
+        self._pipes: dict[str, int] = {}
+        self._pace: dict[str, str | None] = dict(pace)
+        for name in ("steps", "saves", "meals"):
+            path = directory / name
+            os.mkfifo(path)
+            # Open for both, it neither waits for a reader nor is at its end when there is none.
+            self._pipes[name] = os.open(path, os.O_RDWR)
+            self._pace[f"PACE_{name.upper()}"] = str(path)
+
+    def start(self, *flags: str, name: str = "tf-ps-run", env: Mapping[str, str] | None = None) -> Node:
+        """Start a launcher."""
+        command = [
+            *(sys.executable, "-m", "tf_ps_runner", f"--rdzv-id={self.run_id}"),
+            *(f"--checkpoint-dir={self.checkpoints}", *flags, str(PACED), self.script, "--shards"),
+            *(f"--steps={STEPS}", "--print-steps=1", f"--save-steps={SAVE_STEPS}"),
+            *(f"--data={self._data}", f"--checkpoints={self.checkpoints}"),
+        ]
+        ours = {"PYTHON_EXEC": str(self._python), "TMPDIR": str(self.temporary), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        process = subprocess.Popen(
+            command,
+            cwd=self._directory,
+            env=environment({**ours, **self._pace, **(env or {})}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        node = Node(name, process)
+        self._nodes.append(node)
+        return node
+
+    def allow(self, steps: int) -> None:
+        """Let so many steps be taken, by whoever comes."""
+        os.write(self._pipes["steps"], b"." * steps)
+
+    def allow_save(self) -> None:
+        """Let the checkpoint be written that is held."""
+        os.write(self._pipes["saves"], b".")
+
+    def feed(self) -> None:
+        """Let one process take memory."""
+        os.write(self._pipes["meals"], b".")
+
+    def reach(self, node: Node, step: int) -> None:
+        """Wait until the model is at that step or a later one."""
+        deadline = time.monotonic() + WAIT
+        while not any(int(word) >= step for word in re.findall(r"step (\d+): loss", node.said)):
+            assert node._listen(deadline), f"the model never was at step {step}:\n{node.said}"
+
+    def train(self, node: Node, step: int, since: int = 0) -> None:
+        """Allow as many steps as lead to that one from step `since`, and wait until they are taken. Then everybody who
+        trains waits to be allowed the next one, and no step is on its way."""
+        self.allow(step - since)
+        self.reach(node, step)
+
+    def scale(self, *flags: str) -> None:
+        """Change the running job with the command that people use."""
+        command = [sys.executable, "-m", "tf_ps_runner", "scale", f"--rdzv-id={self.run_id}", *flags]
+        done = subprocess.run(command, env=environment(), timeout=WAIT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def finish(self, *nodes: Node) -> Learned:
+        """Allow all steps there are, wait for the end with success, and say what was learned."""
+        self.allow(ALL_STEPS)
+        for node in nodes:
+            assert node.finish() == 0, node.said
+        return self.evaluate()
+
+    def evaluate(self) -> Learned:
+        command = [self._python, EXAMPLE / "evaluate.py", "--data", self._data, "--checkpoints", self.checkpoints]
+        env = environment({"TF_CPP_MIN_LOG_LEVEL": "2"})
+        done = subprocess.run(command, timeout=WAIT, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        print(f"{self.script}: {done.stdout}", flush=True)
+        return Learned(**json.loads(done.stdout))
+
+    def close(self) -> None:
+        """Fail unless every launcher has ended, nothing lives that was below one, and no file of theirs is left."""
+        unfinished = [node.name for node in self._nodes if node.process.poll() is None]
+        for pipe in self._pipes.values():
+            os.close(pipe)
+        me = psutil.Process()
+        with watched_processes(me.children(recursive=True)) as pidfds:
+            if not unfinished:
+                still_alive(pidfds, WAIT)
+        left = [process for process in me.children(recursive=True) if _lives(process)]
+        told = [str(process) for process in left]
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        said = "".join(f"\n--- {node.name}\n{node.said}" for node in self._nodes)
+        for node in self._nodes:
+            node.finish()
+            assert node.process.stdout is not None
+            node.process.stdout.close()
+        _collect_orphans(me)
+        assert not unfinished, f"the test left {unfinished} running{said}"
+        assert not told, f"left behind: {told}{said}"
+        files = [path.name for path in self.temporary.iterdir() if not path.name.startswith(OF_TENSORFLOW)]
+        assert not files, f"left in the directory for temporary files: {files}{said}"
+
+
+MakeJob = Callable[..., Job]
+"""`make_job(script, **pace)`; the variables of `pace` are those of `scripts/paced.py`."""
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _collect_orphans(me: psutil.Process) -> None:
+    for child in me.children():
+        with contextlib.suppress(ChildProcessError, psutil.NoSuchProcess):
+            if child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+def check_learned(found: Learned, undisturbed: float | None = None) -> None:
+    """Fail unless each block was used, and the model is as good as it should be."""
+    assert found.blocks_seen == STEPS, found
+    assert found.auc > LEARNED, found
+    if undisturbed is not None:
+        assert abs(found.auc - undisturbed) < NOISE, f"{found}, and {undisturbed} undisturbed"
+
+
+def check_exactly_once(found: Learned, undisturbed: float | None = None) -> None:
+    """Fail unless each block was used once, and the model is as good as it should be."""
+    check_learned(found, undisturbed)
+    assert (found.step, found.blocks_seen_more_than_once) == (STEPS, 0), found

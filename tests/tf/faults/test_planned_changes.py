@@ -1,0 +1,83 @@
+"""Servers that are added and removed while the job runs: no step is lost, each block is used once, and a server that
+dies meanwhile costs no more than it does at any other time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from job import GRAPH, STRATEGY, Job, MakeJob, Node, check_exactly_once, check_learned
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
+
+ANSWER = "of the next version answers?, so training pauses"
+
+
+def change(job: Job, node: Node, servers: int, before: int) -> None:
+    """Have another number of servers, and wait until they train."""
+    job.scale(f"--ps={servers}")
+    job.allow(20)
+    noun = "parameter server" if servers == 1 else "parameter servers"
+    saved = node.until(rf"{servers} {noun} instead of {before}; chief-\d+ saved at step (\d+)")
+    restored = node.until(r"chief-\d+: Restoring parameters from .*: goes on after step (\d+)")
+    assert restored[1] == saved[1]
+
+
+@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+def test_one_two_one_three_servers_in_one_run(
+    make_job: MakeJob, undisturbed: Callable[[str], float], script: str
+) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=1:3", "--workers=1")
+    job.train(node, 50)
+    for before, servers in ((3, 1), (1, 2), (2, 1), (1, 3)):
+        change(job, node, servers, before)
+    check_exactly_once(job.finish(node), usual)
+
+
+@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+def test_a_server_dies_while_the_next_ones_are_started(
+    make_job: MakeJob, undisturbed: Callable[[str], float], script: str
+) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=1:2", "--workers=1")
+    job.train(node, 100)
+    job.scale("--ps=1")
+    node.until("is started while training goes on")
+    node.kill("ps-0")
+    assert int(node.until(r"Restoring parameters from .*/model\.ckpt-(\d+)")[1]) >= 50
+    check_learned(job.finish(node), usual)
+
+
+@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+def test_a_server_dies_while_training_pauses(
+    make_job: MakeJob, undisturbed: Callable[[str], float], script: str
+) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=1:2", "--workers=1")
+    job.train(node, 100)
+    job.scale("--ps=1")
+    # Nobody leaves before the next step, which nobody is allowed.
+    node.until(ANSWER)
+    node.kill("ps-1")
+    assert int(node.until(r"Restoring parameters from .*/model\.ckpt-(\d+)")[1]) >= 50
+    check_learned(job.finish(node), usual)
+
+
+@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+def test_a_server_that_is_coming_dies_and_training_goes_on(
+    make_job: MakeJob, undisturbed: Callable[[str], float], script: str
+) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=1:2", "--workers=1")
+    job.train(node, 100)
+    job.scale("--ps=1")
+    node.until("is started while training goes on")
+    node.kill("ps-2")
+    job.allow(50)
+    node.until("1 parameter server instead of 2; ")
+    check_learned(job.finish(node), usual)

@@ -1,0 +1,110 @@
+"""Servers that die, hang, or die at the worst moment: a new version begins where the newest checkpoint is, and every
+block is used."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from job import GRAPH, STRATEGY, MakeJob, check_learned
+
+pytestmark = pytest.mark.tensorflow
+
+RESTORED = r"Restoring parameters from .*/model\.ckpt-(\d+)"
+
+
+def test_a_server_of_a_strategy_dies_and_comes_back_where_it_was(make_job: MakeJob) -> None:
+    job = make_job(STRATEGY)
+    node = job.start("--ps=2", "--workers=1")
+    job.train(node, 100)
+    node.kill("ps-1")
+    assert node.until(RESTORED)[1] == "100"
+    check_learned(job.finish(node))
+    assert node.servers("ps-2") == node.servers("ps-0")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+def test_all_servers_die_at_once(make_job: MakeJob, undisturbed: Callable[[str], float], script: str) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=3", "--workers=1")
+    job.train(node, 100)
+    node.kill("ps-0", "ps-1", "ps-2")
+    assert int(node.until(RESTORED)[1]) >= 50
+    check_learned(job.finish(node), usual)
+    assert node.servers("ps-3") == node.servers("ps-0")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+def test_one_server_after_the_other_dies_and_the_job_goes_on_each_time(
+    make_job: MakeJob, undisturbed: Callable[[str], float], script: str
+) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=2", "--workers=1")
+    job.train(node, 100)
+    node.kill("ps-0")
+    node.until(RESTORED)
+    job.train(node, 150, since=50)
+    node.kill("ps-3")
+    assert int(node.until(RESTORED)[1]) >= 100
+    check_learned(job.finish(node), usual)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+def test_a_server_that_is_stopped_gives_no_error_and_is_replaced(
+    make_job: MakeJob, undisturbed: Callable[[str], float], script: str
+) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    node = job.start("--ps=2", "--workers=1")
+    job.train(node, 100)
+    node.kill("ps-0", with_signal=signal.SIGSTOP)
+    job.allow(50)
+    node.until(r"ps-0 \(rank 0\) on .* does not answer any more")
+    assert int(node.until(RESTORED)[1]) >= 50
+    check_learned(job.finish(node), usual)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+def test_a_server_dies_while_a_checkpoint_is_written(
+    make_job: MakeJob, undisturbed: Callable[[str], float], script: str
+) -> None:
+    usual = undisturbed(script)
+    job = make_job(script, PACE_SAVE="100")
+    node = job.start("--ps=2", "--workers=1")
+    job.allow(200)
+    node.until("a checkpoint is begun at step")
+    # The other server writes its part, and this one cannot.
+    node.kill("ps-1", with_signal=signal.SIGSTOP)
+    job.allow_save()
+    node.kill("ps-1")
+    assert 50 <= int(node.until(RESTORED)[1]) < 100
+    check_learned(job.finish(node), usual)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+def test_a_server_comes_back_at_another_address_when_its_node_is_lost(
+    make_job: MakeJob, undisturbed: Callable[[str], float], script: str, free_port: int
+) -> None:
+    usual = undisturbed(script)
+    job = make_job(script)
+    place = ("--ps=1", "--workers=1", "--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{free_port}")
+    leader = job.start("--role=chief", *place, "--rdzv-conf=is_host=1,lost_after=1", name="chief")
+    worker = job.start("--role=worker", *place, "--rdzv-conf=is_host=0,lost_after=1", name="worker")
+    lost = job.start("--role=ps", *place, "--rdzv-conf=is_host=0,lost_after=1", name="lost", env={"NODE_ID": "0"})
+    lost.up("ps-0")
+    spare = job.start("--role=ps", *place, "--rdzv-conf=is_host=0,lost_after=1", name="spare", env={"NODE_ID": "1"})
+    job.train(leader, 30)
+    spare.hear("tf-ps-run: ")
+    lost.lose()
+    spare.up("ps-1")
+    assert leader.servers("chief-1") != leader.servers("chief-0")
+    found = job.finish(leader, worker, spare)
+    check_learned(found, usual)
