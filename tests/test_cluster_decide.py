@@ -409,6 +409,45 @@ class TestPlannedChange:
         return job
 
 
+class TestWords:
+    def test_one_server_answers(self) -> None:
+        job = running(1, 0, most_ps=2)
+        job.wish("a", 1, ps=1)
+        job.obey()
+        job.ready("ps-2")
+        assert job.plan.reason == "1 parameter server of the next version answers, so training pauses"
+
+    def test_a_wish_that_waits_for_the_model_is_told_of_once(self) -> None:
+        job = VirtualCluster(rules(1, 0, most_ps=2))
+        job.come("a")
+        job.obey()
+        job.wish("a", 1, ps=1)
+        assert job.plan.reason == "a asked for 1 parameter server"
+        job.ready("ps-0", "ps-1")
+        job.ready("chief-0", restored=5)
+        assert job.stage is Stage.CHANGING
+        assert job.lines == ["restored from step 5"]
+
+    def test_a_node_that_hosts_nothing_hears_who_has_succeeded(self) -> None:
+        job = running(evaluator=1)
+        assert waiting(job) == "2 parameter servers, a chief and 2 workers train; " + STEPS_IN
+        job.end("worker-0", how=SUCCESS)
+        size = "2 parameter servers, a chief and 1 worker train"
+        assert waiting(job) == f"{size}, and 1 worker has succeeded; {STEPS_IN}"
+        job.end("evaluator-0", how=SUCCESS)
+        assert waiting(job) == f"{size}, and 1 worker and the evaluator have succeeded; {STEPS_IN}"
+        job.end("chief-0", how=SUCCESS)
+        assert waiting(job) == "the chief has succeeded, and the others come to their end"
+
+
+STEPS_IN = "this node steps in should another one be needed"
+
+
+def waiting(job: VirtualCluster) -> str:
+    """What a node that hosts nothing is told."""
+    return job.coordinator.waiting(job.now).text
+
+
 class TestWishes:
     def test_workers_come_and_go_without_a_new_version(self) -> None:
         job = running(2, 3)

@@ -328,7 +328,7 @@ def test_a_worker_of_a_node_that_is_lost_moves_to_one_that_waits() -> None:
                 await spare.until(lambda: spare.assignment.waiting)
                 assert spare.assignment.waiting is not None
                 size = "1 parameter server, a chief and 2 workers train"
-                assert spare.assignment.waiting.text == f"{size}; this node waits to step in"
+                assert spare.assignment.waiting.text == f"{size}; this node steps in should another one be needed"
                 kept = set(b.keys)
                 link.close()
                 await spare.runs("worker-2")

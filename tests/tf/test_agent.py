@@ -296,6 +296,21 @@ def test_a_signal_ends_all_tasks_and_is_the_exit_code(
     assert f"tf-ps-run: {number.name} received: the tasks are told" in out
 
 
+def test_of_a_lone_node_that_was_told_to_go_nobody_is_told_what_there_is_no_room_for(start: Callable[..., Job]) -> None:
+    job = start("--ps=1", "--workers=1", args=("stay",))
+    pids = [job.up(name)["pid"] for name in ("ps-0", "chief-0", "worker-0")]
+    job.train()
+    job.told("worker-0", open=True)
+    with watched(pids[0], pids[2]) as others:
+        job.process.terminate()
+        assert still_alive(others, WAIT) == 0
+    # It is told that there is no version any more, once the coordinator has heard of their end.
+    job.told("chief-0", open=False)
+    job.do("chief-0", "exit 0")
+    out = job.ended(143)
+    assert out.endswith("tf-ps-run: SIGTERM received: the tasks are told and get 30 s to end\n")
+
+
 @pytest.mark.parametrize("victim", ["guard", "agent"])
 def test_nothing_is_left_after_the_death_of_the_launcher(start: Callable[..., Job], victim: str) -> None:
     job = start("--ps=1", "--workers=1")

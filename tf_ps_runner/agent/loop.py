@@ -159,8 +159,10 @@ class Agent:
         if not self._departure.wanted:
             # A node that goes takes nothing more; it stays what it is until its tasks have ended.
             self._standing.take(wanted)
-        self._show_waiting(wanted)
-        self._telling.follow(wanted)
+        if not (self._departure.wanted and self._spec.job.backend == "memory"):
+            # Nobody is left who could wait for what the end of the only node leaves no room for.
+            self._show_waiting(wanted)
+            self._telling.follow(wanted)
         if wanted.cluster is not None:
             self._desk.heard(wanted.cluster.heard_wish)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dlrover_run.coordination.cluster.records import EndCause, Order, Role, TaskEnd, TaskKey
+from dlrover_run.coordination.cluster.words import news
 from dlrover_run.coordination.records import Assignment
 from dlrover_run.coordination.words import counted
 from tf_ps_runner.agent.words import Note, Restored, Saved, plain
@@ -27,9 +28,7 @@ class Telling:
         self._order = wanted.cluster
         before, self._reason = self._reason, wanted.reason
         if self._reason != before:
-            # What a sentence was only continued by need not be told twice.
-            continued = before and self._reason.startswith(f"{before}; ")
-            self._say(self._reason[len(before) + 2 :] if continued else self._reason)
+            self._say(news(before, self._reason))
 
     def stepped(self, step: int) -> None:
         """Somebody who trains is at that step."""

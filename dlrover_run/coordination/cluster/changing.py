@@ -157,7 +157,8 @@ def _prepare(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     tasks = tuple(task for task in cluster.tasks if task.role is not Role.WORKER or _has_begun(scene, task))
     until = scene.now + scene.limits.save_timeout
     paused = msgspec.structs.replace(cluster, stage=Stage.PAUSING, since=scene.now, until=until, tasks=tasks)
-    reason = f"{servers(len(cluster.coming))} of the next version answer, so training pauses"
+    answer = "answers" if len(cluster.coming) == 1 else "answer"
+    reason = f"{servers(len(cluster.coming))} of the next version {answer}, so training pauses"
     return changed(plan, scene.now, cluster=paused, reason=reason)
 
 

@@ -18,6 +18,7 @@ from dlrover_run.coordination.cluster.opening import fence_deadline, let_in, not
 from dlrover_run.coordination.cluster.records import Cluster
 from dlrover_run.coordination.cluster.scene import Scene
 from dlrover_run.coordination.cluster.wishes import fix_servers, grant
+from dlrover_run.coordination.cluster.words import news
 from dlrover_run.coordination.decision import Decision, soonest
 from dlrover_run.coordination.presence import Present
 from dlrover_run.coordination.records import OVER, Plan, PlanPhase
@@ -58,7 +59,7 @@ def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
             break
         if plan is not before and not following.reason.startswith(plan.reason):
             # Another reason takes its place before anybody could read it.
-            passed.append(plan.reason)
+            passed.append(news(before.reason, plan.reason))
         plan = following
     else:
         return Decision(plan, now, tuple(passed))

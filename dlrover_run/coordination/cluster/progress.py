@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlrover_run.coordination.cluster.gathering import complete_at, deadline, waits_for_nobody
 from dlrover_run.coordination.cluster.placing import rooms
-from dlrover_run.coordination.cluster.records import Cluster, Role
+from dlrover_run.coordination.cluster.records import Cluster, Role, Stage
 from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.cluster.scene import Scene
 from dlrover_run.coordination.cluster.versions import shortage
@@ -19,7 +19,9 @@ def progress(rules: Rules, plan: Plan, present: Present, now: float) -> Waiting:
     scene = Scene(rules, present, now)
     cluster = plan.cluster or Cluster()
     if plan.phase is PlanPhase.TRAINING:
-        return Waiting(f"{_size(cluster)} train; this node waits to step in")
+        if cluster.stage is Stage.ENDING:
+            return Waiting("the chief has succeeded, and the others come to their end")
+        return Waiting(f"{_size(cluster)} train{_succeeded(cluster)}; this node steps in should another one be needed")
     hosts = [p.status.host for p in scene.hosts]
     here = f"{counted(len(hosts), 'node')} {'is' if len(hosts) == 1 else 'are'} here{hosts and f': {names(hosts)}'}"
     if waits_for_nobody(scene, plan):
@@ -43,6 +45,14 @@ def _size(cluster: Cluster) -> str:
     servers = sum(task.role is Role.PS for task in cluster.tasks)
     workers = sum(task.role is Role.WORKER for task in cluster.tasks)
     return f"{counted(servers, 'parameter server')}, a chief and {counted(workers, 'worker')}"
+
+
+def _succeeded(cluster: Cluster) -> str:
+    """Who has nothing to do any more, in words that follow others."""
+    over = [counted(len(cluster.done), "worker")] if cluster.done else []
+    over += ["the evaluator"] if cluster.evaluated else []
+    has = "has" if len(cluster.done) + cluster.evaluated == 1 else "have"
+    return f", and {names(over)} {has} succeeded" if over else ""
 
 
 def _offered(scene: Scene) -> str:

@@ -38,6 +38,11 @@ def replaced(losses: Sequence[Loss], tasks: Sequence[Task]) -> str:
     return f"{who}{where} {verb} {place}"
 
 
+def news(before: str, reason: str) -> str:
+    """What a reason says that was not said before: one that is only continued need not be told twice."""
+    return reason[len(before) + 2 :] if before and reason.startswith(f"{before}; ") else reason
+
+
 def servers(number: int) -> str:
     """That many parameter servers."""
     return counted(number, "parameter server")

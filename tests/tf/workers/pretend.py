@@ -97,6 +97,8 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 channel = Channel()
 if ROLE != "chief":
     channel.say(say="ready")
+if sys.argv[1:] == ["stay"] and ROLE == "chief":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if SERVED and ROLE == "worker":
     post(at="serving")
     threading.Event().wait()
