@@ -14,7 +14,7 @@ TF := .venv-tf
 TF_215 := .venv-tf215
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo demo-tf test test-long test-other check benchmark benchmark-recovery help
+.PHONY: demo demo-tf test test-long test-other check benchmark benchmark-recovery benchmark-tf-recovery help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -54,6 +54,9 @@ benchmark: benchmark-recovery ## measure against torchrun; writes benchmarks/res
 
 benchmark-recovery: $(VENV)/.benchmark ## break jobs under dlrover-run and torchrun, and draw how they come back
 	$(BIN)/python benchmarks/recovery.py
+
+benchmark-tf-recovery: $(VENV)/.benchmark $(TF)/.made ## break jobs with parameter servers, with tf-ps-run and without
+	$(BIN)/python benchmarks/tf_recovery.py
 
 # CUDA=1 lets pip download the CUDA libraries; without it an install that would bring them stops and says so.
 $(VENV)/.torch:

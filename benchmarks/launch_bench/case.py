@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from comparison.lost import Late
 from comparison.report import Unit
 
-from launch_bench.rivals import Rival
 from launch_bench.room import Report, Room
+
+R = TypeVar("R")
+"""Who takes part: for jobs of torch a `launch_bench.rivals.Rival`. It has a `name`, and says whether it is `absent`."""
 
 NANOSECOND = 1e-9
 
@@ -51,13 +54,13 @@ def until_last(
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Generic[R]):
     """One comparison. `targets` say, for a rival and a part of it, how large the ratio to `baseline` may be."""
 
     name: str
     title: str
     unit: Unit
-    rivals: tuple[Rival, ...]
+    rivals: tuple[R, ...]
     baseline: str
-    measure: Callable[[Rival, Room, Limits], Measured]
+    measure: Callable[[R, Room, Limits], Measured]
     targets: Mapping[tuple[str, str], float] = field(default_factory=dict)

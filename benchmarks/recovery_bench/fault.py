@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from comparison import report
 from comparison.ratios import Sample, summarise
 from launch import run_once
-from launch_bench.case import Case, Limits
+from launch_bench.case import Case, Limits, R
 
 
 def _nothing() -> str | None:
@@ -16,7 +16,7 @@ def _nothing() -> str | None:
 
 
 @dataclass(frozen=True)
-class Fault(Case):
+class Fault(Case[R]):
     """A case in which something breaks. No run is a warm-up: the job has long begun when the clock is started.
 
     A part that `within` names is compared with another part of the same run. Where the baseline is no rival but a time
