@@ -417,6 +417,22 @@ class TestWords:
         job.ready("ps-2")
         assert job.plan.reason == "1 parameter server of the next version answers, so training pauses"
 
+    def test_a_new_limit_of_memory_is_named(self) -> None:
+        job = running(worker_memory=512, max_memory=4096, ps_memory=4096)
+        job.end("worker-0", how=OUT_OF_MEMORY)
+        assert job.plan.reason.endswith(
+            "was killed for its memory; worker-2 takes its place and gets 1Gi instead of 512Mi"
+        )
+        job.obey()
+        job.end("worker-2")
+        assert job.plan.reason.endswith("was killed by SIGKILL; worker-3 takes its place")
+
+    def test_of_several_servers_those_that_get_more_memory_are_named(self) -> None:
+        job = running(ps_memory=4096)
+        job.end_together("ps-0", "ps-1", how=OUT_OF_MEMORY)
+        said = "ps-2 and ps-3 take their places, ps-2 gets 8Gi instead of 4Gi, ps-3 gets 8Gi instead of 4Gi"
+        assert said in job.plan.reason
+
     def test_a_wish_that_waits_for_the_model_is_told_of_once(self) -> None:
         job = VirtualCluster(rules(1, 0, most_ps=2))
         job.come("a")

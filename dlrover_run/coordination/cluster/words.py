@@ -35,7 +35,21 @@ def replaced(losses: Sequence[Loss], tasks: Sequence[Task]) -> str:
     where = f" on {names(sorted(moved))}" if moved else ""
     who = names([str(task.key) for task in successors])
     verb, place = ("takes", "its place") if len(successors) == 1 else ("take", "their places")
-    return f"{who}{where} {verb} {place}"
+    before = {loss.task.rank: loss.task.memory for loss in losses}
+    more = [task for task in successors if task.memory != before[task.rank]]
+    gets = [
+        f"{'and' if len(successors) == 1 else task.key} gets {size(task.memory)} instead of {size(before[task.rank])}"
+        for task in more[:ENDS_NAMED]
+    ]
+    if not gets:
+        return f"{who}{where} {verb} {place}"
+    unnamed = f", and {len(more) - ENDS_NAMED} others get more too" if len(more) > ENDS_NAMED else ""
+    return f"{who}{where} {verb} {place}{' ' if len(successors) == 1 else ', '}{', '.join(gets)}{unnamed}"
+
+
+def size(memory: int) -> str:
+    """A limit of memory in MiB, as one would write it on a command line."""
+    return f"{memory // 1024}Gi" if memory and memory % 1024 == 0 else f"{memory}Mi"
 
 
 def news(before: str, reason: str) -> str:
