@@ -12,8 +12,12 @@ import struct
 
 import msgspec
 
-from dlrover_run.coordination.cluster.records import Targets
+from dlrover_run.coordination.cluster.records import Order, Targets
 from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.coordination.words import counted
+
+NOT_KNOWN = Targets()
+"""How many processes a job has, for somebody who does not know."""
 
 MOST_BYTES = 4096
 """The longest line that either side reads."""
@@ -94,15 +98,33 @@ def why_not(wish: Targets, rules: ClusterRules) -> str | None:
     return None
 
 
-def what_follows(wish: Targets) -> str:
-    """A clause that says what the job does once it has heard of a wish."""
+def present_in(order: Order | None) -> Targets:
+    """How many processes there are by an order; what is not known, or about to change, is None."""
+    if order is None or not order.servers:
+        return NOT_KNOWN
+    changing = order.pause or bool(order.next_servers) or any(task.version > order.version for task in order.tasks)
+    return Targets(ps=None if changing else len(order.servers), workers=len(order.workers))
+
+
+def what_follows(wish: Targets, present: Targets = NOT_KNOWN) -> str:
+    """A clause that says what the job does once it has heard of a wish, when it has as many as `present` says."""
     parts = []
     if wish.ps is not None:
-        servers = "parameter server" if wish.ps == 1 else "parameter servers"
+        servers = counted(wish.ps, "parameter server")
         parts.append(
-            f"{wish.ps} {servers}: a new set is started while training goes on; then the workers pause, the chief "
+            f"{servers} {_are(wish.ps)} there already"
+            if wish.ps == present.ps
+            else f"{servers}: a new set is started while training goes on; then the workers pause, the chief "
             "saves, and all go on with the new set"
         )
     if wish.workers is not None:
-        parts.append(f"{wish.workers} worker{'' if wish.workers == 1 else 's'}: nobody else pauses for that")
+        workers = counted(wish.workers, "worker")
+        there = wish.workers == present.workers
+        parts.append(
+            f"{workers} {_are(wish.workers)} there already" if there else f"{workers}: nobody else pauses for that"
+        )
     return "; ".join(parts)
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"

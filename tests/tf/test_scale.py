@@ -13,7 +13,7 @@ import pytest
 from asked import go_to_empty_place
 
 from dlrover_run import exit_codes
-from dlrover_run.coordination.cluster.records import Targets
+from dlrover_run.coordination.cluster.records import Order, Targets
 from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.spec import SpecError
 from tf_ps_runner import scale, wishes
@@ -99,6 +99,18 @@ def test_a_wish_that_is_heard_is_said_with_what_follows(
     assert said.err == ""
     assert said.out.startswith(f"tf-ps-run scale: the job {job!r} has heard of it: 3 parameter servers: a new set is")
     assert said.out.endswith("2 workers: nobody else pauses for that.\n")
+
+
+def test_a_wish_for_as_many_as_there_are_is_said_to_be_fulfilled() -> None:
+    order = Order(version=1, servers=("a:1", "a:2"), workers=("a:3",))
+    present = wishes.present_in(order)
+    assert wishes.what_follows(Targets(ps=2, workers=1), present) == (
+        "2 parameter servers are there already; 1 worker is there already"
+    )
+    assert "a new set is started" in wishes.what_follows(Targets(ps=3), present)
+    changing = msgspec.structs.replace(order, next_servers=("a:4",))
+    assert "a new set is started" in wishes.what_follows(Targets(ps=2), wishes.present_in(changing))
+    assert wishes.present_in(Order(version=0)) == wishes.present_in(None) == Targets()
 
 
 def test_a_number_that_is_not_given_is_left_as_it_is(desks: Callable[[str, Answer], Desk]) -> None:

@@ -24,6 +24,7 @@ from dlrover_run.descent.strays import StraySweep
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import SpecError
+from tf_ps_runner import wishes
 from tf_ps_runner.agent.channel import Channel
 from tf_ps_runner.agent.environment import PACKAGE
 from tf_ps_runner.agent.queue_words import Membership
@@ -75,7 +76,9 @@ class Agent:
         # What the template imports takes longer than anything else.
         self._tasks.warm()
         self._board = open_board(self._hear)
-        self._desk = WishDesk(job.run_id, job.rules.cluster, self._take_wish)
+        self._desk = WishDesk(
+            job.run_id, job.rules.cluster, self._take_wish, lambda: wishes.present_in(self._board.assignment.cluster)
+        )
         self._wish: Targets | None = None
         self._wishes = 0
         self._waiting: Waiting | None = None

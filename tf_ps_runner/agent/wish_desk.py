@@ -26,14 +26,22 @@ MOST_AT_ONCE = 16
 class WishDesk:
     """Takes wishes of this machine's user. `on_wish` is called with each; its answer is that wish's number.
 
-    `heard` is told the number of the last wish that the coordinator knows of. A running loop is needed.
+    `present` says how many there are of what may be wished for, as far as that is known. `heard` is told the number of
+    the last wish that the coordinator knows of. A running loop is needed.
     """
 
-    def __init__(self, run_id: str, rules: ClusterRules, on_wish: Callable[[Targets], int]) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        rules: ClusterRules,
+        on_wish: Callable[[Targets], int],
+        present: Callable[[], Targets] = lambda: wishes.NOT_KNOWN,
+    ) -> None:
         self._address = wishes.socket_address(os.geteuid(), run_id)
         self._run_id = run_id
         self._rules = rules
         self._on_wish = on_wish
+        self._present = present
         self._server: asyncio.Server | None = None
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
         self._talks: set[asyncio.Task[None]] = set()
@@ -103,9 +111,10 @@ class WishDesk:
         if self._over:
             return Reply(heard=False, text="the job is coming to its end")
         known = asyncio.get_running_loop().create_future()
+        present = self._present()
         self._waiting.setdefault(self._on_wish(wish), []).append(known)
         with contextlib.suppress(asyncio.CancelledError):
             await known
         if self._over:
             return Reply(heard=False, text="the job is coming to its end")
-        return Reply(heard=True, text=wishes.what_follows(wish))
+        return Reply(heard=True, text=wishes.what_follows(wish, present))
