@@ -17,9 +17,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from tf_ps_runner.worker import leaving, shard_state, shards, stopping
+from tf_ps_runner.worker import shards
 from tf_ps_runner.worker.channel import channel
-from tf_ps_runner.worker.task import task as own_task
 
 Result = TypeVar("Result")
 
@@ -191,16 +190,3 @@ def _config() -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError("TF_CONFIG is no JSON object")
     return config
-
-
-def _install() -> None:
-    mine = own_task()
-    if mine is None:
-        return
-    stopping.on_step(shards.made_step)
-    leaving.on_leave(shards.before_leaving)
-    if mine.chief:
-        shard_state.keep()
-
-
-_install()

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,37 @@ def test_a_tensorflow_that_has_changed_is_told_and_the_script_goes_on(tmp_path: 
     assert len(notes) == 1, finished.stderr
     assert notes[0].startswith("TensorFlow 9.9 has no ")
     assert "goes back to the last checkpoint" in notes[0]
+
+
+RESTORE = """
+from tf_ps_runner.worker import checkpoints
+
+# What the protections do before the first step of a chief, whatever its script has imported by then.
+checkpoints.was_restored(None, 0, "fresh", [])
+"""
+
+
+def test_the_queues_go_back_with_the_model_although_the_script_has_not_imported_its_hooks(tmp_path: Path) -> None:
+    (tmp_path / "restore.py").write_text(RESTORE)
+    address, heard = f"@tf-ps-boot-{os.getpid()}", []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + address[1:])
+        listener.listen()
+        listener.settimeout(60)
+
+        def answer() -> None:
+            line, _ = listener.accept()
+            with line, line.makefile("rb") as lines:
+                for text in lines:
+                    message = json.loads(text)
+                    heard.append(message.get("say") or message["what"])
+                    if "ask" in message:
+                        line.sendall(json.dumps({"answer": message["ask"]}).encode() + b"\n")
+
+        agent = threading.Thread(target=answer)
+        agent.start()
+        config = json.dumps({"task": {"type": "chief", "index": 0}})
+        done = run(str(BOOT), "restore.py", at=tmp_path, TF_CONFIG=config, TF_PS_AGENT=address, TF_PS_TASK_TOKEN="t")
+        agent.join()
+    assert done.returncode == 0, done.stderr
+    assert heard == ["hello", "rollback", "restored"]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_ps_runner.worker import partitioning, saving, servers, sessions, stopping, strategy
+from tf_ps_runner.worker import (
+    leaving,
+    partitioning,
+    saving,
+    servers,
+    sessions,
+    shard_state,
+    shards,
+    stopping,
+    strategy,
+)
 from tf_ps_runner.worker.patching import after_import, place, wrap
 from tf_ps_runner.worker.task import task
 
@@ -71,7 +81,13 @@ PROTECTIONS = (
 
 
 def install() -> None:
-    """Have each change made where TensorFlow is imported already, and once it is imported where not."""
+    """Have each change made where TensorFlow is imported already, and once it is imported where not.
+
+    The data's place is kept from here on, too: a script may import its hooks when the model has been restored already.
+    """
+    stopping.on_step(shards.made_step)
+    leaving.on_leave(shards.before_leaving)
+    shard_state.keep()
     for module, protection, change in PROTECTIONS:
         after_import(module, protection, change)
     strategy.register()

@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from tf_ps_runner.worker import checkpoints
-from tf_ps_runner.worker.channel import channel, note
+from tf_ps_runner.worker.channel import AgentGone, channel, note
 
 SUFFIX = ".shards.json"
 
@@ -31,10 +31,8 @@ _listening = False
 
 
 def keep() -> None:
-    """From here on keep the state beside each checkpoint that this process writes, and give it back after a restore.
-
-    For the chief alone; a second call does nothing.
-    """
+    """From here on keep the state beside each checkpoint that is told of, and give it back after a restore; only a
+    chief tells of any. A second call does nothing."""
     global _listening
     if not _listening:
         _listening = True
@@ -46,7 +44,10 @@ def keep() -> None:
 def take(path: str) -> None:
     """Ask for the state that shall go with the checkpoint `path`."""
     _taken.pop(path, None)
-    state = channel().ask("snapshot").get("state")
+    try:
+        state = channel().ask("snapshot").get("state")
+    except AgentGone:
+        return
     if state and state.get("queues"):
         _taken[path] = state
 
@@ -81,6 +82,14 @@ def give_back(path: str | None, step: int, how: str) -> None:
     state, sentence = read(path) if path is not None else (None, None)
     if sentence is not None:
         note(sentence)
+    try:
+        _roll_back(path, state)
+    except AgentGone:
+        # Nobody hands out any data, and a script without DataShards goes on.
+        return
+
+
+def _roll_back(path: str | None, state: Any) -> None:
     answer = channel().ask("rollback", state=state)
     if answer.get("error") and state is not None:
         note(f"{path}{SUFFIX} cannot be gone back to ({answer['error']}): all data is used from the beginning")
