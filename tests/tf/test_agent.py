@@ -311,6 +311,20 @@ def test_of_a_lone_node_that_was_told_to_go_nobody_is_told_what_there_is_no_room
     assert out.endswith("tf-ps-run: SIGTERM received: the tasks are told and get 30 s to end\n")
 
 
+@pytest.mark.parametrize("keep", [False, True], ids=["no logs", "logs"])
+def test_tasks_are_given_a_directory_that_goes_with_the_job(
+    start: Callable[..., Job], tmp_path: Path, keep: bool
+) -> None:
+    job = start("--ps=1", "--workers=0", *([f"--log-dir={tmp_path / 'logs'}"] if keep else []))
+    pids = [job.up(name)["pid"] for name in ("ps-0", "chief-0")]
+    (scratch,) = {Path(psutil.Process(pid).environ()["TF_PS_SCRATCH"]) for pid in pids}
+    (scratch / "generated.py").touch()
+    job.train()
+    job.finish("chief-0")
+    assert not scratch.exists()
+    assert not scratch.is_relative_to(tmp_path / "logs")
+
+
 @pytest.mark.parametrize("victim", ["guard", "agent"])
 def test_nothing_is_left_after_the_death_of_the_launcher(start: Callable[..., Job], victim: str) -> None:
     job = start("--ps=1", "--workers=1")

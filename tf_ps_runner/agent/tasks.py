@@ -80,7 +80,11 @@ class Tasks:
         self._ready: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
         self._step_timer: asyncio.TimerHandle | None = None
-        self._common = environment.common_environment(os.environ)
+        self._scratch = environment.make_scratch(run_dir)
+        if self._scratch is not None:
+            # The relay is the last to end, also when guard and agent are killed together.
+            relay.remove_at_end(self._scratch)
+        self._common = environment.common_environment(os.environ, self._scratch)
         self.ends: list[tuple[TaskEnd, WorkerEnd]] = []
         self.problem: Exception | None = None
 
@@ -263,6 +267,7 @@ class Tasks:
             args=args,
             environment={**self._common, **variables, **own},
             stdio=hosted.outputs.stdio,
+            before_exec=hosted.memory.enter,
         )
 
     def _abandon(self, hosted: Hosted) -> None:

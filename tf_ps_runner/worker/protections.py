@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tf_ps_runner.worker import (
+    generated_code,
     leaving,
     partitioning,
     saving,
@@ -92,3 +93,4 @@ def install() -> None:
         after_import(module, protection, change)
     strategy.register()
     partitioning.register()
+    generated_code.register()
