@@ -19,7 +19,8 @@ class WorkerStart:
     """All that is needed to start one worker, whichever way it is started.
 
     `argv` is the whole command line, `args` the part of it that is the program's own. `stdio` are the descriptors that
-    become 0, 1 and 2; the caller closes them afterwards. `cpus` None leaves the affinity.
+    become 0, 1 and 2; the caller closes them afterwards. `cpus` None leaves the affinity. `before_exec` is called in a
+    fresh process before its program begins; one that is forked from a template has no such moment.
     """
 
     local_rank: int
@@ -29,6 +30,7 @@ class WorkerStart:
     environment: Mapping[str, str]
     stdio: tuple[int, int, int]
     cpus: frozenset[int] | None = None
+    before_exec: Callable[[], None] | None = None
 
 
 def spawn(start: WorkerStart) -> int:
@@ -39,6 +41,8 @@ def spawn(start: WorkerStart) -> int:
         lineage.die_with_parent(parent)
         if start.cpus is not None:
             os.sched_setaffinity(0, start.cpus)
+        if start.before_exec is not None:
+            start.before_exec()
 
     stdin, stdout, stderr = start.stdio
     process = subprocess.Popen(

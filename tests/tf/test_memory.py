@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dlrover_run.agent.process import WorkerStart, spawn
 from tf_ps_runner.memory import cgroups, hold, limits, verdict
 from tf_ps_runner.memory.cgroups import Place, TaskGroup, clear_leftovers, find_place
 from tf_ps_runner.memory.hold import MemoryHold
@@ -135,6 +136,19 @@ def run(held: MemoryHold, program: str, *, meanwhile: Callable[[subprocess.Popen
                 process.kill()
 
     return asyncio.run(life())
+
+
+def test_a_spawned_task_is_under_its_limit_before_its_program_begins(
+    by_group: Callable[[str, int], MemoryHold], tmp_path: Path
+) -> None:
+    held = by_group("worker-3", 100)
+    with open(tmp_path / "groups", "w+") as output:
+        stdio = (0, output.fileno(), 2)
+        task = WorkerStart(0, 0, ("cat", "/proc/self/cgroup"), (), dict(os.environ), stdio, before_exec=held.enter)
+        os.waitpid(spawn(task), 0)
+        held.close()
+        output.seek(0)
+        assert f"{cgroups.PREFIX}worker-3." in output.read()
 
 
 def groups_of(place: Place, name: str) -> list[str]:
