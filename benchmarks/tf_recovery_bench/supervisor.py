@@ -71,7 +71,10 @@ class Supervisor:
         """Start these at the addresses that they have."""
         for task in tasks:
             environment = os.environ | {"TF_CONFIG": config_of(task, self.ports), "STOP_FILE": str(self.room / STOP)}
-            self.running[task] = subprocess.Popen(self.command, env=environment, stdin=subprocess.DEVNULL)
+            # A session of its own, as tf-ps-run gives each process: the kernel shares processors out among sessions.
+            self.running[task] = subprocess.Popen(
+                self.command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+            )
 
     def kill_all(self) -> None:
         """End everything at once."""
