@@ -231,11 +231,47 @@ class TestOthers:
         job.end("chief-0")
         assert (job.plan.key.number, job.stage, job.ids(Role.CHIEF)) == (1, Stage.TRAINING, ["chief-1"])
 
+    def test_one_on_another_node_makes_a_version_since_the_queues_of_the_data_were_with_it(self) -> None:
+        job = apart()
+        job.lose("a")
+        job.wait(1.1)
+        assert (job.plan.key.number, job.stage, job.hosts(Role.CHIEF)) == (2, Stage.STARTING, ["d"])
+        assert job.ids(Role.PS) == ["ps-2", "ps-3"]
+        assert job.plan.reason.startswith(
+            "version 2: chief-0 on a was lost with its node, and with it the place in the data"
+        )
+        assert (job.spent(Role.CHIEF).failures, job.spent(Role.PS).failures) == (0, 0)
+
+    def test_but_not_before_any_of_the_data_can_have_been_used(self) -> None:
+        job = VirtualCluster(rules(1, 0))
+        job.come("a", ps=0)
+        job.come("b", chief=0, ps=1)
+        job.come("c", ps=0)
+        assert job.hosts(Role.CHIEF) == ["a"]
+        job.lose("a")
+        job.wait(1.1)
+        assert (job.plan.key.number, job.hosts(Role.CHIEF)) == (1, ["c"])
+
+    def test_a_node_that_leaves_gives_its_chief_away_once_that_has_saved(self) -> None:
+        job = apart()
+        job.phase("a", NodePhase.LEAVING)
+        assert (job.stage, job.hosts(Role.CHIEF)) == (Stage.CHANGING, ["a"])
+        assert job.plan.reason.startswith("a was asked to leave, and the chief moves: ps-2 and ps-3 are started")
+        job.obey()
+        job.ready("ps-2", "ps-3")
+        job.end(*job.ids(Role.WORKER), how=LEFT)
+        assert job.stage is Stage.SAVING
+        job.say("chief-0", TaskStage.ENDED, step=40, saved=40, end=LEFT)
+        assert (job.plan.key.number, job.hosts(Role.CHIEF)) == (2, ["d"])
+        job.train(restored=40)
+        assert job.plan.reason.endswith("restored from step 40, no step lost")
+
     def test_a_second_chief_is_not_started_while_the_first_one_lives(self) -> None:
         job = apart()
         job.phase("a", NodePhase.LEAVING)
-        assert job.hosts(Role.CHIEF) == ["d"]
         job.deaf.add("a")
+        job.end("ps-0")
+        assert job.hosts(Role.CHIEF) == ["d"]
         job.obey()
         told = job.order("d")
         assert told.chief == ""
@@ -277,7 +313,7 @@ class TestOthers:
         job.wait(1.1)
         assert (job.plan.phase, job.plan.key.number, job.ids(Role.CHIEF)) == (PlanPhase.TRAINING, 1, [])
         job.come("c", ps=0)
-        assert job.hosts(Role.CHIEF) == ["c"]
+        assert (job.plan.key.number, job.hosts(Role.CHIEF)) == (2, ["c"])
 
     def test_but_not_for_ever(self) -> None:
         job = VirtualCluster(rules(1, 0))

@@ -144,6 +144,9 @@ class Laws:
     def _same_version(self, former: Cluster, cluster: Cluster) -> None:
         servers = [{task.key for task in one.tasks if task.role is Role.PS} for one in (former, cluster)]
         demand(servers[0] == servers[1], "the servers have changed, and the version has not")
+        if former.served_at is not None:
+            before, after = ({host_of(t) for t in one.tasks if t.role is Role.CHIEF} for one in (former, cluster))
+            demand(after <= before, "the chief has left the queues of the data, and the version goes on")
 
     def _next_version(self, before: Plan, former: Cluster, plan: Plan, present: Present) -> None:
         if before.phase is not PlanPhase.TRAINING or former.stage in (Stage.PAUSING, Stage.SAVING):
@@ -152,7 +155,9 @@ class Laws:
             return
         # Late ones are told in the reason.
         lost = "was not ready" in plan.reason or any(self._lost(task) for task in former.tasks if task.role is Role.PS)
-        demand(lost, f"version {former.version} ended though all its servers live: {plan.reason}")
+        chiefs = [task for task in former.tasks if task.role is Role.CHIEF]
+        moved = not chiefs or any(self._lost(chief) for chief in chiefs)
+        demand(lost or moved, f"version {former.version} ended though its servers and its chief live: {plan.reason}")
 
     def _note_spared(self, former: Cluster, present: Present) -> None:
         for task in former.tasks:

@@ -14,7 +14,7 @@ from dlrover_run.coordination.cluster.budgets import (
     with_spent,
 )
 from dlrover_run.coordination.cluster.orders import host_of
-from dlrover_run.coordination.cluster.placing import Places, give_all, least_servers, wanted_servers
+from dlrover_run.coordination.cluster.placing import Places, give_all, least_servers, rooms, wanted_servers
 from dlrover_run.coordination.cluster.records import Cluster, EndCause, Role, Stage, Task, TaskStage
 from dlrover_run.coordination.cluster.scene import Scene, leftovers, tasks_of
 from dlrover_run.coordination.cluster.versions import begin_version, places_for_servers
@@ -48,9 +48,11 @@ def conclude(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     # A chief whose workers serve it (ParameterServerStrategy) saves and leaves with them still there, for they train
     # nothing by themselves, and it could not finish its step without them.
     for chief in tasks_of(cluster, Role.CHIEF):
-        loss = scene.loss(cluster, chief)
-        if loss is not None and not loss.free and loss.end.cause is EndCause.MEMBERSHIP:
-            told = scene.told(chief)
+        loss, told = scene.loss(cluster, chief), scene.told(chief)
+        if loss is None or loss.end.cause is not EndCause.MEMBERSHIP:
+            continue
+        # One that was ended with its node before it had saved is a loss.
+        if not loss.free or (told is not None and told.saved >= max(0, told.step)):
             saved = f"{chief.key} saved at step {told.saved}" if told is not None and told.saved >= 0 else ""
             return begin_version(scene, plan, cluster, _words(cluster, saved), rolled_back=False)
     if cluster.until is not None and scene.now >= cluster.until:
@@ -112,6 +114,10 @@ def _wanted(scene: Scene, cluster: Cluster) -> tuple[Places, str] | None:
             places,
             f"{names([task.host for task in leaving])} {'was' if len(leaving) == 1 else 'were'} asked to leave",
         )
+    chiefs = [task for task in tasks_of(cluster, Role.CHIEF) if scene.going(host_of(task))]
+    if chiefs and any(rooms(scene, Role.CHIEF).values()):
+        # It saves before it goes: the queues of the data are on its node, and their state goes with the checkpoint.
+        return places, f"{names([task.host for task in chiefs])} was asked to leave, and the chief moves"
     small = [task for task in current if task.memory < limit_of(scene.limits, cluster, Role.PS, task.rank)]
     if small:
         return (

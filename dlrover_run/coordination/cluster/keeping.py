@@ -11,7 +11,7 @@ from dlrover_run.coordination.cluster.orders import host_of
 from dlrover_run.coordination.cluster.placing import give, place_one, wanted_workers
 from dlrover_run.coordination.cluster.records import Cluster, Role, Stage, Task
 from dlrover_run.coordination.cluster.scene import Scene, leftovers, tasks_of
-from dlrover_run.coordination.cluster.versions import fail
+from dlrover_run.coordination.cluster.versions import begin_version, fail
 from dlrover_run.coordination.cluster.words import named
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Member, NodeStatus, Plan
@@ -28,6 +28,11 @@ def fill(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     before = cluster
     for role, rank in _missing(scene, cluster):
         place = place_one(scene, cluster, role, rank)
+        if role is Role.CHIEF and cluster.served_at is not None:
+            # With its node the queues of the data were lost, and a live model would go on with none of them used.
+            if place is not None and scene.broken(plan) is None:
+                return begin_version(scene, plan, cluster, "there is room for a chief again", rolled_back=True)
+            continue
         if place is not None:
             cluster, task = give(scene, cluster, role, rank, cluster.version, place)
             cluster = msgspec.structs.replace(cluster, tasks=(*cluster.tasks, task))

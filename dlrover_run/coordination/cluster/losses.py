@@ -52,8 +52,8 @@ def move_from_leaving(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None
         node = host_of(task)
         if task.role is Role.PS or scene.gone(node) or not scene.going(node):
             continue
-        if task.role is Role.CHIEF and (node in with_servers or cluster.stage is Stage.CHANGING):
-            # The next version takes it along.
+        if task.role is Role.CHIEF and (node in with_servers or cluster.served_at is not None):
+            # The next version takes it along, for the queues of the data are on its node.
             continue
         without = _without(cluster, task)
         place = place_one(scene, without, task.role, task.rank)
@@ -87,6 +87,11 @@ def _replace(scene: Scene, plan: Plan, cluster: Cluster, loss: Loss) -> Plan:
     reason = ended([loss])
     if not leaves and (task.role is not Role.WORKER or task.rank in wanted_workers(scene.limits, cluster)):
         place = place_one(scene, cluster, task.role, task.rank, host_of(task))
+        if place not in (None, host_of(task)) and task.role is Role.CHIEF and cluster.served_at is not None:
+            # The queues of the data were on its node, and a live model would go on with none of them used.
+            if scene.broken(plan) is not None:
+                return plan
+            return begin_version(scene, plan, cluster, f"{reason}, and with it the place in the data", rolled_back=True)
         if place is not None:
             cluster, successor = give(scene, cluster, task.role, task.rank, cluster.version, place)
             cluster = msgspec.structs.replace(cluster, tasks=(*cluster.tasks, successor))
