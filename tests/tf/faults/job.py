@@ -59,7 +59,9 @@ class Learned:
 
 
 class Node(Talker):
-    """One launcher, and the processes below it."""
+    """One launcher, and the processes below it. `lost` says that its machine lost its power."""
+
+    lost = False
 
     def hear(self, pattern: str, since: int = 0, timeout: float = WAIT) -> re.Match[str]:
         """The first place where that stands on the console, after `since`; AssertionError when it never comes."""
@@ -99,7 +101,9 @@ class Node(Talker):
         return sorted(key for key, place in began if place in places) == sorted(keys)
 
     def lose(self) -> None:
-        """Kill the launcher and all below it in one moment, as when a machine loses its power."""
+        """Kill the launcher and all below it in one moment, as when a machine loses its power. Nobody is there to clear
+        up, so what that machine had in its directory for temporary files stays."""
+        self.lost = True
         launcher = psutil.Process(self.pid)
         # The agent first, for it would find the words to say goodbye.
         agents = [process for process in launcher.children() if process.name().startswith("tf-ps-agent")]
@@ -219,7 +223,9 @@ class Job:
         assert not unfinished, f"the test left {unfinished} running{said}"
         assert not told, f"left behind: {told}{said}"
         files = [path.name for path in self.temporary.iterdir() if not path.name.startswith(OF_TENSORFLOW)]
-        assert not files, f"left in the directory for temporary files: {files}{said}"
+        assert len(files) <= sum(node.lost for node in self._nodes), (
+            f"left in the directory for temporary files: {files}{said}"
+        )
 
 
 MakeJob = Callable[..., Job]
