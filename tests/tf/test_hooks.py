@@ -16,7 +16,8 @@ from tf_ps_runner import hooks
 from tf_ps_runner.agent.desk import Desk
 from tf_ps_runner.agent.words import Answer, answer_line, read_line
 from tf_ps_runner.data.state import SavedState
-from tf_ps_runner.worker import checkpoints, partitioning, shard_state, shards, step_variable
+from tf_ps_runner.worker import checkpoints, partitioning, shard_state, shards, step_variable, strategy
+from tf_ps_runner.worker.channel import Order
 from tf_ps_runner.worker.shard_dataset import Outgoing
 from tf_ps_runner.worker.shards import AgentQueue, OpenPart, OwnQueue, Part, Reader, Spec, batches
 
@@ -423,3 +424,21 @@ def test_what_must_come_before_the_data_is_done_before_a_part_is_taken(
     monkeypatch.setattr(shards, "_before_take", [lambda: shard_state.give_back(beside.path(1), 1, "checkpoint")])
     batch = next(batches(queue(desk, spec), 5))
     assert (batch.begin, batch.end) == (10, 15), "the model goes back first, and its data with it"
+
+
+def test_a_chief_that_waits_for_a_part_leaves_from_there_when_the_servers_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left_from: list[bool] = []
+    line = SimpleNamespace(wait_for=lambda told: told(Order(pause=True)))
+    monkeypatch.setattr(strategy, "channel", lambda: line)
+    monkeypatch.setattr(strategy, "_leave", lambda: left_from.append(shards.is_taking()))
+
+    def take() -> None:
+        # What was dropped is not used any more, so that nobody would answer.
+        strategy._watch()
+
+    reader = Reader(SimpleNamespace(take=take, use=lambda number, offset: True), 1)
+    assert reader.next() is None
+    strategy._watch()
+    assert left_from == [True]

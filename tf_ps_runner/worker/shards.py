@@ -188,9 +188,13 @@ class Reader:
                 cut = open_part.cut(self.length) if open_part is not None else None
             if open_part is not None and cut is not None:
                 return Batch(self, open_part, *cut)
-            for prepare in _before_take:
-                prepare()
-            part = self._queue.take()
+            _taking.add(threading.get_ident())
+            try:
+                for prepare in _before_take:
+                    prepare()
+                part = self._queue.take()
+            finally:
+                _taking.discard(threading.get_ident())
             if part is None:
                 return None
             self._current = OpenPart(part)
@@ -217,6 +221,15 @@ _before_take: list[Callable[[], None]] = []
 def before_take(prepare: Callable[[], None]) -> None:
     """Have `prepare()` called each time before a part is taken."""
     _before_take.append(prepare)
+
+
+_taking: set[int] = set()
+"""The threads that wait for a part."""
+
+
+def is_taking() -> bool:
+    """Whether a part is waited for now, or what has to be done before."""
+    return bool(_taking)
 
 
 _out: dict[int, list[Batch]] = {}

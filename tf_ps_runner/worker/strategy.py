@@ -79,6 +79,7 @@ class _Chief:
 
 _chief = _Chief()
 _scheduling = threading.local()
+_leaving = threading.Lock()
 
 
 def register() -> None:
@@ -121,7 +122,7 @@ def change_coordinator(module: Any) -> None:
             place(self.closure_queue, "_queue_lock"), place(self.closure_queue, "_stop_waiting_condition")
             if not _chief.clusters:
                 # The queues go back to where the model is before anything is taken from them.
-                shards.before_take(_begin)
+                shards.before_take(_before_take)
             _chief.clusters.append(self)
 
     def make_closure(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -297,11 +298,19 @@ def _begin() -> None:
     threading.Thread(target=_watch, name="tf-ps-run-order", daemon=True).start()
 
 
+def _before_take() -> None:
+    _begin()
+    _leave_if_told()
+
+
 def _watch() -> None:
-    """Drop what no worker has begun once the chief is told to leave, so that whoever waits for it goes on."""
+    """Drop what no worker has begun once the chief is told to leave, so that whoever waits for it goes on. A part of
+    the data may be waited for until some of that is used, which it never is then: the chief leaves from there."""
     if channel().wait_for(_told):
         for cluster in _chief.clusters:
             _drop(cluster.closure_queue)
+        if shards.is_taking():
+            _leave()
 
 
 def _drop(queue: Any) -> None:
@@ -318,7 +327,9 @@ def _leave_if_told() -> None:
 
 
 def _leave() -> NoReturn:
-    """Wait for what runs, save, and end this process."""
+    """Wait for what runs, save, and end this process. Only the first thread that comes here does it."""
+    if not _leaving.acquire(blocking=False):
+        threading.Event().wait()
     for cluster in _chief.clusters:
         queue = cluster.closure_queue
         while True:
