@@ -142,18 +142,20 @@ class Channel:
         with self._heard:
             if self._tried:
                 return
-            self._tried = True
             self._pid = os.getpid()
             path = os.environ[AGENT]
             line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 line.connect("\0" + path[1:] if path.startswith("@") else path)
                 line.sendall(_packed({"say": "hello", "token": os.environ.get(TOKEN, ""), "pid": os.getpid()}))
+                self._line = line
             except OSError as error:
                 line.close()
                 note(f"this process has no agent at {path} ({error}); it goes on as under plain TensorFlow")
                 return
-            self._line = line
+            finally:
+                # Last of all: another thread that finds this set looks for the line at once.
+                self._tried = True
         threading.Thread(target=self._listen, args=(line,), name="tf-ps-run", daemon=True).start()
 
     def _send(self, message: dict[str, Any]) -> bool:
