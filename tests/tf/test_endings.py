@@ -31,6 +31,12 @@ def test_code_0_is_success_but_for_a_server_which_never_ends() -> None:
     assert cause(Role.PS, 0, dismissed=True) is EndCause.SUCCESS
 
 
+@pytest.mark.parametrize("role", list(Role))
+def test_code_0_of_a_task_that_the_launcher_stopped_is_no_success(role: Role) -> None:
+    found = Found(role, end(0, stopped=signal.SIGTERM), 9.0, dismissed=True)
+    assert task_end(found).cause is EndCause.MEMBERSHIP
+
+
 def test_code_75_is_a_change_of_membership() -> None:
     assert cause(Role.WORKER, 75) is EndCause.MEMBERSHIP
 

@@ -50,12 +50,15 @@ def task_end(found: Found) -> TaskEnd:
         return TaskEnd(EndCause.SILENT, found.silent[:MAX_WHAT])
     if found.memory is not None:
         return TaskEnd(EndCause.MEMORY, found.memory[:MAX_WHAT])
-    if end.code == 0:
+    if end.code == 0 and end.stopped_with is None:
         if found.role is Role.PS and not found.dismissed:
             return _failure(end, "ended by itself with code 0, which no parameter server does")
         return TaskEnd(EndCause.SUCCESS, "has succeeded")
     if end.code == LEFT:
         return TaskEnd(EndCause.MEMBERSHIP, "left for a change of the cluster")
+    if end.code == 0:
+        # A script that takes the signal as its end has not come to the end of its training.
+        return TaskEnd(EndCause.MEMBERSHIP, "ended with code 0 because it was told to stop")
     if found.dismissed:
         return TaskEnd(EndCause.MEMBERSHIP, failures.describe_end(end)[:MAX_WHAT])
     words = raised(end)
