@@ -121,6 +121,20 @@ class TestServers:
         job.train(restored=126)
         assert job.plan.reason.endswith("restored from step 126, the last that was told of")
 
+    def test_a_step_counts_as_lost_that_only_the_node_of_the_chief_has_heard_of(self) -> None:
+        job = running()
+        job.say("chief-0", TaskStage.READY, step=140, saved=126)
+        job.end("ps-1")
+        job.train(restored=126, reached=143)
+        assert job.plan.reason.endswith("restored from step 126, at least 17 steps lost")
+
+    def test_of_a_model_that_has_trained_nothing_nothing_is_lost(self) -> None:
+        job = running()
+        job.say("chief-0", TaskStage.READY, step=0)
+        job.end("ps-1")
+        job.train()
+        assert job.plan.reason.endswith("; begun anew")
+
     def test_what_is_lost_is_known_when_the_version_after_a_pause_never_trained(self) -> None:
         job = running(1, 0, most_ps=3)
         job.wish("a", 1, ps=2)

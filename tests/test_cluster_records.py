@@ -374,6 +374,7 @@ SPENT = Spent(Role.PS, ids=MAX_ID + 1)
         (Hosting(tasks=(TaskStatus(key=key("ps", MAX_ID + 1), stage=TaskStage.HELD),)), "no job has"),
         (Hosting(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, step=MAX_STEP + 1),)), "step"),
         (Hosting(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, saved=-2),)), "step"),
+        (Hosting(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, reached=MAX_STEP + 1),)), "step"),
         (Hosting(account=Account(version=MAX_ROUND + 1)), "repeats"),
         (Hosting(account=Account(spent=(SPENT,))), "repeats"),
         (Hosting(account=Account(servers=MOST_TASKS + 1)), "repeats"),

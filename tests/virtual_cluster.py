@@ -108,16 +108,17 @@ class VirtualCluster:
                 return
         raise AssertionError("the nodes never come to rest")
 
-    def ready(self, *names: str, restored: int = 0) -> None:
+    def ready(self, *names: str, restored: int = 0, reached: int = -1) -> None:
         """Those tasks become ready."""
         for name in names:
-            self.say(name, TaskStage.READY, restored=restored if name.startswith("chief") else -1)
+            steps = {"restored": restored, "reached": reached} if name.startswith("chief") else {}
+            self.say(name, TaskStage.READY, **steps)
 
-    def train(self, restored: int = 0) -> None:
+    def train(self, restored: int = 0, reached: int = -1) -> None:
         """All goes well, from holding ports to training."""
         self.obey()
         self.ready(*self.ids(Role.PS))
-        self.ready(*self.ids(Role.CHIEF), restored=restored)
+        self.ready(*self.ids(Role.CHIEF), restored=restored, reached=reached)
         self.ready(*self.ids(Role.WORKER))
         assert self.stage is Stage.TRAINING, self.plan.reason
 

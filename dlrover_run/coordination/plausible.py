@@ -66,7 +66,8 @@ def _implausible_hosting(hosting: Hosting, last_version: int, address: str) -> s
         return "a status speaks of one task twice"
     if any(task.key.id > MAX_ID for task in hosting.tasks):
         return "a status speaks of a task that no job has"
-    if not all(-1 <= step <= MAX_STEP for task in hosting.tasks for step in (task.step, task.saved, task.restored)):
+    steps = [step for task in hosting.tasks for step in (task.step, task.saved, task.restored, task.reached)]
+    if not all(-1 <= step <= MAX_STEP for step in steps):
         return "a status speaks of a step that no training has"
     if len(address) > MAX_ADDRESS:
         return f"the address of a node has at most {MAX_ADDRESS} characters here: give --local-addr a shorter one"

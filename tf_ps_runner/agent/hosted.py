@@ -26,7 +26,7 @@ class Hosted:
     def __init__(self, task: Task, port: int, on_news: Callable[[], None]) -> None:
         self.task = task
         self.port = port
-        self.step = self.saved = self.restored = -1
+        self.step = self.saved = self.restored = self.reached = -1
         self.ready = self.swollen = self.fixed_servers = self.begun = False
         self.servers: tuple[str, ...] = ()
         self.starting: asyncio.Task[None] | None = None
@@ -93,6 +93,7 @@ class Hosted:
             step=self.step,
             saved=self.saved,
             restored=self.restored,
+            reached=self.reached,
             swollen=self.swollen,
             fixed_servers=self.fixed_servers,
             end=self.end,

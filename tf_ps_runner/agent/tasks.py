@@ -76,6 +76,7 @@ class Tasks:
         self._probe = Probe(self._note_verdict)
         self._hosted: dict[TaskKey, Hosted] = {}
         self._raised: dict[tuple[Role, int], str] = {}
+        self._reached = -1
         self._turn = asyncio.Lock()
         self._ready: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
@@ -179,10 +180,12 @@ class Tasks:
             return
         before = hosted.step
         hosted.hear(event)
+        if isinstance(event, Restored):
+            hosted.reached, self._reached = self._reached, event.step
         if isinstance(event, Note | Restored | Saved):
             self._telling.said(key, event)
         if isinstance(event, StepSaid) and key.role is not Role.EVALUATOR:
-            self._telling.stepped(event.step)
+            self._reached = max(self._reached, event.step)
             if key.role is Role.CHIEF and event.step > before:
                 self._await_next_step(hosted)
             if self._step_timer is None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dlrover_run.coordination.cluster.records import EndCause, Order, Role, TaskEnd, TaskKey
 from dlrover_run.coordination.cluster.words import news
 from dlrover_run.coordination.records import Assignment
-from dlrover_run.coordination.words import counted
 from tf_ps_runner.agent.words import Note, Restored, Saved, plain
 
 
@@ -17,7 +16,6 @@ class Telling:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._reason = ""
-        self._step = -1
         self._told_watch = False
         self._order: Order | None = None
 
@@ -29,10 +27,6 @@ class Telling:
         before, self._reason = self._reason, wanted.reason
         if self._reason != before:
             self._say(news(before, self._reason))
-
-    def stepped(self, step: int) -> None:
-        """Somebody who trains is at that step."""
-        self._step = max(self._step, step)
 
     def limited(self, kept_by: str) -> None:
         """A task has a limit of memory, which is kept in that way."""
@@ -61,15 +55,13 @@ class Telling:
         else:
             for sentence in event.skipped:
                 self._say(f"{key}: {plain(sentence)}")
-            self._say(f"{key}: {self._model(event)}")
-            self._step = event.step
+            self._say(f"{key}: {_model(event)}")
 
-    def _model(self, event: Restored) -> str:
-        if event.how == "checkpoint":
-            lost = max(0, self._step - event.step)
-            # Those behind the last one that was told of are not known.
-            cost = f"; at least {counted(lost, 'step')} lost" if lost else ""
-            return f"Restoring parameters from {plain(event.path or '?')}: goes on after step {event.step}{cost}"
-        if event.how == "live":
-            return f"goes on with the live model at step {event.step}; no step lost"
-        return f"begins with a fresh model at step {event.step}"
+
+def _model(event: Restored) -> str:
+    # How many steps that has cost the coordinator says, who hears of those of all nodes.
+    if event.how == "checkpoint":
+        return f"Restoring parameters from {plain(event.path or '?')}: goes on after step {event.step}"
+    if event.how == "live":
+        return f"goes on with the live model at step {event.step}; no step lost"
+    return f"begins with a fresh model at step {event.step}"

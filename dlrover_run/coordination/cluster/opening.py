@@ -47,8 +47,8 @@ def let_in(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
         words = f"{key or 'a process'} of before on {scene.present[node].status.host} does not end"
         return fail(scene, plan, cluster, f"{plan.reason}; {words}, so nobody may train")
     told = scene.told(chief)
-    restored = told.restored if told is not None else -1
-    reason = f"{plan.reason}{began(restored, cluster.step, cluster.paused)}"
+    restored, reached = (told.restored, told.reached) if told is not None else (-1, -1)
+    reason = f"{plan.reason}{began(restored, max(cluster.step, reached), cluster.paused)}"
     opened = msgspec.structs.replace(
         cluster, stage=Stage.TRAINING, since=scene.now, opened_at=scene.now, step=restored, saved=restored
     )

@@ -80,15 +80,16 @@ class TaskEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace: Annotated[str, Meta(max_length=MAX_TRACE)] = ""
 
 
-class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a node says of one task that it hosts.
 
     `port` is held for it, and is the same for each task of its role and rank that this node hosts one after the other.
     `step` is the last global step that it has told, `saved` that of its last checkpoint and `restored` the one that it
-    began with: -1 while that is not known, and for a chief that came back into a live model the step of that. `swollen`
-    says that it is near its limit of memory. A chief says by `fixed_servers` that its tables are laid out for as many
-    servers as there are, and would be read wrongly with another number. `queue_port` is where the host of a chief
-    answers other nodes about the queues of the data, 0 where it answers nobody else.
+    began with: -1 while that is not known, and for a chief that came back into a live model the step of that. `reached`
+    is the highest step of before that which its node has heard of from any of its tasks. `swollen` says that it is near
+    its limit of memory. A chief says by `fixed_servers` that its tables are laid out for as many servers as there are,
+    and would be read wrongly with another number. `queue_port` is where the host of a chief answers other nodes about
+    the queues of the data, 0 where it answers nobody else.
     """
 
     key: TaskKey
@@ -98,6 +99,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     step: int = -1
     saved: int = -1
     restored: int = -1
+    reached: int = -1
     swollen: bool = False
     fixed_servers: bool = False
     end: TaskEnd | None = None

@@ -79,6 +79,8 @@ def began(restored: int, before: int, paused: bool) -> str:
     lost = max(0, before - restored)
     if before < 0:
         return where if restored else ""
+    if before == restored == 0:
+        return where
     if not lost:
         return f"{where}, no step lost" if paused else f"{where}, the last that was told of"
     return f"{where}, {'' if paused else 'at least '}{counted(lost, 'step')} lost"
