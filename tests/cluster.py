@@ -48,6 +48,7 @@ class Talker:
         self.name = name
         self.process = process
         self.said = ""
+        self.at_end = False
         self._heard = 0
 
     @property
@@ -87,13 +88,26 @@ class Talker:
 
     def _listen(self, deadline: float) -> bool:
         """Take what comes next; whether anything did before the deadline or the end."""
+        return listen([self], deadline)
+
+    def take(self) -> bool:
+        """Take what has come; False at the end of its words."""
         assert self.process.stdout is not None
-        fd = self.process.stdout.fileno()
-        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            return False
-        data = os.read(fd, 65536)
+        data = os.read(self.process.stdout.fileno(), 65536)
         self.said += data.decode(errors="replace")
+        self.at_end = not data
         return bool(data)
+
+
+def listen(talkers: Sequence[Talker], deadline: float) -> bool:
+    """Take what comes next from any of them; whether anything did before the deadline or the end of all."""
+    while speaking := {one.process.stdout: one for one in talkers if not one.at_end}:
+        ready, _, _ = select.select(list(speaking), [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return False
+        if any(speaking[console].take() for console in ready):
+            return True
+    return False
 
 
 class Node(Talker):

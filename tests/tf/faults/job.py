@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from cluster import Talker, watched_processes
+from cluster import Talker, listen, watched_processes
 from harness import environment, still_alive
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "criteo_deeprec"
@@ -167,17 +167,17 @@ class Job:
         """Let one process take memory."""
         os.write(self._pipes["meals"], b".")
 
-    def reach(self, node: Node, step: int) -> None:
-        """Wait until the model is at that step or a later one."""
+    def reach(self, step: int) -> None:
+        """Wait until the model is at that step or a later one, wherever somebody trained it."""
         deadline = time.monotonic() + WAIT
-        while not any(int(word) >= step for word in re.findall(r"step (\d+): loss", node.said)):
-            assert node._listen(deadline), f"the model never was at step {step}:\n{node.said}"
+        while not any(int(word) >= step for word in re.findall(r"step (\d+): loss", self._said)):
+            assert listen(self._nodes, deadline), f"the model never was at step {step}:{self._said}"
 
-    def train(self, node: Node, step: int, since: int = 0) -> None:
+    def train(self, step: int, since: int = 0) -> None:
         """Allow as many steps as lead to that one from step `since`, and wait until they are taken. Then everybody who
         trains waits to be allowed the next one, and no step is on its way."""
         self.allow(step - since)
-        self.reach(node, step)
+        self.reach(step)
 
     def scale(self, *flags: str) -> None:
         """Change the running job with the command that people use."""
@@ -200,6 +200,10 @@ class Job:
         print(f"{self.script}: {done.stdout}", flush=True)
         return Learned(**json.loads(done.stdout))
 
+    @property
+    def _said(self) -> str:
+        return "".join(f"\n--- {node.name}\n{node.said}" for node in self._nodes)
+
     def close(self) -> None:
         """Fail unless every launcher has ended, nothing lives that was below one, and no file of theirs is left."""
         unfinished = [node.name for node in self._nodes if node.process.poll() is None]
@@ -214,11 +218,11 @@ class Job:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        said = "".join(f"\n--- {node.name}\n{node.said}" for node in self._nodes)
         for node in self._nodes:
             node.finish()
             assert node.process.stdout is not None
             node.process.stdout.close()
+        said = self._said
         _collect_orphans(me)
         assert not unfinished, f"the test left {unfinished} running{said}"
         assert not told, f"left behind: {told}{said}"

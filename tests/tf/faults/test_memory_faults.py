@@ -43,12 +43,12 @@ def test_a_worker_that_takes_too_much_gets_twice_as_much(
     usual = undisturbed(script)
     job = make_job(script, PACE_EAT=f"worker:{MEAL}")
     node = job.start("--ps=1", "--workers=1", f"--worker-memory={LIMIT}Mi", "--max-memory=4Gi")
-    job.train(node, 100)
+    job.train(100)
     groups = [group_of(node.up("worker-0"))]
     job.feed()
     node.until(rf"worker-0 \(rank 0\) on .* was killed for memory: it took more than the {LIMIT}Mi that it may")
     groups.append(group_of(node.up("worker-1")))
-    job.train(node, 150, since=100)
+    job.train(150, since=100)
     job.feed()
     node.until(rf"\[worker-1\]:has eaten {MEAL} MiB")
     check_exactly_once(job.finish(node), usual)
@@ -63,7 +63,7 @@ def test_a_server_that_takes_too_much_gets_twice_as_much(
     usual = undisturbed(script)
     job = make_job(script, PACE_EAT=f"ps:{MEAL}")
     node = job.start("--ps=1", "--workers=1", f"--ps-memory={LIMIT}Mi", "--max-memory=4Gi")
-    job.train(node, 100)
+    job.train(100)
     job.feed()
     node.until(rf"ps-0 \(rank 0\) on .* was killed for memory: it took more than the {LIMIT}Mi that it may")
     assert int(node.until(r"Restoring parameters from .*/model\.ckpt-(\d+)")[1]) >= 50
@@ -79,7 +79,7 @@ def test_a_server_that_is_near_its_limit_is_replaced_before_it_is_killed(
     # What a server takes by itself is about 40 MiB here, and never 70.
     job = make_job(GRAPH, PACE_EAT="ps:660")
     node = job.start("--ps=1", "--workers=1", f"--ps-memory={LIMIT + 30}Mi", "--max-memory=4Gi")
-    job.train(node, 100)
+    job.train(100)
     job.feed()
     node.until(r"ps-0 \(rank 0\) on .* is near its limit of \d+ MiB, and is to get \d+ MiB")
     job.allow(50)

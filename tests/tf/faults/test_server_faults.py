@@ -17,7 +17,7 @@ RESTORED = r"Restoring parameters from .*/model\.ckpt-(\d+)"
 def test_a_server_of_a_strategy_dies_and_comes_back_where_it_was(make_job: MakeJob) -> None:
     job = make_job(STRATEGY)
     node = job.start("--ps=2", "--workers=1")
-    job.train(node, 100)
+    job.train(100)
     node.kill("ps-1")
     assert node.until(RESTORED)[1] == "100"
     check_learned(job.finish(node))
@@ -30,7 +30,7 @@ def test_all_servers_die_at_once(make_job: MakeJob, undisturbed: Callable[[str],
     usual = undisturbed(script)
     job = make_job(script)
     node = job.start("--ps=3", "--workers=1")
-    job.train(node, 100)
+    job.train(100)
     node.kill("ps-0", "ps-1", "ps-2")
     assert int(node.until(RESTORED)[1]) >= 50
     check_learned(job.finish(node), usual)
@@ -45,10 +45,10 @@ def test_one_server_after_the_other_dies_and_the_job_goes_on_each_time(
     usual = undisturbed(script)
     job = make_job(script)
     node = job.start("--ps=2", "--workers=1")
-    job.train(node, 100)
+    job.train(100)
     node.kill("ps-0")
     node.until(RESTORED)
-    job.train(node, 150, since=50)
+    job.train(150, since=50)
     node.kill("ps-3")
     assert int(node.until(RESTORED)[1]) >= 100
     check_learned(job.finish(node), usual)
@@ -62,7 +62,7 @@ def test_a_server_that_is_stopped_gives_no_error_and_is_replaced(
     usual = undisturbed(script)
     job = make_job(script)
     node = job.start("--ps=2", "--workers=1")
-    job.train(node, 100)
+    job.train(100)
     node.kill("ps-0", with_signal=signal.SIGSTOP)
     job.allow(50)
     node.until(r"ps-0 \(rank 0\) on .* does not answer any more")
@@ -101,7 +101,7 @@ def test_a_server_comes_back_at_another_address_when_its_node_is_lost(
     lost = job.start("--role=ps", *place, "--rdzv-conf=is_host=0,lost_after=1", name="lost", env={"NODE_ID": "0"})
     lost.up("ps-0")
     spare = job.start("--role=ps", *place, "--rdzv-conf=is_host=0,lost_after=1", name="spare", env={"NODE_ID": "1"})
-    job.train(leader, 30)
+    job.train(100)
     spare.hear("tf-ps-run: ")
     lost.lose()
     spare.up("ps-1")
