@@ -137,12 +137,13 @@ def test_a_reply_that_ends_the_connection_of_the_one_who_asked_loses_nothing() -
     assert asking.answers[-1] == (other, FIRST)
 
 
-def order(version: int, *tasks: TaskKey, queue_at: str = "") -> Order:
+def order(version: int, *tasks: TaskKey, queue_at: str = "", queue_key: str = "") -> Order:
     """An order to run these."""
     return Order(
         version=version,
         tasks=tuple(Task(key=key, rank=0, version=version, node_id="n", incarnation="i", host="h") for key in tasks),
         queue_at=queue_at,
+        queue_key=queue_key,
     )
 
 
@@ -309,12 +310,13 @@ class Wire:
 class Nodes:
     """The node of the chief and another one, with a wire between them."""
 
-    def __init__(self, token: str = "secret", other_token: str | None = None) -> None:
+    def __init__(self, token: str = "secret", other_token: str | None = None, key: str | None = None) -> None:
         self.said: list[str] = []
         self.more = asyncio.Event()
         self.near = Queues(Membership("job", "near", "1", token), self._say)
         other = token if other_token is None else other_token
         self.far = Queues(Membership("job", "far", "1", other), self._say)
+        self.key = self.near.key if key is None else key
         self.wire = Wire()
 
     def _say(self, sentence: str) -> None:
@@ -327,8 +329,8 @@ class Nodes:
         await self.far.listen()
         await self.wire.open(self.near.port)
         self.place = f"127.0.0.1:{self.wire.port}"
-        self.near.follow(order(1, CHIEF, queue_at=self.place))
-        self.far.follow(order(1, *far_tasks, queue_at=self.place))
+        self.near.follow(order(1, CHIEF, queue_at=self.place, queue_key=self.key))
+        self.far.follow(order(1, *far_tasks, queue_at=self.place, queue_key=self.key))
         try:
             yield self
         finally:
@@ -486,19 +488,28 @@ async def test_a_node_of_another_version_waits_until_the_chief_has_heard_of_it_t
     async with Nodes().up() as nodes:
         assert await answer(nodes.far, A, TAKE) == FIRST
         later = TaskKey(Role.WORKER, 9)
-        nodes.far.follow(order(2, later, queue_at=nodes.place))
+        nodes.far.follow(order(2, later, queue_at=nodes.place, queue_key=nodes.key))
         waiting = asyncio.ensure_future(answer(nodes.far, later, TAKE))
         assert await answer(nodes.near, CHIEF, TAKE) == SECOND
         nodes.near.follow(order(2, TaskKey(Role.CHIEF, 1), queue_at=nodes.place))
         assert await waiting == FIRST
 
 
-@pytest.mark.parametrize(("token", "other"), [("secret", "another"), ("secret", ""), ("", "secret")])
-def test_nodes_with_different_tokens_tell_each_other_nothing(
-    token: str, other: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("token", "other", "key"),
+    [
+        ("secret", "another", None),
+        ("secret", "", None),
+        ("", "secret", None),
+        ("secret", "secret", "0" * 64),
+        ("", "", ""),
+    ],
+)
+def test_nodes_with_different_tokens_or_without_the_key_tell_each_other_nothing(
+    token: str, other: str, key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        async with Nodes(token, other).up() as nodes:
+        async with Nodes(token, other, key).up() as nodes:
             told: list[Answer] = []
             nodes.far.ask(A, TAKE, told.append)
             await asyncio.wait_for(nodes.more.wait(), PATIENCE)
@@ -511,7 +522,7 @@ def test_nodes_with_different_tokens_tell_each_other_nothing(
     remote(test)(monkeypatch)
 
 
-def test_nodes_without_a_token_believe_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_it_is_enough_to_know_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with Nodes("").up() as nodes:
             assert await answer(nodes.far, A, TAKE) == FIRST

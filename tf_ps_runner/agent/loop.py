@@ -191,7 +191,9 @@ class Agent:
 
     def _status(self, phase: NodePhase) -> NodeStatus:
         tasks = tuple(
-            msgspec.structs.replace(task, queue_port=self._queues.port) if task.key.role is Role.CHIEF else task
+            msgspec.structs.replace(task, queue_port=self._queues.port, queue_key=self._queues.key)
+            if task.key.role is Role.CHIEF
+            else task
             for task in self._tasks.statuses
         )
         hosting = Hosting(rooms=self._spec.rooms, tasks=tasks, wish=self._wish, wish_number=self._wishes)

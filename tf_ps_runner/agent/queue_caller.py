@@ -46,6 +46,7 @@ class QueueCaller:
         self._membership = membership
         self._say = say
         self._place = ""
+        self._key = ""
         self._version = 0
         self._session = proof.fresh_nonce()
         self._number = 0
@@ -56,15 +57,16 @@ class QueueCaller:
         self._calling: asyncio.Task[None] | None = None
         self._told = ""
 
-    def follow(self, place: str, version: int) -> None:
-        """Where the queues of that version are answered for, HOST:PORT; empty for nowhere, as far as is known."""
-        if (place, version) == (self._place, self._version):
+    def follow(self, place: str, version: int, key: str) -> None:
+        """Where the queues of that version are answered for, HOST:PORT, for those who know the key; empty for nowhere,
+        as far as is known."""
+        if (place, version, key) == (self._place, self._version, self._key):
             return
         if version != self._version:
             # Those who asked are being ended.
             self._asked.clear()
             self._tasks.clear()
-        self._place, self._version = place, version
+        self._place, self._version, self._key = place, version, key
         self._session = proof.fresh_nonce()
         self._heard.clear()
         self._hang_up()
@@ -170,9 +172,9 @@ class QueueCaller:
             raise LinkBroken(challenge.reason)
         if not isinstance(challenge, Challenge):
             raise LinkBroken("it does not speak as an agent does")
-        if not proof.same(challenge.mac, self._membership.server_mac(opening, challenge.nonce)):
-            raise LinkBroken("whoever answers there does not know this job's token")
-        mac = self._membership.caller_mac(opening, challenge.nonce)
+        if not proof.same(challenge.mac, self._membership.server_mac(opening, challenge.nonce, self._key)):
+            raise LinkBroken("whoever answers there knows another token than this job's, or is another host by now")
+        mac = self._membership.caller_mac(opening, challenge.nonce, self._key)
         writer.write(line_of(Proof(mac, self._version, self._session)))
         welcome = await from_server(reader)
         if isinstance(welcome, Refused):

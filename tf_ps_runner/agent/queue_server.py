@@ -65,7 +65,8 @@ class _Session:
 
 
 class QueueServer:
-    """`desk` answers, for callers of the version that was told with `serve` alone. `listen` first, `close` at last."""
+    """`desk` answers, for callers who know `key`, and of the version that was told with `serve` alone. `listen` first,
+    `close` at last."""
 
     def __init__(self, desk: Desk, membership: Membership) -> None:
         self._desk = desk
@@ -77,6 +78,7 @@ class QueueServer:
         self._links: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
+        self.key = proof.fresh_nonce()
 
     async def listen(self) -> int:
         """Listen at a free port of all addresses of this machine, and return it. Raises OSError."""
@@ -137,10 +139,12 @@ class QueueServer:
             self._refuse(writer, f"the queues of job {self._membership.job} are here, in protocol {PROTOCOL}")
             return None
         nonce = proof.fresh_nonce()
-        writer.write(line_of(Challenge(nonce, self._membership.server_mac(opening, nonce))))
+        writer.write(line_of(Challenge(nonce, self._membership.server_mac(opening, nonce, self.key))))
         shown = await from_caller(reader)
-        if not isinstance(shown, Proof) or not proof.same(shown.mac, self._membership.caller_mac(opening, nonce)):
-            self._refuse(writer, "the token is not that of this job")
+        if not isinstance(shown, Proof) or not proof.same(
+            shown.mac, self._membership.caller_mac(opening, nonce, self.key)
+        ):
+            self._refuse(writer, "it knows another token than this job's, or another key than this host's")
             return None
         if shown.version != self._version:
             self._refuse(writer, f"this node answers for version {self._version} of the cluster, not {shown.version}")

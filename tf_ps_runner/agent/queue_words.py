@@ -1,4 +1,5 @@
-"""What two agents say to each other about the queues: JSON lines over TCP, after both have shown the job's token.
+"""What two agents say to each other about the queues: JSON lines over TCP, after both have shown that they know the
+job's token, if it has one, and the key that the chief's host has drawn and the coordinator has told.
 
 The caller opens with `Opening`, the server answers with `Challenge`, the caller with `Proof`, and the server with
 `Welcome` or `Refused`. The caller then says which answers it still waits for, in one or more `Resume`, and passes
@@ -80,7 +81,7 @@ class Passed(msgspec.Struct, frozen=True, tag="passed", forbid_unknown_fields=Tr
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
-    """A random text that the caller's proof has to cover, and the server's own proof; empty without a token."""
+    """A random text that the caller's proof has to cover, and the server's own proof."""
 
     nonce: Nonce
     mac: Mac
@@ -123,18 +124,18 @@ class Membership:
         """The first word of a call."""
         return Opening(PROTOCOL, self.job, self.node_id, self.incarnation, proof.fresh_nonce())
 
-    def caller_mac(self, opening: Opening, nonce: str) -> str:
+    def caller_mac(self, opening: Opening, nonce: str, key: str) -> str:
         """The caller's proof."""
-        return proof.node_mac(self._key, _hello(opening), nonce)
+        return proof.node_mac(self._secret(key), _hello(opening), nonce)
 
-    def server_mac(self, opening: Opening, nonce: str) -> str:
+    def server_mac(self, opening: Opening, nonce: str, key: str) -> str:
         """The server's proof."""
-        return proof.master_mac(self._key, _hello(opening), nonce)
+        return proof.master_mac(self._secret(key), _hello(opening), nonce)
 
-    @property
-    def _key(self) -> str:
-        # Not the token itself: else a proof that a master was given could be passed on to here.
-        return hmac.new(self.token.encode(), b"queues", hashlib.sha256).hexdigest() if self.token else ""
+    def _secret(self, key: str) -> str:
+        # Both: the key travels over a network that may be overheard, which the token never does, and where etcd decides
+        # who takes part there is no token.
+        return hmac.new(self.token.encode(), f"queues {key}".encode(), hashlib.sha256).hexdigest()
 
 
 def _hello(opening: Opening) -> Hello:

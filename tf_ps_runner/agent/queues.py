@@ -30,6 +30,11 @@ class Queues:
         self._here = False
 
     @property
+    def key(self) -> str:
+        """What other nodes have to know to be answered; empty in a job of one node."""
+        return self._server.key if self._server is not None else ""
+
+    @property
     def port(self) -> int:
         """Where other nodes can ask, while this one hosts the chief; 0 before `listen`, and in a job of one node."""
         return self._server.port if self._server is not None else 0
@@ -68,7 +73,7 @@ class Queues:
         if self._server is not None:
             self._server.serve(self.version if self._here else None)
         if self._caller is not None:
-            self._caller.follow("" if self._here else order.queue_at, order.version)
+            self._caller.follow("" if self._here else order.queue_at, order.version, order.queue_key)
 
     def ask(self, task: TaskKey, ask: Ask, reply: Reply) -> None:
         """A process asks; `reply` is called once, unless `gone` comes before."""

@@ -99,6 +99,7 @@ def _task(status: NodeStatus, given: Given, told: TaskStatus | None) -> Task:
         address=status.address if given.port else "",
         port=given.port,
         queue_port=told.queue_port if given.port and told is not None else 0,
+        queue_key=told.queue_key if given.port and told is not None else "",
         memory=given.memory,
     )
 

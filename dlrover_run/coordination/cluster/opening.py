@@ -70,4 +70,6 @@ def _held(scene: Scene, task: Task, chief_is_left: bool) -> Task:
     if task.role is Role.CHIEF and chief_is_left:
         return task
     address = scene.present[host_of(task)].status.address
-    return msgspec.structs.replace(task, address=address, port=told.port, queue_port=told.queue_port)
+    return msgspec.structs.replace(
+        task, address=address, port=told.port, queue_port=told.queue_port, queue_key=told.queue_key
+    )

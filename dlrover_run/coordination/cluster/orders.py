@@ -39,18 +39,19 @@ def host_of(task: Task) -> NodeKey:
 def _told(cluster: Cluster) -> Order:
     """What all nodes are told alike."""
     known = cluster.held_at is not None
-    chiefs = addresses(cluster.tasks, Role.CHIEF)
+    chief = next((task for task in cluster.tasks if known and task.role is Role.CHIEF), None)
     return Order(
         version=cluster.version,
         servers=addresses(cluster.tasks, Role.PS) if known else (),
         next_servers=addresses(cluster.coming, Role.PS) if cluster.coming_held_at is not None else (),
-        chief=chiefs[0] if known and chiefs else "",
+        chief=chief.target if chief is not None and chief.port else "",
         workers=addresses(cluster.tasks, Role.WORKER) if known else (),
         open=cluster.stage in OPEN and cluster.opened_at is not None,
         pause=cluster.stage in (Stage.PAUSING, Stage.SAVING),
         save=cluster.stage is Stage.SAVING,
         ending=cluster.stage is Stage.ENDING,
-        queue_at=next((task.queue_target for task in cluster.tasks if known and task.role is Role.CHIEF), ""),
+        queue_at=chief.queue_target if chief is not None else "",
+        queue_key=chief.queue_key if chief is not None else "",
     )
 
 
@@ -73,4 +74,5 @@ def _with_tasks(told: Order, tasks: list[Task]) -> Order:
         save=told.save,
         ending=told.ending,
         queue_at=told.queue_at,
+        queue_key=told.queue_key,
     )

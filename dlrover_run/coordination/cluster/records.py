@@ -23,6 +23,11 @@ MOST_HOSTED = 400
 """Processes of one job on one node that are told of at a time, where that goes over a network."""
 
 
+QueueKey = Annotated[str, Meta(max_length=64)]
+"""A secret that the host of a chief draws. Whoever takes part in the job is told of it by the coordinator, so that to
+know it is to take part, also where the job has no token because etcd decides who may."""
+
+
 class Role(str, enum.Enum):
     """What a process does in the cluster, as `TF_CONFIG` names it."""
 
@@ -89,13 +94,14 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     is the highest step of before that which its node has heard of from any of its tasks. `swollen` says that it is near
     its limit of memory. A chief says by `fixed_servers` that its tables are laid out for as many servers as there are,
     and would be read wrongly with another number. `queue_port` is where the host of a chief answers other nodes about
-    the queues of the data, 0 where it answers nobody else.
+    the queues of the data, 0 where it answers nobody else, and `queue_key` is what they have to know for that.
     """
 
     key: TaskKey
     stage: TaskStage
     port: Port = 0
     queue_port: Port = 0
+    queue_key: QueueKey = ""
     step: int = -1
     saved: int = -1
     restored: int = -1
@@ -179,8 +185,8 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A process that shall run: what the plan says of it. `address` and `port` are its host's word, empty and 0 until
-    that is heard and it may start, and so is a chief's `queue_port`. `memory` is its limit in MiB, 0 for none. `since`
-    is the job time at which it was given."""
+    that is heard and it may start, and so are a chief's `queue_port` and `queue_key`. `memory` is its limit in MiB, 0
+    for none. `since` is the job time at which it was given."""
 
     key: TaskKey
     rank: Count
@@ -191,6 +197,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     address: Name = ""
     port: Port = 0
     queue_port: Port = 0
+    queue_key: QueueKey = ""
     memory: Total = 0
     since: float = 0.0
 
@@ -298,7 +305,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `open` lets workers in. `pause` tells workers to leave after the step that they are at, and `save` the chief to save
     and to leave; both with exit code 75. `ending` tells all but servers to come to an end by themselves. `heard_wish`
     is the number of the last wish of this node that the job knows of. `account` is for the node to repeat. `queue_at`
-    is the address where the chief's host answers about the queues of the data, empty while none is known.
+    is the address where the chief's host answers about the queues of the data, empty while none is known, and
+    `queue_key` what it has to be shown.
 
     `keep` says that nothing of all this is known yet to a coordinator that has just begun, and that the node shall go
     on as it is: its board makes the last order of before of that, so that an agent sees none.
@@ -317,4 +325,5 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     heard_wish: Total = 0
     account: Account | None = None
     queue_at: Name = ""
+    queue_key: QueueKey = ""
     keep: bool = False
