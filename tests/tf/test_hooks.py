@@ -285,6 +285,21 @@ def test_a_checkpoint_without_its_state_goes_with_the_newest_older_one(
     assert "that of model.ckpt-2 is taken, and nothing is lost" in said
 
 
+def test_which_checkpoint_is_older_is_a_matter_of_the_step_and_not_of_the_number_in_its_name(
+    desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = Spec(size=50, shard=10)
+    for number, step in ((393, 100), (8, 200), (7, 300), (9, 400)):
+        use_one(desk, spec)
+        shard_state.take(beside.path(number))
+        Path(beside.path(number) + ".index").touch()
+        shard_state.write(beside.path(number), step)
+    Path(beside.path(7) + shard_state.SUFFIX).unlink()
+    shard_state.give_back(beside.path(7), 300, "checkpoint")
+    assert left(desk, spec) == [(20, 30), (30, 40), (40, 50)]
+    assert "that of model.ckpt-8 is taken" in capfd.readouterr().err
+
+
 def test_with_no_state_at_all_the_data_begins_anew_and_that_is_told(
     desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,8 +348,9 @@ def test_states_of_checkpoints_that_the_saver_has_removed_are_removed(desk: Desk
 def test_a_state_is_what_the_agent_would_read(desk: Desk, beside: Beside) -> None:
     use_one(desk, Spec(size=20, shard=10))
     beside.save(1)
-    text = Path(beside.path(1) + shard_state.SUFFIX).read_bytes()
-    msgspec.json.decode(text, type=SavedState).check()
+    kept = json.loads(Path(beside.path(1) + shard_state.SUFFIX).read_bytes())
+    assert kept.pop("step") == 1
+    msgspec.convert(kept, SavedState).check()
 
 
 def test_listeners_are_put_up_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import glob
 import json
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from tf_ps_runner.worker import checkpoints
 from tf_ps_runner.worker.channel import AgentGone, channel, note
@@ -63,7 +63,7 @@ def write(path: str, step: int) -> None:
         temporary = f"{target}.{os.getpid()}.tmp"
         try:
             with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(state, file)
+                json.dump({**state, "step": step}, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
@@ -79,7 +79,7 @@ def give_back(path: str | None, step: int, how: str) -> None:
     that was made anew. A model that lived on goes with the queues as they are. Raises RuntimeError."""
     if how == "live":
         return
-    state, sentence = read(path) if path is not None else (None, None)
+    state, sentence = read(path, step) if path is not None else (None, None)
     if sentence is not None:
         note(sentence)
     try:
@@ -98,26 +98,34 @@ def _roll_back(path: str | None, state: Any) -> None:
         raise RuntimeError(f"the data cannot go back to the checkpoint {path}: {answer['error']}")
 
 
-def read(path: str) -> tuple[Any, str | None]:
-    """The state that goes with the checkpoint `path`, None for the beginning; and a sentence where it is not its own.
+def read(path: str, step: int) -> tuple[Any, str | None]:
+    """The state that goes with the checkpoint `path` of that step, None for the beginning; and a sentence where it is
+    not its own.
 
     There is none to speak of where no checkpoint of that name has one: then the script had no DataShards.
     """
-    state, clause = _read(path + SUFFIX)
-    if state is not None:
-        return state, None
-    kept = _older(path)
-    if clause is None and not kept:
+    own, clause = _read(path + SUFFIX)
+    if own is not None:
+        return own.queues, None
+    older = _older(path, step)
+    if clause is None and not _states(path):
         return None, None
     sentence = f"the state of the data beside {path} {clause or 'is missing'}"
-    for older in kept:
-        state, _ = _read(older)
-        if state is not None:
-            return state, f"{sentence}: that of {os.path.basename(older)[: -len(SUFFIX)]} is taken, and nothing is lost"
-    return None, f"{sentence}: all data is used from the beginning, and nothing is lost"
+    if not older:
+        return None, f"{sentence}: all data is used from the beginning, and nothing is lost"
+    name, kept = older[0]
+    return kept.queues, f"{sentence}: that of {name[: -len(SUFFIX)]} is taken, and nothing is lost"
 
 
-def _read(name: str) -> tuple[Any, str | None]:
+class _Kept(NamedTuple):
+    """What a file says: the state of the queues as the agent gave it, and the step that the model was at; -1 where that
+    was not known."""
+
+    queues: Any
+    step: int
+
+
+def _read(name: str) -> tuple[_Kept | None, str | None]:
     """What a file says; None with a clause that says why it says nothing, if it is there at all."""
     try:
         with open(name, encoding="utf-8") as file:
@@ -132,32 +140,32 @@ def _read(name: str) -> tuple[Any, str | None]:
         return None, "is damaged"
     if len(text) > MAX_STATE or not isinstance(state, dict) or not isinstance(state.get("queues"), dict):
         return None, "is damaged"
-    return state, None
+    step = state.pop("step", -1)
+    return _Kept(state, step if isinstance(step, int) else -1), None
 
 
-def _older(path: str) -> list[str]:
-    """The states of older checkpoints of the same name, the newest first."""
-    own = _NUMBERED.fullmatch(path)
-    if own is None:
-        return []
-    return [name for number, name in sorted(_states(own[1]), reverse=True) if number < int(own[2])]
-
-
-def _states(prefix: str) -> list[tuple[int, str]]:
+def _older(path: str, step: int) -> list[tuple[str, _Kept]]:
+    """The states of older checkpoints of the same name, the newest first: by step, for a script may number them as it
+    likes."""
     found = []
-    for name in glob.glob(f"{glob.escape(prefix)}-*{SUFFIX}"):
-        numbered = _NUMBERED.fullmatch(name[: -len(SUFFIX)])
-        if numbered is not None and numbered[1] == prefix:
-            found.append((int(numbered[2]), name))
-    return found
+    for name in _states(path):
+        kept = _read(name)[0]
+        if kept is not None and 0 <= kept.step < step:
+            found.append((os.path.basename(name), kept))
+    return sorted(found, key=lambda one: one[1].step, reverse=True)
+
+
+def _states(path: str) -> list[str]:
+    """The states of all checkpoints of the same name."""
+    own = _NUMBERED.fullmatch(path)
+    return glob.glob(f"{glob.escape(own[1])}-*{SUFFIX}") if own is not None else []
 
 
 def _forget_older(path: str) -> None:
     """Remove the states of checkpoints that the script's saver has removed."""
-    own = _NUMBERED.fullmatch(path)
-    if own is None or not os.path.exists(path + ".index"):
+    if not os.path.exists(path + ".index"):
         return
-    for number, name in _states(own[1]):
-        if number < int(own[2]) and not os.path.exists(name[: -len(SUFFIX)] + ".index"):
+    for name in _states(path):
+        if not os.path.exists(name[: -len(SUFFIX)] + ".index"):
             with contextlib.suppress(OSError):
                 os.remove(name)
