@@ -157,7 +157,7 @@ def test_a_server_that_is_killed_takes_all_with_it_and_all_come_back_where_they_
     job.train("chief-1", "checkpoint", 126, "/data/model.ckpt-126")
     job.told("worker-1", open=True)
     out = job.finish("chief-1")
-    assert "tf-ps-run: chief-1: Restoring parameters from /data/model.ckpt-126: goes on after step 126\n" in out
+    assert "tf-ps-run: chief-1: has restored /data/model.ckpt-126, and goes on after step 126\n" in out
     assert "restored from step 126, at least 15 steps lost" in out
     assert "ps-0 (rank 0) on " in out
 
@@ -365,7 +365,7 @@ def test_nodes_that_host_one_task_each_make_one_job_and_mend_it(start: Callable[
     first.train("chief-1", "checkpoint", 5, "/data/model.ckpt-5")
     first.told("worker-1", open=True)
     out = first.finish("chief-1")
-    assert "Restoring parameters from /data/model.ckpt-5" in out
+    assert "has restored /data/model.ckpt-5, and goes on" in out
     for node in nodes[1:]:
         assert "ps-1 (rank 1) on " in node.ended(0)
 

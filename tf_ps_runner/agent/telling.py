@@ -61,7 +61,7 @@ class Telling:
 def _model(event: Restored) -> str:
     # How many steps that has cost the coordinator says, who hears of those of all nodes.
     if event.how == "checkpoint":
-        return f"Restoring parameters from {plain(event.path or '?')}: goes on after step {event.step}"
+        return f"has restored {plain(event.path or '?')}, and goes on after step {event.step}"
     if event.how == "live":
         return f"goes on with the live model at step {event.step}; no step lost"
     return f"begins with a fresh model at step {event.step}"

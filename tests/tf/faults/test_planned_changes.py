@@ -19,7 +19,7 @@ def change(job: Job, node: Node, servers: int, before: int) -> None:
     job.allow(20)
     noun = "parameter server" if servers == 1 else "parameter servers"
     saved = node.until(rf"{servers} {noun} instead of {before}; chief-\d+ saved at step (\d+)")
-    restored = node.until(r"chief-\d+: Restoring parameters from .*: goes on after step (\d+)")
+    restored = node.until(r"chief-\d+: has restored .*, and goes on after step (\d+)")
     assert restored[1] == saved[1]
 
 

@@ -27,7 +27,7 @@ def test_a_server_a_worker_and_the_chief_die_in_one_run_and_servers_are_removed(
     job.scale("--ps=1")
     job.allow(100)
     saved = node.until(r"1 parameter server instead of 2; chief-2 saved at step (\d+)")
-    assert node.until(r"Restoring parameters from .*: goes on after step (\d+)")[1] == saved[1]
+    assert node.until(r"has restored .*, and goes on after step (\d+)")[1] == saved[1]
     check_learned(job.finish(node))
 
 
