@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dlrover_run.agent.process import WorkerStart, spawn
+from dlrover_run.coordination.cluster import words
 from tf_ps_runner.memory import cgroups, hold, limits, verdict
 from tf_ps_runner.memory.cgroups import Place, TaskGroup, clear_leftovers, find_place
 from tf_ps_runner.memory.hold import MemoryHold
@@ -29,7 +30,7 @@ TAKEN = "import sys; print('taken', flush=True); sys.stdin.read()"
 
 
 def test_words_of_a_limit_are_those_that_a_flag_takes() -> None:
-    assert [limits.in_words(mib) for mib in (0, 100, 1024, 1536, 4096)] == ["0Mi", "100Mi", "1Gi", "1536Mi", "4Gi"]
+    assert [words.size(mib) for mib in (0, 100, 1024, 1536, 4096)] == ["0Mi", "100Mi", "1Gi", "1536Mi", "4Gi"]
 
 
 def test_a_task_is_swollen_above_nine_tenths_of_a_limit_that_it_has() -> None:

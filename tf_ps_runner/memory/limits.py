@@ -1,4 +1,4 @@
-"""What a limit of memory is in words, and when a task has come near it."""
+"""When a task has come near its limit of memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,3 @@ killed. Closer would leave too little time to save; further would replace server
 def is_swollen(usage: int, limit: int) -> bool:
     """Whether a task that uses so much is near its limit, both in MiB. A limit of 0 is none."""
     return limit > 0 and usage > limit * SWOLLEN_PART
-
-
-def in_words(mib: int) -> str:
-    """A number of MiB as a flag takes it: `4Gi`, `1536Mi`."""
-    return f"{mib // 1024}Gi" if mib and mib % 1024 == 0 else f"{mib}Mi"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import signal
 
+from dlrover_run.coordination.cluster.words import size
 from dlrover_run.failures import signal_words
-from tf_ps_runner.memory.limits import in_words
 
 
 def explain_end(code: int, kills_before: int | None, kills_after: int | None, limit: int) -> str | None:
@@ -22,16 +22,16 @@ def explain_end(code: int, kills_before: int | None, kills_after: int | None, li
     if code == 0 or kills_before is None or kills_after is None or kills_after <= kills_before:
         return None
     if code == -signal.SIGKILL:
-        return f"was killed for memory: it took more than the {in_words(limit)} that it may"
+        return f"was killed for memory: it took more than the {size(limit)} that it may"
     return (
-        f"{_left(code)} after a child of it was killed for memory: together they took more than the {in_words(limit)} "
+        f"{_left(code)} after a child of it was killed for memory: together they took more than the {size(limit)} "
         "that they may"
     )
 
 
 def explain_watched(usage: int, limit: int) -> str:
     """A clause about a task that was killed by whoever watched it, both in MiB."""
-    return f"was killed for memory: it took {in_words(usage)}, and may take {in_words(limit)}"
+    return f"was killed for memory: it took {size(usage)}, and may take {size(limit)}"
 
 
 def explain_unlimited(code: int, evidence: str | None) -> str | None:

@@ -18,7 +18,7 @@ from dlrover_run.coordination.cluster.placing import Places, give_all, least_ser
 from dlrover_run.coordination.cluster.records import Cluster, EndCause, Role, Stage, Task, TaskStage
 from dlrover_run.coordination.cluster.scene import Scene, leftovers, tasks_of
 from dlrover_run.coordination.cluster.versions import begin_version, places_for_servers
-from dlrover_run.coordination.cluster.words import ended, named, servers
+from dlrover_run.coordination.cluster.words import ended, named, servers, size
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Plan
 from dlrover_run.coordination.words import names
@@ -88,7 +88,7 @@ def _swell(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
         cluster = with_spent(cluster, msgspec.structs.replace(spent, memory=spent.memory + 1))
         cluster = raise_limit(limits, cluster, task)
         memory = limit_of(limits, cluster, Role.PS, task.rank)
-        reason = f"{named(task)} is near its limit of {task.memory} MiB, and is to get {memory} MiB"
+        reason = f"{named(task)} is near its limit of {size(task.memory)}, and is to get {size(memory)}"
         return changed(plan, scene.now, cluster=cluster, reason=reason)
     return None
 
