@@ -44,6 +44,12 @@ WAIT = 90.0
 ALL_STEPS = 30_000
 """More steps than any job takes."""
 
+RESTORED = r"chief-\d+: has restored .*/model\.ckpt-(\d+)"
+"""What is said once a chief has a whole model of a checkpoint."""
+
+PAUSES = "of the next version answers?, so training pauses"
+"""What is said when all who train are told to leave after the step that they are at, for which they may wait."""
+
 OF_TENSORFLOW = "__autograph_generated_file"
 """What begins the files that a script's own TensorFlow leaves when its process is killed."""
 
@@ -247,6 +253,17 @@ def _collect_orphans(me: psutil.Process) -> None:
         with contextlib.suppress(ChildProcessError, psutil.NoSuchProcess):
             if child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
+
+
+def change_servers(job: Job, node: Node, servers: int, before: int) -> None:
+    """Have another number of servers, and wait until they train."""
+    job.scale(f"--ps={servers}")
+    node.until(PAUSES)
+    job.allow(20)
+    noun = "parameter server" if servers == 1 else "parameter servers"
+    saved = node.until(rf"{servers} {noun} instead of {before}; chief-\d+ saved at step (\d+)")
+    restored = node.until(r"chief-\d+: has restored .*, and goes on after step (\d+)")
+    assert restored[1] == saved[1]
 
 
 def check_learned(found: Learned, undisturbed: float | None = None) -> None:

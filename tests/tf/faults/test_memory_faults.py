@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from job import GRAPH, STRATEGY, MakeJob, check_exactly_once, check_learned
+from job import GRAPH, PAUSES, RESTORED, STRATEGY, MakeJob, check_exactly_once, check_learned
 
 from tf_ps_runner.memory.cgroups import find_place
 
@@ -66,7 +66,7 @@ def test_a_server_that_takes_too_much_gets_twice_as_much(
     job.train(100)
     job.feed()
     node.until(rf"ps-0 \(rank 0\) on .* was killed for memory: it took more than the {LIMIT}Mi that it may")
-    assert int(node.until(r"Restoring parameters from .*/model\.ckpt-(\d+)")[1]) >= 50
+    assert int(node.until(RESTORED)[1]) >= 50
     job.feed()
     node.until(rf"\[ps-1\]:has eaten {MEAL} MiB")
     check_learned(job.finish(node), usual)
@@ -83,6 +83,7 @@ def test_a_server_that_is_near_its_limit_is_replaced_before_it_is_killed(
     job.train(100)
     job.feed()
     node.until(rf"ps-0 \(rank 0\) on .* is near its limit of {near}Mi, and is to get {2 * near}Mi")
-    job.allow(50)
+    node.until(PAUSES)
+    job.allow(20)
     node.until(r"chief-0 saved at step \d+")
     check_exactly_once(job.finish(node), usual)

@@ -6,21 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from job import GRAPH, STRATEGY, Job, MakeJob, Node, check_exactly_once, check_learned
+from job import GRAPH, PAUSES, RESTORED, STRATEGY, MakeJob, change_servers, check_exactly_once, check_learned
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
-
-ANSWER = "of the next version answers?, so training pauses"
-
-
-def change(job: Job, node: Node, servers: int, before: int) -> None:
-    """Have another number of servers, and wait until they train."""
-    job.scale(f"--ps={servers}")
-    job.allow(20)
-    noun = "parameter server" if servers == 1 else "parameter servers"
-    saved = node.until(rf"{servers} {noun} instead of {before}; chief-\d+ saved at step (\d+)")
-    restored = node.until(r"chief-\d+: has restored .*, and goes on after step (\d+)")
-    assert restored[1] == saved[1]
 
 
 @pytest.mark.parametrize("script", [GRAPH, STRATEGY])
@@ -32,7 +20,7 @@ def test_one_two_one_three_servers_in_one_run(
     node = job.start("--ps=1:3", "--workers=1")
     job.train(50)
     for before, servers in ((3, 1), (1, 2), (2, 1), (1, 3)):
-        change(job, node, servers, before)
+        change_servers(job, node, servers, before)
     check_exactly_once(job.finish(node), usual)
 
 
@@ -47,7 +35,7 @@ def test_a_server_dies_while_the_next_ones_are_started(
     job.scale("--ps=1")
     node.until("is started while training goes on")
     node.kill("ps-0")
-    assert int(node.until(r"Restoring parameters from .*/model\.ckpt-(\d+)")[1]) >= 50
+    assert int(node.until(RESTORED)[1]) >= 50
     check_learned(job.finish(node), usual)
 
 
@@ -61,9 +49,9 @@ def test_a_server_dies_while_training_pauses(
     job.train(100)
     job.scale("--ps=1")
     # Nobody leaves before the next step, which nobody is allowed.
-    node.until(ANSWER)
+    node.until(PAUSES)
     node.kill("ps-1")
-    assert int(node.until(r"Restoring parameters from .*/model\.ckpt-(\d+)")[1]) >= 50
+    assert int(node.until(RESTORED)[1]) >= 50
     check_learned(job.finish(node), usual)
 
 
@@ -78,6 +66,7 @@ def test_a_server_that_is_coming_dies_and_training_goes_on(
     job.scale("--ps=1")
     node.until("is started while training goes on")
     node.kill("ps-2")
-    job.allow(50)
+    node.until(PAUSES)
+    job.allow(20)
     node.until("1 parameter server instead of 2; ")
     check_learned(job.finish(node), usual)

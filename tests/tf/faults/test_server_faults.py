@@ -7,11 +7,9 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from job import GRAPH, STRATEGY, MakeJob, check_learned
+from job import GRAPH, RESTORED, STRATEGY, MakeJob, check_learned
 
 pytestmark = pytest.mark.tensorflow
-
-RESTORED = r"chief-\d+: has restored .*/model\.ckpt-(\d+)"
 
 
 def test_a_server_of_a_strategy_dies_and_comes_back_where_it_was(make_job: MakeJob) -> None:
