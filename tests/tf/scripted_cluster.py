@@ -6,6 +6,7 @@ for its end, bounded by PATIENCE.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,6 +23,9 @@ SCRIPTS = Path(__file__).with_name("scripts")
 
 PATIENCE = 240.0
 """Seconds for anything that is waited for; TensorFlow starts in 3 to 15 of them. After that the test fails."""
+
+ENDING = 10.0
+"""Seconds that a process may live without its line to the agent."""
 
 Message = dict[str, Any]
 
@@ -301,6 +305,10 @@ class ScriptedCluster:
                         self.asked(process, line, text)
             except OSError:
                 pass
+        if process is not None:
+            # Who waits for its words shall know that none will come.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(ENDING)
         with self._heard:
             if process is not None:
                 process.line = None

@@ -5,12 +5,15 @@ STEPS steps are made in all, over any number of starts; each adds 1 to a counter
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
 import time
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
+if importlib.util.find_spec("tf_keras"):
+    # TensorFlow 2.15 has such an optimizer of its own.
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
 import tensorflow as tf
 
