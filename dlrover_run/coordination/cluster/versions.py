@@ -54,20 +54,7 @@ def begin_version(
     fewer = len(coming) < wanted_servers(scene.limits, cluster)
     left = f"there is room for {servers(len(coming))}" if fewer else ""
     reason = "; ".join(part for part in (f"version {number}: {why}", successors, left) if part)
-    cluster = msgspec.structs.replace(
-        cluster,
-        version=number,
-        stage=Stage.STARTING,
-        since=scene.now,
-        until=None,
-        tasks=tasks,
-        coming=(),
-        held_at=None,
-        served_at=None,
-        opened_at=None,
-        coming_held_at=None,
-        short_since=None,
-    )
+    cluster = msgspec.structs.replace(_starting(scene, cluster, tasks), version=number)
     key = RoundKey(plan.epoch, number)
     return changed(
         plan,
@@ -126,6 +113,23 @@ def _next_servers(scene: Scene, cluster: Cluster, number: int) -> tuple[Cluster,
     return give_all(scene, cluster, Role.PS, places_for_servers(scene, cluster), number)
 
 
+def _starting(scene: Scene, cluster: Cluster, tasks: tuple[Task, ...]) -> Cluster:
+    """The cluster with these tasks, of which nothing is known yet."""
+    return msgspec.structs.replace(
+        cluster,
+        stage=Stage.STARTING,
+        since=scene.now,
+        until=None,
+        tasks=tasks,
+        coming=(),
+        held_at=None,
+        served_at=None,
+        opened_at=None,
+        coming_held_at=None,
+        short_since=None,
+    )
+
+
 def _goes_on(scene: Scene, task: Task) -> bool:
     """Whether that evaluator is running: it reads checkpoints, and is of no version."""
     return scene.stage(task) in (TaskStage.STARTED, TaskStage.READY) and not scene.going(host_of(task))
@@ -148,19 +152,7 @@ def _shortage(scene: Scene, cluster: Cluster, ps: int) -> str:
 
 def _disband(scene: Scene, plan: Plan, cluster: Cluster, reason: str) -> Plan:
     """No version for now: all tasks are ended, and nodes are waited for."""
-    cluster = msgspec.structs.replace(
-        cluster,
-        stage=Stage.STARTING,
-        since=scene.now,
-        until=None,
-        tasks=(),
-        coming=(),
-        held_at=None,
-        served_at=None,
-        opened_at=None,
-        coming_held_at=None,
-        short_since=None,
-    )
+    cluster = _starting(scene, cluster, ())
     return changed(
         plan, scene.now, phase=PlanPhase.GATHERING, since=scene.now, cluster=cluster, reason=reason, failure=None
     )
