@@ -91,10 +91,18 @@ class Node(Talker):
         return process
 
     def kill(self, *keys: str, with_signal: signal.Signals = signal.SIGKILL) -> None:
-        """Send all of those tasks a signal."""
+        """Send all of those tasks a signal; to those who train when they wait to be allowed another step, so that
+        nothing is half done."""
         processes = [self.up(key) for key in keys]
+        for key in keys:
+            self._rest(key)
         for process in processes:
             process.send_signal(with_signal)
+
+    def _rest(self, key: str) -> None:
+        deadline = time.monotonic() + WAIT
+        while re.findall(rf"\[{key}\]:(waits|goes on)\n", self.said)[-1:] == ["goes on"]:
+            assert listen([self], deadline), f"{key} does not come to rest:\n{self.said}"
 
     def servers(self, key: str) -> list[str]:
         """The addresses of the servers that this task was told."""
