@@ -338,6 +338,21 @@ def test_a_worker_of_a_node_that_is_lost_moves_to_one_that_waits() -> None:
     asyncio.run(scene())
 
 
+def test_each_node_that_comes_to_a_job_in_etcd_is_told_that_it_trains(shared_etcd: Etcd) -> None:
+    async def scene(job: Job) -> None:
+        a, b = await begin(job)
+        await b.until(lambda: b.order.open)
+        # What they are told is the same, and nothing is decided when they come.
+        for name in ("spare", "another", "third"):
+            spare = job.node(name, room(worker=1))
+            await spare.until(lambda node=spare: node.assignment.waiting)
+            assert spare.assignment.waiting is not None
+            assert "this node steps in should another one be needed" in spare.assignment.waiting.text
+        await succeed(a, b, chief=0)
+
+    play(scene, rules(), **in_etcd(shared_etcd, "spares"))
+
+
 async def killed(first: Master, *nodes: PretendNode) -> dict[PretendNode, int]:
     """The master dies, and all nodes have noticed; the epoch of before of each."""
     epochs = {node: node.assignment.epoch for node in nodes}

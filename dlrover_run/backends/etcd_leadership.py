@@ -62,6 +62,7 @@ class Leadership:
         self._renew_at = 0.0
         self._owing = True
         self._strangers: frozenset[str] = frozenset()
+        self._addressed: frozenset[NodeKey] = frozenset()
         self._done = False
 
     async def lead(self) -> None:
@@ -176,9 +177,12 @@ class Leadership:
                 continue
             told = self._progress.renew(now, len(coordinator.present), at_once=advanced)
             met, self._strangers = self._strangers, self._attendance.strangers
-            self._owing = self._owing or advanced or told or met != self._strangers
+            # A newcomer to whom no decision falls reads words that everybody else may have read long ago.
+            newcomers = coordinator.present.keys() - self._addressed
+            self._owing = bool(self._owing or advanced or told or met != self._strangers or newcomers)
             # Until a plan is rebuilt from what nodes say, each of them keeps what it was told.
             if self._owing and not coordinator.adopting:
+                self._addressed = frozenset(coordinator.present)
                 await self._write(coordinator, now)
                 self._owing = False
                 for line in coordinator.take_lines():

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from job import GRAPH, RESTORED, STRATEGY, MakeJob, check_learned
+from job import GRAPH, RESTORED, STRATEGY, MakeJob, Node, check_learned
 
 pytestmark = pytest.mark.tensorflow
 
@@ -87,22 +87,32 @@ def test_a_server_dies_while_a_checkpoint_is_written(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@pytest.mark.parametrize(("backend", "script"), [("master", GRAPH), ("master", STRATEGY), ("etcd", GRAPH)])
 def test_a_server_comes_back_at_another_address_when_its_node_is_lost(
-    make_job: MakeJob, undisturbed: Callable[[str], float], script: str, free_port: int
+    make_job: MakeJob,
+    undisturbed: Callable[[str], float],
+    backend: str,
+    script: str,
+    free_port: int,
+    request: pytest.FixtureRequest,
 ) -> None:
     usual = undisturbed(script)
+    endpoint = f"127.0.0.1:{free_port}" if backend == "master" else request.getfixturevalue("etcd").endpoints
     job = make_job(script)
-    place = ("--ps=1", "--workers=1", "--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{free_port}")
-    leader = job.start("--role=chief", *place, "--rdzv-conf=is_host=1,lost_after=1", name="chief")
-    worker = job.start("--role=worker", *place, "--rdzv-conf=is_host=0,lost_after=1", name="worker")
-    lost = job.start("--role=ps", *place, "--rdzv-conf=is_host=0,lost_after=1", name="lost", env={"NODE_ID": "0"})
+
+    def start(role: str, name: str, **env: str) -> Node:
+        conf = "lost_after=1,keep_alive_interval=1"
+        if backend == "master":
+            conf += f",is_host={int(role == 'chief')}"
+        place = (f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}")
+        return job.start(f"--role={role}", "--ps=1", "--workers=1", *place, name=name, env=env)
+
+    chief, worker, lost = start("chief", "chief"), start("worker", "worker"), start("ps", "lost", NODE_ID="0")
     lost.up("ps-0")
-    spare = job.start("--role=ps", *place, "--rdzv-conf=is_host=0,lost_after=1", name="spare", env={"NODE_ID": "1"})
+    spare = start("ps", "spare", NODE_ID="1")
     job.train(100)
     spare.hear("tf-ps-run: ")
     lost.lose()
     spare.up("ps-1")
-    assert leader.servers("chief-1") != leader.servers("chief-0")
-    found = job.finish(leader, worker, spare)
-    check_learned(found, usual)
+    assert chief.servers("chief-1") != chief.servers("chief-0")
+    check_learned(job.finish(chief, worker, spare), usual)
