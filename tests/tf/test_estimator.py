@@ -68,5 +68,5 @@ def test_an_evaluator_begins_and_comes_to_its_end_with_the_training(tmp_path: Pa
         assert chief.wait_end() == 0, chief.output
         assert worker.wait_end() == 0, worker.output
         assert evaluator.wait_end() == 0, evaluator.output
-        # The last steps of two workers may both come after the one before the last.
-        assert re.search(r"Saving dict for global step 6[01]:", evaluator.output), evaluator.output
+        # Each of them may be at a step when another one takes the last.
+        assert re.search(r"Saving dict for global step 6\d:", evaluator.output), evaluator.output
