@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,10 +135,12 @@ def test_the_address_of_a_worker_is_waited_for_once() -> None:
     assert kinds(steps(order, known_of(CHIEF, waited=True))) == ["Start chief-0"]
 
 
-def test_at_the_end_all_that_runs_is_told_to_end_once() -> None:
+@pytest.mark.parametrize("more", [{"over": True}, {"departing": True}])
+def test_at_the_end_all_that_runs_is_told_to_end_once_and_servers_last(more: dict[str, bool]) -> None:
     known = [running(PS), running(WORKER, ending=True), running(CHIEF, leaving=True), known_of(PS1)]
-    for more in ({"over": True}, {"departing": True}):
-        assert kinds(steps(ORDER, *known, **more)) == ["Terminate chief-0", "Terminate ps-0"]
+    assert kinds(steps(ORDER, *known, **more)) == ["Terminate chief-0"]
+    assert kinds(steps(ORDER, running(PS), running(WORKER, ending=True), **more)) == []
+    assert kinds(steps(ORDER, running(PS), known_of(WORKER, ended=True), **more)) == ["Terminate ps-0"]
 
 
 def test_a_node_without_an_order_runs_nothing() -> None:

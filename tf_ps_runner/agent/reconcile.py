@@ -108,7 +108,7 @@ def reconcile(situation: Situation) -> tuple[Step, ...]:
     """The steps that bring this node nearer to its order; none when there is nothing to do but to wait."""
     if situation.over or situation.departing:
         # An order that holds no more names what may be ended in peace.
-        return tuple(Terminate(one.key) for one in situation.known if one.live and not (one.dying or one.ending))
+        return tuple(Terminate(one.key) for one in _first_to_end(situation.known) if not (one.dying or one.ending))
     order = situation.order or Order(version=0)
     wanted = {task.key: task for task in order.tasks}
     steps: list[Step] = []
@@ -127,6 +127,14 @@ def reconcile(situation: Situation) -> tuple[Step, ...]:
         elif not (one_known.live or one_known.ended) and not _is_another(one_known, task, order):
             steps += _begin(one_known, task, order, situation.sparse)
     return tuple(steps)
+
+
+def _first_to_end(known: Iterable[Known]) -> list[Known]:
+    """Those that run, without the servers as long as somebody here trains: a session that is closed waits for servers
+    which have gone, and what is saved at the end is theirs."""
+    live = [one for one in known if one.live]
+    train = any(one.key.role in (Role.CHIEF, Role.WORKER) for one in live)
+    return [one for one in live if not (train and one.key.role is Role.PS)]
 
 
 def _is_another(one: Known, task: Task, order: Order) -> bool:

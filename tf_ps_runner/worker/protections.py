@@ -39,6 +39,11 @@ PROTECTIONS = (
         servers.change_server,
     ),
     (
+        "tensorflow.python.training.server_lib",
+        "a worker that serves a chief is not said to be ready, and Ctrl-C ends no server",
+        servers.change_join,
+    ),
+    (
         "tensorflow.python.client.session",
         "sessions know only the addresses that their servers were started with",
         servers.change_session,

@@ -8,8 +8,11 @@ keep a session from waiting for workers that it has nothing to do with.
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import Any
 
+from tf_ps_runner.worker.channel import channel
 from tf_ps_runner.worker.patching import place, takes, wrap
 from tf_ps_runner.worker.task import Task, task
 
@@ -42,6 +45,29 @@ def change_server(module: Any) -> None:
         _served.append(whole)
 
     wrap(server, "__init__", start)
+
+
+def change_join(module: Any) -> None:
+    """Say that a worker serves, and let whoever serves end. For `tensorflow.python.training.server_lib`."""
+
+    def join(original: Any, self: Any) -> None:
+        mine = task()
+        if mine is not None and mine.worker:
+            channel().say("ready")
+        if mine is not None and _interrupts():
+            # It waits outside of Python, where KeyboardInterrupt is never raised; so the kernel is to end it.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        original(self)
+
+    wrap(place(module, "Server"), "join", join)
+
+
+def _interrupts() -> bool:
+    """Whether SIGINT is Python's, and this thread may change that."""
+    return (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
 
 
 def change_session(module: Any) -> None:

@@ -92,7 +92,6 @@ def register() -> None:
     after_import("tensorflow.python.distribute.coordinator.values", steps, change_values)
     after_import("tensorflow.python.checkpoint.checkpoint_management", steps, change_management)
     after_import("tensorflow.python.checkpoint.checkpoint", steps, change_checkpoint)
-    after_import("tensorflow.python.training.server_lib", "a worker is not told to be ready", change_join)
 
 
 def change_strategy(module: Any) -> None:
@@ -240,18 +239,6 @@ def change_checkpoint(module: Any) -> None:
     wrap(checkpoint, "_write", write)
     wrap(checkpoint, "save", save)
     wrap(checkpoint, "read", read)
-
-
-def change_join(module: Any) -> None:
-    """Say that a worker serves. For `tensorflow.python.training.server_lib`."""
-
-    def join(original: Any, self: Any) -> None:
-        mine = task()
-        if mine is not None and mine.worker:
-            channel().say("ready")
-        original(self)
-
-    wrap(place(module, "Server"), "join", join)
 
 
 def save_all() -> int:
