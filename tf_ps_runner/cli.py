@@ -61,6 +61,9 @@ def _job(
     cluster, warnings = _cluster(settings, role)
     place = find_place(settings, environ)
     conf = rendezvous_conf.read(*settings.text("rdzv_conf"))
+    never = [key for key in conf.given if key.name in TF_PS_RUN.no_keys]
+    conf = conf._replace(given=tuple(key for key in conf.given if key not in never))
+    warnings += [f"{key.name} of --rdzv-conf has no effect on a job with parameter servers." for key in never]
     warnings += [*place.warnings, *without_effect(place, conf, environ, spares_given=False)]
     forking = settings.choice("start_method") == "forkserver"
     preload = [name for given in settings.each("preload") for name in flags.modules(*given)]

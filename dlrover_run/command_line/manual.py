@@ -50,18 +50,18 @@ def answer(words: Sequence[str], program: Program) -> int:
         if text := context.get_help():
             typer.echo(text)
     if program.meets:
-        _print_keys()
+        _print_keys(program)
     return 0
 
 
-def _print_keys() -> None:
+def _print_keys(program: Program) -> None:
     """The keys of `--rdzv-conf` that have an effect, drawn as typer draws the flags."""
     defaults = Rules()
     keys = Table(show_header=False, box=None, pad_edge=False, expand=True)
     keys.add_column(style="bold cyan", no_wrap=True)
     keys.add_column(ratio=1)
     for key in rendezvous_conf.TABLE:
-        if key.help:
+        if key.help and key.name not in program.no_keys:
             default = f" [dim]\\[default: {getattr(defaults, key.rule):g}][/]" if key.rule else ""
             keys.add_row(key.name, f"{key.help}.{default}")
     Console().print(Panel(keys, title="Keys of --rdzv-conf", title_align="left", border_style="dim"))

@@ -15,7 +15,8 @@ class Program:
 
     `name` is what messages begin with. `about` and `epilog` are the help before and after the flags, which it names
     when `usage` does. `instead` says what to do in the place of flags that people bring from elsewhere, by the name
-    without dashes, and `origin` whose those are. `meets` adds the keys of `--rdzv-conf` to the help.
+    without dashes, and `origin` whose those are. `meets` adds the keys of `--rdzv-conf` to the help, but for `no_keys`,
+    which have no effect here.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Program:
     instead: Mapping[str, str] = field(default_factory=dict)
     origin: str = "DLRover's"
     meets: bool = True
+    no_keys: frozenset[str] = frozenset()
 
     @property
     def completion_variable(self) -> str:

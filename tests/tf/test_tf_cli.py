@@ -293,6 +293,9 @@ def test_what_has_no_effect_is_said() -> None:
     assert warned("--start-method=spawn --preload=json train.py") == [
         "--preload has no effect with --start-method=spawn."
     ]
+    assert warned("--rdzv-conf scale_up_delay=5,last_call_timeout=3 train.py") == [
+        "scale_up_delay of --rdzv-conf has no effect on a job with parameter servers."
+    ]
     assert warned("--max-memory=8Gi train.py") == ["--max-memory has no effect without --worker-memory or --ps-memory."]
     assert warned("--rdzv-conf=nonsense=1,bind=a train.py") == [
         "--rdzv-conf has 'nonsense', which nothing reads.",

@@ -145,6 +145,9 @@ TABLE: tuple[Flag, ...] = (
     *_ENDINGS,
 )
 
+NO_KEYS = frozenset(("scale_up_delay", "restart_window", "early_failure_limit", "check_timeout"))
+"""Keys of `--rdzv-conf` that only a job without servers knows."""
+
 TF_PS_RUN = Program(
     name="tf-ps-run",
     table=TABLE,
@@ -153,6 +156,7 @@ TF_PS_RUN = Program(
 Each process finds its place in TF_CONFIG. What follows SCRIPT is its own.
 
 To change a running job: [b]tf-ps-run scale --help[/].""",
+    no_keys=NO_KEYS,
     epilog="\n\n".join(
         (
             "A flag may be written with underscores ([b]--max_restarts[/]) or given by a variable "
@@ -172,6 +176,7 @@ To change a running job: [b]tf-ps-run scale --help[/].""",
 )
 
 SCALE = Program(
+    no_keys=NO_KEYS,
     name="tf-ps-run scale",
     table=(
         _ours("ps", CLUSTER, "How many parameter servers the job shall have.", "N", pet=False),
