@@ -254,6 +254,9 @@ class Laws:
         told, p = _told(present, task), present.get(host_of(task))
         if told is None or told.end is None or p is None or p.going or former.stage not in SERVED:
             return False
+        if not any(node.key == host_of(task) and node.alive and not _cut_off(node) for node in self.world.nodes):
+            # It was lost with its node, which costs nothing.
+            return False
         return told.end.cause in COSTLY
 
 

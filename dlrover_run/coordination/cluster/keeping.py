@@ -83,7 +83,10 @@ def _missing(scene: Scene, cluster: Cluster) -> list[tuple[Role, int]]:
 
 def _dismiss(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     wanted = set(wanted_workers(scene.limits, cluster))
-    extra = [task for task in tasks_of(cluster, Role.WORKER) if task.rank not in wanted]
+    # What the end of one costs, which has ended already, is still to be decided.
+    extra = [
+        task for task in tasks_of(cluster, Role.WORKER) if task.rank not in wanted and scene.loss(cluster, task) is None
+    ]
     if not extra:
         return None
     tasks = tuple(task for task in cluster.tasks if task not in extra)
