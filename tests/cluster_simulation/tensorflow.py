@@ -103,6 +103,11 @@ class Process:
             self._again(self._restore)
             return
         version = self.task.version
+        if self.node.stale and any(one.task.version != version for one in peers):
+            # It was cut off, and has not heard yet that it is over. What it does in that moment to servers that have
+            # the addresses of its own is left out here: it would take over their model, or restore the same checkpoint.
+            self._again(self._restore)
+            return
         for one in peers:
             demand(one.task.version == version, f"{self.task.key} meets a server of version {one.task.version}")
             demand(one.model in (None, version), f"{self.task.key} begins with what was left of version {one.model}")
