@@ -128,6 +128,13 @@ class TestServers:
         job.train(restored=126, reached=143)
         assert job.plan.reason.endswith("restored from step 126, at least 17 steps lost")
 
+    def test_of_a_script_that_counts_no_steps_none_are_told_to_be_lost(self) -> None:
+        job = running()
+        job.say("chief-0", TaskStage.READY, step=140, saved=126)
+        job.end("ps-1")
+        job.train(restored=-1, reached=143)
+        assert job.plan.reason.endswith("ps-3 takes its place")
+
     def test_of_a_model_that_has_trained_nothing_nothing_is_lost(self) -> None:
         job = running()
         job.say("chief-0", TaskStage.READY, step=0)

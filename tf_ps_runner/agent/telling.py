@@ -60,8 +60,9 @@ class Telling:
 
 def _model(event: Restored) -> str:
     # How many steps that has cost the coordinator says, who hears of those of all nodes.
+    known = event.step >= 0
     if event.how == "checkpoint":
-        return f"has restored {plain(event.path or '?')}, and goes on after step {event.step}"
+        return f"has restored {plain(event.path or '?')}, and goes on{f' after step {event.step}' if known else ''}"
     if event.how == "live":
-        return f"goes on with the live model at step {event.step}; no step lost"
+        return f"goes on with the live model{f' at step {event.step}' if known else ''}; no step lost"
     return f"begins with a fresh model at step {event.step}"

@@ -52,9 +52,10 @@ class Ready(msgspec.Struct, frozen=True, tag_field="say", tag="ready", forbid_un
 
 class Restored(msgspec.Struct, frozen=True, tag_field="say", tag="restored", forbid_unknown_fields=True):
     """The chief has a whole model, of global step `step`: from the checkpoint at `path`, the live one, or a fresh one.
-    `skipped` are sentences about checkpoints that could not be used."""
+    The step is -1 where the script counts none that can be found. `skipped` are sentences about checkpoints that could
+    not be used."""
 
-    step: Total
+    step: Annotated[int, Meta(ge=-1, le=2**53)]
     how: Annotated[str, Meta(pattern=r"\A(checkpoint|live|fresh)\Z")]
     path: Path | None = None
     skipped: Annotated[tuple[Text, ...], Meta(max_length=MAX_SKIPPED)] = ()

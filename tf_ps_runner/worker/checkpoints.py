@@ -30,7 +30,8 @@ def on_saved(listener: Saved) -> None:
 def on_restored(listener: Restored) -> None:
     """Have `listener(path, step, how)` called when the chief has a whole model, and before the workers are let in.
 
-    `how` is `checkpoint` (of `path`), `live` (the servers had all of it: nothing was read) or `fresh`.
+    `how` is `checkpoint` (of `path`), `live` (the servers had all of it: nothing was read) or `fresh`. The step is -1
+    where the script counts none that can be found.
     """
     _restored.append(listener)
 

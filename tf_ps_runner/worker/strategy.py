@@ -46,6 +46,7 @@ class _Chief:
         self.skipped: list[str] = []
         self.damaged: list[str] = []
         self.begun = False
+        self.counted = False
         self.done = 0
         self.step = 0
         self.told = 0.0
@@ -60,6 +61,7 @@ class _Chief:
         """Read the step that the model is at; where the script counts none, closures are counted."""
         found = read_step(self.managers, self.checkpoints)
         with self.lock:
+            self.counted = found is not None
             if found is not None:
                 self.step, self.done = found, 0
             elif not self.begun:
@@ -278,8 +280,10 @@ def _begin() -> None:
     how, path = ("checkpoint", _chief.path) if _chief.path is not None else ("fresh", None)
     if live_model.found():
         how, path = "live", None
-        note(f"this chief goes on in the live model, at step {_chief.step}")
-    checkpoints.was_restored(path, _chief.step, how, [words[:500] for words in _chief.skipped][:MOST_SKIPPED])
+        note(f"this chief goes on in the live model{f', at step {_chief.step}' if _chief.counted else ''}")
+    # The number in a checkpoint's name may be that of an epoch.
+    step = _chief.step if _chief.counted or how == "fresh" else -1
+    checkpoints.was_restored(path, step, how, [words[:500] for words in _chief.skipped][:MOST_SKIPPED])
     if not _chief.checkpoints:
         note("this script has no CheckpointManager: what it learns is lost when a parameter server is")
     threading.Thread(target=_watch, name="tf-ps-run-order", daemon=True).start()
