@@ -5,10 +5,14 @@ They share what lies in `tests/` (`harness`, `cluster` and the others), which th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from harness import Mailbox
 from interpreters import python_215, python_221
+from pretended import PRETEND, Job, is_of
 
 
 @pytest.fixture
@@ -21,3 +25,23 @@ def tf221() -> Path:
 def tf215() -> Path:
     """An interpreter with TensorFlow 2.15 and its estimator."""
     return python_215()
+
+
+@pytest.fixture
+def start(mailbox: Mailbox) -> Iterator[Callable[..., Job]]:
+    """Starts one job; whatever of it is left at the end fails the test."""
+    jobs: list[Job] = []
+
+    def begin(*flags: str, args: tuple[str, ...] = (), script: Path = PRETEND) -> Job:
+        jobs.append(Job(mailbox, *flags, args=args, script=script))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        left = [each for each in psutil.process_iter(["environ"]) if is_of(each, job)]
+        for process in left:
+            process.kill()
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.communicate()
+        assert not left

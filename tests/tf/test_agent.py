@@ -6,119 +6,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from harness import WAIT, Launcher, Mailbox, finish, kill_leftovers, launch, still_alive, watched
-
-SCRIPT = Path(__file__).parent / "workers" / "pretend.py"
-SERVERS = Launcher("tf-ps-run", (sys.executable, "-m", "tf_ps_runner"))
-
-Told = dict[str, Any]
-
-
-class Job:
-    """A running job of pretended tasks. What they tell is kept, so that a test may ask in any order."""
-
-    def __init__(self, mailbox: Mailbox, *flags: str, args: tuple[str, ...] = ()) -> None:
-        self._mailbox = mailbox
-        self.folder = mailbox.directory / "pipes"
-        self.folder.mkdir(exist_ok=True)
-        self._told: list[Told] = []
-        self.run_id = f"pretend-{mailbox.name}"
-        command = ["--start-method=spawn", f"--rdzv-id={self.run_id}", *flags, str(SCRIPT), *args]
-        # The launcher refuses an interpreter that has no TensorFlow; nobody imports this one.
-        stand_in = mailbox.directory / "installed" / "tensorflow"
-        stand_in.mkdir(parents=True, exist_ok=True)
-        (stand_in / "__init__.py").write_text("raise ImportError('this is only a name')\n")
-        env: dict[str, str | None] = {"PRETEND": str(self.folder), "PYTHONPATH": str(stand_in.parent)}
-        self.process = launch(mailbox, *command, launcher=SERVERS, env=env, stderr=subprocess.STDOUT)
-
-    def hear(self, what: Callable[[Told], bool]) -> Told:
-        """The first that was told of which that is true; it is not told again."""
-        for told in self._told:
-            if what(told):
-                self._told.remove(told)
-                return told
-        while True:
-            told = self._mailbox.receive()
-            if what(told):
-                return told
-            self._told.append(told)
-
-    def up(self, name: str) -> Told:
-        """Wait until that task obeys, or serves."""
-        return self.hear(lambda told: told["name"] == name and told["at"] in ("up", "serving"))
-
-    def told(self, name: str, **order: bool) -> Told:
-        """Wait until that task was told this."""
-        return self.hear(
-            lambda told: (
-                told["name"] == name
-                and told["at"] == "told"
-                and all(told[key] == value for key, value in order.items())
-            )
-        )
-
-    def do(self, name: str, command: str) -> None:
-        """Have a task do something."""
-        with open(self.folder / name, "w") as pipe:
-            pipe.write(command + "\n")
-
-    def say(self, name: str, **words: object) -> None:
-        """Have a task say something to its agent; it is said when this returns."""
-        self.do(name, f"say {json.dumps(words)}")
-        self.hear(lambda told: told["name"] == name and told["at"] == "said")
-
-    def train(self, chief: str = "chief-0", how: str = "fresh", step: int = 0, path: str | None = None) -> None:
-        """Have the chief say that it has a whole model."""
-        self.say(chief, say="restored", step=step, how=how, path=path)
-
-    def finish(self, chief: str, code: int = 0) -> str:
-        """Have the chief end well, and the job with it; what stood on the console."""
-        self.do(chief, "exit 0")
-        return self.ended(code)
-
-    def ended(self, code: int) -> str:
-        """Wait for the end of the job; what stood on the console."""
-        end = finish(self.process)
-        assert end.code == code, end.out
-        return end.out
-
-
-@pytest.fixture
-def start(mailbox: Mailbox) -> Iterator[Callable[..., Job]]:
-    """Starts one job; whatever of it is left at the end fails the test."""
-    jobs: list[Job] = []
-
-    def begin(*flags: str, args: tuple[str, ...] = ()) -> Job:
-        jobs.append(Job(mailbox, *flags, args=args))
-        return jobs[-1]
-
-    yield begin
-    for job in jobs:
-        left = [each for each in psutil.process_iter(["environ"]) if _is_of(each, job)]
-        for process in left:
-            process.kill()
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.communicate()
-        assert not left
-
-
-def _is_of(process: psutil.Process, job: Job) -> bool:
-    environ = process.info["environ"] or {}
-    return environ.get("PRETEND") == str(job.folder) and process.status() != psutil.STATUS_ZOMBIE
-
-
-def agent_of(job: Job) -> psutil.Process:
-    """The agent of a running launch."""
-    return next(p for p in psutil.Process(job.process.pid).children() if p.name().startswith("tf-ps-agent"))
+from harness import WAIT, kill_leftovers, still_alive, watched
+from pretended import Job, agent_of, scale
 
 
 def test_a_job_starts_lets_its_workers_in_and_ends_with_its_chief(start: Callable[..., Job]) -> None:
@@ -212,7 +106,7 @@ def test_servers_are_added_while_training_goes_on_and_the_chief_saves_before(sta
         job.up(name)
     job.train()
     job.told("worker-0", open=True)
-    scaled = _scale(job, "--ps=1")
+    scaled = scale(job, "--ps=1")
     coming = job.up("ps-2")
     assert coming["version"] == 2
     assert len(coming["cluster"]["ps"]) == 1
@@ -236,7 +130,7 @@ def test_a_chief_whose_workers_only_serve_it_is_told_of_a_planned_change_and_lea
     for name in ("ps-0", "ps-1", "chief-0", "worker-0"):
         job.up(name)
     job.train()
-    _scale(job, "--ps=1")
+    scale(job, "--ps=1")
     job.told("chief-0", pause=True, save=False)
     assert len(job.up("chief-1")["cluster"]["ps"]) == 1
     job.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
@@ -252,16 +146,11 @@ def test_a_worker_too_many_leaves_and_nobody_else_is_disturbed(start: Callable[.
         job.up(name)
     job.train()
     job.told("worker-1", open=True)
-    assert _scale(job, "--workers=1").returncode == 0
+    assert scale(job, "--workers=1").returncode == 0
     job.told("worker-1", pause=True)
-    assert _scale(job, "--workers=2").returncode == 0
+    assert scale(job, "--workers=2").returncode == 0
     assert job.up("worker-2")["rank"] == 1
     job.finish("chief-0")
-
-
-def _scale(job: Job, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [*SERVERS.command, "scale", f"--rdzv-id={job.run_id}", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
 
 
 def test_the_same_exception_at_once_ends_the_job_with_its_words_and_its_code(start: Callable[..., Job]) -> None:
