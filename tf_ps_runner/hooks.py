@@ -27,6 +27,7 @@ __all__ = [
     "ElasticHook",  # noqa: F822
     "Task",
     "rank",
+    "rebuild",
     "run_coordinator",
     "save",
     "server",
@@ -154,6 +155,22 @@ def run_coordinator(train: Callable[[Any], Result], variable_partitioner: Any = 
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=variable_partitioner)
     return train(tf.distribute.coordinator.ClusterCoordinator(strategy))
+
+
+def rebuild(train: Callable[[], Result]) -> Result:
+    """Keep this process, and what it has loaded, over the versions of the cluster: `train()` is called anew for each,
+    in a child that is forked for it, and what it returns is returned there.
+
+        rows = load()
+        hooks.rebuild(lambda: train(rows))
+
+    To be called in the main thread, before TensorFlow is used, though it may be imported; `train` makes the server, the
+    graph and the session. What comes after the call is run by the child that has come to the end. A server keeps
+    nothing, and without `tf-ps-run` it is an ordinary call of `train()`.
+    """
+    from tf_ps_runner.worker import rebuild
+
+    return rebuild.rebuild(train)
 
 
 def save() -> int:

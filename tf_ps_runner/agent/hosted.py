@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 
 from dlrover_run.agent.process import WorkerProcess, WorkerStart
-from dlrover_run.coordination.cluster.records import Role, Task, TaskEnd, TaskKey, TaskStage, TaskStatus
+from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskEnd, TaskKey, TaskStage, TaskStatus
+from tf_ps_runner.agent.kept import LET_GO_TIMEOUT, Keeper, Kept
 from tf_ps_runner.agent.outputs import Outputs
-from tf_ps_runner.agent.reconcile import Known
-from tf_ps_runner.agent.words import Event, Hello, Note, Ready, Restored, Saved, Step
+from tf_ps_runner.agent.reconcile import Known, Spare
+from tf_ps_runner.agent.words import Event, Hello, Note, OrderMessage, Ready, Restored, Saved, Step
 from tf_ps_runner.memory.hold import MemoryHold
 
 SPEECHLESS = 30.0
@@ -33,6 +34,7 @@ class Hosted:
         self.process: WorkerProcess | None = None
         self.outputs: Outputs | None = None
         self.memory: MemoryHold | None = None
+        self.keeper: Keeper | None = None
         self.silent: str | None = None
         self.end: TaskEnd | None = None
         self.started_at = 0.0
@@ -81,6 +83,7 @@ class Hosted:
             ending=self.ending,
             leaving=self.leaving,
             waited=self.waited,
+            keeps=self.keeper is not None and not self.keeper.gone and self.process is not None,
         )
 
     @property
@@ -99,10 +102,31 @@ class Hosted:
             end=self.end,
         )
 
+    def message(self, order: Order) -> OrderMessage:
+        """What is told to its process: of what is meant for its role, and for itself."""
+        role = self.task.role
+        same = self.task.version == order.version
+        return OrderMessage(
+            version=order.version,
+            open=order.open,
+            # A chief hears of it too: one whose workers serve it leaves first, for those do not leave by themselves.
+            pause=(order.pause and same and role in (Role.CHIEF, Role.WORKER)) or self.leaving,
+            save=order.save and same and role is Role.CHIEF,
+            ending=order.ending,
+        )
+
     def run(self, pid: int, start: WorkerStart, on_end: Callable[[WorkerProcess], None]) -> None:
         """Its process has been started."""
-        self.started_at = time.monotonic()
         self.process = WorkerProcess(pid, start, on_end)
+        self._begin()
+
+    def take_over(self, kept: Kept) -> None:
+        """A process that was spare is its own from now on."""
+        self.process, self.keeper, self.outputs, self.memory = kept.process, kept.keeper, kept.outputs, kept.memory
+        self._begin()
+
+    def _begin(self) -> None:
+        self.started_at = time.monotonic()
         if self.task.role is not Role.PS:
             self.later("speechless", SPEECHLESS, self.be_ready)
 
@@ -170,6 +194,25 @@ class Hosted:
         elif self.starting is not None:
             self.starting.cancel()
 
+    def let_go(self) -> None:
+        """Have its process, which keeps, end the task alone; kill both where it does not."""
+        assert self.keeper is not None, "it has said that it keeps"
+        self.dying = True
+        self.later("let go", LET_GO_TIMEOUT, self.kill)
+        self.keeper.let_go()
+
+    def set_aside(self, end: TaskEnd) -> Kept:
+        """It has ended, and its process lives on, for the caller to keep."""
+        process, keeper, outputs, memory = self.process, self.keeper, self.outputs, self.memory
+        assert process is not None, "one that keeps lives"
+        assert keeper is not None, "it has said that it keeps"
+        assert outputs is not None, "it was given with the process"
+        assert memory is not None, "it was given with the process"
+        self.process = self.keeper = self.outputs = self.memory = None
+        self.close()
+        self.end, self.over = end, True
+        return Kept(Spare(self.task.role, self.task.rank, self.task.memory), process, keeper, outputs, memory)
+
     def dismiss(self, grace: float) -> None:
         """Give it that many seconds to leave as it was told to, and as many after a SIGTERM."""
         self.leaving = True
@@ -182,6 +225,9 @@ class Hosted:
         """Its process has ended: nothing is to be done later."""
         for name in list(self._timers):
             self.cancel(name)
+        if self.keeper is not None:
+            self.keeper.close()
+            self.keeper = None
         if self.memory is not None:
             with contextlib.suppress(OSError):
                 self.memory.close()

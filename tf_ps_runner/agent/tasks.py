@@ -4,15 +4,12 @@ found out."""
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from dlrover_run.agent.environment import fill_macros
 from dlrover_run.agent.group import KILL_TIMEOUT
-from dlrover_run.agent.process import WorkerProcess, WorkerStart
+from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskEnd, TaskKey, TaskStatus
 from dlrover_run.descent.strays import StraySweep
@@ -21,17 +18,31 @@ from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
 from tf_ps_runner.agent import environment
 from tf_ps_runner.agent.channel import Channel
-from tf_ps_runner.agent.endings import Found, raised, task_end
+from tf_ps_runner.agent.endings import let_go_end
+from tf_ps_runner.agent.findings import Findings
 from tf_ps_runner.agent.hosted import Hosted
-from tf_ps_runner.agent.outputs import open_outputs
+from tf_ps_runner.agent.kept import LET_GO_TIMEOUT, SPARE_TIMEOUT, Keeper, KeptAside
+from tf_ps_runner.agent.outfits import Outfits
 from tf_ps_runner.agent.ports import PortBook
 from tf_ps_runner.agent.probe import Probe
-from tf_ps_runner.agent.reconcile import Await, Dismiss, Forget, Hold, Kill, Known, Start, Step, Terminate
+from tf_ps_runner.agent.reconcile import (
+    Await,
+    Discard,
+    Dismiss,
+    Forget,
+    Hold,
+    Kill,
+    Known,
+    LetGo,
+    Spare,
+    Start,
+    Step,
+    Terminate,
+)
 from tf_ps_runner.agent.telling import Telling
 from tf_ps_runner.agent.vigil import Verdict
-from tf_ps_runner.agent.words import Event, Note, OrderMessage, Restored, Saved
+from tf_ps_runner.agent.words import Event, Keeps, Note, Restored, Saved
 from tf_ps_runner.agent.words import Step as StepSaid
-from tf_ps_runner.memory.hold import MemoryHold
 from tf_ps_runner.spec import ServersSpec
 from tf_ps_runner.tf_config import servers_of, task_variables
 
@@ -50,7 +61,7 @@ limit within that time is ended for it, as if nobody had looked."""
 class Tasks:
     """All tasks of one node. `wake` is called when there is more to say of one, `telling` tells the person.
 
-    `ends` are how the last of them have ended. `problem` is what keeps this node from going on, for the loop to raise.
+    `problem` is what keeps this node from going on, for the loop to raise.
     """
 
     def __init__(
@@ -65,7 +76,7 @@ class Tasks:
         telling: Telling,
     ) -> None:
         self._spec = spec
-        self._run_dir = run_dir
+        self._outfits = Outfits(spec, run_dir, relay, telling)
         self._relay = relay
         self._starter = starter
         self._strays = strays
@@ -75,18 +86,15 @@ class Tasks:
         self._ports = PortBook()
         self._probe = Probe(self._note_verdict)
         self._hosted: dict[TaskKey, Hosted] = {}
-        self._raised: dict[tuple[Role, int], str] = {}
+        assert spec.job.rules.cluster is not None, "such a job has rules for its cluster"
+        save_timeout = spec.job.rules.cluster.save_timeout
+        self._kept = KeptAside(relay, SPARE_TIMEOUT + save_timeout)
+        self._findings = Findings(relay, telling)
         self._reached = -1
         self._turn = asyncio.Lock()
         self._ready: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
         self._step_timer: asyncio.TimerHandle | None = None
-        self._scratch = environment.make_scratch(run_dir)
-        if self._scratch is not None:
-            # The relay is the last to end, also when guard and agent are killed together.
-            relay.remove_at_end(self._scratch)
-        self._common = environment.common_environment(os.environ, self._scratch)
-        self.ends: list[tuple[TaskEnd, WorkerEnd]] = []
         self.problem: Exception | None = None
 
     @property
@@ -101,18 +109,29 @@ class Tasks:
 
     @property
     def live(self) -> bool:
-        """Whether a process of a task runs."""
-        return any(hosted.live for hosted in self._hosted.values())
+        """Whether a process of a task runs, or one that is spare."""
+        return bool(self._kept.pids) or any(hosted.live for hosted in self._hosted.values())
+
+    @property
+    def spares(self) -> tuple[Spare, ...]:
+        """The processes that are no task, and may become one."""
+        return self._kept.spares
+
+    @property
+    def ends(self) -> Sequence[tuple[TaskEnd, WorkerEnd]]:
+        """How the last of the tasks have ended whose processes have."""
+        return self._findings.ends
 
     @property
     def pids(self) -> set[int]:
-        """The processes of tasks that run."""
+        """The processes of tasks that run, and the spare ones."""
         processes = (hosted.process for hosted in self._hosted.values())
-        return {process.pid for process in processes if process is not None and process.live}
+        live = {process.pid for process in processes if process is not None and process.live}
+        return live | self._kept.pids
 
     def warm(self) -> None:
         """Have a template ready before there is a task: what it imports takes longer than anything else."""
-        self._ready = self._ready or self._do(self._starter.prepare([self._common]))
+        self._ready = self._ready or self._do(self._starter.prepare([self._outfits.common]))
 
     def follow(self, order: Order) -> None:
         """Take what the order says of tasks that are here, and tell it to their processes."""
@@ -122,7 +141,7 @@ class Tasks:
                 hosted.take(task)
         for hosted in self._hosted.values():
             if hosted.live:
-                self._channel.tell(hosted.key, _message(hosted, order))
+                self._channel.tell(hosted.key, hosted.message(order))
             if order.ending and hosted.live and hosted.only_serves and not (hosted.dying or hosted.ending):
                 hosted.terminate(signal.SIGTERM, self._spec.grace)
 
@@ -131,6 +150,9 @@ class Tasks:
         if isinstance(step, Hold):
             self._hold(step.task)
             return
+        if isinstance(step, Discard):
+            self._kept.discard(step.spare)
+            return
         hosted = self._hosted[step.task.key if isinstance(step, Start) else step.key]
         if isinstance(step, Start):
             self._begin(hosted, order, step)
@@ -138,12 +160,15 @@ class Tasks:
             hosted.later("gaps", GAP_PATIENCE, lambda: self._go_without(hosted), again=False)
         elif isinstance(step, Dismiss):
             hosted.dismiss(self._spec.grace)
-            self._channel.tell(hosted.key, _message(hosted, order))
+            self._channel.tell(hosted.key, hosted.message(order))
         elif isinstance(step, Terminate):
             raise AssertionError("how a task is terminated is the loop's to say")
         elif isinstance(step, Kill):
             hosted.kill()
             hosted.later("stuck", KILL_TIMEOUT, lambda: self._tell_stuck(hosted))
+        elif isinstance(step, LetGo):
+            hosted.let_go()
+            hosted.later("stuck", LET_GO_TIMEOUT + KILL_TIMEOUT, lambda: self._tell_stuck(hosted))
         elif isinstance(step, Forget):
             hosted.close()
             del self._hosted[step.key]
@@ -153,7 +178,8 @@ class Tasks:
         self._hosted[key].terminate(number, grace)
 
     def forward(self, number: signal.Signals) -> None:
-        """Pass a signal on to every task that runs."""
+        """Pass a signal on to every task that runs; the spare processes are not asked, but ended."""
+        self._kept.discard_all()
         for hosted in self._hosted.values():
             if hosted.process is not None:
                 hosted.process.send(number)
@@ -170,6 +196,7 @@ class Tasks:
             self._step_timer.cancel()
         for hosted in self._hosted.values():
             hosted.close()
+        self._kept.close()
         await self._probe.close()
         self._ports.close()
 
@@ -180,6 +207,8 @@ class Tasks:
             return
         before = hosted.step
         hosted.hear(event)
+        if isinstance(event, Keeps):
+            self._keep(hosted)
         if isinstance(event, Restored):
             hosted.reached, self._reached = self._reached, event.step
         if isinstance(event, Note | Restored | Saved):
@@ -214,18 +243,24 @@ class Tasks:
         hosted.take(step.task)
         hosted.servers = servers_of(order, step.task)
         variables = task_variables(order, step.task, step.config, environment.master_address(self._spec))
+        kept = self._kept.take(step.task)
+        if kept is not None:
+            hosted.take_over(kept)
+            kept.keeper.begin({**variables, environment.TOKEN: self._channel.expect(hosted.key)})
+            self._follow_start(hosted, order)
+            return
         # Once for all that start together: what the first of them imports is not learned before it has had the time.
         self.warm()
         hosted.starting = self._do(self._start(hosted, variables, order))
 
     async def _start(self, hosted: Hosted, variables: Mapping[str, str], order: Order) -> None:
-        key = hosted.key
         try:
             if self._ready is not None:
                 await asyncio.wait([self._ready])
             # One after the other: a process that is being forked is our child before anybody knows its number.
             async with self._turn:
-                start = self._outfit(hosted, variables)
+                own = {environment.AGENT: self._channel.address, environment.TOKEN: self._channel.expect(hosted.key)}
+                start = self._outfits.give(hosted, {**variables, **own})
                 with self._strays.paused():
                     pid = await self._starter.start(start)
                     hosted.run(pid, start, self._note_end)
@@ -247,31 +282,39 @@ class Tasks:
                 hosted.outputs.release()
         if hosted.dying:
             hosted.kill()
-        self._channel.tell(key, _message(hosted, order))
         if hosted.task.role is Role.PS:
-            self._probe.watch(key, hosted.port)
+            self._probe.watch(hosted.key, hosted.port)
+        self._starter.learn_later()
+        self._follow_start(hosted, order)
+
+    def _follow_start(self, hosted: Hosted, order: Order) -> None:
+        self._channel.tell(hosted.key, hosted.message(order))
         if hosted.task.memory:
             self._look_at_memory(hosted)
-        self._starter.learn_later()
         self._wake()
 
-    def _outfit(self, hosted: Hosted, variables: Mapping[str, str]) -> WorkerStart:
-        """All that the process is given."""
-        task, entrypoint = hosted.task, self._spec.job.entrypoint
-        hosted.outputs = open_outputs(self._spec.job.logs, self._run_dir, self._relay, str(task.key))
-        hosted.memory = MemoryHold.open(str(task.key), task.memory)
-        self._telling.limited(hosted.memory.kept_by)
-        own = {environment.AGENT: self._channel.address, environment.TOKEN: self._channel.expect(task.key)}
-        args = fill_macros(entrypoint.args, task.rank)
-        return WorkerStart(
-            local_rank=0 if task.role in (Role.CHIEF, Role.WORKER) else 1,
-            rank=task.rank,
-            argv=environment.boot_command(entrypoint, args),
-            args=args,
-            environment={**self._common, **variables, **own},
-            stdio=hosted.outputs.stdio,
-            before_exec=hosted.memory.enter,
-        )
+    def _keep(self, hosted: Hosted) -> None:
+        """Its process keeps what it has loaded: the task is a child of it from now on."""
+        talk = self._channel.set_aside(hosted.key) if hosted.keeper is None else None
+        if talk is not None:
+            hosted.keeper = Keeper(talk, self._be_free)
+            hosted.keeper.begin({environment.TOKEN: self._channel.expect(hosted.key)})
+
+    def _be_free(self, keeper: Keeper, left: bool) -> None:
+        """A process that keeps has ended its task, and may become another one."""
+        hosted = next((each for each in self._hosted.values() if each.keeper is keeper), None)
+        if hosted is None or hosted.process is None or hosted.process.stopped_with is not None:
+            # It was told to end, or never began: nothing is to be kept of it.
+            keeper.close()
+            return
+        process = hosted.process
+        self._channel.finish(hosted.key)
+        self._findings.let_go(hosted)
+        self._kept.put(hosted.set_aside(let_go_end(left)))
+        # What the task has left is its own, and has the session of the process that lives on.
+        self._strays.reap()
+        self._strays.condemn_session(process.pid)
+        self._wake()
 
     def _abandon(self, hosted: Hosted) -> None:
         """Its start came to nothing, and nobody waits for it: as if it had only been held."""
@@ -312,58 +355,25 @@ class Tasks:
         self._wake()
 
     def _note_end(self, process: WorkerProcess) -> None:
-        hosted = next(each for each in self._hosted.values() if each.process is process)
+        spare = self._kept.ended(process)
         self._strays.reap()
         if self.live:
             self._strays.condemn_session(process.pid)
+        if spare:
+            self._wake()
+            return
+        hosted = next(each for each in self._hosted.values() if each.process is process)
         self._probe.forget(hosted.key)
-        for name in ("stuck", "leaving", "hang", "speechless", "memory"):
+        for name in ("stuck", "let go", "leaving", "hang", "speechless", "memory"):
             hosted.cancel(name)
         self._channel.finish(hosted.key)
         self._do(self._find_out(hosted, process))
 
     async def _find_out(self, hosted: Hosted, process: WorkerProcess) -> None:
         """Say how a task has ended, once its last words are known."""
-        task, outputs, memory = hosted.task, hosted.outputs, hosted.memory
-        assert process.code is not None, "it has ended"
-        assert outputs is not None, "it was given with the process"
-        assert memory is not None, "it was given with the process"
-        stopped = process.stopped_with if not hosted.silent else None
-        killed = memory.killed_for_memory(process.code) if stopped is None and not hosted.silent else None
-        words = await outputs.last_words(self._relay)
-        outputs.forget(self._relay)
-        end = WorkerEnd(
-            rank=task.rank,
-            local_rank=task.rank,
-            pid=process.pid,
-            code=process.code,
-            unix_time=process.unix_time,
-            stopped_with=stopped,
-            stderr_tail=words,
-            stdout_path=outputs.stdout_path,
-            stderr_path=outputs.stderr_path,
-            name=str(task.key),
-        )
-        place = (task.role, task.rank)
-        hosted.end = task_end(
-            Found(
-                role=task.role,
-                end=end,
-                lived=time.monotonic() - hosted.started_at,
-                silent=hosted.silent,
-                memory=killed,
-                dismissed=stopped is not None or hosted.leaving,
-                before=self._raised.get(place),
-            )
-        )
-        self._telling.ended(hosted.key, hosted.end, hosted.step)
-        if (exception := raised(end)) is not None:
-            self._raised[place] = exception
-        else:
-            self._raised.pop(place, None)
+        hosted.end = await self._findings.find_out(hosted, process)
         hosted.close()
         hosted.over = True
-        self.ends = [*self.ends[-MOST_ENDS:], (hosted.end, end)]
         self._wake()
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -380,23 +390,5 @@ class Tasks:
         self._wake()
 
 
-MOST_ENDS = 50
-"""Ends of tasks that are kept for the report on the last of them."""
-
-
 class StuckTask(Exception):
     """A task that SIGKILL did not end; another one beside it would meet the same wedged device."""
-
-
-def _message(hosted: Hosted, order: Order) -> OrderMessage:
-    """What is told to the process of one task: of what is meant for its role, and for itself."""
-    role = hosted.task.role
-    same = hosted.task.version == order.version
-    return OrderMessage(
-        version=order.version,
-        open=order.open,
-        # A chief hears of it too: one whose workers serve it leaves first, for those do not leave by themselves.
-        pause=(order.pause and same and role in (Role.CHIEF, Role.WORKER)) or hosted.leaving,
-        save=order.save and same and role is Role.CHIEF,
-        ending=order.ending,
-    )

@@ -74,6 +74,15 @@ class Channel:
         if self._pid is None:
             self._pid = os.getpid()
 
+    def inherit(self) -> None:
+        """Make this process, a child of the one that had the line and never opened it, the one that has it."""
+        self._pid = os.getpid()
+
+    @property
+    def opened(self) -> bool:
+        """Whether the line was opened, or tried to be, by this process."""
+        return self._tried
+
     @property
     def active(self) -> bool:
         """Whether this process is a task of a cluster that an agent looks after; costs nothing, and opens nothing."""
