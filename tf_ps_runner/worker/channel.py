@@ -58,9 +58,12 @@ class Channel:
     """The line of this process. All its methods may be called from any thread."""
 
     def __init__(self) -> None:
+        self._pid: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._heard = threading.Condition()
         self._sending = threading.Lock()
-        self._pid: int | None = None
         self._line: socket.socket | None = None
         self._tried = False
         self._gone = False
@@ -235,10 +238,9 @@ def channel() -> Channel:
 
 
 def _renew_in_child() -> None:
-    """A forked child starts without what its parent's threads held; that it has no line is seen by its own number."""
-    global _channel
-    parent, _channel = _channel, Channel()
-    _channel._pid = parent._pid
+    """A forked child starts without what its parent's threads held; that it has no line is seen by its own number. The
+    object stays, for a queue that the parent has made may hold it."""
+    _channel._begin()
 
 
 os.register_at_fork(after_in_child=_renew_in_child)
