@@ -28,8 +28,8 @@ def make_job(tf221: Path, clicks: Path, tmp_path: Path) -> Iterator[MakeJob]:
     """Makes the one job of a test; whatever of it is left at the end makes the test fail."""
     jobs: list[Job] = []
 
-    def make(script: str, **pace: str) -> Job:
-        jobs.append(Job(tf221, script, clicks, tmp_path, **pace))
+    def make(script: str, python: Path | None = None, **pace: str) -> Job:
+        jobs.append(Job(python or tf221, script, clicks, tmp_path, **pace))
         return jobs[-1]
 
     # Orphans come to this process, so it can be said that none is left.

@@ -147,11 +147,13 @@ class Job:
             self._pipes[name] = os.open(path, os.O_RDWR)
             self._pace[f"PACE_{name.upper()}"] = str(path)
 
-    def start(self, *flags: str, name: str = "tf-ps-run", env: Mapping[str, str] | None = None) -> Node:
-        """Start a launcher."""
+    def start(
+        self, *flags: str, name: str = "tf-ps-run", env: Mapping[str, str] | None = None, program: Path = PACED
+    ) -> Node:
+        """Start a launcher, whose tasks run the script in that program."""
         command = [
             *(sys.executable, "-m", "tf_ps_runner", f"--rdzv-id={self.run_id}"),
-            *(f"--checkpoint-dir={self.checkpoints}", *flags, str(PACED), self.script, "--shards"),
+            *(f"--checkpoint-dir={self.checkpoints}", *flags, str(program), self.script, "--shards"),
             *(f"--steps={STEPS}", "--print-steps=1", f"--save-steps={SAVE_STEPS}"),
             *(f"--data={self._data}", f"--checkpoints={self.checkpoints}"),
         ]
@@ -247,7 +249,8 @@ class Job:
 
 
 MakeJob = Callable[..., Job]
-"""`make_job(script, **pace)`; the variables of `pace` are those of `scripts/paced.py`."""
+"""`make_job(script, **pace)`; the variables of `pace` are those of `scripts/paced.py`, and `python` another
+interpreter than that with the newest TensorFlow."""
 
 
 def _lives(process: psutil.Process) -> bool:
