@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import gc
 import json
-import logging
 import os
 import resource
 import select
@@ -133,7 +132,8 @@ def _threads_that_stay() -> list[str]:
         child = os.fork()
         if child == 0:
             os._exit(0)
-        os.waitpid(child, 0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
     left = _thread_names()
     known = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     return (known or left) if left else []
@@ -317,7 +317,6 @@ class _Keeper:
 
     def _end(self, code: int) -> NoReturn:
         """End as the child did, whose end was that of the script."""
-        logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
