@@ -12,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 from harness import WAIT, kill_leftovers, still_alive, watched
+from interpreters import python_215, python_221
 from pretended import Job, agent_of, scale
+from scripted_cluster import BOOT
 
 KEEPING = Path(__file__).parent / "workers" / "pretend_keeping.py"
 TASKS = ("ps-0", "chief-0", "worker-0")
@@ -173,3 +175,26 @@ def test_without_tf_ps_run_it_is_an_ordinary_call(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True)
     out, _ = process.communicate(timeout=WAIT)
     assert out == f"trained {process.pid}\n"
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("interpreter", [python_221, python_215])
+def test_tensorflow_may_have_been_imported_but_not_used(interpreter: Callable[[], Path]) -> None:
+    program = (
+        "import tf_ps_boot, tensorflow as tf\n"
+        "from tf_ps_runner.worker.rebuild import why_not\n"
+        "print(why_not())\n"
+        "tf.constant(1)\n"
+        "print(why_not())\n"
+    )
+    done = subprocess.run(
+        [interpreter(), "-c", program],
+        env={**os.environ, "PYTHONPATH": str(BOOT.parent), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=WAIT,
+        check=True,
+    )
+    before, after = done.stdout.splitlines()
+    assert before == "None"
+    assert after.startswith("TensorFlow was used before")
