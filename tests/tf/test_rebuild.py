@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import psutil
 import pytest
@@ -15,6 +17,10 @@ from harness import WAIT, kill_leftovers, still_alive, watched
 from interpreters import python_215, python_221
 from pretended import Job, agent_of, scale
 from scripted_cluster import BOOT
+
+from dlrover_run.coordination.cluster.records import Role
+from tf_ps_runner.agent.kept import Kept, KeptAside
+from tf_ps_runner.agent.reconcile import Spare
 
 KEEPING = Path(__file__).parent / "workers" / "pretend_keeping.py"
 TASKS = ("ps-0", "chief-0", "worker-0")
@@ -83,6 +89,30 @@ def test_what_was_loaded_outlives_a_planned_change(start: Start) -> None:
     assert "steps lost" not in job.finish("chief-1")
 
 
+def test_it_outlives_a_planned_change_also_on_a_node_that_hosts_nothing_meanwhile(start: Start, free_port: int) -> None:
+    meet = ("--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--ps=1", "--workers=1")
+    chief, leaving, worker = (start(*meet, f"--role={role}", script=KEEPING) for role in ("chief", "ps", "worker"))
+    keepers = {name: loaded(chief, name) for name in ("chief-0", "worker-0")}
+    chief.up("ps-0")
+    for name, keeper in keepers.items():
+        up(chief, name, keeper)
+    chief.train()
+    chief.told("worker-0", open=True)
+    other = start(*meet, "--role=ps", script=KEEPING)
+    # It says so only once it is known to the coordinator.
+    assert other.process.stdout is not None
+    assert "waiting" in other.process.stdout.readline()
+    leaving.process.terminate()
+    chief.told("chief-0", save=True)
+    up(chief, "chief-1", keepers["chief-0"])
+    chief.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
+    up(chief, "worker-1", keepers["worker-0"])
+    leaving.ended(143)
+    chief.finish("chief-1")
+    other.ended(0)
+    worker.ended(0)
+
+
 def test_a_process_that_does_not_let_go_is_killed_and_loads_anew(start: Start) -> None:
     job, keepers = begin(start)
     child = psutil.Process(keepers["worker-0"]).children()[0].pid
@@ -133,6 +163,21 @@ def test_what_a_worker_too_many_has_loaded_is_given_up(start: Start) -> None:
     job.finish("chief-0")
 
 
+def test_a_signal_to_the_one_who_keeps_is_for_its_child_to_answer(start: Start) -> None:
+    job = start("--ps=1", "--workers=1", args=("stay",), script=KEEPING)
+    keepers = {name: loaded(job, name) for name in ("chief-0", "worker-0")}
+    children = {name: up(job, name, keeper) for name, keeper in keepers.items()}
+    job.train()
+    with watched(keepers["worker-0"], children["worker-0"]) as ended:
+        for keeper in keepers.values():
+            os.kill(keeper, signal.SIGTERM)
+        assert still_alive(ended, WAIT) == 0
+    up(job, "worker-1", loaded(job, "worker-1"))
+    # The chief takes no notice of that signal, and so its keeper does not either.
+    assert psutil.Process(children["chief-0"]).ppid() == keepers["chief-0"]
+    job.finish("chief-0")
+
+
 def test_a_signal_reaches_the_children_and_ends_all(start: Start) -> None:
     job, keepers = begin(start)
     children = [psutil.Process(keeper).children()[0].pid for keeper in keepers.values()]
@@ -164,6 +209,29 @@ def test_a_process_with_another_thread_keeps_nothing_and_says_so(start: Start) -
     job.train()
     out = job.finish("chief-0")
     assert "[chief-0]:tf-ps-run: rebuild: the thread loader is running" in out
+
+
+def test_a_spare_process_is_not_kept_for_ever_where_nobody_says_what_comes() -> None:
+    class Process:
+        pid = 7
+        signals: ClassVar[list[int]] = []
+
+        def send(self, number: int) -> None:
+            self.signals.append(number)
+            ended.set()
+
+    async def test() -> None:
+        process: Any = Process()
+        kept = Kept(Spare(Role.WORKER, 0, 0), process, *cast("tuple[Any, Any, Any]", (None, None, None)))
+        aside = KeptAside(cast("Any", None), patience=0.0)
+        aside.put(kept)
+        assert aside.spares == (kept.spare,)
+        await asyncio.wait_for(ended.wait(), WAIT)
+        # It is looked after until it has ended, and nobody may have it any more.
+        assert (aside.spares, aside.pids, process.signals) == ((), {7}, [signal.SIGKILL])
+
+    ended = asyncio.Event()
+    asyncio.run(test())
 
 
 def test_without_tf_ps_run_it_is_an_ordinary_call(tmp_path: Path) -> None:
