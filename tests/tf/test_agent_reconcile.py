@@ -247,7 +247,7 @@ def test_following_the_steps_leads_to_what_was_ordered(order: Order, known: tupl
                 del here[step.key]
             elif isinstance(step, Kill | LetGo | Dismiss | Terminate):
                 here[step.key] = _ended(here[step.key])
-        after = {key: _ended(one) if one.dying or one.leaving else one for key, one in here.items()}
+        after = {key: _ended(one) if one.dying or one.leaving or one.ending else one for key, one in here.items()}
         if not found and after == here:
             break
         here = after
