@@ -219,6 +219,8 @@ class ScriptedCluster:
             **os.environ,
             "TF_CPP_MIN_LOG_LEVEL": "1",
             "CUDA_VISIBLE_DEVICES": "",
+            # TensorFlow leaves code there that it has generated, when its process is killed.
+            "TMPDIR": str(self._folder),
             **self._environment,
             **environment,
             "TF_CONFIG": json.dumps(stated),
