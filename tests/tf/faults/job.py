@@ -50,9 +50,6 @@ RESTORED = r"chief-\d+: has restored .*/model\.ckpt-(\d+)"
 PAUSES = "of the next version answers?, so training pauses"
 """What is said when all who train are told to leave after the step that they are at, for which they may wait."""
 
-OF_TENSORFLOW = "__autograph_generated_file"
-"""What begins the files that a script's own TensorFlow leaves when its process is killed."""
-
 
 @dataclass(frozen=True)
 class Learned:
@@ -242,7 +239,7 @@ class Job:
         _collect_orphans(me)
         assert not unfinished, f"the test left {unfinished} running{said}"
         assert not told, f"left behind: {told}{said}"
-        files = [path.name for path in self.temporary.iterdir() if not path.name.startswith(OF_TENSORFLOW)]
+        files = [path.name for path in self.temporary.iterdir()]
         assert len(files) <= sum(node.lost for node in self._nodes), (
             f"left in the directory for temporary files: {files}{said}"
         )
