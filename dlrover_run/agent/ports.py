@@ -20,7 +20,7 @@ class HeldPort:
 
     def __init__(self, port: int = 0) -> None:
         """Hold `port`, or any free one for 0. Raises OSError when somebody listens on it."""
-        self._socket = _bind_everywhere(port)
+        self._socket = bind_everywhere(port)
         self.number: int = self._socket.getsockname()[1]
 
     def release(self) -> None:
@@ -28,7 +28,9 @@ class HeldPort:
         self._socket.close()
 
 
-def _bind_everywhere(port: int) -> socket.socket:
+def bind_everywhere(port: int) -> socket.socket:
+    """A socket at `port` of all addresses of this machine, of both families, or at any free one for 0. Raises
+    OSError."""
     # The store listens on [::] for both families, so that is what must be held; a kernel without IPv6 has 0.0.0.0 only.
     families = (
         [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")] if socket.has_ipv6 else [(socket.AF_INET, "0.0.0.0")]

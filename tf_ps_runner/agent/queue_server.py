@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 from functools import partial
 
+from dlrover_run.agent.ports import bind_everywhere
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.cluster.records import TaskKey
 from dlrover_run.wire import proof
@@ -40,8 +39,6 @@ MOST_STRANGERS = 64
 
 MOST_UNREAD = 4 * 1024 * 1024
 """Bytes that may wait for a node that does not read. With more, its connection is ended."""
-
-_NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 
 
 class _Session:
@@ -82,7 +79,7 @@ class QueueServer:
 
     async def listen(self) -> int:
         """Listen at a free port of all addresses of this machine, and return it. Raises OSError."""
-        listener = _listener()
+        listener = bind_everywhere(0)
         self.port = listener.getsockname()[1]
         self._server = await asyncio.start_server(self._meet, sock=listener, limit=MAX_LINE)
         return self.port
@@ -230,12 +227,3 @@ class QueueServer:
 
     def _refuse(self, writer: asyncio.StreamWriter, reason: str) -> None:
         writer.write(line_of(Refused(reason[:MAX_PROBLEM])))
-
-
-def _listener() -> socket.socket:
-    try:
-        return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno not in _NO_IPV6:
-            raise
-        return socket.create_server(("", 0))
