@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from dlrover_run.coordination.cluster.records import Cluster, Order, Role, Stage, Task
 from dlrover_run.coordination.records import OVER, NodeKey, Plan
 
@@ -23,7 +25,10 @@ def orders(plan: Plan) -> dict[NodeKey, Order]:
     by_node: dict[NodeKey, list[Task]] = {member.key: [] for member in plan.members}
     for task in (*cluster.tasks, *cluster.coming):
         by_node.setdefault(host_of(task), []).append(task)
-    return {key: _with_tasks(told, tasks) for key, tasks in by_node.items()}
+    return {
+        key: msgspec.structs.replace(told, tasks=tuple(sorted(tasks, key=lambda task: task.key)))
+        for key, tasks in by_node.items()
+    }
 
 
 def order(plan: Plan, key: NodeKey) -> Order | None:
@@ -59,20 +64,3 @@ def addresses(tasks: Iterable[Task], role: Role) -> tuple[str, ...]:
     """HOST:PORT of each rank of the role, empty for a rank that has no task now, or whose port is not known yet."""
     found = {task.rank: task.target if task.port else "" for task in tasks if task.role is role}
     return tuple(found.get(rank, "") for rank in range(max(found, default=-1) + 1))
-
-
-def _with_tasks(told: Order, tasks: list[Task]) -> Order:
-    return Order(
-        version=told.version,
-        tasks=tuple(sorted(tasks, key=lambda task: task.key)),
-        servers=told.servers,
-        next_servers=told.next_servers,
-        chief=told.chief,
-        workers=told.workers,
-        open=told.open,
-        pause=told.pause,
-        save=told.save,
-        ending=told.ending,
-        queue_at=told.queue_at,
-        queue_key=told.queue_key,
-    )
