@@ -61,8 +61,7 @@ class Leadership:
         self._lease = 0
         self._renew_at = 0.0
         self._owing = True
-        self._strangers: frozenset[str] = frozenset()
-        self._addressed: frozenset[NodeKey] = frozenset()
+        self._addressed: frozenset[NodeKey | str] = frozenset()
         self._done = False
 
     async def lead(self) -> None:
@@ -176,13 +175,12 @@ class Leadership:
                 coordinator = self._begin(self._anew(coordinator, now))
                 continue
             told = self._progress.renew(now, len(coordinator.present), at_once=advanced)
-            met, self._strangers = self._strangers, self._attendance.strangers
+            readers: frozenset[NodeKey | str] = frozenset((*coordinator.present, *self._attendance.strangers))
             # A newcomer to whom no decision falls reads words that everybody else may have read long ago.
-            newcomers = coordinator.present.keys() - self._addressed
-            self._owing = bool(self._owing or advanced or told or met != self._strangers or newcomers)
+            self._owing = self._owing or advanced or told or not readers <= self._addressed
             # Until a plan is rebuilt from what nodes say, each of them keeps what it was told.
             if self._owing and not coordinator.adopting:
-                self._addressed = frozenset(coordinator.present)
+                self._addressed = readers
                 await self._write(coordinator, now)
                 self._owing = False
                 for line in coordinator.take_lines():
@@ -211,7 +209,7 @@ class Leadership:
         """Store the plan, and then the words: nobody is told what is not stored. Raises Deposed and Overtaken."""
         plan, lease = coordinator.plan, self._lease
         values = {self._keys.plan: pack(Stored(rule_values(self._rules), plan))}
-        for bucket, word in words_for(coordinator, self._progress.told(now), self._strangers).items():
+        for bucket, word in words_for(coordinator, self._progress.told(now), self._attendance.strangers).items():
             values[self._keys.words(bucket)] = pack(word)
         if plan.phase in OVER:
             if self._attendance.awaits(plan):
