@@ -300,6 +300,23 @@ def test_which_checkpoint_is_older_is_a_matter_of_the_step_and_not_of_the_number
     assert "that of model.ckpt-8 is taken" in capfd.readouterr().err
 
 
+def test_a_checkpoint_of_another_name_is_neither_older_nor_forgotten(
+    desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = Spec(size=40, shard=10)
+    use_one(desk, spec)
+    other = str(beside.folder / "model.ckpt-best-1")
+    shard_state.take(other)
+    shard_state.write(other, 1)
+    use_one(desk, spec)
+    beside.save(2)
+    assert Path(other + shard_state.SUFFIX).exists()
+    Path(beside.path(2) + shard_state.SUFFIX).unlink()
+    shard_state.give_back(beside.path(2), 2, "checkpoint")
+    assert left(desk, spec) == [(0, 10), (10, 20), (20, 30), (30, 40)]
+    assert capfd.readouterr().err == ""
+
+
 def test_with_no_state_at_all_the_data_begins_anew_and_that_is_told(
     desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str]
 ) -> None:

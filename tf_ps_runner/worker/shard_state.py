@@ -107,13 +107,13 @@ def read(path: str, step: int) -> tuple[Any, str | None]:
     own, clause = _read(path + SUFFIX)
     if own is not None:
         return own.queues, None
-    older = _older(path, step)
     if clause is None and not _states(path):
         return None, None
     sentence = f"the state of the data beside {path} {clause or 'is missing'}"
-    if not older:
+    older = _newest_older(path, step)
+    if older is None:
         return None, f"{sentence}: all data is used from the beginning, and nothing is lost"
-    name, kept = older[0]
+    name, kept = older
     return kept.queues, f"{sentence}: that of {name[: -len(SUFFIX)]} is taken, and nothing is lost"
 
 
@@ -144,21 +144,28 @@ def _read(name: str) -> tuple[_Kept | None, str | None]:
     return _Kept(state, step if isinstance(step, int) else -1), None
 
 
-def _older(path: str, step: int) -> list[tuple[str, _Kept]]:
-    """The states of older checkpoints of the same name, the newest first: by step, for a script may number them as it
-    likes."""
+def _newest_older(path: str, step: int) -> tuple[str, _Kept] | None:
+    """The state of the newest older checkpoint of the same name: by step, for a script may number them as it likes."""
     found = []
     for name in _states(path):
         kept = _read(name)[0]
         if kept is not None and 0 <= kept.step < step:
             found.append((os.path.basename(name), kept))
-    return sorted(found, key=lambda one: one[1].step, reverse=True)
+    return max(found, key=lambda one: one[1].step, default=None)
 
 
 def _states(path: str) -> list[str]:
     """The states of all checkpoints of the same name."""
     own = _NUMBERED.fullmatch(path)
-    return glob.glob(f"{glob.escape(own[1])}-*{SUFFIX}") if own is not None else []
+    if own is None:
+        return []
+    found = []
+    for name in glob.glob(f"{glob.escape(own[1])}-*{SUFFIX}"):
+        numbered = _NUMBERED.fullmatch(name[: -len(SUFFIX)])
+        # `model-best-7` is a checkpoint of another name than `model-7`.
+        if numbered is not None and numbered[1] == own[1]:
+            found.append(name)
+    return found
 
 
 def _forget_older(path: str) -> None:
