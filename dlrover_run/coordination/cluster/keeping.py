@@ -10,7 +10,7 @@ from dlrover_run.coordination.cluster.losses import LEAVING_STAGES
 from dlrover_run.coordination.cluster.orders import host_of
 from dlrover_run.coordination.cluster.placing import give, place_one, wanted_workers
 from dlrover_run.coordination.cluster.records import Cluster, Role, Stage, Task
-from dlrover_run.coordination.cluster.scene import Scene, leftovers, tasks_of
+from dlrover_run.coordination.cluster.scene import Scene, holds_queues, leftovers, tasks_of
 from dlrover_run.coordination.cluster.versions import begin_version, fail
 from dlrover_run.coordination.cluster.words import named
 from dlrover_run.coordination.decision import changed
@@ -28,8 +28,7 @@ def fill(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     before = cluster
     for role, rank in _missing(scene, cluster):
         place = place_one(scene, cluster, role, rank)
-        if role is Role.CHIEF and cluster.served_at is not None:
-            # With its node the queues of the data were lost, and a live model would go on with none of them used.
+        if role is Role.CHIEF and holds_queues(cluster):
             if place is not None and scene.broken(plan) is None:
                 return begin_version(scene, plan, cluster, "there is room for a chief again", rolled_back=True)
             continue

@@ -8,7 +8,7 @@ from dlrover_run.coordination.cluster.budgets import charge, charge_one_of
 from dlrover_run.coordination.cluster.orders import host_of
 from dlrover_run.coordination.cluster.placing import give, place_one, wanted_workers
 from dlrover_run.coordination.cluster.records import Cluster, EndCause, Role, Stage, Task
-from dlrover_run.coordination.cluster.scene import Loss, Scene, tasks_of
+from dlrover_run.coordination.cluster.scene import Loss, Scene, holds_queues, tasks_of
 from dlrover_run.coordination.cluster.versions import begin_version, fail
 from dlrover_run.coordination.cluster.words import ended, named, replaced
 from dlrover_run.coordination.decision import changed
@@ -52,8 +52,8 @@ def move_from_leaving(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None
         node = host_of(task)
         if task.role is Role.PS or scene.gone(node) or not scene.going(node):
             continue
-        if task.role is Role.CHIEF and (node in with_servers or cluster.served_at is not None):
-            # The next version takes it along, for the queues of the data are on its node.
+        if task.role is Role.CHIEF and (node in with_servers or holds_queues(cluster)):
+            # The next version takes it along.
             continue
         without = _without(cluster, task)
         place = place_one(scene, without, task.role, task.rank)
@@ -87,8 +87,7 @@ def _replace(scene: Scene, plan: Plan, cluster: Cluster, loss: Loss) -> Plan:
     reason = ended([loss])
     if not leaves and (task.role is not Role.WORKER or task.rank in wanted_workers(scene.limits, cluster)):
         place = place_one(scene, cluster, task.role, task.rank, host_of(task))
-        if place not in (None, host_of(task)) and task.role is Role.CHIEF and cluster.served_at is not None:
-            # The queues of the data were on its node, and a live model would go on with none of them used.
+        if place not in (None, host_of(task)) and task.role is Role.CHIEF and holds_queues(cluster):
             if scene.broken(plan) is not None:
                 return plan
             return begin_version(scene, plan, cluster, f"{reason}, and with it the place in the data", rolled_back=True)

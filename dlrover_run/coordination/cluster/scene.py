@@ -153,6 +153,12 @@ def tasks_of(cluster: Cluster, role: Role) -> tuple[Task, ...]:
     return tuple(task for task in cluster.tasks if task.role is role)
 
 
+def holds_queues(cluster: Cluster) -> bool:
+    """Whether the queues of the data may be in use on the chief's node. They are lost with it, and a live model would
+    go on with none of them used, so that another node gets the chief only in the next version."""
+    return cluster.served_at is not None
+
+
 def leftovers(scene: Scene, plan: Plan, cluster: Cluster) -> list[tuple[NodeKey, TaskKey | None]]:
     """Tasks that nobody wants any more and that may run still, with their nodes; None for what is not known of a
     member that was not heard since its coordinator began.
