@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import signal
 import sys
@@ -18,6 +19,8 @@ from cluster import Cluster, quiet_port
 from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
 from harness import OURS, TORCHRUN, Launcher, Mailbox
 from meeting_places import MeetingPlace, place, shared_etcd, shared_etcd_cluster  # noqa: F401
+
+from dlrover_run.local_cluster.network import Network, why_not
 
 # A shell has what it starts in the background ignore SIGINT and SIGQUIT, and nohup SIGHUP. That would be inherited by
 # all that is started here.
@@ -68,3 +71,12 @@ def cluster(mailbox: Mailbox, place: MeetingPlace) -> Iterator[Cluster]:  # noqa
 def free_port() -> int:
     """A port that nobody listens on, and that nobody else is given."""
     return quiet_port()
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """The switch that machines of a test are connected to; skips the test where there can be none."""
+    if why := why_not():
+        pytest.skip(f"no networks for nodes: {why}")
+    with contextlib.closing(Network()) as there:
+        yield there

@@ -9,7 +9,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,14 +34,6 @@ control = socket.socket(fileno=int(sys.argv[1]))
 socket.send_fds(control, [b"held"], [watch.fileno()])
 control.recv(1)
 """
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    if why := why_not():
-        pytest.skip(f"no networks for nodes: {why}")
-    with contextlib.closing(Network()) as there:
-        yield there
 
 
 def listening(namespace: Namespace, address: str) -> socket.socket:

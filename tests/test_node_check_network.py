@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
 from check_nodes import FAULT_LINE
 from cluster import Cluster, Node, Talker
 
 from dlrover_run import exit_codes
-from dlrover_run.local_cluster.network import Namespace, Network, why_not
+from dlrover_run.local_cluster.network import Namespace, Network
 
 pytest.importorskip("torch")
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    if why := why_not():
-        pytest.skip(f"no networks for nodes: {why}")
-    with contextlib.closing(Network()) as there:
-        yield there
 
 
 class Job:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 from cluster import Talker, listen, watched_processes
 from harness import environment, still_alive
 
@@ -26,6 +27,9 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "criteo_deeprec"
 PACED = Path(__file__).parent / "scripts" / "paced.py"
 
 GRAPH, STRATEGY = "deepfm_graph.py", "deepfm_strategy.py"
+
+both_ways = pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+"""For a test of each of the example's two ways to train."""
 
 STEPS = 300
 """Blocks of the data, each of which is one step."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from job import GRAPH, PAUSES, RESTORED, STRATEGY, MakeJob, check_exactly_once, check_learned
+from job import GRAPH, PAUSES, RESTORED, MakeJob, both_ways, check_exactly_once, check_learned
 
 from tf_ps_runner.memory.cgroups import find_place
 
@@ -36,7 +36,7 @@ def left_of(name: str) -> list[Path]:
     return [path for path in place.folder.iterdir() if path.name == name]
 
 
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_a_worker_that_takes_too_much_gets_twice_as_much(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:
@@ -56,7 +56,7 @@ def test_a_worker_that_takes_too_much_gets_twice_as_much(
     assert [left_of(name) for name in groups] == [[], []]
 
 
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_a_server_that_takes_too_much_gets_twice_as_much(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:

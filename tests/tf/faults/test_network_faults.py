@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from job import GRAPH, STRATEGY, MakeJob, Node, check_learned
+from job import MakeJob, Node, both_ways, check_learned
 
-from dlrover_run.local_cluster.network import Network, node_address, why_not
+from dlrover_run.local_cluster.network import Network, node_address
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 
@@ -17,15 +16,7 @@ CHIEF, WORKER, CUT, SPARE = range(4)
 """The numbers of the machines."""
 
 
-@pytest.fixture
-def network() -> Iterator[Network]:
-    if why := why_not():
-        pytest.skip(f"no networks for nodes: {why}")
-    with contextlib.closing(Network()) as there:
-        yield there
-
-
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_a_server_that_is_cut_off_is_replaced_at_another_address(
     make_job: MakeJob, network: Network, undisturbed: Callable[[str], float], script: str, free_port: int
 ) -> None:

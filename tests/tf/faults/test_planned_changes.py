@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from job import GRAPH, PAUSES, RESTORED, STRATEGY, MakeJob, change_servers, check_exactly_once, check_learned
+from job import PAUSES, RESTORED, MakeJob, both_ways, change_servers, check_exactly_once, check_learned
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 
 
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_one_two_one_three_servers_in_one_run(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:
@@ -24,7 +24,7 @@ def test_one_two_one_three_servers_in_one_run(
     check_exactly_once(job.finish(node), usual)
 
 
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_a_server_dies_while_the_next_ones_are_started(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:
@@ -39,7 +39,7 @@ def test_a_server_dies_while_the_next_ones_are_started(
     check_learned(job.finish(node), usual)
 
 
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_a_server_dies_while_training_pauses(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_server_dies_while_training_pauses(
     check_learned(job.finish(node), usual)
 
 
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_a_server_that_is_coming_dies_and_training_goes_on(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from job import GRAPH, RESTORED, STRATEGY, MakeJob, Node, check_learned
+from job import GRAPH, RESTORED, STRATEGY, MakeJob, Node, both_ways, check_learned
 
 pytestmark = pytest.mark.tensorflow
 
@@ -23,7 +23,7 @@ def test_a_server_of_a_strategy_dies_and_comes_back_where_it_was(make_job: MakeJ
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_all_servers_die_at_once(make_job: MakeJob, undisturbed: Callable[[str], float], script: str) -> None:
     usual = undisturbed(script)
     job = make_job(script)
@@ -36,7 +36,7 @@ def test_all_servers_die_at_once(make_job: MakeJob, undisturbed: Callable[[str],
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_one_server_after_the_other_dies_and_the_job_goes_on_each_time(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:
@@ -53,7 +53,7 @@ def test_one_server_after_the_other_dies_and_the_job_goes_on_each_time(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_a_server_that_is_stopped_gives_no_error_and_is_replaced(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_server_that_is_stopped_gives_no_error_and_is_replaced(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_a_server_dies_while_a_checkpoint_is_written(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from job import GRAPH, RESTORED, STRATEGY, MakeJob, change_servers, check_exactly_once, check_learned
+from job import GRAPH, RESTORED, MakeJob, both_ways, change_servers, check_exactly_once, check_learned
 
 pytestmark = pytest.mark.tensorflow
 
@@ -30,7 +30,7 @@ def test_a_server_a_worker_and_the_chief_die_in_one_run_and_servers_are_removed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_of_workers_that_die_only_they_are_started_again_and_each_block_is_used_once(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:
@@ -49,7 +49,7 @@ def test_of_workers_that_die_only_they_are_started_again_and_each_block_is_used_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_a_chief_that_dies_twice_goes_on_in_the_live_model_each_time(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:
@@ -67,7 +67,7 @@ def test_a_chief_that_dies_twice_goes_on_in_the_live_model_each_time(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", [GRAPH, STRATEGY])
+@both_ways
 def test_workers_are_added_and_dismissed_while_the_others_train(
     make_job: MakeJob, undisturbed: Callable[[str], float], script: str
 ) -> None:
