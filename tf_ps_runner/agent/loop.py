@@ -54,7 +54,7 @@ class Agent:
         relay: Relay,
         lifelines: Sequence[int],
         voice: Voice,
-        open_board: Callable[[Listener], Board],
+        open_board: Callable[[Listener, Callable[[str], None]], Board],
     ) -> None:
         job = spec.job
         assert job.rules.cluster is not None, "such a job has rules for its cluster"
@@ -75,14 +75,14 @@ class Agent:
         )
         # What the template imports takes longer than anything else.
         self._tasks.warm()
-        self._board = open_board(self._hear)
+        self._departure = Departure(self._take_signal, self._lose_launcher)
+        self._board = open_board(self._hear, self._say_of_job)
         self._desk = WishDesk(
             job.run_id, job.rules.cluster, self._take_wish, lambda: wishes.present_in(self._board.assignment.cluster)
         )
         self._wish: Targets | None = None
         self._wishes = 0
         self._waiting: Waiting | None = None
-        self._departure = Departure(self._take_signal, self._lose_launcher)
         self._moving = False
         self._over = False
 
@@ -163,12 +163,21 @@ class Agent:
         if not self._departure.wanted:
             # A node that goes takes nothing more; it stays what it is until its tasks have ended.
             self._standing.take(wanted)
-        if not (self._departure.wanted and self._spec.job.backend == "memory"):
-            # Nobody is left who could wait for what the end of the only node leaves no room for.
+        if not self._goes_alone:
             self._show_waiting(wanted)
             self._telling.follow(wanted)
         if wanted.cluster is not None:
             self._desk.heard(wanted.cluster.heard_wish)
+
+    @property
+    def _goes_alone(self) -> bool:
+        """Whether this is the only node, and is told to go: nobody is left who could wait for what its end leaves no
+        room for."""
+        return self._departure.wanted and self._spec.job.backend == "memory"
+
+    def _say_of_job(self, line: str) -> None:
+        if not self._goes_alone:
+            self._voice.say(line)
 
     def _show_waiting(self, wanted: Assignment) -> None:
         waiting = wanted.waiting if wanted.phase not in OVER else None

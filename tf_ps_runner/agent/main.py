@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import told_name
@@ -31,7 +32,7 @@ async def run_agent(spec: ServersSpec, run_dir: RunDir, lifelines: Sequence[int]
     relay.attach(voice.say)
     pids_to_spare: set[int] = set()
     try:
-        agent = Agent(spec, run_dir, relay, lifelines, voice, lambda listener: open_board(job, listener, voice.say))
+        agent = Agent(spec, run_dir, relay, lifelines, voice, partial(open_board, job))
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
         verdict = Verdict(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
