@@ -228,6 +228,22 @@ def test_a_partner_killed_in_a_link_is_a_problem_and_the_next_link_works(crew: C
     passes("b", one, third)
 
 
+@pytest.mark.parametrize("fault", ["", "number groups elsewhere"])
+def test_a_link_after_a_group_that_could_not_be_made_works(crew: Crew, fault: str) -> None:
+    one, other, third = crew.start_faulty(fault), crew.start_faulty("die before the group"), crew.start()
+    for process in (one, other, third):
+        # Orders first, so that the time-out is not spent on importing torch.
+        process.order(do="compute", seconds=0.1)
+        assert "tflops" in process.answer()
+    crew.link("a", one, other, timeout=2.0)
+    answer = one.answer()
+    assert answer["problem"]
+    assert "ends" not in answer
+    assert other.process.wait(TIMEOUT) == -signal.SIGKILL
+    crew.link("b", one, third)
+    passes("b", one, third)
+
+
 def test_a_partner_that_stands_still_in_a_link_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
     one, other, third = crew.start(0, 2), crew.start_faulty("stop in the link"), crew.start(1, 2)
     for process in (one, other):

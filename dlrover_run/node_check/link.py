@@ -22,9 +22,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public, not marked so.
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public, not marked so.
 
 from .accelerators import Accelerator
+from .answers import first_line
 from .orders import Link
 
 GATHERED = {"cpu": 8 * 2**20}
@@ -82,7 +83,7 @@ class Stores:
         try:
             self._hosted[port] = TCPStore(LOOPBACK, port, is_master=True, timeout=wait, wait_for_workers=False)
         except Exception as error:
-            raise LinkProblem(f"port {port} could not be listened on: {_words(error)}") from error
+            raise LinkProblem(f"port {port} could not be listened on: {first_line(error)}") from error
 
     def open(self, order: Link, timeout: float) -> Store:
         """A connection to the store of a link, under the link's own names. Raises LinkProblem."""
@@ -95,7 +96,7 @@ class Stores:
             client = TCPStore(address, order.port, is_master=False, timeout=wait, wait_for_workers=False)
         except Exception as error:
             raise LinkProblem(
-                f"no connection to {order.address}:{order.port} within {order.timeout:g} seconds: {_words(error)}"
+                f"no connection to {order.address}:{order.port} within {order.timeout:g} seconds: {first_line(error)}"
             ) from error
         return PrefixStore(order.name, client)
 
@@ -129,17 +130,17 @@ def measure_link(accelerator: Accelerator, order: Link, stores: Stores, give_up:
         store = stores.open(order, order.timeout)
         backend = _agree_on_backend(accelerator.backend, order, store, deadline)
         if backend == "gloo":
-            with _group(backend, order, store, deadline, None):
+            with _group(backend, order, store, deadline, None, give_up):
                 return _gather(torch.device("cpu"), order, lambda: None)
         guard.cancel()
         guard = _start_guard(max(deadline - time.monotonic(), 0.0), lambda: give_up(slow))
         try:
-            with _group(backend, order, store, deadline + LIBRARY_PATIENCE, accelerator.device):
+            with _group(backend, order, store, deadline + LIBRARY_PATIENCE, accelerator.device, give_up):
                 return _gather(accelerator.device, order, accelerator.synchronize)
         except WrongData:
             raise
         except Exception as error:
-            give_up(f"{backend} failed: {_words(error)}")
+            give_up(f"{backend} failed: {first_line(error)}")
             raise
     finally:
         guard.cancel()
@@ -173,17 +174,23 @@ def _agree_on_backend(own: str, order: Link, store: Store, deadline: float) -> s
                 raise LinkProblem(
                     f"rank {rank} of its {order.world} processes did not come within {order.timeout:g} seconds"
                 ) from error
-            raise LinkProblem(f"the store at {order.address}:{order.port} was lost: {_words(error)}") from error
+            raise LinkProblem(f"the store at {order.address}:{order.port} was lost: {first_line(error)}") from error
     return own if len(offered) == 1 else "gloo"
 
 
 @contextlib.contextmanager
-def _group(backend: str, order: Link, store: Store, deadline: float, device: torch.device | None) -> Iterator[None]:
+def _group(
+    backend: str,
+    order: Link,
+    store: Store,
+    deadline: float,
+    device: torch.device | None,
+    give_up: Callable[[str], None],
+) -> Iterator[None]:
     """Be one of the processes of a process group. Raises LinkProblem when gloo fails."""
     timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
     # A watchdog of NCCL's would abort the process over a partner's death, before it could say so.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    _forget_earlier_groups()
     try:
         dist.init_process_group(
             backend,
@@ -200,20 +207,28 @@ def _group(backend: str, order: Link, store: Store, deadline: float, device: tor
     except Exception as error:
         if backend != "gloo":
             raise
-        raise LinkProblem(_words(error)) from error
+        if not dist.is_initialized():
+            _reset_group_number(give_up)
+        raise LinkProblem(first_line(error)) from error
     finally:
         # Not after a failure of an accelerator's library, which hangs here: its process is ended instead.
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _forget_earlier_groups() -> None:
-    """Let all processes of a link give the group the same number, which is a part of the names in its store.
+def _reset_group_number(give_up: Callable[[str], None]) -> None:
+    """Have the next process group of this process numbered 0, as that of a partner which has just been started.
 
-    Torch counts groups in each process, and leaves out to go back to 0 after one whose making failed.
+    Torch numbers the groups of a process, and the number is part of their keys in the store: processes with different
+    numbers wait for each other until their time-out. It begins again at 0 when the default group is destroyed. A group
+    that could not be made was numbered and cannot be destroyed, so a group of this process alone is, in its place.
     """
-    with contextlib.suppress(AttributeError):
-        dist.distributed_c10d._world.group_count = 0
+    try:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+    except Exception as error:
+        give_up(f"gloo cannot make a process group of one process: {first_line(error)}")
+        raise
 
 
 def _gather(device: torch.device, order: Link, synchronize: Callable[[], None]) -> float:
@@ -268,9 +283,3 @@ def _agree_on_parts(seconds: float, device: torch.device, world: int) -> int:
     _allgather()(times, torch.tensor([seconds], dtype=torch.float32, device=device))
     slowest = float(times.max().item())
     return max(1, min(MOST_PARTS, round(LONG_ENOUGH / slowest))) if slowest > 0 else MOST_PARTS
-
-
-def _words(error: Exception) -> str:
-    from .serving import first_line
-
-    return first_line(error)

@@ -8,10 +8,10 @@ import os
 import torch
 
 from .accelerators import Accelerator, find_accelerator
+from .answers import Answers, failed, first_line
 from .compute import WrongResult, measure_compute
 from .link import LinkProblem, Stores, measure_link
 from .orders import Compute, Link, Order
-from .serving import Answers, failed, first_line
 
 STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
 """The variable with the port at which this process hosts a store, before it is asked to, so that it is there when the

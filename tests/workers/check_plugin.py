@@ -25,6 +25,30 @@ class Abacus:
         pass
 
 
+def number_groups_elsewhere() -> None:
+    """Be a torch that keeps the number of the next process group in another place than today's."""
+    c10d = dist.distributed_c10d
+    destroy = dist.destroy_process_group
+    made = 0
+
+    def name(*_: Any, **__: Any) -> str:
+        nonlocal made
+        made += 1
+        return getattr(c10d, "GroupName", str)(str(made - 1))
+
+    def destroy_and_begin_again() -> None:
+        nonlocal made
+        destroy()
+        made = 0
+
+    c10d._process_group_name = name
+    dist.destroy_process_group = destroy_and_begin_again
+
+
+def die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def find(local_rank: int, workers: int) -> Abacus | None:
     fault = os.environ.get("CHECK_FAULT", "")
     if fault == "not there":
@@ -33,6 +57,10 @@ def find(local_rank: int, workers: int) -> Abacus | None:
         raise OSError("the abacus does not answer\nand this is its second line")
     if fault == "place":
         return Abacus(name=f"abacus {local_rank} of {workers}")
+    if fault == "number groups elsewhere":
+        number_groups_elsewhere()
+    if fault == "die before the group":
+        dist.init_process_group = die
     mm, gather = torch.mm, getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     calls = gathers = 0
 

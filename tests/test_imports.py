@@ -1,0 +1,90 @@
+"""The modules of both packages import each other in one direction only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("dlrover_run", "tf_ps_runner")
+
+
+def modules(root: Path, packages: tuple[str, ...] = PACKAGES) -> dict[str, Path]:
+    """Each module of the packages by its full name."""
+    found = {}
+    for package in packages:
+        for file in (root / package).rglob("*.py"):
+            parts = file.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def imported(name: str, file: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules that one imports, be it inside a function; those for the type checker alone are left out."""
+    tree = ast.parse(file.read_text())
+    unread = {id(each) for node in ast.walk(tree) if _for_types_only(node) for each in ast.walk(node)}
+    package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(tree):
+        if id(node) in unread:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*above, *filter(None, [node.module])])
+            for alias in node.names:
+                submodule = f"{source}.{alias.name}"
+                found = submodule if submodule in known else source
+                if found in known and found != name:
+                    yield found
+
+
+def _for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other in a circle, each circle as a path from its first module back to itself."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def follow(module: str, path: list[str]) -> None:
+        if module in path:
+            found.append([*path[path.index(module) :], module])
+        elif module not in done:
+            for other in sorted(graph[module]):
+                follow(other, [*path, module])
+            done.add(module)
+
+    for module in sorted(graph):
+        follow(module, [])
+    return found
+
+
+def graph(root: Path, packages: tuple[str, ...] = PACKAGES) -> dict[str, set[str]]:
+    """Which modules each module imports."""
+    known = modules(root, packages)
+    return {name: set(imported(name, file, known)) for name, file in known.items()}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles(graph(ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["from .two import x", "from sample import two", "import sample.two", "def f():\n    from . import two"]
+)
+def test_a_circle_is_found_however_it_is_written(tmp_path: Path, text: str) -> None:
+    package = tmp_path / "sample"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "one.py").write_text(text)
+    (package / "two.py").write_text("from sample.one import y")
+    assert circles(graph(tmp_path, ("sample",))) == [["sample.one", "sample.two", "sample.one"]]
+    (package / "two.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sample.one import y\n"
+    )
+    assert circles(graph(tmp_path, ("sample",))) == []
