@@ -123,6 +123,15 @@ class Channel:
         if first:
             self.say(what)
 
+    def say_lacking(self) -> None:
+        """Tell the agent which protections this TensorFlow does not allow. Each of them is told once, here or with the
+        next message; nothing is sent where all were applied."""
+        self._open()
+        if self._line is None or self._gone or not self.active:
+            return
+        for sentence in lacking():
+            self._send({"say": "note", "text": sentence})
+
     def ask(self, what: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
         """Ask the agent for something, and wait for the answer.
 
@@ -175,8 +184,7 @@ class Channel:
         line = self._line
         if line is None or self._gone or not self.active:
             return False
-        for sentence in lacking():
-            self._send({"say": "note", "text": sentence})
+        self.say_lacking()
         packed = _packed(message)
         if len(packed) > MAX_MESSAGE:
             raise ValueError(f"a message of {len(packed)} bytes is more than the agent takes, which is {MAX_MESSAGE}")

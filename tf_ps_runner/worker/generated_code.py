@@ -7,9 +7,10 @@ that is killed does not come to.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from tf_ps_runner.worker.patching import after_import, place
+from tf_ps_runner.worker.patching import Patch, after_import, place
 
 SCRATCH = "TF_PS_SCRATCH"
 """The variable with a directory that is removed with the job, as the agent sets it."""
@@ -21,11 +22,11 @@ def register() -> None:
     after_import("tensorflow.python.autograph.pyct.loader", lost, change_loader)
 
 
-def change_loader(module: Any) -> None:
+def change_loader(module: Any) -> Sequence[Patch]:
     """Write generated code to the directory of the job. For `tensorflow.python.autograph.pyct.loader`."""
     temporary = place(module, "tempfile")
     place(temporary, "NamedTemporaryFile")
-    module.tempfile = _InScratch(temporary)
+    return [Patch(module, "tempfile", _InScratch(temporary))]
 
 
 class _InScratch:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from tf_ps_runner.worker.patching import place, takes, wrap
+from tf_ps_runner.worker.patching import Patch, place, takes, wrap
 from tf_ps_runner.worker.task import task
 
 _PREFIX = "tf_ps_runner"
@@ -33,6 +34,8 @@ class _Model:
         # None until the servers were asked.
         self.live: bool | None = None
         self.begun = False
+        # What stands in the place of TensorFlow's function that makes a variable, once it is there.
+        self.make: object = None
 
     def name(self, device: str, name: str) -> str:
         """What a variable is called on its server: the same in each process of this version that runs the script."""
@@ -50,7 +53,7 @@ def found() -> bool:
     return bool(_model.live)
 
 
-def change_variables(module: Any) -> None:
+def change_variables(module: Any) -> Sequence[Patch]:
     """Name the variables on servers, and keep what they hold. For `tensorflow.python.ops.resource_variable_ops`."""
     operations = place(module, "gen_resource_variable_ops")
     context = place(module, "context")
@@ -58,6 +61,7 @@ def change_variables(module: Any) -> None:
     takes(place(operations, "assign_variable_op"), "resource", "value")
     is_initialized, shape_of = place(operations, "var_is_initialized_op"), place(operations, "variable_shape")
     anonymous = place(context, "anonymous_name")
+    place(context, "executing_eagerly"), place(context, "context"), place(place(context, "Context"), "device_name")
 
     def make(original: Any, *args: Any, **kwargs: Any) -> Any:
         device = str(context.context().device_name or "")
@@ -79,14 +83,18 @@ def change_variables(module: Any) -> None:
             return None if context.executing_eagerly() else _nothing()
         return original(resource, value, *args, **kwargs)
 
-    wrap(operations, "var_handle_op", make)
-    wrap(operations, "assign_variable_op", assign)
+    patches = [wrap(operations, "var_handle_op", make), wrap(operations, "assign_variable_op", assign)]
+    _model.make = patches[0].replacement
+    return patches
 
 
 def look(operations: Any, device: Any) -> None:
     """Ask the first server whether the model was whole, once the chief is connected to all of them."""
     mine = task()
     if mine is None or not mine.chief or _model.live is not None:
+        return
+    if operations.var_handle_op is not _model.make:
+        # Its variables have names that nobody can know, so that no model can be found again.
         return
     _model.live = bool(operations.var_is_initialized_op(_mark(operations, device)))
 

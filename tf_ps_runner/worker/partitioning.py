@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from tf_ps_runner.worker.channel import channel, note
-from tf_ps_runner.worker.patching import after_import, place, takes, wrap
+from tf_ps_runner.worker.patching import Patch, after_import, place, takes, wrap
 from tf_ps_runner.worker.task import task
 
 MOST_TABLES = 100
@@ -27,7 +28,7 @@ def register() -> None:
     after_import("tensorflow.python.ops.embedding_ops", lacking, change_lookups)
 
 
-def change_lookups(module: Any) -> None:
+def change_lookups(module: Any) -> Sequence[Patch]:
     """Look at what is looked up: all ways lead through one function. For `tensorflow.python.ops.embedding_ops`."""
     partitioned = place(place(module, "variables"), "PartitionedVariable")
     takes(place(module, "_embedding_lookup_and_transform"), "params", "ids", "partition_strategy")
@@ -40,7 +41,7 @@ def change_lookups(module: Any) -> None:
                 tell(name, parts)
         return original(params, ids, partition_strategy, *args, **kwargs)
 
-    wrap(module, "_embedding_lookup_and_transform", see)
+    return [wrap(module, "_embedding_lookup_and_transform", see)]
 
 
 def parts_of(params: Any, partitioned: Any) -> tuple[str, int]:

@@ -1,24 +1,37 @@
 """Change a module of TensorFlow right after it is imported, and say so where it has become another than we know.
 
-A change is a function that is given the module. It looks for each place that it needs, and raises Missing before it has
-changed anything where one is not found: then the script runs without that protection, and the person is told which.
+A change is a function that takes the module and returns its patches. It resolves every attribute that they need first,
+also those that are used only later, and raises Missing where one is not found. The patches are applied together or not
+at all: without one of them the script runs without that protection, and a sentence names it.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import importlib.machinery
 import inspect
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-Change = Callable[[Any], None]
+
+class Patch(NamedTuple):
+    """One attribute to replace: `owner.name` becomes `replacement`."""
+
+    owner: Any
+    name: str
+    replacement: object
+
+
+Change = Callable[[Any], Sequence[Patch]]
+"""Takes a module, and returns what is to be replaced in it. Raises Missing, and replaces nothing itself."""
 
 
 class Missing(Exception):
-    """This TensorFlow has no such place; the text names it."""
+    """This TensorFlow has no such attribute or parameter; the text names it. Raised while a module is changed only,
+    never in a call of the script."""
 
 
 _changes: dict[str, list[tuple[str, Change]]] = {}
@@ -36,6 +49,11 @@ def after_import(module: str, protection: str, change: Change) -> None:
     _changes.setdefault(module, []).append((protection, change))
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+def waiting() -> list[str]:
+    """The modules that are to be changed once they are imported."""
+    return sorted(_changes)
 
 
 def lacking() -> list[str]:
@@ -62,19 +80,29 @@ def takes(function: Callable[..., Any], *names: str) -> None:
             raise Missing(f"parameter {name} of {function.__qualname__}")
 
 
-def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Put `around` in the place of `owner.name`: it is called with the original first. Raises Missing."""
+def assigns(constructor: Callable[..., Any], *names: str) -> None:
+    """Raise Missing unless a constructor, or another method, sets instance attributes of these names. They are on no
+    class, and this finds them without an instance."""
+    function = inspect.unwrap(constructor)
+    known = {one.argval for one in dis.get_instructions(function) if one.opname == "STORE_ATTR"}
+    for name in names:
+        if name not in known:
+            raise Missing(f"attribute {name} set by {function.__qualname__}")
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Patch:
+    """The patch that replaces `owner.name` by `around`, which is called with the original first. Raises Missing."""
     original = place(owner, name)
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    setattr(owner, name, wrapped)
+    return Patch(owner, name, wrapped)
 
 
-def set_default(owner: Any, name: str, parameter: str, value: object, when: Callable[[], bool]) -> None:
-    """Have `owner.name` take another default for a parameter while `when` says so. Raises Missing."""
+def set_default(owner: Any, name: str, parameter: str, value: object, when: Callable[[], bool]) -> Patch:
+    """The patch that gives `owner.name` another default for a parameter while `when` is true. Raises Missing."""
     original = place(owner, name)
     takes(original, parameter)
     signature = inspect.signature(original)
@@ -84,16 +112,22 @@ def set_default(owner: Any, name: str, parameter: str, value: object, when: Call
             kwargs[parameter] = value
         return original(*args, **kwargs)
 
-    wrap(owner, name, call)
+    return wrap(owner, name, call)
 
 
 def _apply(module: ModuleType, protection: str, change: Change) -> None:
+    applied: list[Patch] = []
     try:
-        change(module)
+        for patch in change(module):
+            before = Patch(patch.owner, patch.name, getattr(patch.owner, patch.name))
+            setattr(*patch)
+            applied.append(before)
     except Missing as missing:
         _lacking.append((str(missing), protection))
     except Exception as error:
         # Whatever is wrong with the change, the script must still be able to import TensorFlow.
+        for before in reversed(applied):
+            setattr(*before)
         _lacking.append((f"{module.__name__} that we know ({type(error).__name__}: {error})", protection))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tf_ps_runner.worker import (
@@ -16,11 +17,11 @@ from tf_ps_runner.worker import (
     stopping,
     strategy,
 )
-from tf_ps_runner.worker.patching import after_import, place, wrap
+from tf_ps_runner.worker.patching import Patch, after_import, place, wrap
 from tf_ps_runner.worker.task import task
 
 
-def change_estimator(module: Any) -> None:
+def change_estimator(module: Any) -> Sequence[Patch]:
     """Have a worker of Estimator begin at once: it waits at the gate. For `tensorflow_estimator...training`."""
     place(module, "_DELAY_SECS_PER_WORKER")
 
@@ -29,7 +30,7 @@ def change_estimator(module: Any) -> None:
             module._DELAY_SECS_PER_WORKER = 0
         return original(*args, **kwargs)
 
-    wrap(place(module, "_TrainingExecutor"), "_start_distributed_training", train)
+    return [wrap(place(module, "_TrainingExecutor"), "_start_distributed_training", train)]
 
 
 PROTECTIONS = (

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from tf_ps_runner.worker import checkpoints
 from tf_ps_runner.worker.channel import channel, note
-from tf_ps_runner.worker.patching import place, takes, wrap
+from tf_ps_runner.worker.patching import Patch, assigns, place, takes, wrap
 from tf_ps_runner.worker.task import task
 from tf_ps_runner.worker.wholeness import STATE, look
 
 _noted: set[str] = set()
 
 
-def change_saver(module: Any) -> None:
+def change_saver(module: Any) -> Sequence[Patch]:
     """Tell of each checkpoint that the chief writes. For `tensorflow.python.training.saver`."""
     saver = place(module, "Saver")
     training_util = place(module, "training_util")
     takes(saver.save, "sess", "save_path", "global_step", "write_state")
+    assigns(saver.__init__, "_pad_step_number")
+    place(training_util, "global_step")
 
     def save(
         original: Any, self: Any, sess: Any, save_path: Any, global_step: Any = None, *args: Any, **kwargs: Any
@@ -38,10 +41,10 @@ def change_saver(module: Any) -> None:
             checkpoints.was_saved(str(written), checkpoints.step_of(str(written)))
         return written
 
-    wrap(saver, "save", save)
+    return [wrap(saver, "save", save)]
 
 
-def change_checkpoint_state(module: Any) -> None:
+def change_checkpoint_state(module: Any) -> Sequence[Patch]:
     """Have `latest_checkpoint` and all that asks for the newest one get a whole one. For
     `tensorflow.python.checkpoint.checkpoint_management`."""
     place(module, "latest_checkpoint")
@@ -77,7 +80,7 @@ def change_checkpoint_state(module: Any) -> None:
             state.all_model_checkpoint_paths.extend(kept)
         return state
 
-    wrap(module, "get_checkpoint_state", get)
+    return [wrap(module, "get_checkpoint_state", get)]
 
 
 def _is_read(step: Any) -> bool:

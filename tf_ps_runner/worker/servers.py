@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from tf_ps_runner.worker.channel import channel
-from tf_ps_runner.worker.patching import place, takes, wrap
+from tf_ps_runner.worker.patching import Patch, assigns, place, takes, wrap
 from tf_ps_runner.worker.task import Task, task
 
 _served: list[Any] = []
 """The ServerDef of each server that was started here, with the cluster as the script has given it."""
 
 
-def change_server(module: Any) -> None:
+def change_server(module: Any) -> Sequence[Patch]:
     """Have each `Server` know only itself. For `tensorflow.python.training.server_lib`."""
     server = place(module, "Server")
     takes(server.__init__, "server_or_cluster_def", "job_name", "task_index", "protocol", "config", "start")
+    assigns(server.__init__, "_server_def")
     make = place(module, "_make_server_def")
 
     def start(
@@ -44,10 +46,10 @@ def change_server(module: Any) -> None:
         self._server_def = whole
         _served.append(whole)
 
-    wrap(server, "__init__", start)
+    return [wrap(server, "__init__", start)]
 
 
-def change_join(module: Any) -> None:
+def change_join(module: Any) -> Sequence[Patch]:
     """Say that a worker serves, and let whoever serves end. For `tensorflow.python.training.server_lib`."""
 
     def join(original: Any, self: Any) -> None:
@@ -59,7 +61,7 @@ def change_join(module: Any) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         original(self)
 
-    wrap(place(module, "Server"), "join", join)
+    return [wrap(place(module, "Server"), "join", join)]
 
 
 def _interrupts() -> bool:
@@ -70,11 +72,12 @@ def _interrupts() -> bool:
     )
 
 
-def change_session(module: Any) -> None:
+def change_session(module: Any) -> Sequence[Patch]:
     """Have each session on our own server bring the cluster along. For `tensorflow.python.client.session`."""
     session = place(module, "BaseSession")
     takes(session.__init__, "target", "graph", "config")
     context, config_pb2 = place(module, "context"), place(module, "config_pb2")
+    place(context, "context"), place(place(context, "Context"), "config")
 
     def begin(original: Any, self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
         mine = task()
@@ -86,7 +89,7 @@ def change_session(module: Any) -> None:
             config = with_cluster
         original(self, target, graph, config)
 
-    wrap(session, "__init__", begin)
+    return [wrap(session, "__init__", begin)]
 
 
 def bring(config: Any, whole: Any, mine: Task) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from tf_ps_runner.worker import checkpoints
 from tf_ps_runner.worker.channel import channel, note
 from tf_ps_runner.worker.leaving import leave
-from tf_ps_runner.worker.patching import place, set_default, takes, wrap
+from tf_ps_runner.worker.patching import Patch, assigns, place, set_default, takes, wrap
 from tf_ps_runner.worker.servers import served_at
 from tf_ps_runner.worker.task import task
 
@@ -42,7 +43,7 @@ _told: set[str] = set()
 """`restored`, once it was said: a later session of a chief is one more, and not the one with the model."""
 
 
-def change_session(module: Any) -> None:
+def change_session(module: Any) -> Sequence[Patch]:
     """Have workers wait at the gate. For `tensorflow.python.client.session`."""
     session = place(module, "BaseSession")
     takes(session.__init__, "target", "graph", "config")
@@ -63,13 +64,13 @@ def change_session(module: Any) -> None:
             note("this script makes its session without a SessionManager: its workers are let in at once")
             checkpoints.was_restored(None, 0, "fresh", [])
 
-    wrap(session, "__init__", begin)
+    return [wrap(session, "__init__", begin)]
 
 
-def change_session_manager(module: Any) -> None:
+def change_session_manager(module: Any) -> Sequence[Patch]:
     """Have a chief keep a whole model, and others look for it often. For `...python.training.session_manager`."""
     manager = place(module, "SessionManager")
-    set_default(manager, "__init__", "recovery_wait_secs", POLL, when=lambda: task() is not None)
+    waits = set_default(manager, "__init__", "recovery_wait_secs", POLL, when=lambda: task() is not None)
     restore = _Restore(module)
     takes(manager.prepare_session, "master")
 
@@ -87,14 +88,13 @@ def change_session_manager(module: Any) -> None:
         checkpoints.was_restored(beginning.path, step_in(session), beginning.how, skipped)
         return session
 
-    wrap(manager, "_restore_checkpoint", restore)
-    wrap(manager, "prepare_session", prepare)
+    return [waits, wrap(manager, "_restore_checkpoint", restore), wrap(manager, "prepare_session", prepare)]
 
 
-def change_supervisor(module: Any) -> None:
+def change_supervisor(module: Any) -> Sequence[Patch]:
     """The same for the older way of scripts. For `tensorflow.python.training.supervisor`."""
     supervisor = place(module, "Supervisor")
-    set_default(supervisor, "__init__", "recovery_wait_secs", POLL, when=lambda: task() is not None)
+    return [set_default(supervisor, "__init__", "recovery_wait_secs", POLL, when=lambda: task() is not None)]
 
 
 def pass_gate() -> None:
@@ -123,6 +123,8 @@ class _Restore:
         self._logging = place(module, "logging")
         manager = place(module, "SessionManager")
         place(manager, "_model_ready"), place(manager, "_model_ready_for_local_init")
+        assigns(manager.__init__, "_ready_op", "_ready_for_local_init_op")
+        place(self._errors, "DataLossError"), place(self._errors, "OutOfRangeError")
         takes(
             place(manager, "_restore_checkpoint"),
             *("master", "saver", "checkpoint_dir", "checkpoint_filename_with_path", "wait_for_checkpoint", "config"),

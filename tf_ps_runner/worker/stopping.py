@@ -16,7 +16,7 @@ from typing import Any
 
 from tf_ps_runner.worker.channel import Order, channel, note
 from tf_ps_runner.worker.leaving import leave, tell_leaving
-from tf_ps_runner.worker.patching import place, takes, wrap
+from tf_ps_runner.worker.patching import Patch, assigns, place, takes, wrap
 from tf_ps_runner.worker.servers import served_at
 from tf_ps_runner.worker.sessions import step_in
 from tf_ps_runner.worker.task import Task, task
@@ -37,12 +37,15 @@ def on_step(listener: Callable[[int], None]) -> None:
     _after_step.append(listener)
 
 
-def change_monitored_session(module: Any) -> None:
+def change_monitored_session(module: Any) -> Sequence[Patch]:
     """Put the hook into each session on the cluster. For `tensorflow.python.training.monitored_session`."""
     monitored = place(module, "_MonitoredSession")
     takes(monitored.__init__, "session_creator", "hooks", "should_recover", "stop_grace_period_secs")
     saver_hook = place(place(module, "basic_session_run_hooks"), "CheckpointSaverHook")
     place(saver_hook, "_save")
+    assigns(place(module, "ChiefSessionCreator").__init__, "_master", "_checkpoint_dir", "_scaffold")
+    assigns(place(module, "WorkerSessionCreator").__init__, "_master")
+    place(place(module, "session_run_hook"), "SessionRunArgs")
     steps = place(place(module.basic_session_run_hooks, "training_util"), "_get_or_create_global_step_read")
 
     def begin(
@@ -61,7 +64,7 @@ def change_monitored_session(module: Any) -> None:
             hooks.append(StepHook(mine, module, session_creator, hooks, steps))
         original(self, session_creator, hooks, should_recover, stop_grace_period_secs)
 
-    wrap(monitored, "__init__", begin)
+    return [wrap(monitored, "__init__", begin)]
 
 
 class StepHook:

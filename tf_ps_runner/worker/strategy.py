@@ -12,13 +12,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tf_ps_runner.worker import checkpoints, live_model, shards
 from tf_ps_runner.worker.channel import Order, channel, note
 from tf_ps_runner.worker.leaving import leave
-from tf_ps_runner.worker.patching import after_import, place, takes, wrap
+from tf_ps_runner.worker.patching import Patch, after_import, assigns, place, takes, wrap
 from tf_ps_runner.worker.step_variable import read_step
 from tf_ps_runner.worker.task import task
 
@@ -88,6 +88,7 @@ def register() -> None:
     """Have the modules of TensorFlow changed once they are imported."""
     lost = "a chief with ParameterServerStrategy goes back to its last checkpoint whenever it is started again"
     steps = "a planned change of servers loses the steps since the last checkpoint"
+    logging.getLogger("tensorflow").addFilter(_shorten)
     after_import("tensorflow.python.ops.resource_variable_ops", lost, live_model.change_variables)
     after_import("tensorflow.python.distribute.parameter_server_strategy_v2", lost, change_strategy)
     after_import("tensorflow.python.distribute.coordinator.cluster_coordinator", steps, change_coordinator)
@@ -96,7 +97,7 @@ def register() -> None:
     after_import("tensorflow.python.checkpoint.checkpoint", steps, change_checkpoint)
 
 
-def change_strategy(module: Any) -> None:
+def change_strategy(module: Any) -> Sequence[Patch]:
     """Look for a live model once connected. For `...distribute.parameter_server_strategy_v2`."""
     strategy = place(module, "ParameterServerStrategyV2")
 
@@ -104,23 +105,34 @@ def change_strategy(module: Any) -> None:
         original(self, *args, **kwargs)
         operations, device, _ = _parts()
         live_model.look(operations, device)
+        if _leads():
+            # Without the changes of the coordinator this process may have nothing else to say.
+            channel().say_lacking()
 
-    wrap(strategy, "_connect_to_cluster", connect)
+    return [wrap(strategy, "_connect_to_cluster", connect)]
 
 
-def change_coordinator(module: Any) -> None:
+def change_coordinator(module: Any) -> Sequence[Patch]:
     """Count, leave and wait. For `...distribute.coordinator.cluster_coordinator`."""
     coordinator, closure = place(module, "ClusterCoordinator"), place(module, "Closure")
     resource, cluster = place(module, "ResourceClosure"), place(module, "Cluster")
     queue = place(module, "_CoordinatedClosureQueue")
     errors = place(module, "errors")
-    for name in ("_raise_if_error", "wait", "put"):
-        place(queue, name)
+    for name in ("CancelledError", "UnavailableError", "AbortedError"):
+        place(errors, name)
+    # What `_drop` and `_leave` use once the chief is told to save: then it would be too late to find it missing.
+    place(queue, "inflight_closure_count")
+    assigns(
+        queue.__init__,
+        *("_queue", "_queue_lock", "_queue_free_slot_condition"),
+        *("_stop_waiting_condition", "_no_inflight_closure_condition"),
+    )
+    place(closure, "mark_cancelled")
+    assigns(cluster.__init__, "closure_queue")
 
     def make_cluster(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if _leads():
-            place(self.closure_queue, "_queue_lock"), place(self.closure_queue, "_stop_waiting_condition")
             if not _chief.clusters:
                 # The queues go back to where the model is before anything is taken from them.
                 shards.before_take(_before_take)
@@ -155,19 +167,22 @@ def change_coordinator(module: Any) -> None:
         _leave_if_told()
         return found
 
-    logging.getLogger("tensorflow").addFilter(_shorten)
-    wrap(cluster, "__init__", make_cluster)
-    wrap(closure, "__init__", make_closure)
-    wrap(closure, "execute_on", execute)
-    wrap(coordinator, "schedule", schedule)
-    wrap(coordinator, "join", ask)
-    wrap(coordinator, "done", ask)
-    wrap(coordinator, "fetch", ask)
+    return [
+        wrap(cluster, "__init__", make_cluster),
+        wrap(closure, "__init__", make_closure),
+        wrap(closure, "execute_on", execute),
+        wrap(coordinator, "schedule", schedule),
+        wrap(coordinator, "join", ask),
+        wrap(coordinator, "done", ask),
+        wrap(coordinator, "fetch", ask),
+    ]
 
 
-def change_values(module: Any) -> None:
+def change_values(module: Any) -> Sequence[Patch]:
     """Leave where a result is awaited that does not come any more. For `...distribute.coordinator.values`."""
     value, errors = place(module, "RemoteValueImpl"), place(module, "errors")
+    for name in ("CancelledError", "UnavailableError", "AbortedError"):
+        place(errors, name)
 
     def wait(original: Any, self: Any) -> None:
         # The threads of the workers ask, too, and it is not for them to leave.
@@ -176,14 +191,16 @@ def change_values(module: Any) -> None:
             return
         _until_told(errors, original, self)
 
-    wrap(value, "_wait_and_maybe_error", wait)
+    return [wrap(value, "_wait_and_maybe_error", wait)]
 
 
-def change_management(module: Any) -> None:
+def change_management(module: Any) -> Sequence[Patch]:
     """Know who saves. For `tensorflow.python.checkpoint.checkpoint_management`."""
     manager = place(module, "CheckpointManager")
     takes(manager.__init__, "checkpoint", "directory", "max_to_keep")
     takes(manager.save, "check_interval")
+    place(manager, "checkpoint"), place(manager, "directory")
+    assigns(manager.__init__, "_step_counter")
 
     def make(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -191,13 +208,15 @@ def change_management(module: Any) -> None:
             _chief.managers.append(self)
             _newest(self.directory)
 
-    wrap(manager, "__init__", make)
+    return [wrap(manager, "__init__", make)]
 
 
-def change_checkpoint(module: Any) -> None:
+def change_checkpoint(module: Any) -> Sequence[Patch]:
     """Know what is saved and what was restored. For `tensorflow.python.checkpoint.checkpoint`."""
     checkpoint, errors = place(module, "Checkpoint"), place(module, "errors_impl")
-    place(checkpoint, "_write"), place(checkpoint, "read"), place(checkpoint, "save")
+    for name in ("_write", "read", "save", "_trackable_children"):
+        place(checkpoint, name)
+    place(errors, "DataLossError"), place(errors, "OutOfRangeError")
 
     def write(original: Any, self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
         if not _leads() or not _chief.clusters:
@@ -238,9 +257,7 @@ def change_checkpoint(module: Any) -> None:
                     note(f"Restoring parameters from {path}")
                 return status
 
-    wrap(checkpoint, "_write", write)
-    wrap(checkpoint, "save", save)
-    wrap(checkpoint, "read", read)
+    return [wrap(checkpoint, "_write", write), wrap(checkpoint, "save", save), wrap(checkpoint, "read", read)]
 
 
 def save_all() -> int:
@@ -312,6 +329,17 @@ def _drop(queue: Any) -> None:
         queue._stop_waiting_condition.notify_all()
 
 
+def _finish(queue: Any) -> None:
+    """Wait for the closures that run, and drop the others."""
+    while True:
+        # A closure of a worker that has gone comes back into the queue.
+        _drop(queue)
+        with queue._queue_lock:
+            if queue.inflight_closure_count == 0:
+                return
+            queue._no_inflight_closure_condition.wait()
+
+
 def _leave_if_told() -> None:
     if _told(channel().order):
         _leave()
@@ -321,15 +349,12 @@ def _leave() -> NoReturn:
     """Wait for what runs, save, and end this process. Only the first thread that comes here does it."""
     if not _leaving.acquire(blocking=False):
         threading.Event().wait()
-    for cluster in _chief.clusters:
-        queue = cluster.closure_queue
-        while True:
-            # A closure of a worker that has gone comes back into the queue.
-            _drop(queue)
-            with queue._queue_lock:
-                if queue._inflight_closure_count == 0:
-                    break
-                queue._no_inflight_closure_condition.wait()
+    try:
+        for cluster in _chief.clusters:
+            _finish(cluster.closure_queue)
+    except Exception as error:
+        # The model is saved all the same: it may lack the steps that run now.
+        note(f"the steps that run now are not waited for: {type(error).__name__}: {str(error)[:500]}")
     try:
         if save_all() == 0:
             note("this script has no CheckpointManager, so that nothing was saved")

@@ -1,0 +1,197 @@
+"""Every attribute of TensorFlow that is changed or used is resolved before anything is changed.
+
+Each TensorFlow that is supported has all of them.
+
+`make test-tensorflow TENSORFLOW=2.18.1` runs this file with one more version, which TF_PYTHON names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from scripted_cluster import BOOT, SCRIPTS, ScriptedCluster
+from test_strategy import Training, finish
+
+from tf_ps_runner.worker import patching, strategy
+from tf_ps_runner.worker.patching import Patch, after_import, assigns, place, wrap
+
+SEAMS = SCRIPTS / "seams.py"
+
+
+class Queue:
+    """As that of a coordinator, but for the one attribute that a chief needs to leave."""
+
+    inflight_closure_count = 0
+
+    def __init__(self) -> None:
+        self._queue_lock = self._queue = self._queue_free_slot_condition = self._stop_waiting_condition = None
+
+
+class Whole(Queue):
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue_lock = self._queue = self._queue_free_slot_condition = self._stop_waiting_condition = None
+        self._no_inflight_closure_condition = None
+
+
+def fill(module: ModuleType, queue: type) -> None:
+    """Put there what a change of TensorFlow's coordinator looks for."""
+
+    class Cluster:
+        def __init__(self) -> None:
+            self.closure_queue = queue()
+
+    class Closure:
+        def execute_on(self) -> None: ...
+
+        def mark_cancelled(self) -> None: ...
+
+    class ClusterCoordinator:
+        def schedule(self) -> None: ...
+
+        def join(self) -> None: ...
+
+        def done(self) -> None: ...
+
+        def fetch(self) -> None: ...
+
+    errors = SimpleNamespace(CancelledError=OSError, UnavailableError=OSError, AbortedError=OSError)
+    vars(module).update(
+        Cluster=Cluster,
+        Closure=Closure,
+        ResourceClosure=Closure,
+        ClusterCoordinator=ClusterCoordinator,
+        _CoordinatedClosureQueue=queue,
+        errors=errors,
+    )
+
+
+def classes(module: ModuleType) -> list[dict[str, Any]]:
+    """What its classes consist of now."""
+    return [dict(vars(one)) for one in vars(module).values() if isinstance(one, type)]
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module of TensorFlow that is imported already."""
+    module = ModuleType("pretended_tensorflow")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    patching.lacking()
+    yield module
+    patching.lacking()
+
+
+def test_a_field_that_a_leaving_chief_needs_is_missed_before_anything_is_changed(loaded: ModuleType) -> None:
+    fill(loaded, Queue)
+    before = classes(loaded)
+    after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
+    (sentence,) = patching.lacking()
+    assert "_no_inflight_closure_condition" in sentence
+    assert classes(loaded) == before
+
+
+def test_one_method_that_is_missing_leaves_all_others_as_they_are(loaded: ModuleType) -> None:
+    fill(loaded, Whole)
+    del loaded.ClusterCoordinator.fetch
+    before = classes(loaded)
+    after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
+    (sentence,) = patching.lacking()
+    assert "ClusterCoordinator.fetch" in sentence
+    assert classes(loaded) == before
+
+
+def test_a_module_that_has_all_of_it_is_changed(loaded: ModuleType) -> None:
+    fill(loaded, Whole)
+    schedule = loaded.ClusterCoordinator.schedule
+    after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
+    assert patching.lacking() == []
+    assert loaded.ClusterCoordinator.schedule is not schedule
+
+
+def test_a_patch_that_cannot_be_applied_takes_back_those_before_it(loaded: ModuleType) -> None:
+    class Slotted:
+        __slots__ = ()
+        length = 3
+
+    vars(loaded).update(one=1, slotted=Slotted())
+
+    def change(module: Any) -> Sequence[Patch]:
+        return [Patch(module, "one", 2), Patch(module.slotted, "length", 4)]
+
+    after_import(loaded.__name__, "nothing", change)
+    assert loaded.one == 1
+    assert len(patching.lacking()) == 1
+
+
+def test_attributes_are_those_that_a_constructor_sets_whatever_is_wrapped_around_it() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.kept = self.__class__.__name__
+
+    patch = wrap(Owner, "__init__", lambda original, self: original(self))
+    setattr(*patch)
+    assigns(Owner.__init__, "kept")
+    with pytest.raises(patching.Missing, match="attribute __class__ set by"):
+        assigns(Owner.__init__, "__class__")
+    with pytest.raises(patching.Missing, match=r"Owner\.other"):
+        place(Owner, "other")
+
+
+def check_seams(python: Path) -> str:
+    """See that this TensorFlow has all that is changed or used; its version."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(BOOT.parent),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    done = subprocess.run(
+        [str(python), str(SEAMS)], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["changed"]) >= 14
+    assert found["missing"] == [], found
+    print(f"TensorFlow {found['version']}: {len(found['changed'])} modules are changed, nothing is missing")
+    return str(found["version"])
+
+
+@pytest.mark.tensorflow
+def test_tensorflow_2_21_has_all_that_is_changed(tf221: Path) -> None:
+    assert check_seams(tf221).startswith("2.21.")
+
+
+@pytest.mark.tensorflow
+def test_tensorflow_2_15_has_all_that_is_changed(tf215: Path) -> None:
+    assert check_seams(tf215).startswith("2.15.")
+
+
+@pytest.mark.skipif("TF_PYTHON" not in os.environ, reason="make test-tensorflow names the interpreter in TF_PYTHON")
+def test_the_tensorflow_of_tf_python_has_all_that_is_changed() -> None:
+    version = check_seams(Path(os.environ["TF_PYTHON"]))
+    assert version.startswith(os.environ.get("TF_VERSION", version))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    "renamed", ["_stop_waiting_condition", pytest.param("_no_inflight_closure_condition", marks=pytest.mark.long)]
+)
+def test_a_script_runs_to_its_end_without_a_protection_that_this_tensorflow_does_not_allow(
+    renamed: str, tf221: Path, tmp_path: Path
+) -> None:
+    with ScriptedCluster(tf221, "other_tensorflow.py", tmp_path, RENAMED=renamed, STEPS="20") as cluster:
+        training = Training(cluster)
+        training.cluster.new_version(1)
+        cluster.start("worker")
+        chief = cluster.start("chief")
+        finish(chief, 20)
+        assert any(renamed in message["text"] for message in chief.heard("note")), chief.output
+        assert "schedule is as TensorFlow has it" in chief.output
