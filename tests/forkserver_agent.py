@@ -91,6 +91,13 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
             learned = await template.learn()
             result["learned"] += learned.imported
             result["skipped"] += learned.skipped
+        elif step == "abandon learn":
+            # As a round that is given up while it begins.
+            learning = asyncio.ensure_future(template.learn())
+            while template._answer is None:
+                await asyncio.sleep(0)
+            learning.cancel()
+            await asyncio.wait([learning])
         elif step == "line":
             result["line"] = await line_of(job["line_fd"])
         elif step == "kill template":

@@ -429,6 +429,11 @@ def test_workers_outlive_their_template(case: Case) -> None:
     assert [case.output(rank)[0] for rank in (0, 1)] == ["still here\n"] * 2
 
 
+def test_a_fork_after_an_abandoned_request_gets_its_own_answer(case: Case) -> None:
+    said = write(case, "import colorsys\n").agent("fork", "wait", "abandon learn", "fork", "wait")
+    assert [w["code"] for w in said["workers"]] == [0, 0]
+
+
 def test_the_template_ends_with_its_socket(case: Case) -> None:
     assert write(case, "").agent("close")["template_code"] == 0
 

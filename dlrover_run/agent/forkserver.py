@@ -180,17 +180,8 @@ class Template:
         given = [os.dup(fd) for fd in streams if fd is not None]
         reader, go = os.pipe()
         given.append(reader)
-        asked = asyncio.ensure_future(self._request(request, given, FORK_TIMEOUT))
-
-        def answered(asked: asyncio.Future[dict[str, Any]]) -> None:
-            _close_all(given)
-            # Looked at here, for the caller may have given up and hear of no error any more.
-            if not asked.cancelled():
-                asked.exception()
-
-        asked.add_done_callback(answered)
         try:
-            pid = int((await asyncio.shield(asked))["pid"])
+            pid = int((await self._request(request, given, FORK_TIMEOUT))["pid"])
             # A worker that we do not know of, because its template died before it could tell, never hears this.
             with contextlib.suppress(BrokenPipeError):
                 os.write(go, b"g")
@@ -214,6 +205,23 @@ class Template:
         await asyncio.wait([self.closed])
 
     async def _request(self, request: Mapping[str, Any], fds: Sequence[int], timeout: float) -> dict[str, Any]:
+        """Send a request with `fds`, which are closed afterwards, and return the answer.
+
+        A caller that is cancelled does not cancel the request: the template answers it all the same, and the next
+        request would take that answer for its own.
+        """
+        exchange = asyncio.ensure_future(self._exchange(request, fds, timeout))
+
+        def finished(exchange: asyncio.Future[dict[str, Any]]) -> None:
+            _close_all(fds)
+            # Retrieved here, because a caller that was cancelled does not.
+            if not exchange.cancelled():
+                exchange.exception()
+
+        exchange.add_done_callback(finished)
+        return await asyncio.shield(exchange)
+
+    async def _exchange(self, request: Mapping[str, Any], fds: Sequence[int], timeout: float) -> dict[str, Any]:
         async with self._turn:
             if self.closed.done() or self._control.fileno() < 0:
                 raise TemplateError(self._how_it_ended())
