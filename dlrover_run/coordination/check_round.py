@@ -48,13 +48,13 @@ def asked(check: Check, present: Present, now: float) -> set[int]:
 def awaited(check: Check, present: Present, now: float) -> list[int]:
     """Whom the round still waits for. Nobody waits for one who is gone, nor for links with him alone."""
     here = _here(check, present, now)
-    links = _round_links(check)
+    compute = {*check.compute}
+    linking = {end for ends in _round_links(check) if here.issuperset(ends) for end in ends}
     found = []
-    for place in sorted(asked(check, present, now)):
+    for place in sorted(here & _asked(check)):
         status = present[key_of(check.nodes[place])].status
-        computes = place in check.compute and not _answers(status.computed, check.key)
-        counts = any(place in ends and here.issuperset(ends) for ends in links)
-        if computes or (counts and not _answers(status.linked, check.key)):
+        computes = place in compute and not _answers(status.computed, check.key)
+        if computes or (place in linking and not _answers(status.linked, check.key)):
             found.append(place)
     return found
 
@@ -102,6 +102,7 @@ def standing(check: Check, present: Present) -> list[Checkup]:
 def tasks(rules: Rules, check: Check) -> dict[NodeKey, CheckTask]:
     """What each node shall try in this round. The links of a group are tried in one order by all its members."""
     ends = [LinkEnd(place, node.address, node.port, node.workers) for place, node in enumerate(check.nodes)]
+    compute = {*check.compute}
     links: dict[int, list[tuple[LinkEnd, ...]]] = {}
     for one, other in _round_links(check):
         link = (ends[one],) if one == other else (ends[one], ends[other])
@@ -111,7 +112,7 @@ def tasks(rules: Rules, check: Check) -> dict[NodeKey, CheckTask]:
         key_of(check.nodes[place]): CheckTask(
             key=check.key,
             node=place,
-            compute=place in check.compute,
+            compute=place in compute,
             links=tuple(links.get(place, ())),
             timeout=rules.check_timeout,
         )
@@ -159,17 +160,18 @@ def add_facts(rules: Rules, check: Check, present: Present, now: float) -> Check
     """The check with what came of its round."""
     here = _here(check, present, now)
     said = {place: present[key_of(check.nodes[place])].status for place in here & _asked(check)}
-    late = awaited(check, present, now)
+    late = {*awaited(check, present, now)}
+    compute = {*check.compute}
     waited = rules.check_timeout + CHECK_MARGIN
     computed = []
     for place, status in sorted(said.items()):
         own = status.computed if _answers(status.computed, check.key) else None
-        if place in check.compute:
+        if place in compute:
             computed.append(computed_fact(place, own, waited))
         linked = status.linked if _answers(status.linked, check.key) else None
         if linked is not None and linked.problem:
             computed.append(ComputeFact(place, problem=linked.problem, linking=True))
-        elif linked is None and place not in check.compute and place in late:
+        elif linked is None and place not in compute and place in late:
             computed.append(msgspec.structs.replace(computed_fact(place, None, waited), linking=True))
     answers = {place: linked for place, status in said.items() if (linked := status.linked) and linked.key == check.key}
     links = [

@@ -125,8 +125,8 @@ def begin(rules: Rules, plan: Plan, seated: Sequence[Presence], spares: Iterable
     known = {key_of(checkup) for checkup in plan.checked}
     if all(p.status.key in known for p in seated):
         return None
-    taken = {p.status.key for p in seated}
-    more = [p for p in spares if p.status.key not in taken | known]
+    taken = known.union(p.status.key for p in seated)
+    more = [p for p in spares if p.status.key not in taken]
     waited_for = {p.status.key for p in computing(rules, plan, more, now)}
     nodes = [*seated, *(p for p in more if p.status.key not in waited_for)]
     check = _examine(rules, plan, nodes, now, anew=computes_anew(rules, plan))

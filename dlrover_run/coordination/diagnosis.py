@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.check_records import Check, Named, Verdict
-from dlrover_run.coordination.evidence import Evidence, Pair, Standing, call, compare, usual, weigh
+from dlrover_run.coordination.evidence import Evidence, Pair, Standing, call, compare, part, usual_with, weigh
 from dlrover_run.coordination.words import names
 
 ENOUGH_WITNESSES = 3
@@ -89,16 +89,27 @@ class _Judge:
         self.check = evidence.check
         self.threshold = threshold
         self.called = call(self.check)
+        self.problems = _first_problems(self.check)
         kin = evidence.kin
+        self.linkers = Counter(kin(node) for node in evidence.links)
         self.computing = compare(_known(evidence.computes_at, evidence.tries.keys() - evidence.broken), kin, threshold)
         self.linked_at = _known(evidence.best_with_kin, evidence.links)
         self.linking = compare(self.linked_at, kin, threshold)
+        self.ordered = {
+            kin(nodes[0]): sorted(self.linked_at[node] for node in nodes) for nodes in part(self.linked_at, kin)
+        }
         self.working = Counter[int]()
         for node in evidence.links:
             self.working[kin(node)] += evidence.working_with_kin(node)
         # Each of them has been counted at both of its ends.
         self.working = Counter({workers: count // 2 for workers, count in self.working.items()})
         self.cut = self._find_cut()
+        # No more of the evidence is asked for one node than of its own links: with many nodes that would take long.
+        self.cut_kin = Counter(kin(node) for node in self.cut)
+        spoken_for = self.cut | evidence.broken
+        here = [node for node, examinee in enumerate(self.check.nodes) if examinee.present and node not in spoken_for]
+        self.able = Counter(kin(node) for node in here)
+        self.not_spoken_for = len(self.check.nodes) - len(spoken_for)
         self.to_confirm = {node: pairs for node in self.cut if (pairs := self._unconfirmed(node))}
         doubtful = set(self._judged(self.linking.doubtful)) - self.cut
         self.slow_linked = {node for node in doubtful if self._links_slowly(node) and self._slowness_is_agreed(node)}
@@ -147,7 +158,7 @@ class _Judge:
                 node
                 for node in failing
                 if not self.check.nodes[node].trusted
-                and _agree(self._witnesses_of_failing(node), self._unmet(node, leave_out=cut))
+                and _agree(self._witnesses_of_failing(node), self._has_unmet(node, leave_out=cut))
             }
             if not found:
                 return cut
@@ -181,14 +192,14 @@ class _Judge:
 
     def _usual_link(self, node: int) -> float:
         """What the others reach among themselves. One that has linked with this node alone says nothing about it."""
-        speeds = {other: speed for other, speed in self.linked_at.items() if self._are_kin(other, node)}
-        for other in self.evidence.links[node].keys() & speeds.keys():
-            without = self.evidence.best_with_kin(other, but=node)
-            if without is None:
-                del speeds[other]
-            else:
-                speeds[other] = without
-        return usual(list(speeds.values()))
+        removed, added = [], []
+        for other in self.evidence.links[node]:
+            if other in self.linked_at and self._are_kin(other, node):
+                removed.append(self.linked_at[other])
+                without = self.evidence.best_with_kin(other, but=node)
+                if without is not None:
+                    added.append(without)
+        return usual_with(self.ordered[self.evidence.kin(node)], removed, added)
 
     def _are_kin(self, one: int, other: int) -> bool:
         return self.evidence.kin(one) == self.evidence.kin(other)
@@ -209,26 +220,27 @@ class _Judge:
         return self._untried_again(node, witnesses)[: ENOUGH_WITNESSES - len(confirmed)]
 
     def _agree_on_slowness(self, node: int, witnesses: Collection[int]) -> bool:
-        return _agree(witnesses, self._unmet_kin(node) | self._cannot_be_asked(node))
+        return _agree(witnesses, self._has_unmet_kin(node) or self._others_cannot_be_asked(node))
 
     def _met(self, node: int) -> list[tuple[int, float | None]]:
         return sorted(self.evidence.links.get(node, {}).items())
 
-    def _unmet(self, node: int, leave_out: Collection[int]) -> set[int]:
+    def _has_unmet(self, node: int, leave_out: Collection[int]) -> bool:
+        """Whether it could link with a node that it has not met, beside those of `leave_out`, all of which may link."""
         met = self.evidence.links[node]
-        return {other for other in self.evidence.links if other != node and other not in met and other not in leave_out}
+        left_out = len(leave_out) - (node in leave_out) - sum(other in leave_out for other in met)
+        return len(self.evidence.links) - 1 - len(met) - left_out > 0
 
-    def _unmet_kin(self, node: int) -> set[int]:
-        unmet = self._unmet(node, leave_out=self.cut)
-        return {other for other in unmet if self.evidence.kin(other) == self.evidence.kin(node)}
+    def _has_unmet_kin(self, node: int) -> bool:
+        kin = self.evidence.kin(node)
+        met = [other for other in self.evidence.links[node] if self.evidence.kin(other) == kin]
+        cut = self.cut_kin[kin] - (node in self.cut) - sum(other in self.cut for other in met)
+        return self.linkers[kin] - 1 - len(met) - cut > 0
 
-    def _cannot_be_asked(self, node: int) -> set[int]:
-        """Who cannot say how quick its links are: gone, or of another size. With so many about, two slow links of a
-        healthy node may well be all that it has with its kin."""
-        silent = {
-            other for other in range(len(self.check.nodes)) if other != node and not self._are_kin(other, node)
-        } | {other for other, examinee in enumerate(self.check.nodes) if not examinee.present}
-        return silent - self.cut - self.evidence.broken
+    def _others_cannot_be_asked(self, node: int) -> bool:
+        """Whether there are some who cannot say how quick its links are: gone, or of another size. With so many about,
+        two slow links of a healthy node may well be all that it has with its kin."""
+        return self.not_spoken_for > self.able[self.evidence.kin(node)]
 
     def _is_open(self, node: int) -> bool:
         """Whether its links leave a doubt about it."""
@@ -240,7 +252,7 @@ class _Judge:
             # Its links work, but none of them is with a node that it can be compared with.
             return True
         if any(self._is_compared_with_nothing(end) for end in [node, *self.evidence.links[node]]):
-            return bool(self._unmet_kin(node))
+            return self._has_unmet_kin(node)
         doubted = node in self.linking.doubtful and not self._slowness_is_agreed(node)
         return doubted and not self._computes_slowly(node)
 
@@ -261,12 +273,12 @@ class _Judge:
         if self._within_is_open(node):
             return True
         if not self.evidence.works(node):
-            if self._unmet(node, leave_out=self.cut):
+            if self._has_unmet(node, leave_out=self.cut):
                 return True
             partners = [other for other, _ in self._met(node) if not self.evidence.works(other)]
-            return any(self._unmet(other, leave_out=self.cut) for other in partners if other not in self.cut)
+            return any(self._has_unmet(other, leave_out=self.cut) for other in partners if other not in self.cut)
         partners = [other for other, _ in self._met(node) if other in self.linking.doubtful]
-        return any(self._unmet_kin(other) for other in [node, *partners])
+        return any(self._has_unmet_kin(other) for other in [node, *partners])
 
     # Words
 
@@ -315,8 +327,7 @@ class _Judge:
 
     def _because(self, *ends: int) -> str:
         """The problem of the first link that failed between these, or of the one of which this is an end."""
-        problems = (fact.problem for fact in self.check.linked if set(ends) <= set(fact.ends) and fact.problem)
-        problem = next(problems, "")
+        problem = self.problems.get(frozenset(ends), "")
         return f" ({problem[:MOST_OF_A_PROBLEM]})" if problem else ""
 
     def _named(self, nodes: Collection[int]) -> str:
@@ -335,11 +346,13 @@ class _Judge:
     ) -> list[str]:
         """Said where so many are slow that it is unusual to be quick."""
         notes = []
-        for workers in sorted({self.evidence.kin(node) for node in standing.usual}):
-            speeds = {node: speed(node) or 0.0 for node in standing.usual if self.evidence.kin(node) == workers}
+        by_kin = {self.evidence.kin(nodes[0]): nodes for nodes in part(standing.usual, self.evidence.kin)}
+        for _, nodes in sorted(by_kin.items()):
+            speeds = {node: speed(node) or 0.0 for node in nodes}
             top = max(speeds.values())
             behind = [node for node, value in speeds.items() if value * self.threshold < top]
-            if 2 * len(behind) < len(speeds) or set(behind) <= standing.slow | self.slow_linked:
+            known = all(node in standing.slow or node in self.slow_linked for node in behind)
+            if 2 * len(behind) < len(speeds) or known:
                 continue
             quickest = max(speeds[node] for node in behind)
             notes.append(
@@ -391,8 +404,18 @@ def _known(speed: Callable[[int], float | None], nodes: Collection[int]) -> Mapp
     return {node: value for node in sorted(nodes) if (value := speed(node)) is not None}
 
 
-def _agree(witnesses: Collection[int], unmet: Collection[int]) -> bool:
-    return len(witnesses) >= (FEWEST_WITNESSES if not unmet else ENOUGH_WITNESSES)
+def _first_problems(check: Check) -> Mapping[frozenset[int], str]:
+    """Of each node, and of each two that have tried a link, the problem of the first of their links that failed."""
+    problems: dict[frozenset[int], str] = {}
+    for fact in check.linked:
+        if fact.problem:
+            for ends in ({fact.one}, {fact.other}, fact.ends):
+                problems.setdefault(frozenset(ends), fact.problem)
+    return problems
+
+
+def _agree(witnesses: Collection[int], others_are_left: bool) -> bool:
+    return len(witnesses) >= (ENOUGH_WITNESSES if others_are_left else FEWEST_WITNESSES)
 
 
 def _worked(speed: float | None) -> bool:

@@ -6,8 +6,9 @@ is no news of the other end.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.coordination.check_records import CPU, Check, ComputeFact
@@ -144,8 +145,27 @@ class Standing:
 def usual(speeds: Sequence[float]) -> float:
     """The lower median of speeds, the one to be judged among them, so that those who are slower have to be fewer. Of
     two it is the higher one."""
-    ordered = sorted(speeds)
-    return ordered[1] if len(ordered) == 2 else ordered[(len(ordered) - 1) // 2]
+    return sorted(speeds)[_usual_place(len(speeds))]
+
+
+def _usual_place(count: int) -> int:
+    return 1 if count == 2 else (count - 1) // 2
+
+
+def usual_with(ordered: Sequence[float], removed: Collection[float], added: Collection[float]) -> float:
+    """`usual` of the speeds `ordered` with a few of them `removed` and others `added`. Takes no longer for many speeds
+    than for few: a few that go and come move the others by as many places at most."""
+    place = _usual_place(len(ordered) - len(removed) + len(added))
+    begin = max(0, place - len(added))
+    near = list(ordered[begin : place + len(removed) + 1])
+    before = begin
+    for speed in removed:
+        at = bisect_left(near, speed)
+        if at < len(near) and near[at] == speed:
+            del near[at]
+        elif at == 0:
+            before -= 1
+    return sorted([*near, *added])[place - before]
 
 
 def compare(speeds: Mapping[int, float], kin: Callable[[int], int], threshold: float) -> Standing:

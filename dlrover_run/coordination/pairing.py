@@ -8,6 +8,7 @@ called slow.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -145,7 +146,7 @@ def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
         return tuple((node,) for node in in_doubt)
     useless = _useless(evidence, diagnosis)
     # A link that has not been compared with any other leaves a doubt even where it does well.
-    well = [node for node in diagnosis.well if node in linkers and node not in in_doubt]
+    well = sorted((linkers & {*diagnosis.well}) - {*in_doubt})
     # The doubt about a trusted partner is cleared too, for only then does its word count.
     nodes = evidence.check.nodes
     partners = {node for node in linkers if nodes[node].trusted and evidence.links[node]} - set(well)
@@ -173,39 +174,58 @@ def _pairs_of_different(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
 
 
 def _match(evidence: Evidence, seekers: Sequence[int], well: Sequence[int], others: Sequence[int]) -> list[Pair]:
-    free, waiting = dict.fromkeys(well), []
     groups: list[Pair] = []
+    waiting = []
+    free = _Free(evidence, well)
     for seeker in seekers:
-        partner = _partner(evidence, seeker, free)
+        partner = free.take_partner(seeker)
         if partner is None:
             waiting.append(seeker)
         else:
-            del free[partner]
             groups.append((min(seeker, partner), max(seeker, partner)))
-    free = dict.fromkeys([*waiting, *others])
+    free = _Free(evidence, [*waiting, *others])
     for seeker in waiting:
         if seeker not in free:
             continue
-        del free[seeker]
-        partner = _partner(evidence, seeker, free)
+        free.take(seeker)
+        partner = free.take_partner(seeker)
         if partner is not None:
-            del free[partner]
             groups.append((min(seeker, partner), max(seeker, partner)))
     return groups
 
 
-def _partner(evidence: Evidence, seeker: int, free: Iterable[int]) -> int | None:
-    """The first of the free ones whom it has not met, of its own kind if it can be."""
-    met = evidence.links[seeker]
-    unmet = None
-    for other in free:
-        if other in met or other == seeker:
-            continue
-        if evidence.kin(other) == evidence.kin(seeker):
-            return other
-        unmet = other if unmet is None else unmet
-    # One whose links work but are slow learns nothing where speeds cannot be compared.
-    return None if evidence.works(seeker) else unmet
+class _Free:
+    """Nodes that have no partner yet in a round, in the order in which they are to be taken. Each step looks at no more
+    of them than one node has met, for there may be thousands."""
+
+    def __init__(self, evidence: Evidence, nodes: Sequence[int]) -> None:
+        self._evidence = evidence
+        self._places = {node: place for place, node in enumerate(nodes)}
+        # Not a dict, whose first key is found the more slowly the more were taken from before it.
+        self._by_kin = {evidence.kin(alike[0]): OrderedDict.fromkeys(alike) for alike in part(nodes, evidence.kin)}
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._by_kin.get(self._evidence.kin(node), ())
+
+    def take(self, node: int) -> None:
+        """Take this one, which is free."""
+        del self._by_kin[self._evidence.kin(node)][node]
+
+    def take_partner(self, seeker: int) -> int | None:
+        """Take the first one whom it has not met, of its own kind if it can be."""
+        own = self._evidence.kin(seeker)
+        partner = self._first_unmet(seeker, self._by_kin.get(own, ()))
+        # One whose links work but are slow learns nothing where speeds cannot be compared.
+        if partner is None and not self._evidence.works(seeker):
+            firsts = (self._first_unmet(seeker, free) for kin, free in self._by_kin.items() if kin != own)
+            partner = min((first for first in firsts if first is not None), key=self._places.__getitem__, default=None)
+        if partner is not None:
+            self.take(partner)
+        return partner
+
+    def _first_unmet(self, seeker: int, free: Iterable[int]) -> int | None:
+        met = self._evidence.links[seeker]
+        return next((other for other in free if other != seeker and other not in met), None)
 
 
 def _most_measuring_rounds(check: Check) -> int:
