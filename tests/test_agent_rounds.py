@@ -383,7 +383,7 @@ class TestTwoLaunchers:
         told = "".join(each.err for each in ended)
         assert told.count("restart 1 of 1 after") == 2
         assert told.count("rank 1 exited with code 11") == 1
-        assert told.count(f"rank 1 on {socket.gethostname()} exited with code 11") == 1
+        assert told.count(f"rank 1 on node 1 ({socket.gethostname()}) exited with code 11") == 1
 
     @pytest.mark.parametrize(("flags", "codes"), [([], [1, 9]), (["--compat-exit-codes"], [1, 1])])
     def test_both_tell_of_one_root_cause(
@@ -425,7 +425,8 @@ class TestTwoLaunchers:
         assert ended.code == 128 + signal.SIGTERM
         host = re.escape(socket.gethostname())
         assert re.search(
-            f"round 2 with 1 node after .*: {host} (left, as it was asked to|was asked to leave)\\n", ended.err
+            f"round 2 with 1 node after .*: node \\d \\({host}\\) (left, as it was asked to|was asked to leave)\\n",
+            ended.err,
         )
 
     def test_a_node_that_stays_alone_says_what_is_missing(self, mailbox: Mailbox, free_port: int) -> None:

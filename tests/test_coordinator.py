@@ -34,7 +34,7 @@ class TestWithAJournal:
         job.wait(RETURN_GRACE - 0.1)
         assert job.plan.key.number == 1
         job.wait(0.2)
-        assert (job.ranks, job.plan.reason, job.plan.restart_count) == (["a", "c"], "b was lost", 0)
+        assert (job.ranks, job.plan.reason, job.plan.restart_count) == (["a", "c"], "node 1 (b) was lost", 0)
         assert job.plan.key == RoundKey(9, 2)
 
     def test_it_hears_what_happened_while_there_was_none(self) -> None:
@@ -166,7 +166,7 @@ class TestWithoutAJournal:
         assert job.plan.key == RoundKey()
         job.wait(0.2)
         assert (job.plan.key, job.ranks) == (RoundKey(9, 2), ["a", "c"])
-        assert (job.plan.reason, job.plan.restart_count) == ("the node with rank 1 was lost", 0)
+        assert (job.plan.reason, job.plan.restart_count) == ("node 1 (host unknown) was lost", 0)
 
     def test_an_epoch_that_is_higher_than_its_own_is_overtaken(self) -> None:
         job = trio()

@@ -116,13 +116,13 @@ async def test_a_node_whose_stream_ends_is_lost_and_one_that_comes_takes_its_ran
         await b.seated(1)
         b.cut()
         alone = await a.until(lambda wanted: wanted.phase is PlanPhase.GATHERING)
-        assert alone.reason == "host-b was lost"
+        assert alone.reason == "node 1 (host-b) was lost"
         await a.report(phase=NodePhase.WAITING)
         (c,) = await bed.joined("c")
         found = await c.seated(2)
         assert found.seat is not None
         assert found.seat.node_rank == 1
-        assert (await a.seated(2)).reason == "host-b was lost"
+        assert (await a.seated(2)).reason == "node 1 (host-b) was lost"
 
 
 @live

@@ -165,11 +165,11 @@ def test_a_node_that_says_nothing_is_lost_and_the_others_go_on() -> None:
     for _ in range(4):
         bed.until(bed.now + 3.0)
         bed.say("a")
-    assert "no sign of life from host-b for 9 s" in bed.said[1]
+    assert "no sign of life from node 1 (host-b) for 9 s" in bed.said[1]
     assert bed.lines["b"].last_word is not None
     assert bed.lines["b"].last_word.retry
     last = bed.lines["a"].told[-1]
-    assert (last.key.number, last.seat and last.seat.nodes, last.reason) == (2, 1, "host-b was lost")
+    assert (last.key.number, last.seat and last.seat.nodes, last.reason) == (2, 1, "node 1 (host-b) was lost")
 
 
 def test_a_master_that_was_asleep_accuses_nobody() -> None:
@@ -183,7 +183,7 @@ def test_a_master_that_was_asleep_accuses_nobody() -> None:
     assert bed.lines["a"].told[-1].key.number == 1
     # What is left of the grace is left of it afterwards.
     bed.until(bed.now + 1.1)
-    assert bed.lines["a"].told[-1].reason == "host-c was lost"
+    assert bed.lines["a"].told[-1].reason == "node 2 (host-c) was lost"
 
 
 def test_nodes_that_gave_up_a_sleeping_master_get_the_time_to_come_back() -> None:
@@ -199,7 +199,7 @@ def test_nodes_that_gave_up_a_sleeping_master_get_the_time_to_come_back() -> Non
     bed.job.settle(bed.now)
     assert bed.lines["a"].told[-1].key.number == 1
     bed.until(bed.now + 0.2)
-    assert bed.lines["a"].told[-1].reason == "host-b was lost"
+    assert bed.lines["a"].told[-1].reason == "node 1 (host-b) was lost"
 
 
 def test_every_report_is_answered_and_a_decision_is_told_to_those_whom_it_changes() -> None:
@@ -231,7 +231,7 @@ def test_of_a_great_many_ranks_that_are_missing_the_first_are_named() -> None:
     bed.until(2.0)
     waiting = bed.lines["a"].told[-1].waiting
     assert waiting is not None
-    assert waiting.text.endswith("missing: node rank 1, node rank 3 and 99996 others")
+    assert waiting.text.endswith("missing: node 1, node 3 and 99996 others")
 
 
 def test_the_time_that_is_left_runs_on_from_answer_to_answer() -> None:
@@ -330,7 +330,7 @@ def test_a_successor_waits_for_the_nodes_before_it_calls_any_of_them_lost(tmp_pa
     assert after.job.hear(line, obedient, after.now)
     after.job.settle(after.now)
     after.until(after.now + 0.2)
-    assert (line.told[-1].key.number, line.told[-1].reason) == (2, "host-b was lost")
+    assert (line.told[-1].key.number, line.told[-1].reason) == (2, "node 1 (host-b) was lost")
 
 
 def test_a_node_that_obeys_a_later_master_makes_this_one_step_down(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_a_job_whose_nodes_are_all_gone_fails_when_its_time_is_up() -> None:
     assert not bed.job.forgettable(bed.now)
     bed.until(110.0 + RESULT_KEPT)
     assert bed.job.forgettable(bed.now)
-    assert "failed: host-a and host-b were lost" in bed.said[-1]
+    assert "failed: node 0 (host-a) and node 1 (host-b) were lost" in bed.said[-1]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_fewer_nodes_start_when_nobody_came_after_the_last_call(cluster: Cluster
 def test_each_round_is_told_as_torchrun_tells_it_and_so_is_the_wait_before_it(cluster: Cluster) -> None:
     first = cluster.node("a", "2", "--node-rank=0", "--max-restarts=1")
     first.until_says("waiting: 1 node of 2 is here")
-    first.until_says("missing: node rank 1; at most ")
+    first.until_says("missing: node 1; at most ")
     second = cluster.node("b", "2", "--node-rank=1", "--max-restarts=1", "--nproc-per-node=2")
     world = cluster.world(3)
     os.kill(world[0]["pid"], signal.SIGKILL)
@@ -147,6 +147,24 @@ def test_too_few_nodes_wait_for_another_which_takes_the_free_rank(cluster: Clust
     succeed(world, nodes["b"], replacement)
 
 
+def test_nodes_of_one_machine_are_named_by_node_rank_and_by_what_slurm_calls_them(cluster: Cluster) -> None:
+    first, second, third = (
+        cluster.node(name, "2:3", f"--node-rank={rank}", "--max-restarts=1", env={"SLURMD_NODENAME": f"gpu0{rank}"})
+        for rank, name in enumerate("abc")
+    )
+    world = cluster.world(3)
+    os.kill(next(member["pid"] for member in world if member["node"] == "b"), signal.SIGKILL)
+    for node in (first, third):
+        node.until_says("restart 1 of 1 after ")
+        node.until_says(": rank 1 on node 1 (gpu01) was killed by SIGKILL")
+    cluster.world(3)
+    third.lose()
+    for node in (first, second):
+        node.until_says("round 3 with 2 nodes after ")
+        node.until_says(": node 2 (gpu02) was lost\n")
+    succeed(cluster.world(2), first, second)
+
+
 def test_a_job_that_stays_too_small_fails_and_says_who_is_missing(cluster: Cluster) -> None:
     lost, left = cluster.nodes("ab", "2", conf={"pend_timeout": 0.5})
     cluster.world(2)
@@ -163,7 +181,7 @@ def test_a_job_that_never_begins_fails_and_says_who_is_missing(cluster: Cluster)
     for node in nodes:
         assert node.finish() == 75
         assert node.has_said("the job failed: "), node.said
-        assert node.has_said("; missing: node rank 2")
+        assert node.has_said("; missing: node 2")
     assert cluster.mailbox.pending() == []
 
 

@@ -22,8 +22,10 @@ from dlrover_run.coordination.records import (
 )
 from dlrover_run.coordination.rules import Rules
 
-KILLED = Failure(rank=1, host="b", what="was killed by SIGKILL")
-LOST_PEER = Failure(rank=0, host="a", what="raised RuntimeError: Connection closed by peer", lost_peer=True)
+KILLED = Failure(rank=1, host="b", what="was killed by SIGKILL", node_rank=1)
+LOST_PEER = Failure(
+    rank=0, host="a", what="raised RuntimeError: Connection closed by peer", lost_peer=True, node_rank=0
+)
 
 
 class VirtualJob:

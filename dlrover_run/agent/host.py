@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from dlrover_run.spec import JobSpec
+
+SLURM_VARIABLE = "SLURMD_NODENAME"
 
 _LONGEST = 255
 """Characters of a name that may travel (`records.Name`)."""
 
 
 def host_name() -> str:
-    """The name of this machine, in the bounds of what travels."""
-    return socket.gethostname()[:_LONGEST]
+    """The name of this machine, in the bounds of what travels; under Slurm the name that Slurm knows it by, since
+    several of its nodes may be one machine."""
+    given = os.environ.get(SLURM_VARIABLE, "")
+    return (given if given and given.isprintable() else socket.gethostname())[:_LONGEST]
 
 
 def told_name(spec: JobSpec) -> str:

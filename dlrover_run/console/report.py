@@ -62,11 +62,11 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
     lines = [rule, paint.bold(f"{report.job} FAILED"), thin]
     lines.append("Root Cause (first observed failure):")
     if isinstance(root, Failure):
-        host = harmless(root.host)
+        host, node = harmless(root.host), harmless(root.node)
         lines += [paint.red(line) for line in _wrapped(harmless(str(root)), width, "  ")]
         lines += [f"  host      : {host}", f"  rank      : {root.rank}"]
         lines += _traceback(plain_lines(root.trace)) if root.trace else []
-        lines += _wrapped(f"Its output is on {host}: on that launcher's console, or in its log files.", width, "  ")
+        lines += _wrapped(f"Its output is on {node}: on that launcher's console, or in its log files.", width, "  ")
     else:
         lines += [paint.red(line) for line in _wrapped(f"{root.who} {describe_end(root)}", width, "  ")]
         lines += _fields(root, report.host, width, zone)

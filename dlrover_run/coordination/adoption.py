@@ -78,6 +78,6 @@ def _any(found: Seated) -> Seat:
 
 def _member(found: Seated, rank: int) -> Member:
     if rank not in found:
-        return Member(f"unknown-{rank}", _UNKNOWN, f"the node with rank {rank}", 0)
+        return Member(f"unknown-{rank}", _UNKNOWN, "", 0)
     _, status = found[rank]
     return Member(status.node_id, status.incarnation, status.host, status.workers, status.role)

@@ -21,7 +21,7 @@ from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 from dlrover_run.coordination.seating import seat_nodes
-from dlrover_run.coordination.words import counted, names
+from dlrover_run.coordination.words import counted, names, node_name
 
 Known = Sequence[tuple[Member, Presence | None]]
 """Members of a round, each with what is known of it."""
@@ -75,7 +75,8 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     if not offers_a_fresh_port(rules, plan, seated[0].status):
         deadline = max(plan.since, seated[0].arrived) + patience
         if now >= deadline:
-            silent = f"{seated[0].status.host} should have led the next round, and did not answer for {patience:g} s"
+            leader = called(plan, seated[:1])[0]
+            silent = f"{leader} should have led the next round, and did not answer for {patience:g} s"
             return over(plan, now, PlanPhase.FAILED, silent)
         return Decision(plan, deadline)
     reason = plan.reason
@@ -161,7 +162,7 @@ def _member(status: NodeStatus) -> Member:
 
 
 def _short_of_nodes(rules: Rules, plan: Plan, living: list[Presence], waited: float) -> str:
-    hosts = [p.status.host for p in living]
+    hosts = called(plan, living)
     are = "are" if len(hosts) > 1 else "is"
     here = f"only {len(hosts)} of at least {rules.fewest} nodes {are} here ({names(hosts)})"
     if not hosts:
@@ -172,14 +173,24 @@ def _short_of_nodes(rules: Rules, plan: Plan, living: list[Presence], waited: fl
     return f"{before}after {waited:g} s {here}{who}"
 
 
+def called(plan: Plan, nodes: Sequence[Presence]) -> list[str]:
+    """Those nodes for people: by the ranks of the last round, before the first one by ranks that somebody gave."""
+    ranks = {member.key: rank for rank, member in enumerate(plan.members)}
+
+    def rank_of(status: NodeStatus) -> int | None:
+        return ranks.get(status.key) if ranks else status.rank_wish
+
+    return [node_name(p.status.host, rank_of(p.status)) for p in nodes]
+
+
 def missing_words(rules: Rules, plan: Plan, living: list[Presence]) -> str:
     """Who was here or is expected, in words for people: members of the last round, or ranks that somebody gave."""
     here = {p.status.key for p in living}
     if plan.members:
-        return names([member.host for member in plan.members if member.key not in here])
+        return names([node_name(one.host, rank) for rank, one in enumerate(plan.members) if one.key not in here])
     wishes = {wish for p in living if (wish := p.status.rank_wish) is not None and wish < rules.fewest}
     if not living or any(p.status.rank_wish is None for p in living):
         return ""
     # A job may ask for a hundred thousand nodes, and these words are made again and again.
     first = itertools.islice((rank for rank in range(rules.fewest) if rank not in wishes), 3)
-    return names([f"node rank {rank}" for rank in first], rules.fewest - len(wishes))
+    return names([f"node {rank}" for rank in first], rules.fewest - len(wishes))

@@ -7,7 +7,7 @@ from dlrover_run.coordination.check_records import Check
 from dlrover_run.coordination.check_round import asked, awaited, key_of, standing
 from dlrover_run.coordination.checking import candidates, computes_anew, computing
 from dlrover_run.coordination.cluster.progress import progress as cluster_progress
-from dlrover_run.coordination.gathering import missing_words
+from dlrover_run.coordination.gathering import called, missing_words
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
@@ -30,10 +30,10 @@ def progress(rules: Rules, plan: Plan, present: Present, wake_at: float | None, 
     if rules.check != CHECK_NEVER and rules.size(len(living)) and not computes_anew(rules, plan):
         silent = computing(rules, plan, living, now)
         if silent:
-            return Waiting(check_words.not_computed([p.status.host for p in silent], len(living)), left)
+            return Waiting(check_words.not_computed(called(plan, silent), len(living)), left)
     wanted = f"{rules.fewest}" if rules.fewest == rules.full_size else f"{rules.fewest} to {rules.full_size}"
     here = f"{counted(len(living), 'node')} of {wanted} {'is' if len(living) == 1 else 'are'} here"
-    hosts = names([p.status.host for p in living])
+    hosts = names(called(plan, living))
     missing = missing_words(rules, plan, living)
     # Of one that is gone it is worth saying while the others wait for somebody in its place.
     told = (one for one in plan.checked if plan.key.number == 0 or key_of(one) in present)

@@ -24,6 +24,7 @@ from dlrover_run.coordination.check_records import (
     LinkRow,
 )
 from dlrover_run.coordination.cluster.records import Cluster, Hosting, Order
+from dlrover_run.coordination.words import node_name
 
 
 class NodePhase(str, enum.Enum):
@@ -74,6 +75,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first worker of a node that ended badly in a round. `what` is the end in words, without the worker's name.
 
     `lost_peer` says that by its own words it only lost the connection to another worker, so the cause may be elsewhere.
+    `node_rank` is the rank that the coordinator knows the node by; what a node says of that itself counts for nothing.
     """
 
     rank: Total
@@ -81,9 +83,15 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     what: Annotated[str, Meta(max_length=MAX_WHAT)]
     lost_peer: bool = False
     trace: Annotated[str, Meta(max_length=MAX_TRACE)] = ""
+    node_rank: Count | None = None
+
+    @property
+    def node(self) -> str:
+        """The node, for people."""
+        return node_name(self.host, self.node_rank)
 
     def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host} {self.what}"
+        return f"rank {self.rank} on {self.node} {self.what}"
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

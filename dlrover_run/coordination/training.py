@@ -12,7 +12,7 @@ from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, Rules
 from dlrover_run.coordination.seating import seat_nodes
-from dlrover_run.coordination.words import names
+from dlrover_run.coordination.words import names, node_name
 
 
 def train(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
@@ -83,6 +83,8 @@ def _departed_before(time: float, unfinished: Known) -> bool:
 def _restart(rules: Rules, plan: Plan, present: Present, cause: Presence, now: float) -> Decision:
     failure = _failure(cause, plan.key)
     assert failure is not None, "only a failed node is a cause"
+    node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.status.key)
+    failure = msgspec.structs.replace(failure, node_rank=node_rank)
     worked = any(p.status.met and p.status.in_round(plan.key) for p in present.values())
     charged = charge(rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:
@@ -92,7 +94,7 @@ def _restart(rules: Rules, plan: Plan, present: Present, cause: Presence, now: f
 
 def _regroup_without(rules: Rules, plan: Plan, present: Present, gone: Known, now: float) -> Decision:
     """The next round after a change of membership, which costs nothing."""
-    return regroup(rules, msgspec.structs.replace(plan, failure=None), present, now, _departure_words(gone))
+    return regroup(rules, msgspec.structs.replace(plan, failure=None), present, now, _departure_words(plan, gone))
 
 
 def _scale_up(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
@@ -109,7 +111,7 @@ def _scale_up(rules: Rules, plan: Plan, present: Present, now: float) -> Decisio
     seated = seat_nodes(plan.members, living, size)
     if not offers_a_fresh_port(rules, plan, seated[0].status):
         return Decision(plan)
-    joined = names([p.status.host for p in seated if p.status.key not in current])
+    joined = names([node_name(p.status.host, rank) for rank, p in enumerate(seated) if p.status.key not in current])
     reason = f"{joined} joined, so {size} nodes train instead of {len(plan.members)}"
     ended = msgspec.structs.replace(plan, failure=None)
     if rules.check == CHECK_ALWAYS:
@@ -126,7 +128,9 @@ def _remember_done(plan: Plan, present: Present, now: float) -> Plan:
     return plan if members == plan.members else changed(plan, now, members=members)
 
 
-def _departure_words(gone: Known) -> str:
+def _departure_words(plan: Plan, gone: Known) -> str:
+    ranks = {member.key: rank for rank, member in enumerate(plan.members)}
+
     def how(p: Presence | None) -> str:
         if p is None or not p.going:
             return "was lost"
@@ -136,7 +140,7 @@ def _departure_words(gone: Known) -> str:
 
     by_verb: dict[str, list[str]] = {}
     for member, p in gone:
-        by_verb.setdefault(how(p), []).append(member.host)
+        by_verb.setdefault(how(p), []).append(node_name(member.host, ranks[member.key]))
 
     def sentence(verb: str, hosts: list[str]) -> str:
         if len(hosts) > 1:

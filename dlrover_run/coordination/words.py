@@ -13,6 +13,17 @@ def names(hosts: Sequence[str], number: int | None = None) -> str:
     return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else "".join(shown)
 
 
+def node_name(host: str, rank: int | None = None) -> str:
+    """A node for people: `node 2 (gpu09)`, or its host alone while it has no node rank.
+
+    A host with a space is no machine's: nodes that share a machine are called `node 2` by whoever started them. An
+    empty host is one that is not known.
+    """
+    if rank is None or " " in host:
+        return host or "a node whose host is unknown"
+    return f"node {rank} ({host or 'host unknown'})"
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things: `1 node`, `3 nodes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.gathering import called
 from dlrover_run.coordination.notice import differences, misfit
 from dlrover_run.coordination.pacing import Progress
 from dlrover_run.coordination.parts import Part, assigned, part_of, parts
@@ -151,9 +152,11 @@ class Job:
 
     def settle(self, now: float) -> None:
         """Decide on all that was heard and on the time that has passed, and tell everybody whom it concerns."""
+        present = self._coordinator.present
         for key in self._silence.over_limit(now):
             limit = self._coordinator.rules.silence_limit
-            self._say(f"no sign of life from {self._nodes[key].host} for {limit:g} s")
+            name = called(self._coordinator.plan, [present[key]])[0] if key in present else self._nodes[key].host
+            self._say(f"no sign of life from {name} for {limit:g} s")
             self._nodes[key].line.end(Refused(f"nothing was heard of this node for {limit:g} s", retry=True))
             self._disconnect(key, now)
         try:
