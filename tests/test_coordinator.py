@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from virtual_job import KILLED, VirtualJob, rules
 
+from dlrover_run.coordination.adoption import adopt
 from dlrover_run.coordination.coordinator import OWN_EPOCHS, RETURN_GRACE, Coordinator
-from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, Plan, PlanPhase, RoundKey, seats
 
 
 def trio(**changes: object) -> VirtualJob:
@@ -128,6 +129,16 @@ class TestWithAJournal:
 
 
 class TestWithoutAJournal:
+    @pytest.mark.parametrize("missing", [["a"], ["b"], ["a", "b"], ["a", "c"], ["b", "c"]])
+    def test_nodes_keep_the_ranks_of_their_workers_though_others_did_not_come_back(self, missing: list[str]) -> None:
+        job = trio()
+        heard = [job.statuses[name] for name in "abc" if name not in missing]
+        adopted = adopt(Plan(epoch=9), heard, waited=True)
+        assert adopted is not None
+        assert {key: seat.first_rank for key, seat in seats(adopted).items() if key.incarnation == "1"} == {
+            status.key: status.seat.first_rank for status in heard if status.seat is not None
+        }
+
     def test_a_running_job_is_adopted_as_soon_as_all_its_nodes_were_heard(self) -> None:
         job = trio()
         job.fail("b")

@@ -15,9 +15,10 @@ from master_node import FAST, status
 from node_truth import Truth
 
 from dlrover_run.backends.patience import ID_IN_USE_PATIENCE
+from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.notice import differences
-from dlrover_run.coordination.plausible import MAX_EPOCH, MAX_ROUND, MAX_WORKERS
+from dlrover_run.coordination.plausible import MAX_EPOCH, MAX_ROUND
 from dlrover_run.coordination.punctuality import BEAT, TOLERANCE, Punctuality
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import CHECK_ONCE, RESULT_KEPT, Rules
@@ -477,7 +478,8 @@ def test_the_largest_lie_of_a_node_leaves_others_with_words_that_they_can_read_a
         bed.take_seats()
         assert bed.lines["b"].told[-1].seat is not None
         assert from_node(encode(Report(bed.statuses["b"]))) == Report(bed.statuses["b"])
-        bed.say("b", phase=NodePhase.FAILED, failure=Failure(0, "b", "failed"))
+        own = bed.lines["b"].told[-1].seat.first_rank
+        bed.say("b", phase=NodePhase.FAILED, failure=Failure(own, "host-b", "failed"))
 
 
 def test_a_seat_in_a_round_of_a_million_nodes_is_refused() -> None:

@@ -16,9 +16,13 @@ import psutil
 import pytest
 from cluster import Cluster, leave, succeed
 from harness import WAIT
-from master_node import grpc
+from master_node import Node as Rogue
+from master_node import grpc, status
 
+from dlrover_run.coordination.records import Failure, NodePhase
+from dlrover_run.coordination.rules import Rules
 from dlrover_run.wire.messages import METHOD
+from dlrover_run.wire.transport import CHANNEL_OPTIONS
 
 TOKEN = "a-secret-of-this-test-7f3a"
 KNOWN = {"DLROVER_RDZV_TOKEN": TOKEN}
@@ -59,6 +63,37 @@ def test_a_node_does_not_obey_a_master_that_does_not_know_the_token(cluster: Clu
     assert cluster.mailbox.pending() == []
     master.signal(signal.SIGTERM)
     assert master.finish() == 0
+
+
+def blame_another_node(port: int, host: str) -> str:
+    """Take part as a third node, and report that the worker with rank 0 failed on that host; why the master ends the
+    stream."""
+
+    async def act() -> str:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+            # A host whose name comes last has the last rank.
+            rogue = Rogue(channel, status("rogue", host="zz-rogue", workers=1))
+            await rogue.join(Rules(least=2, most=3, max_restarts=2))
+            await rogue.seated(1)
+            failure = Failure(rank=0, host=host, what="was broken by a rogue")
+            await rogue.report(phase=NodePhase.FAILED, failure=failure)
+            return (await rogue.refused()).reason
+
+    return asyncio.run(act())
+
+
+@pytest.mark.parametrize("host", ["its own", "another"])
+def test_a_node_cannot_report_a_failure_of_another_nodes_worker(cluster: Cluster, host: str) -> None:
+    nodes = cluster.nodes("ab", "2:3", "--max-restarts=2", "--rdzv-id=job")
+    for node in nodes:
+        node.until_says("2 nodes of 2 to 3 are here")
+    reason = blame_another_node(cluster.port, "zz-rogue" if host == "its own" else "honest")
+    assert "reports a failure" in reason
+    # The rogue is lost, which costs no restart.
+    first = cluster.mailbox.gather(4)
+    assert {(member["world"], member["restart"]) for member in first} == {(3, 0), (2, 0)}
+    succeed([member for member in first if member["world"] == 2], *nodes)
+    assert not any("was broken" in node.said for node in nodes)
 
 
 def test_where_proof_is_required_nothing_starts_without(cluster: Cluster) -> None:

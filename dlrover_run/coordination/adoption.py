@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.check_records import Checkup, Verdict
 from dlrover_run.coordination.presence import Present
 from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey, Seat
@@ -55,7 +56,7 @@ def adopt(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool) -> Plan | N
     return msgspec.structs.replace(
         adopted,
         phase=PlanPhase.TRAINING if seat.key == latest else PlanPhase.GATHERING,
-        members=tuple(_member(found, rank) for rank in range(seat.nodes)),
+        members=tuple(_members(found, seat)),
         store_address=seat.store_address,
         store_port=seat.store_port,
     )
@@ -76,8 +77,20 @@ def _any(found: Seated) -> Seat:
     return next(seat for seat, _ in found.values())
 
 
-def _member(found: Seated, rank: int) -> Member:
-    if rank not in found:
-        return Member(f"unknown-{rank}", _UNKNOWN, "", 0)
-    _, status = found[rank]
-    return Member(status.node_id, status.incarnation, status.host, status.workers, status.role)
+def _members(found: Seated, any_seat: Seat) -> Iterator[Member]:
+    """The members in the order of their ranks. Nodes that were not heard are given the workers between those of their
+    neighbours, so that every node that was heard keeps the ranks of its workers."""
+    next_rank = 0
+    for node_rank in range(any_seat.nodes):
+        if node_rank in found:
+            seat, status = found[node_rank]
+            yield Member(status.node_id, status.incarnation, status.host, status.workers, status.role)
+            next_rank = seat.first_rank + status.workers
+        else:
+            after = found.get(node_rank + 1)
+            begin = after[0].first_rank if after is not None else next_rank
+            if node_rank + 1 == any_seat.nodes:
+                begin = any_seat.world_size
+            workers = min(max(0, begin - next_rank), MAX_WORKERS)
+            yield Member(f"unknown-{node_rank}", _UNKNOWN, "", workers)
+            next_rank += workers

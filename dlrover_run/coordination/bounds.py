@@ -15,6 +15,9 @@ MAX_TRACE = 8000
 MAX_PROBLEM = 500
 """Characters of the sentence that says what a node check found."""
 
+MAX_WORKERS = 100_000
+"""More workers than any node has."""
+
 # Without control characters: a name comes into the environment of other nodes' workers, which cannot hold a NUL.
 Name = Annotated[str, Meta(max_length=255, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 NodeId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:-]{1,128}\Z")]

@@ -1,9 +1,10 @@
-"""Numbers that no node of ours says of itself, and that would cost a coordinator dearly."""
+"""What no node of ours reports: numbers that would cost a coordinator dearly, and failures of other nodes' workers."""
 
 from __future__ import annotations
 
+from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.cluster.records import MOST_HOSTED, MOST_TASKS, Hosting, Role
-from dlrover_run.coordination.records import NodeStatus, Plan
+from dlrover_run.coordination.records import Failure, NodeStatus, Plan, seats
 from dlrover_run.coordination.rules import MOST_NODES
 
 MAX_EPOCH = 2**62
@@ -11,9 +12,6 @@ MAX_EPOCH = 2**62
 
 MAX_ROUND = 2**32
 """More rounds than any job has. A node may speak of a later one only where the plan does."""
-
-MAX_WORKERS = 100_000
-"""More workers than any node has."""
 
 MAX_ID = 900_000
 """More processes than any role of a job has had. Those that follow still have a number that can be told."""
@@ -52,6 +50,23 @@ def implausible(status: NodeStatus, plan: Plan) -> str | None:
         return _implausible_hosting(status.cluster, last_round, status.address)
     if not 1 <= status.workers <= MAX_WORKERS:
         return f"a node has 1 to {MAX_WORKERS} workers, and this one says {status.workers}"
+    return None if status.failure is None else _not_its_own(status, status.failure, plan)
+
+
+def _not_its_own(status: NodeStatus, failure: Failure, plan: Plan) -> str | None:
+    """Why the failure is not one of the node's own workers. The host and rank in it are shown on every node's console
+    as the cause of a restart, so a node could otherwise have another one blamed."""
+    if failure.host != status.host:
+        return f"{status.host} reports a failure on another host, {failure.host}"
+    seat = status.seat
+    if seat is not None and seat.key == plan.key:
+        # What the coordinator assigned counts, not what the node says was assigned to it.
+        seat = seats(plan).get(status.key, seat)
+    if seat is None:
+        return f"{status.host} reports a failure of rank {failure.rank} and has no ranks"
+    if not seat.has(failure.rank):
+        own = f"rank {seat.first_rank}" if seat.workers == 1 else f"ranks {seat.first_rank} to {seat.last_rank}"
+        return f"{status.host} reports a failure of rank {failure.rank}, which is not among its own: {own}"
     return None
 
 

@@ -114,6 +114,11 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The round's number, from 1."""
         return self.key.number
 
+    @property
+    def last_rank(self) -> int:
+        """The highest global rank of this node's workers."""
+        return self.first_rank + self.workers - 1
+
     def has(self, rank: int) -> bool:
         """Whether the worker with that global rank is one of this node's."""
         return 0 <= rank - self.first_rank < self.workers
