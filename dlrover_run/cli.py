@@ -87,6 +87,8 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
     etcd = etcd_place.find_etcd(place.members, conf, environ) if place.members else None
     if place.members and etcd:
         warnings += etcd_place.in_the_open(place.members, conf, etcd)
+    if place.endpoint is not None:
+        warnings += credentials.weaknesses_of_token(conf, environ)
     spec = JobSpec(
         entrypoint=_entrypoint(line, settings, environ),
         run_id=place.run_id,

@@ -86,9 +86,11 @@ class Node:
         await self.say(self.hello)
         challenge = await self.hear()
         assert isinstance(challenge, Challenge), challenge
-        assert challenge.mac == proof.master_mac(self.token, self.hello, challenge.nonce)
         mac = proof.node_mac(self.token, self.hello, challenge.nonce)
         await self.say(Proof(mac), Join(self.status, rule_values(rules)))
+        shown = await self.hear()
+        assert isinstance(shown, Proof), shown
+        assert shown.mac == proof.master_mac(self.token, self.hello, challenge.nonce)
         welcome = await self.hear()
         assert isinstance(welcome, Welcome), welcome
         return welcome

@@ -31,15 +31,15 @@ class Stream:
         await self._context.write(messages.encode(message))
 
     async def challenge(self, token: str = "") -> Proof:
-        """Take the node's hello, prove the master, and return the node's proof."""
+        """Take the node's hello and its proof, prove the master, and return the node's proof."""
         hello = await self.hear()
         assert isinstance(hello, Hello)
         self.hello = hello
         nonce = proof.fresh_nonce()
-        await self.say(Challenge(nonce, proof.master_mac(token, hello, nonce)))
+        await self.say(Challenge(nonce))
         answer = await self.hear()
         assert isinstance(answer, Proof)
-        assert proof.same(answer.mac, proof.node_mac(token, hello, nonce))
+        await self.say(Proof(proof.master_mac(token, hello, nonce)))
         return answer
 
     async def welcome(self, rules: Rules | None = None, notice: str = "", token: str = "") -> NodeStatus:

@@ -27,6 +27,7 @@ from dlrover_run.wire import proof
 from dlrover_run.wire.messages import (
     MAX_MESSAGE,
     METHOD,
+    PROTOCOL,
     Challenge,
     Hello,
     Join,
@@ -217,11 +218,21 @@ async def test_a_token_lets_in_and_shows_the_master_to_be_the_right_one() -> Non
     async with serving(token="secret") as bed:
         a, b = await bed.joined("a", "b", token="secret")
         await goes_on(bed, a, b)
-        stranger = bed.node("s", token="guess")
+
+
+@live
+async def test_the_master_proves_itself_only_to_a_node_that_knows_the_token() -> None:
+    """An HMAC for anyone who connects would be enough to search for a short token offline."""
+    async with serving(token="job") as bed:
+        stranger = bed.node("s")
         await stranger.say(stranger.hello)
         challenge = await stranger.hear()
         assert isinstance(challenge, Challenge)
-        assert challenge.mac != proof.master_mac("guess", stranger.hello, challenge.nonce)
+        assert proof.master_mac("job", stranger.hello, challenge.nonce).encode() not in encode(challenge)
+        guess = proof.node_mac("guess", stranger.hello, challenge.nonce)
+        await stranger.say(Proof(guess), Join(stranger.status, rule_values(FAST)))
+        assert isinstance(await stranger.hear(), Refused)
+        await stranger.ended()
 
 
 @live
@@ -233,11 +244,13 @@ async def test_a_proof_that_was_overheard_opens_nothing() -> None:
         assert isinstance(challenge, Challenge)
         mac = proof.node_mac("secret", victim.hello, challenge.nonce)
         await victim.say(Proof(mac), Join(victim.status, rule_values(FAST)))
+        shown = await victim.hear()
+        assert isinstance(shown, Proof)
         assert isinstance(await victim.hear(), Welcome)
         replays = [
             (victim.hello, mac),
             (msgspec.structs.replace(victim.hello, job="other"), mac),
-            (victim.hello, challenge.mac),
+            (victim.hello, shown.mac),
         ]
         for hello, overheard in replays:
             thief = Node(bed.channel, status("a"))
@@ -247,7 +260,7 @@ async def test_a_proof_that_was_overheard_opens_nothing() -> None:
             assert (await thief.refused()).reason.startswith("this node's token is not the master's")
 
 
-HELLO = Hello(1, "job", "a", "one", "0" * 64)
+HELLO = Hello(PROTOCOL, "job", "a", "one", "0" * 64)
 JOIN = Join(status("a"), rule_values(FAST))
 
 
@@ -267,7 +280,7 @@ JOIN = Join(status("a"), rule_values(FAST))
         ([HELLO, Proof(""), Join(status("a"), {"store": 1})], "unknown rules: store"),
         ([HELLO, Proof(""), JOIN, JOIN], "the node said join where report was due"),
         ([HELLO, Proof(""), JOIN, Report(status("b"))], "a node may only speak of itself"),
-        ([msgspec.structs.replace(HELLO, protocol=9)], "this master speaks protocol 1 and the node 9"),
+        ([msgspec.structs.replace(HELLO, protocol=9)], "this master speaks protocol 2 and the node 9"),
     ],
 )
 @live
@@ -289,7 +302,7 @@ FRAMES = {
     "nothing": b"",
     "another type": b'{"type":"quit"}',
     "an unknown field": encode(HELLO)[:-1] + b',"more":1}',
-    "a missing field": b'{"type":"hello","protocol":1}',
+    "a missing field": b'{"type":"hello","protocol":2}',
     "a list": b"[1,2,3]",
     "deep": b"[" * 10_000,
     "a bad name": encode(HELLO).replace(b'"a"', b'"a b"'),

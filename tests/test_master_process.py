@@ -23,7 +23,7 @@ from master_process import COMMAND, Master, master, read_line
 
 from dlrover_run.coordination.records import NodePhase, PlanPhase
 from dlrover_run.master import command
-from dlrover_run.master.options import Options
+from dlrover_run.master.options import Options, read_options
 from dlrover_run.wire.messages import Proof, rule_values
 from dlrover_run.wire.transport import CHANNEL_OPTIONS
 
@@ -154,6 +154,50 @@ def test_a_mistake_is_one_line_and_told_to_who_waits(args: list[str], words: str
     assert run.stderr.startswith(f"dlrover-master: {words}")
     assert len(run.stderr.splitlines()) == 1
     assert read_line(ready)["error"].startswith(words)
+
+
+def test_a_state_directory_that_cannot_be_made_is_told_as_a_mistake(tmp_path: Path) -> None:
+    ready, theirs = os.pipe()
+    run = subprocess.run(
+        [*COMMAND, "--ready-fd", str(theirs), "--listen", "127.0.0.1:0", "--state-dir", tmp_path / ("x" * 300)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        pass_fds=[theirs],
+        timeout=WAIT,
+        check=False,
+    )
+    os.close(theirs)
+    assert run.returncode == 2
+    assert read_line(ready)["mistaken"] is True
+
+
+@pytest.mark.parametrize(
+    ("token", "mode", "warnings"),
+    [
+        ("x" * 16, 0o600, []),
+        ("x" * 15, 0o600, ["has fewer than 16 characters"]),
+        ("x" * 16, 0o640, ["can be read by other users"]),
+        ("x", 0o604, ["has fewer than 16 characters", "can be read by other users"]),
+    ],
+)
+def test_a_weak_token_is_warned_of_in_one_line(tmp_path: Path, token: str, mode: int, warnings: list[str]) -> None:
+    file = tmp_path / "token"
+    file.write_text(token)
+    file.chmod(mode)
+    told = read_options(["--listen", "127.0.0.1:0"], {"DLROVER_RDZV_TOKEN_FILE": str(file)}).warnings
+    assert len(told) == bool(warnings)
+    assert all(words in told[0] for words in warnings)
+    assert all("DLROVER_RDZV_TOKEN_FILE" in sentence and f" {token} " not in sentence for sentence in told)
+    by_variable = read_options(["--listen", "127.0.0.1:0"], {"DLROVER_RDZV_TOKEN": token}).warnings
+    assert len(by_variable) == ("fewer" in str(warnings))
+
+
+def test_the_master_says_that_its_token_is_weak() -> None:
+    with master(env={"DLROVER_RDZV_TOKEN": "short"}) as weak:
+        weak.process.terminate()
+        _, said = weak.finish()
+    assert sum("has fewer than 16 characters" in line for line in said.splitlines()) == 1
 
 
 @pytest.mark.parametrize("place", ["taken", "192.0.2.1:0", "no-such-host.invalid:0"])

@@ -444,3 +444,13 @@ def test_a_setting_with_a_comma_in_it_is_refused_and_not_cut() -> None:
     config = dlrover_run.LaunchConfig(1, 1, 1, rdzv_configs={"state_dir": "a,b"})
     with pytest.raises(SpecError, match="the value of 'state_dir' has a comma in it"):
         elastic_launch(config, "ls")()
+
+
+def test_a_weak_token_of_the_job_is_a_warning() -> None:
+    said: list[str] = []
+    line = ["--nnodes=2", *AT_NODE0.split(), "train.py"]
+    parse(line, {"DLROVER_RDZV_TOKEN": "x" * 15}, warn=said.append)
+    assert [sentence for sentence in said if "fewer than 16 characters" in sentence]
+    said.clear()
+    parse(line, {"DLROVER_RDZV_TOKEN": "x" * 16}, warn=said.append)
+    assert not said

@@ -36,7 +36,7 @@ HUNDRED_MEGABYTES = 100 * 1000 * 1000
 @pytest.mark.parametrize(
     ("known", "words"),
     [
-        ("another-secret-entirely", "does not know this job's token, so this node does not obey it"),
+        ("another-secret-entirely", "this node's token is not the master's"),
         (None, "the master asks for the job's token and this node has none"),
     ],
 )
@@ -59,22 +59,23 @@ def test_a_node_does_not_obey_a_master_that_does_not_know_the_token(cluster: Clu
     master = cluster.stand_alone_master()
     node = cluster.node("a", "1:2", env=KNOWN, conf={"is_host": 0, "last_call_timeout": 0.1})
     assert node.finish() == 72
-    assert node.has_said("does not know this job's token, so this node does not obey it")
+    assert node.has_said("this node has a token and the master has none")
     assert cluster.mailbox.pending() == []
     master.signal(signal.SIGTERM)
     assert master.finish() == 0
 
 
-def blame_another_node(port: int, host: str) -> str:
+def blame_another_node(cluster: Cluster, host: str) -> str:
     """Take part as a third node, and report that the worker with rank 0 failed on that host; why the master ends the
     stream."""
 
     async def act() -> str:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{cluster.port}", options=CHANNEL_OPTIONS) as channel:
             # A host whose name comes last has the last rank.
             rogue = Rogue(channel, status("rogue", host="zz-rogue", workers=1))
             await rogue.join(Rules(least=2, most=3, max_restarts=2))
             await rogue.seated(1)
+            assert {member["world"] for member in await asyncio.to_thread(cluster.mailbox.gather, 2)} == {3}
             failure = Failure(rank=0, host=host, what="was broken by a rogue")
             await rogue.report(phase=NodePhase.FAILED, failure=failure)
             return (await rogue.refused()).reason
@@ -87,13 +88,19 @@ def test_a_node_cannot_report_a_failure_of_another_nodes_worker(cluster: Cluster
     nodes = cluster.nodes("ab", "2:3", "--max-restarts=2", "--rdzv-id=job")
     for node in nodes:
         node.until_says("2 nodes of 2 to 3 are here")
-    reason = blame_another_node(cluster.port, "zz-rogue" if host == "its own" else "honest")
+    reason = blame_another_node(cluster, "zz-rogue" if host == "its own" else "honest")
     assert "reports a failure" in reason
     # The rogue is lost, which costs no restart.
-    first = cluster.mailbox.gather(4)
-    assert {(member["world"], member["restart"]) for member in first} == {(3, 0), (2, 0)}
-    succeed([member for member in first if member["world"] == 2], *nodes)
+    world = cluster.world(2)
+    assert world[0]["restart"] == 0
+    succeed(world, *nodes)
     assert not any("was broken" in node.said for node in nodes)
+
+
+def test_a_node_whose_master_cannot_keep_its_state_ends_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    node = cluster.node("a", "1:2", conf={"state_dir": tmp_path / ("x" * 300)})
+    assert node.finish() == 2
+    assert node.has_said("cannot be made (File name too long)")
 
 
 def test_where_proof_is_required_nothing_starts_without(cluster: Cluster) -> None:

@@ -72,6 +72,8 @@ def _job(
     etcd = etcd_place.find_etcd(place.members, conf, environ) if place.members else None
     if place.members and etcd:
         warnings += etcd_place.in_the_open(place.members, conf, etcd)
+    if place.endpoint is not None:
+        warnings += credentials.weaknesses_of_token(conf, environ)
     local_addr = settings.text("local_addr")
     entrypoint = find_python_program(line, environ, module=settings.on("module"))
     require(entrypoint.python)

@@ -20,6 +20,10 @@ START_PAUSE = 10.0
 """Seconds after a master could not be started until the next try, which will most often fail in the same way."""
 
 
+class CannotHost(Exception):
+    """This node alone can start the master, and every attempt will fail; the message is a sentence."""
+
+
 class Hosting:
     """Has a master at the endpoint where this node is its host. `say` prints one line for the person at the console.
 
@@ -37,7 +41,7 @@ class Hosting:
     async def ensure(self, endpoint: Sequence[Address]) -> None:
         """Start a master unless somebody listens already or another node is the host.
 
-        Returns as soon as one listens, or with `problem` set.
+        Returns as soon as one listens, or with `problem` set. Raises CannotHost.
         """
         if self._spec.is_host is False:
             return
@@ -72,20 +76,23 @@ class Hosting:
             self.problem = None
             return
         self._not_before = asyncio.get_running_loop().time() + START_PAUSE
-        self._fail(error)
+        self._fail(str(error))
+        if error.mistaken:
+            assert self.problem is not None, "it was just set"
+            raise CannotHost(self.problem)
 
-    async def _run(self, place: Address) -> str | None:
+    async def _run(self, place: Address) -> NotListening | None:
         """Start a master and wait until it listens; or why it does not."""
         master = MasterProcess(self._spec, str(place), self._say, idle_timeout=IDLE_TIMEOUT)
         try:
             master.start(lambda: self._collect(master))
         except OSError as error:
-            return f"its process could not be started: {error.strerror or error}"
+            return NotListening(f"its process could not be started: {error.strerror or error}")
         self.pids.add(master.pid)
         try:
             await master.ready()
         except NotListening as why:
-            return str(why)
+            return why
         return None
 
     def _collect(self, master: MasterProcess) -> None:

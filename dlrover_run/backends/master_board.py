@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from dlrover_run.backends.board import Listener
 from dlrover_run.backends.clock import tell_skew
-from dlrover_run.backends.hosting import Hosting
+from dlrover_run.backends.hosting import CannotHost, Hosting
 from dlrover_run.backends.patience import Silence
 from dlrover_run.backends.remote_board import RemoteBoard
 from dlrover_run.backends.session import MasterRefuses, MasterUnproven, Session, SessionEnded
@@ -49,6 +49,12 @@ class MasterBoard(RemoteBoard):
             self._note_unproven()
         except MasterRefuses as refusal:
             self._note_word(refusal)
+        except CannotHost as reason:
+            if self._met:
+                # It could once; workers may be running, and the directory may come back.
+                self._note_end(str(reason))
+            else:
+                self._give_up(str(reason), mistaken=True)
 
     async def _find(self) -> None:
         """Find the master, which this node starts if it is the host, and stay connected until that ends."""
@@ -161,7 +167,8 @@ class MasterBoard(RemoteBoard):
     def _note_word(self, refusal: MasterRefuses) -> None:
         """The master has ended the stream with a reason, or lets the node in no more."""
         reason = f"{self._place} refuses this node: {refusal}"
-        if self._connected and refusal.retry:
+        if (self._connected and refusal.retry) or (self._met and not refusal.proven):
+            # Another process may have taken the place of a lost master: it cannot end a job that has begun.
             self._note_end(str(refusal))
         elif self._trains and not self._connected:
             # A master that came back has nothing to set against workers that train: it may be the one that is wrong.

@@ -31,7 +31,12 @@ Say = Callable[[str], None]
 
 
 class NotListening(Exception):
-    """A master could not be started; the message is a clause that says why."""
+    """A master could not be started; the message is a clause that says why. `mistaken` says that it is because of its
+    command line, such as a state directory that cannot be made, so that another attempt fails in the same way."""
+
+    def __init__(self, reason: str, mistaken: bool = False) -> None:
+        super().__init__(reason)
+        self.mistaken = mistaken
 
 
 class MasterProcess:
@@ -194,6 +199,6 @@ def _port_in(told: bytes, listen: str) -> int:
         if isinstance(answer, dict) and isinstance(answer.get("port"), int):
             return int(answer["port"])
         if isinstance(answer, dict) and "error" in answer:
-            raise NotListening(str(answer["error"]).rstrip("."))
+            raise NotListening(str(answer["error"]).rstrip("."), answer.get("mistaken") is True)
     said_by = f"`{sys.executable} -m dlrover_run.master --listen {listen}` says why"
     raise NotListening(f"it ended before it listened; {said_by}")

@@ -42,11 +42,13 @@ class SessionEnded(Exception):
 
 
 class MasterRefuses(Exception):
-    """The master lets this node in no more; the message is its reason. `retry` says that this may pass."""
+    """The master lets this node in no more; the message is its reason. `retry` says that this may pass, and `proven`
+    that the sender is known to be a master of the job, as far as a token can show that."""
 
-    def __init__(self, reason: str, retry: bool) -> None:
+    def __init__(self, reason: str, retry: bool, proven: bool) -> None:
         super().__init__(reason)
         self.retry = retry
+        self.proven = proven
 
 
 class MasterUnproven(Exception):
@@ -64,6 +66,8 @@ class Session:
         grpc = transport.load_grpc()
         self._failed: type[Exception] = grpc.aio.AioRpcError
         self._token = spec.token
+        # Without a token there is nothing to prove.
+        self._proven = not spec.token
         self._encrypted = spec.tls is not None
         kind = "ipv6" if addresses[0].family is socket.AF_INET6 else "ipv4"
         # A percent sign parts a link-local address from its interface, and gRPC takes this for a URI.
@@ -98,11 +102,15 @@ class Session:
         challenge = await self.hear()
         if not isinstance(challenge, Challenge):
             raise SessionEnded("it does not speak as a master does")
-        if self._token and not proof.same(challenge.mac, proof.master_mac(self._token, hello, challenge.nonce)):
-            raise MasterUnproven
         asked = time.monotonic()
         await self.tell(Proof(proof.node_mac(self._token, hello, challenge.nonce)))
         await self.tell(Join(status, messages.rule_values(rules)))
+        shown = await self.hear()
+        if not isinstance(shown, Proof):
+            raise SessionEnded("it does not speak as a master does")
+        if self._token and not proof.same(shown.mac, proof.master_mac(self._token, hello, challenge.nonce)):
+            raise MasterUnproven
+        self._proven = True
         welcome = await self.hear()
         if not isinstance(welcome, Welcome):
             raise SessionEnded("it does not speak as a master does")
@@ -124,7 +132,7 @@ class Session:
         except self._failed as error:
             raise SessionEnded(_clause(error, self._encrypted)) from None
         if isinstance(message, Refused):
-            raise MasterRefuses(message.reason, message.retry)
+            raise MasterRefuses(message.reason, message.retry, self._proven)
         return message
 
     async def _next(self) -> bytes:

@@ -5,6 +5,8 @@ A secret is never in a message: what is said names the file or the variable.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 
 from dlrover_run.command_line import flags, lookup
@@ -22,6 +24,9 @@ VARIABLES = (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FI
 LONGEST_SECRET = 4096
 """Characters that a token or a password may have."""
 
+LEAST_TOKEN = 16
+"""Characters of a token below which there is a warning: a shorter one can be found by trying."""
+
 _MOST_BYTES = 4 * LONGEST_SECRET
 _LONGEST_PEM = 1024 * 1024
 """Bytes in which a file has to show that it is PEM: more than any bundle of certificates that people use has."""
@@ -33,6 +38,27 @@ def find_token(conf: RendezvousConf, environ: Mapping[str, str]) -> str:
     return _find_secret("token", conf.token_file, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, environ)
 
 
+def weaknesses_of_token(conf: RendezvousConf, environ: Mapping[str, str]) -> list[str]:
+    """One sentence when others could guess or read the token that `find_token` finds; none without a token."""
+    token = find_token(conf, environ)
+    if not token:
+        return []
+    file = _file_of(conf.token_file, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, environ)
+    found = []
+    if len(token) < LEAST_TOKEN:
+        found.append(f"has fewer than {LEAST_TOKEN} characters, so that it can be guessed (`openssl rand -hex 32`)")
+    if file is not None and _readable_by_others(file.text):
+        found.append(f"can be read by other users (`chmod 600 {file.text}`)")
+    where = TOKEN_VARIABLE if file is None else f"{file.place} {file.text!r}"
+    return [f"the token of {where} {' and '.join(found)}."] if found else []
+
+
+def _readable_by_others(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(os.stat(path).st_mode & 0o044)
+    return False
+
+
 def find_password(conf: RendezvousConf, environ: Mapping[str, str]) -> str:
     """The password for etcd, from the same three kinds of places as a token."""
     return _find_secret("password", conf.password_file, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE, environ)
@@ -41,17 +67,21 @@ def find_password(conf: RendezvousConf, environ: Mapping[str, str]) -> str:
 def _find_secret(
     kind: str, setting: Given | None, variable: str, file_variable: str, environ: Mapping[str, str]
 ) -> str:
-    if setting is None and variable in environ:
-        return _checked(kind, variable, environ[variable])
-    by_variable = Given(file_variable, environ[file_variable]) if environ.get(file_variable) else None
-    file = setting or by_variable
+    file = _file_of(setting, variable, file_variable, environ)
     if file is None:
-        return ""
+        return _checked(kind, variable, environ[variable]) if variable in environ else ""
     content = lookup.read_file(*file, _MOST_BYTES + 2)
     try:
         return _checked(kind, f"{file.place} {file.text!r}", content.decode())
     except UnicodeDecodeError:
         raise SpecError(f"{file.place} {file.text!r} is not text: a {kind} is UTF-8.") from None
+
+
+def _file_of(setting: Given | None, variable: str, file_variable: str, environ: Mapping[str, str]) -> Given | None:
+    """The file that holds a secret; None where a variable holds it, or there is none."""
+    if setting is not None or variable in environ:
+        return setting
+    return Given(file_variable, environ[file_variable]) if environ.get(file_variable) else None
 
 
 def _checked(kind: str, where: str, text: str) -> str:

@@ -102,6 +102,8 @@ async def _serve(options: Options) -> int:
         raise OSError(_why_not_bound(options, error)) from None
     address = join_address(options.host, port)
     say(f"listens on {address}")
+    for sentence in options.warnings:
+        say(f"warning: {sentence}")
     if is_open and not options.token and tls is None:
         say(
             "warning: whoever reaches this address can join a job, for there is neither a token nor TLS "
@@ -172,7 +174,7 @@ def _tell_ready(fd: int, message: dict[str, Any]) -> None:
 
 def _fail(ready_fd: int, sentence: str, code: int) -> int:
     say(sentence)
-    _tell_ready(ready_fd, {"error": sentence})
+    _tell_ready(ready_fd, {"error": sentence, "mistaken": code == exit_codes.BAD_COMMAND_LINE})
     return code
 
 

@@ -54,16 +54,17 @@ class Handshake:
             )
         return message
 
-    def challenge(self, hello: Hello) -> Challenge:
-        """The answer to the first message, with the master's own proof."""
-        return Challenge(self._nonce, proof.master_mac(self._token, hello, self._nonce))
+    def challenge(self) -> Challenge:
+        """The answer to the first message."""
+        return Challenge(self._nonce)
 
-    def admit(self, hello: Hello, message: FromNode) -> None:
-        """Take the node's proof. Raises Refusal when it is none."""
+    def admit(self, hello: Hello, message: FromNode) -> Proof:
+        """Check the node's proof; the master's own in return. Raises Refusal when the node's is none."""
         if not isinstance(message, Proof):
             raise _out_of_order(message, "proof")
         if not proof.same(message.mac, proof.node_mac(self._token, hello, self._nonce)):
             raise Refusal(self._wrong_token(message))
+        return Proof(proof.master_mac(self._token, hello, self._nonce))
 
     def join(self, hello: Hello, message: FromNode) -> Join:
         """Take the node's first status. Raises Refusal."""

@@ -21,7 +21,7 @@ from dlrover_run.wire.address import join_address
 @dataclass(frozen=True)
 class Options:
     """What a master was asked for. `idle_timeout` None serves for ever; `ready_fd` and `report_fd` -1 tell nobody;
-    `lifeline_fd` -1 is bound to nobody's life."""
+    `lifeline_fd` -1 is bound to nobody's life. `warnings` are sentences about what was given."""
 
     host: str
     port: int
@@ -32,6 +32,7 @@ class Options:
     ready_fd: int = -1
     report_fd: int = -1
     lifeline_fd: int = -1
+    warnings: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -110,6 +111,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         ready_fd=_descriptor("--ready-fd", given.ready_fd),
         report_fd=_descriptor("--report-fd", given.report_fd),
         lifeline_fd=_descriptor("--lifeline-fd", given.lifeline_fd),
+        warnings=() if given.token_fd is not None else tuple(credentials.weaknesses_of_token(conf, environ)),
     )
 
 

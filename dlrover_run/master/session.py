@@ -96,9 +96,10 @@ class Session:
 
     async def _open(self) -> Job:
         hello = self._handshake.greet(await self._next(handshake.MAX_SAID))
-        self._first.append(self._handshake.challenge(hello))
+        self._first.append(self._handshake.challenge())
         self._write_soon()
-        self._handshake.admit(hello, await self._next(handshake.MAX_SAID))
+        self._first.append(self._handshake.admit(hello, await self._next(handshake.MAX_SAID)))
+        self._write_soon()
         join = self._handshake.join(hello, await self._next())
         job, welcome = self._jobs.join(hello.job, self, join)
         self._joined = job, join.status.key

@@ -1,8 +1,9 @@
 """The messages of one stream between a node and the master, as JSON of bounded size and checked shape.
 
 A node opens the stream with `Hello`. The master answers with a `Challenge`, the node with a `Proof` and, without
-waiting, `Join`. The master then says `Welcome` once, and an `Assigned` after every `Join` and `Report` and whenever the
-assignment has changed. The node sends a `Report` whenever its status has changed, and at least once in each
+waiting, `Join`. The master answers the node's proof with a `Proof` of its own, so that only a node that knows the token
+gets one; then it says `Welcome` once, and an `Assigned` after every `Join` and `Report` and whenever the assignment has
+changed. The node sends a `Report` whenever its status has changed, and at least once in each
 keep-alive interval of the job. `Refused` is the master's last word on a stream.
 
 A node that is done says so in a last `Report`, half-closes the stream and reads on until the master ends it. A stream
@@ -22,7 +23,7 @@ from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.records import Assignment, NodeStatus
 from dlrover_run.coordination.rules import Rules
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when two versions of this program could not understand each other."""
 
 METHOD = "/dlrover_run.Master/Session"
@@ -63,7 +64,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof", forbid_unknown_fields=True):
-    """That the node knows the job's token; empty when it has none."""
+    """That the sender knows the job's token; empty when it has none."""
 
     mac: Mac
 
@@ -82,10 +83,9 @@ class Report(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields=Tr
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
-    """A random text that the node's proof has to cover, and the master's own proof; empty when it has no token."""
+    """A random text that both proofs have to cover."""
 
     nonce: Nonce
-    mac: Mac
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=True):
@@ -112,7 +112,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=
 
 
 FromNode = Hello | Proof | Join | Report
-FromMaster = Challenge | Welcome | Assigned | Refused
+FromMaster = Challenge | Proof | Welcome | Assigned | Refused
 Message = TypeVar("Message")
 
 _encoder = msgspec.json.Encoder()

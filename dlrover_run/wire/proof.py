@@ -1,7 +1,8 @@
 """How node and master show each other that they know the job's token without saying it.
 
 Each side sends a random text and an HMAC-SHA256 of everything that was said so far, keyed with the token. An answer is
-good for one stream, one job and one direction only, so one that was overheard opens nothing. What is said afterwards is
+good for one stream, one job and one direction only, so one that was overheard opens nothing. The node proves itself
+first: the master's HMAC would let anyone who can connect search for a short token offline. What is said afterwards is
 neither hidden nor protected by this; that takes TLS.
 """
 
