@@ -123,6 +123,56 @@ def test_a_worker_on_a_terminal_sees_a_terminal_of_its_size(launcher: Launcher, 
         assert finish(process).code == 0
 
 
+BETWEEN = """
+import os, sys
+out = getattr(sys, sys.argv[1])
+if os.environ["RANK"] == "0":
+    out.write("from rank 0")
+    open("begun", "w").close()
+    open("other", "r").close()
+    out.write("\\n")
+else:
+    open("begun", "r").close()
+    print("from rank 1", file=out)
+    open("other", "w").close()
+"""
+"""What `print` does when rank 1 prints between the two writes of rank 0, which pass the word on by named pipes."""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("sink", ["two pipes", "one pipe", "terminal"])
+def test_lines_of_two_workers_stay_whole(tmp_path: Path, sink: str, stream: str) -> None:
+    for name in ("begun", "other"):
+        os.mkfifo(tmp_path / name)
+    args = ["--nproc-per-node=2", script(tmp_path, BETWEEN), stream]
+    if sink == "terminal":
+        with terminal() as (master, slave):
+            process = start(OURS, args, cwd=tmp_path, stdout=slave, stderr=slave)
+            shown = read_until(master, "from rank 0(?s:.*)from rank 1(?s:.*)\n|from rank 1(?s:.*)from rank 0(?s:.*)\n")
+            assert finish(process).code == 0
+    else:
+        ended = finish(start(OURS, args, cwd=tmp_path, stderr=subprocess.STDOUT if sink == "one pipe" else -1))
+        assert ended.code == 0
+        shown = ended.err if (sink, stream) == ("two pipes", "stderr") else ended.out
+    assert sorted(shown.splitlines()) == ["from rank 0", "from rank 1"]
+
+
+@pytest.mark.parametrize("args", [("-t3",), ("--nproc-per-node=2", "-t3"), ("--nproc-per-node=2",)])
+def test_a_question_is_seen_on_a_terminal_before_its_line_has_ended(tmp_path: Path, args: tuple[str, ...]) -> None:
+    """Also where the output passes a log file, and where other workers write whole lines to the terminal."""
+    source = "import os\nif os.environ['RANK'] == '0':\n    name = input('your name? ')\n    breakpoint()\n"
+    source += "    print('hello', name)\n"
+    with terminal() as (master, slave):
+        command = [*args, "--log-dir=logs", script(tmp_path, source)]
+        process = start(OURS, command, cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave)
+        read_until(master, re.escape("your name? "))
+        os.write(master, b"nobody\n")
+        read_until(master, re.escape("(Pdb) "))
+        os.write(master, b"c\n")
+        read_until(master, "hello nobody")
+        assert finish(process).code == 0
+
+
 @pytest.mark.torchrun
 def test_a_worker_can_ask_and_be_debugged_on_a_terminal(launcher: Launcher, tmp_path: Path) -> None:
     source = "name = input('your name? ')\nbreakpoint()\nprint('hello', name)\n"

@@ -140,7 +140,7 @@ def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Pat
 
 
 def test_a_partial_line_is_completed_only_at_the_end(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = Relay.start(console)
+    relay = Relay.start(console, shared=True)
 
     async def run() -> None:
         relay.attach(pytest.fail)
@@ -161,7 +161,7 @@ def test_a_partial_line_is_completed_only_at_the_end(tmp_path: Path, console: tu
 def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
     tmp_path: Path, console: tuple[int, int]
 ) -> None:
-    relay = Relay.start(console)
+    relay = Relay.start(console, shared=True)
 
     async def run() -> None:
         relay.attach(pytest.fail)
@@ -189,6 +189,35 @@ def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
     asyncio.run(run())
     assert (tmp_path / "out").read_bytes() == b"[out 0]: one\n[out 0]: two\n[out 0]: \n[out 0]: three\n"
     assert (tmp_path / "err").read_bytes() == b"[err 0]: 50%\n[err 0]: 100%\n[err 0]: last words\n"
+
+
+@pytest.mark.parametrize("prefix", [None, "> "])
+def test_what_a_quiet_worker_wrote_last_is_shown_though_its_line_has_not_ended(prefix: str | None) -> None:
+    reader, writer = os.pipe()
+    relay = Relay.start((writer, writer))
+    os.close(writer)
+    begin = (prefix or "").encode()
+
+    async def run() -> None:
+        relay.attach(pytest.fail)
+        one, other = (relay.open_stderr(key, show=True, prefix=prefix, whole_lines=True) for key in ("0", "1"))
+        os.write(one, b"loading ...")
+        assert os.read(reader, 100) == begin + b"loading ..."
+        # What another worker writes then begins a line, and the newline that is missing is not shown a second time.
+        os.write(other, b"a line\n")
+        assert os.read(reader, 100) == b"\n" + begin + b"a line\n"
+        os.write(one, b"\ndone\n")
+        assert os.read(reader, 100) == begin + b"done\n"
+        os.write(one, b"saving ...")
+        assert os.read(reader, 100) == begin + b"saving ..."
+        os.write(one, b" done\n")
+        assert os.read(reader, 100) == b" done\n"
+        os.close(one)
+        os.close(other)
+        await relay.close()
+
+    asyncio.run(run())
+    os.close(reader)
 
 
 def test_a_prefixed_partial_line_is_completed_as_soon_as_its_worker_has_ended() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.output.relay_lines import LineCutter, Ring, matching, piece_of, pieces_of, prefixed
+from dlrover_run.output.relay_ports import LineWriter, Sink
 
 PIECES = st.lists(st.text(alphabet="ab\r\n", max_size=6).map(str.encode), max_size=8)
 LINES = st.lists(st.text(alphabet="abc", max_size=4).map(lambda text: text.encode() + b"\n"), max_size=6)
@@ -32,6 +33,56 @@ def test_a_line_without_end_is_cut_before_it_fills_the_memory() -> None:
     assert cutter.feed(b"x" * 6) == b""
     assert cutter.feed(b"y" * 6) == b"xxxxxxyyyyyy\n"
     assert cutter.feed(b"z\n") == b"z\n"
+
+
+@given(PIECES)
+def test_cutting_at_returns_changes_no_byte(pieces: list[bytes]) -> None:
+    cutter = LineCutter(keep_returns=True)
+    outs = [cutter.feed(piece) for piece in pieces]
+    assert all(out == b"" or out.endswith((b"\n", b"\r")) for out in outs)
+    assert b"".join(outs) + cutter.take_unfinished() == b"".join(pieces)
+    assert cutter.finish() == b""
+
+
+WRITES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.floats(0, 3)), max_size=40)
+"""Which of three workers writes how many bytes more of its output, and after how many seconds."""
+
+
+@given(WRITES, st.lists(LINES, min_size=3, max_size=3), st.sampled_from([b"", b"> "]))
+def test_writers_of_one_sink_never_join_their_lines(
+    writes: list[tuple[int, int, float]], outputs: list[list[bytes]], prefix: bytes
+) -> None:
+    """Each line of a worker is shown, whole, or in parts that each begin a line where another worker came between."""
+    shown = bytearray()
+    sink = Sink(-1, lambda view: shown.extend(view) or len(view))
+    sink.unfinished_after = 1.0
+    left = [b"".join(f"{number}".encode() + line for line in lines) for number, lines in enumerate(outputs)]
+    expected = [len(output.splitlines()) for output in left]
+    writers = [LineWriter(sink, prefix) for _ in left]
+    now = 0.0
+
+    def show() -> None:
+        for writer in writers:
+            writer.show_unfinished(now)
+        sink.flush()
+
+    for number, count, seconds in writes:
+        now += seconds
+        show()
+        writers[number].feed(left[number][:count], now)
+        left[number] = left[number][count:]
+        show()
+    for number, rest in enumerate(left):
+        writers[number].feed(rest, now)
+    for writer in writers:
+        writer.finish()
+    sink.flush()
+    lines = bytes(shown).splitlines()
+    assert all(line.startswith(prefix) for line in lines)
+    begun = [line[len(prefix) :] for line in lines]
+    assert all(len({*line} & {*b"012"}) <= 1 for line in begun), "lines of two workers were joined"
+    for number, count in enumerate(expected):
+        assert sum(line.startswith(f"{number}".encode()) for line in begun) == count
 
 
 @given(LINES)

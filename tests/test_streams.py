@@ -21,6 +21,7 @@ from dlrover_run.output.streams import (
     plan_streams,
     prune_empty,
     read_tail,
+    share_console,
     through_relay,
 )
 from dlrover_run.spec import LogSpec, SpecError, Std, StreamMap
@@ -76,6 +77,15 @@ def test_on_one_console_only_what_both_streams_show_there_goes_one_way() -> None
     assert ordered.ranks[0].stdout == Stream("stderr")
     assert [rank.stderr for rank in ordered.ranks] == [rank.stderr for rank in plan.ranks]
     assert ordered.ranks[1:] == plan.ranks[1:]  # Files, and a rank that is not shown.
+
+
+def test_workers_share_a_console_where_two_of_them_write_to_it() -> None:
+    assert share_console(plan_streams(LogSpec(), "/run", 0, 2))
+    assert not share_console(plan_streams(LogSpec(), "/run", 0, 1))
+    assert not share_console(plan_streams(LogSpec(shown_ranks=frozenset({1})), "/run", 0, 2))
+    first_only = LogSpec(redirects=BOTH, tee=StreamMap(by_rank={0: Std.ALL}))
+    assert not share_console(plan_streams(first_only, "/run", 0, 2))
+    assert share_console(plan_streams(LogSpec(redirects=BOTH, tee=BOTH), "/run", 0, 2))
 
 
 def test_what_is_prefixed_passes_the_relay_unless_it_goes_elsewhere() -> None:

@@ -60,7 +60,8 @@ def prepare(
         streams.make_dirs(plan)
     else:
         plan = _placed_plan(placed, spec)
-    if spec.logs.prefixed:
+    shared = streams.share_console(plan)
+    if spec.logs.prefixed or shared:
         plan = streams.through_relay(plan)
     if relay.one_console:
         plan = streams.in_order(plan)
@@ -87,7 +88,7 @@ def prepare(
                 argv=command_line(spec.entrypoint, args),
                 args=args,
                 environment=environment,
-                stdio=(0, *_outputs(ranks, relay, prefix)),
+                stdio=(0, *_outputs(ranks, relay, prefix, shared)),
                 cpus=cpus.get(local_rank),
             )
         )
@@ -128,17 +129,17 @@ def _bound_cpus(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) -> dict[in
     return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(seat.workers)}
 
 
-def _outputs(ranks: streams.RankStreams, relay: Relay, prefix: str | None) -> tuple[int, int]:
-    """Standard output and standard error of one worker. `prefix` stands before each line that comes to the console."""
+def _outputs(ranks: streams.RankStreams, relay: Relay, prefix: str | None, shared: bool) -> tuple[int, int]:
+    """Standard output and standard error of one worker. `prefix` stands before each line that comes to the console.
+    `shared` says that other workers write there too."""
     key = str(ranks.local_rank)
     if ranks.stderr.where == "relay":
-        stderr = relay.open_stderr(key, show=ranks.stderr.shown, prefix=prefix)
+        stderr = relay.open_stderr(key, show=ranks.stderr.shown, prefix=prefix, whole_lines=shared)
     else:
         stderr = _output(ranks.stderr, 2)
     if ranks.stdout.where == "stderr":
         return stderr, stderr
     if ranks.stdout.where == "relay":
-        assert prefix is not None, "a standard output goes to the relay for its prefix only"
         return relay.open_stdout(key, prefix), stderr
     return _output(ranks.stdout, 1), stderr
 

@@ -9,9 +9,10 @@ It is forked from the agent before the agent has a loop, talks with it over one 
 that socket does. Each message is one line of JSON, which a newline and raw bytes may follow.
 
     agent -> relay
-        {"do": "pipe", "key", "out", "prefix"} and a descriptor   remember the last of its bytes; copy them to fd `out`,
-                                                         null for nowhere: as they come where `prefix` is null, else
-                                                         line by line and with `prefix` before each
+        {"do": "pipe", "key", "out", "prefix", "whole"} and a descriptor   remember the last of its bytes; copy them to
+                                                         fd `out`, null for nowhere: line by line and with `prefix`
+                                                         before each where it is not null, else in `whole` lines or as
+                                                         they come
         {"do": "say", "text"}                            a word of the agent's own for fd 2
         {"do": "tail", "path", "out", "prefix", "needles", "filtered"}   show a log file
         {"do": "tails", "number", "keys"}                tell the ends of what these pipes were given
@@ -39,7 +40,7 @@ from typing import Any, NoReturn
 
 from dlrover_run.descent import lineage
 from dlrover_run.output.relay_lines import MAX_MESSAGE
-from dlrover_run.output.relay_ports import Inotify, Pipe, Sink, Tail, console_sink, file_sink
+from dlrover_run.output.relay_ports import Inotify, LineWriter, Pipe, Sink, Tail, console_sink, file_sink
 
 ORPHAN_SECONDS = 0.3
 """How long the relay goes on after the agent's end, for workers that are being killed and a console that is slow.
@@ -164,6 +165,8 @@ class _Relay:
                     tail.grown = True
                 if tail.can_copy:
                     tail.copy()
+            for lines in self._line_writers():
+                lines.show_unfinished(time.monotonic())
             self._flush()
             self._advance_drains()
             self._choose_what_to_wait_for()
@@ -174,6 +177,9 @@ class _Relay:
         self._flush()
         for path in self.owned:
             shutil.rmtree(path, ignore_errors=True)
+
+    def _line_writers(self) -> list[LineWriter]:
+        return [pipe.lines for pipe in self.pipes if pipe.lines is not None] + [tail.lines for tail in self.tails]
 
     def _over(self) -> bool:
         if self.deadline is None:
@@ -186,7 +192,8 @@ class _Relay:
         if any(tail.can_copy for tail in self.tails):
             return 0
         waits = [LOOK_SECONDS] if self.look and self.tails else []
-        times = [at for at in (self.deadline, self.listen_at) if at is not None]
+        unfinished = (lines.due for lines in self._line_writers())
+        times = [at for at in (self.deadline, self.listen_at, *unfinished) if at is not None]
         return min(waits + [max(0.0, at - time.monotonic()) for at in times], default=None)
 
     def _listen_again(self) -> None:
@@ -242,8 +249,11 @@ class _Relay:
     def _add_pipe(self, message: dict[str, Any], fd: int) -> None:
         os.set_blocking(fd, False)
         sink = None if message["out"] is None else self.consoles[message["out"]]
-        prefix = None if message["prefix"] is None else os.fsencode(message["prefix"])
-        self.pipes.append(Pipe(message["key"], fd, sink, self.poller, prefix))
+        prefix = message["prefix"]
+        lines = None
+        if sink is not None and (prefix is not None or message["whole"]):
+            lines = LineWriter(sink, os.fsencode(prefix or ""), keep_returns=prefix is None)
+        self.pipes.append(Pipe(message["key"], fd, sink, self.poller, lines))
 
     def _add_tail(self, message: dict[str, Any]) -> None:
         path, prefix = message["path"], os.fsencode(message["prefix"])
@@ -397,7 +407,7 @@ class _Relay:
         import termios
 
         with contextlib.suppress(OSError):
-            size = fcntl.ioctl(2, termios.TIOCGWINSZ, bytes(8))
+            size = fcntl.ioctl(2 if os.isatty(2) else 1, termios.TIOCGWINSZ, bytes(8))
             if size != self.window_size:
                 self.window_size = size
                 for each in self.pipes:

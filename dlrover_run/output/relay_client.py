@@ -100,31 +100,32 @@ class Relay:
         loop.add_reader(self._control.fileno(), self._hear)
         lifeline.watch_child(self.pid, self._reap)
 
-    def open_stderr(self, key: str, *, show: bool, prefix: str | None = None) -> int:
+    def open_stderr(self, key: str, *, show: bool, prefix: str | None = None, whole_lines: bool = False) -> int:
         """A descriptor for one worker's standard error, shown on the console if `show`; close it once it is passed on.
 
         Where there is `one_console`, the worker's standard output may go there too, and keeps its place in the order.
 
-        What it is given is shown as it is, or, with a `prefix`, line by line and with that before each. `key` names the
-        worker in `end_round`, which answers what the worker wrote.
+        What it is given is shown as it is, or in `whole_lines` where other workers write to the console too, or, with a
+        `prefix`, line by line and with that before each. `key` names the worker in `end_round`, which answers what the
+        worker wrote.
 
         It is a pseudo-terminal where our own standard error is one, so that the worker still sees a terminal; but not
         with a `prefix`, for a worker that moves the cursor would write over the lines of others.
         """
-        console = self._console[1]
-        terminal = show and prefix is None and os.isatty(console)
-        read_end, write_end = _pseudo_terminal(console) if terminal else _pipe()
-        self._add_pipe(key, read_end, 2 if show else None, prefix)
+        return self._open(key, 2 if show else None, prefix, whole_lines)
+
+    def open_stdout(self, key: str, prefix: str | None) -> int:
+        """The same for a standard output that is shown line by line and that does not share the way of the standard
+        error. Nobody asks for the end of it."""
+        return self._open(f"{key} stdout", 1, prefix, True)
+
+    def _open(self, key: str, out: Literal[1, 2] | None, prefix: str | None, whole_lines: bool) -> int:
+        terminal = out is not None and prefix is None and os.isatty(self._console[out - 1])
+        read_end, write_end = _pseudo_terminal(self._console[out - 1]) if out and terminal else _pipe()
+        self._add_pipe(key, read_end, out, prefix, whole_lines)
         return write_end
 
-    def open_stdout(self, key: str, prefix: str) -> int:
-        """The same for a standard output that is shown line by line, each with `prefix` before it, and that does not
-        share the way of the standard error. Nobody asks for the end of it."""
-        read_end, write_end = _pipe()
-        self._add_pipe(f"{key} stdout", read_end, 1, prefix)
-        return write_end
-
-    def _add_pipe(self, key: str, fd: int, out: Literal[1, 2] | None, prefix: str | None) -> None:
+    def _add_pipe(self, key: str, fd: int, out: Literal[1, 2] | None, prefix: str | None, whole_lines: bool) -> None:
         """Let the relay read `fd`, which belongs to this object from now on."""
         if key in self._kept:
             self._drop(key)
@@ -132,7 +133,7 @@ class Relay:
         if self.closed.done():
             self._read_myself(key, fd)
         else:
-            self._send({"do": "pipe", "key": key, "out": out, "prefix": prefix}, fd)
+            self._send({"do": "pipe", "key": key, "out": out, "prefix": prefix, "whole": whole_lines}, fd)
 
     def add_tail(
         self,

@@ -18,13 +18,15 @@ MAX_MESSAGE = 128 * 1024
 
 
 class LineCutter:
-    """Holds a partial line back until its end has come.
+    """Holds an unfinished line back until its end has come.
 
-    A carriage return ends a line too, as in torchrun: a progress bar would otherwise not be seen until it is full.
+    A carriage return ends a line too: a progress bar would otherwise not be seen until it is full. It becomes a
+    newline, as in torchrun, unless `keep_returns` is set: then no byte is changed.
     """
 
-    def __init__(self, longest: int = LONGEST_LINE) -> None:
+    def __init__(self, longest: int = LONGEST_LINE, *, keep_returns: bool = False) -> None:
         self._longest = longest
+        self._keep_returns = keep_returns
         self._rest = bytearray()
         self._after_return = False
 
@@ -32,18 +34,37 @@ class LineCutter:
         """The lines that are whole now, each with its newline; empty when there is none."""
         if not data:
             return b""
+        if self._keep_returns:
+            end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+            if end == 0 and len(self._rest) + len(data) >= self._longest:
+                end = len(data)
+            return self._cut(data, end)
         after_return, self._after_return = self._after_return, data.endswith(b"\r")
         if after_return and data.startswith(b"\n"):
             data = data[1:]  # The second half of a line end of which the first half was shown already.
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        end = data.rfind(b"\n") + 1
+        lines = self._cut(data, data.rfind(b"\n") + 1)
+        return self.finish() if not lines and len(self._rest) >= self._longest else lines
+
+    def _cut(self, data: bytes, end: int) -> bytes:
         if end == 0:
             self._rest += data
-            return self.finish() if len(self._rest) >= self._longest else b""
+            return b""
         lines = bytes(self._rest) + data[:end] if self._rest else data[:end]
         self._rest[:] = data[end:]
         return lines
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an unfinished line is held back."""
+        return bool(self._rest)
+
+    def take_unfinished(self) -> bytes:
+        """The unfinished line as it is, which is held back no longer; what follows is the rest of it."""
+        line = bytes(self._rest)
+        self._rest.clear()
+        return line
 
     def finish(self) -> bytes:
         """The partial line that is left, completed with a newline; empty when there is none."""

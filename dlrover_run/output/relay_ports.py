@@ -12,6 +12,7 @@ import select
 import socket
 import stat
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -22,6 +23,16 @@ CHUNK = 1024 * 1024
 
 QUEUE_LIMIT = 4 * 1024 * 1024
 """Bytes waiting for a console above which its sources are no longer read."""
+
+PROMPT_SECONDS = 0.1
+"""How long a source must be quiet before its unfinished line is shown on a terminal.
+
+A prompt has no newline, and the person who is asked must see it. `print` writes a text and its newline separately, so
+with no delay at all lines of several workers would be joined.
+"""
+
+UNFINISHED_SECONDS = 2.0
+"""The same for a console that is no terminal: nobody answers there, but what a worker that hangs wrote last counts."""
 
 IN_MODIFY = 0x2
 """The inotify event for bytes written to a file."""
@@ -43,6 +54,10 @@ class Sink:
         self.put_bytes = 0
         self.written_bytes = 0
         self.error: OSError | None = None
+        self.unfinished_after: float | None = None
+        """Seconds for which a `LineWriter` holds an unfinished line back; None is until its end has come."""
+        self.unfinished_by: object = None
+        """The writer whose unfinished line is the last that was put; None where a line begins."""
         self._write = write
         self._queue: deque[memoryview] = deque()
 
@@ -58,8 +73,11 @@ class Sink:
     def has_room(self) -> bool:
         return self.put_bytes - self.written_bytes < QUEUE_LIMIT
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: bytes, writer: object = None) -> None:
         if data and not self.dead:
+            if self.unfinished_by not in (None, writer) and not data.startswith(b"\r"):
+                data = b"\n" + data
+            self.unfinished_by = None if data.endswith((b"\n", b"\r")) else writer
             self._queue.append(memoryview(data))
             self.put_bytes += len(data)
 
@@ -100,6 +118,14 @@ def console_sink(fd: int, *, shared: bool = False) -> Sink:
     takes all at once or not at all: a part of a line that found room would be followed by a line of another node. For a
     line that is longer than that, and on a terminal, which promises nothing, this holds only while there is room.
     """
+    sink = _console_sink(fd, shared)
+    if not shared:
+        # Relays of other nodes do not know whose line is unfinished.
+        sink.unfinished_after = PROMPT_SECONDS if sink.fd >= 0 and os.isatty(sink.fd) else UNFINISHED_SECONDS
+    return sink
+
+
+def _console_sink(fd: int, shared: bool) -> Sink:
     try:
         mode = os.fstat(fd).st_mode
     except OSError as error:
@@ -152,23 +178,90 @@ def file_sink(path: str) -> Sink:
     return Sink(fd, lambda view: os.write(fd, view))
 
 
+class LineWriter:
+    """Passes the output of one source on to a sink in whole lines, because other sources write there too.
+
+    An unfinished line is shown once its source has been quiet for the sink's `unfinished_after` seconds, if no other
+    unfinished line stands there. What another source writes after it begins a new line. The last line is completed
+    when the output ends. With `needles` only lines that contain one of them are passed on.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        prefix: bytes = b"",
+        needles: tuple[bytes, ...] | None = None,
+        *,
+        keep_returns: bool = False,
+    ) -> None:
+        self._sink = sink
+        self._prefix = prefix
+        self._needles = needles
+        self._cutter = LineCutter(keep_returns=keep_returns)
+        self._due: float | None = None
+        self._shown = False
+        """Whether the beginning of the line that comes next was shown already."""
+
+    @property
+    def due(self) -> float | None:
+        """When the unfinished line is to be shown if nothing more comes; None when there is none, or while it would
+        stand behind another one."""
+        return self._due if self._sink.unfinished_by is None or self._sink.unfinished_by is self else None
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Pass on what makes whole lines, and hold back the rest."""
+        if not data:
+            return
+        self._put(self._cutter.feed(data))
+        after = self._sink.unfinished_after
+        self._due = now + after if self._cutter.unfinished and after is not None else None
+
+    def show_unfinished(self, now: float) -> None:
+        """Show the unfinished line if it is due."""
+        if self.due is None or now < self.due:
+            return
+        self._due = None
+        text = self._cutter.take_unfinished()
+        self._sink.put(text if self._sink.unfinished_by is self else self._prefix + text, self)
+        self._shown = True
+
+    def finish(self) -> None:
+        """Complete the unfinished line, because the output has ended."""
+        self._due = None
+        self._put(self._cutter.finish())
+        if self._sink.unfinished_by is self:
+            self._sink.put(b"\n", self)
+
+    def _put(self, lines: bytes) -> None:
+        if not lines:
+            return
+        if self._needles is not None:
+            lines = matching(lines, self._needles)
+        continued = self._sink.unfinished_by is self
+        if self._shown and not continued and lines.startswith(b"\n"):
+            # Another writer has ended the line that this newline belongs to.
+            lines = lines[1:]
+        self._shown = False
+        self._sink.put(prefixed(lines, self._prefix)[len(self._prefix) if continued else 0 :], self)
+
+
 class Pipe:
     """The reading end of one output of a worker: a pipe, or the master of a pseudo-terminal.
 
-    With a `prefix` the sink gets whole lines with that before each, and a partial last line is completed at the end of
-    the output; without one it gets the bytes as they come. The ring has what the worker wrote, in either case. After
-    its end `fd` is -1 and its ring stays.
+    The sink gets the bytes as they come, or by way of `lines`. The ring has what the worker wrote, in either case.
+    After its end `fd` is -1 and its ring stays.
     """
 
-    def __init__(self, key: str, fd: int, sink: Sink | None, poller: select.epoll, prefix: bytes | None = None) -> None:
+    def __init__(
+        self, key: str, fd: int, sink: Sink | None, poller: select.epoll, lines: LineWriter | None = None
+    ) -> None:
         self.key = key
         self.fd = fd
         self.ring = Ring()
         self.terminal = os.isatty(fd)
         self._sink = sink
+        self.lines = lines
         self._poller = poller
-        self._prefix = prefix
-        self._cutter = LineCutter()
         self._watched = False
 
     def watch(self) -> None:
@@ -194,15 +287,17 @@ class Pipe:
             self.close()
             return 0
         self.ring.add(data)
-        if self._sink is not None:
-            self._sink.put(data if self._prefix is None else prefixed(self._cutter.feed(data), self._prefix))
+        if self.lines is not None:
+            self.lines.feed(data, time.monotonic())
+        elif self._sink is not None:
+            self._sink.put(data)
         return len(data)
 
     def close(self) -> None:
         if self.fd < 0:
             return
-        if self._sink is not None and self._prefix is not None:
-            self._sink.put(prefixed(self._cutter.finish(), self._prefix))
+        if self.lines is not None:
+            self.lines.finish()
         if self._watched:
             # Closing is not enough: the agent has the same open file, so epoll would go on speaking of it for ever.
             self._poller.unregister(self.fd)
@@ -224,9 +319,7 @@ class Tail:
         self.grown = True
         """Whether the file may hold more than was read."""
         self.watch = -1
-        self._cutter = LineCutter()
-        self._prefix = prefix
-        self._needles = needles
+        self.lines = LineWriter(sink, prefix, needles)
         # The order in which the worker's end and ours open the file does not matter, so either may create it.
         self._fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         if start:
@@ -252,17 +345,12 @@ class Tail:
                 data = os.read(self._fd, CHUNK)
         self.offset += len(data)
         self.grown = len(data) == CHUNK
-        self._pass(self._cutter.feed(data))
+        self.lines.feed(data, time.monotonic())
 
     def finish(self) -> None:
-        """Pass on the partial line that is left and let the file go."""
-        self._pass(self._cutter.finish())
+        """Pass on the unfinished line that is left and let the file go."""
+        self.lines.finish()
         os.close(self._fd)
-
-    def _pass(self, lines: bytes) -> None:
-        if self._needles is not None:
-            lines = matching(lines, self._needles)
-        self.sink.put(prefixed(lines, self._prefix))
 
 
 class Inotify:

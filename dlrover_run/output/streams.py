@@ -37,7 +37,7 @@ class Stream:
 
     `inherit` is our own descriptor, untouched. `file` is `path`, written by the worker itself. `null` is /dev/null.
     `relay` is a pipe to the relay, which remembers the end of the stream and copies it to our console when `shown`, as
-    it is or, for a job with `LogSpec.prefixed`, line by line.
+    it is or, where several workers share the console, line by line.
     `stderr`, for a standard output only, is the worker's own standard error, wherever that goes.
     """
 
@@ -136,9 +136,15 @@ def line_prefix(template: str | None, role: str, rank: int, local_rank: int) -> 
     return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
 
 
+def share_console(plan: StreamPlan) -> bool:
+    """Whether several workers write to the console."""
+    writers = {rank.local_rank for rank in plan.ranks if rank.stdout.where == "inherit" or rank.stderr.shown}
+    return len(writers | {tee.local_rank for tee in plan.tees}) > 1
+
+
 def through_relay(plan: StreamPlan) -> StreamPlan:
-    """The plan for a console on which each line has a prefix: what would go there untouched takes the way through the
-    relay, which tells lines apart."""
+    """The plan for a console that several workers share: what would go there untouched takes the way through the relay,
+    which keeps lines whole. `print` writes a text and its newline separately, so lines would be joined otherwise."""
     ranks = [
         replace(rank, stdout=Stream("relay", shown=True)) if rank.stdout.where == "inherit" else rank
         for rank in plan.ranks
