@@ -9,6 +9,7 @@ from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SILENT, SUCCE
 
 from dlrover_run.coordination.cluster.placing import spread
 from dlrover_run.coordination.cluster.records import Role, Stage, TaskStage
+from dlrover_run.coordination.cluster.rules import RESTARTS
 from dlrover_run.coordination.records import NodeKey, NodePhase, PlanPhase
 
 
@@ -324,6 +325,37 @@ class TestOthers:
         job = running(evaluator=1)
         job.end("evaluator-0", how=SUCCESS)
         assert job.ids(Role.EVALUATOR) == []
+
+    def test_an_evaluator_that_fails_too_often_is_given_up_and_training_goes_on(self) -> None:
+        job = running(evaluator=1)
+        for number in range(RESTARTS + 1):
+            job.end(f"evaluator-{number}")
+            job.obey()
+        assert (job.plan.phase, job.stage, job.ids(Role.EVALUATOR)) == (PlanPhase.TRAINING, Stage.TRAINING, [])
+        assert (job.cluster.unevaluated, job.cluster.outcome) == (True, None)
+        assert "training goes on" in job.plan.reason
+        # Neither another version nor another coordinator starts it again.
+        job.end("ps-0")
+        job.succeed_coordinator()
+        job.train()
+        assert job.ids(Role.EVALUATOR) == []
+        job.end(*job.ids(Role.CHIEF), how=SUCCESS)
+        job.end(*job.ids(Role.WORKER), how=SUCCESS)
+        assert job.plan.phase is PlanPhase.FINISHED
+        assert "the evaluation has failed" in job.plan.reason
+
+    def test_an_evaluator_that_fails_in_the_same_way_again_is_given_up_at_once(self) -> None:
+        job = running(evaluator=1)
+        job.end("evaluator-0", how=REPEATED)
+        assert (job.plan.phase, job.cluster.unevaluated) == (PlanPhase.TRAINING, True)
+
+    def test_an_evaluator_that_fails_after_the_chief_has_succeeded_is_told_of_at_the_end(self) -> None:
+        job = running(evaluator=1)
+        job.ready("evaluator-0")
+        job.end("chief-0", *job.ids(Role.WORKER), how=SUCCESS)
+        job.end("evaluator-0")
+        assert job.plan.phase is PlanPhase.FINISHED
+        assert "the evaluation has failed" in job.plan.reason
 
     def test_a_chief_without_room_is_waited_for(self) -> None:
         job = VirtualCluster(rules(1, 0))

@@ -85,6 +85,22 @@ def test_of_a_worker_or_a_chief_that_is_killed_only_that_one_is_started_again(
     assert ("goes on with the live model at step 77; no step lost" in out) == (name == "chief-0")
 
 
+def test_an_evaluator_that_fails_too_often_ends_no_training(start: Callable[..., Job]) -> None:
+    job = start("--ps=1", "--workers=0", "--evaluator", "--max-restarts=1")
+    for name in ("ps-0", "chief-0", "evaluator-0"):
+        job.up(name)
+    job.train()
+    job.do("evaluator-0", "exit 3")
+    job.up("evaluator-1")
+    job.do("evaluator-1", "exit 3")
+    # What it is told is decided after the evaluator's end.
+    job.say("chief-0", say="step", step=5)
+    out = job.finish("chief-0")
+    assert out.count("begins\n") == 4
+    assert "training goes on without evaluation" in out
+    assert out.count("the evaluation has failed") == 1
+
+
 def test_a_server_that_does_not_answer_any_more_is_given_up(start: Callable[..., Job]) -> None:
     job = start("--ps=1", "--workers=0")
     server = job.up("ps-0")

@@ -52,6 +52,8 @@ async def run_agent(spec: ServersSpec, run_dir: RunDir, lifelines: Sequence[int]
 def _tell(spec: ServersSpec, verdict: Verdict, voice: Voice) -> None:
     if verdict.error is not None:
         voice.say(verdict.error)
+    if verdict.warning is not None:
+        voice.say(verdict.warning)
     root = verdict.root or verdict.failure
     if root is None:
         return

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
+from dlrover_run.coordination.cluster.ending import FAILED_EVALUATION
 from dlrover_run.coordination.cluster.records import TaskEnd
 from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase
 from dlrover_run.failures.outcome import WorkerEnd
@@ -18,7 +19,8 @@ from dlrover_run.spec import SpecError
 class Verdict:
     """The end of a job on this node. `root` is the task of this node that the job could not go on after, `failure` what
     is known of one on another node; `error` is a sentence when it was no task that ended the job, or this node's part
-    in it. `why_over` is a clause that says why that end was not followed by another start."""
+    in it. `why_over` is a clause that says why that end was not followed by another start. `warning` is a sentence
+    about a job that has succeeded all the same."""
 
     exit_code: int
     reason: str
@@ -26,6 +28,7 @@ class Verdict:
     failure: Failure | None = None
     error: str | None = None
     why_over: str = ""
+    warning: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def judge(ending: Ending, compat: bool) -> Verdict:
         failure=wanted.failure if failed and root is None else None,
         error=_error(ending),
         why_over=_why_over(wanted, root) if failed else "",
+        warning=_warning(wanted),
     )
 
 
@@ -77,6 +81,12 @@ def _why_over(wanted: Assignment, root: WorkerEnd | None) -> str:
     """The coordinator's sentence without its first part, which says what the report says in its own words."""
     _, separator, rest = wanted.reason.rpartition("; ")
     return rest if separator else "" if root is not None else wanted.reason
+
+
+def _warning(wanted: Assignment) -> str | None:
+    if wanted.phase is PlanPhase.FINISHED and FAILED_EVALUATION in wanted.reason:
+        return f"warning: {FAILED_EVALUATION}"
+    return None
 
 
 def _exit_code(ending: Ending, root: WorkerEnd | None, compat: bool) -> int:

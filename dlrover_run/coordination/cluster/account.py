@@ -29,6 +29,7 @@ def account_of(cluster: Cluster) -> Account:
         spent=cluster.spent,
         done=cluster.done,
         evaluated=cluster.evaluated,
+        unevaluated=cluster.unevaluated,
     )
 
 

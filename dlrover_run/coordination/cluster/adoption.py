@@ -56,6 +56,7 @@ def adopt_cluster(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool, now
         tasks=tuple(sorted(tasks, key=lambda task: task.key)),
         done=tuple(sorted({rank for _, one, _ in heard for rank in one.done})),
         evaluated=any(one.evaluated for _, one, _ in heard),
+        unevaluated=any(one.unevaluated for _, one, _ in heard),
         spent=tuple(spent[role] for role in Role if role in spent),
         limits=tuple(Limit(task.role, task.rank, task.memory) for task in tasks if task.memory),
     )

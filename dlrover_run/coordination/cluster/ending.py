@@ -5,11 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from dlrover_run.coordination.cluster.gathering import all_have_left
-from dlrover_run.coordination.cluster.records import Cluster, Role, Stage, Task, TaskStage
+from dlrover_run.coordination.cluster.records import Cluster, EndCause, Role, Stage, Task, TaskStage
 from dlrover_run.coordination.cluster.scene import Scene, tasks_of
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Plan, PlanPhase
 from dlrover_run.coordination.words import names
+
+FAILED_EVALUATION = "the evaluation has failed: see the output of the evaluator"
+"""Part of the reason of a job that has finished, where it holds."""
 
 
 def end(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -39,6 +42,8 @@ def _finish(scene: Scene, plan: Plan, cluster: Cluster) -> Plan:
     trains = [task for task in cluster.tasks if task.role is not Role.PS]
     over = {task.key for task in trains if not _runs(scene, cluster, task)}
     late = [task for task in trains if task.key not in over]
+    if any(_has_failed(scene, cluster, task) for task in trains if task.role is Role.EVALUATOR):
+        cluster = msgspec.structs.replace(cluster, unevaluated=True)
     if late and cluster.until is not None and scene.now < cluster.until:
         if not over:
             return plan
@@ -47,10 +52,18 @@ def _finish(scene: Scene, plan: Plan, cluster: Cluster) -> Plan:
     reason = plan.reason
     if late:
         reason += f"; {names([str(task.key) for task in late])} had {scene.limits.end_grace:g} s to end, and did not"
+    if cluster.unevaluated:
+        reason += f"; {FAILED_EVALUATION}"
     done = msgspec.structs.replace(cluster, until=None)
     return changed(
         plan, scene.now, phase=PlanPhase.FINISHED, since=scene.now, cluster=done, reason=reason, failure=None
     )
+
+
+def _has_failed(scene: Scene, cluster: Cluster, task: Task) -> bool:
+    """Whether it has ended otherwise than with success, or than because its node is gone."""
+    loss = scene.loss(cluster, task)
+    return loss is not None and not loss.free and loss.end.cause not in (EndCause.SUCCESS, EndCause.MEMBERSHIP)
 
 
 def _runs(scene: Scene, cluster: Cluster, task: Task) -> bool:

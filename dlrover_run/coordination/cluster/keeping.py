@@ -74,7 +74,8 @@ def _missing(scene: Scene, cluster: Cluster) -> list[tuple[Role, int]]:
         missing.append((Role.CHIEF, 0))
     if cluster.stage in LEAVING_STAGES:
         return missing
-    if scene.limits.evaluator and not cluster.evaluated and not tasks_of(cluster, Role.EVALUATOR):
+    over = cluster.evaluated or cluster.unevaluated
+    if scene.limits.evaluator and not over and not tasks_of(cluster, Role.EVALUATOR):
         missing.append((Role.EVALUATOR, 0))
     here = {task.rank for task in tasks_of(cluster, Role.WORKER)}
     return missing + [(Role.WORKER, rank) for rank in wanted_workers(scene.limits, cluster) if rank not in here]

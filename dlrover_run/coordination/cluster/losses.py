@@ -14,6 +14,8 @@ from dlrover_run.coordination.cluster.words import ended, named, replaced
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Plan
 
+NO_EVALUATION = "the evaluator is not started again, and training goes on without evaluation"
+
 LEAVING_STAGES = frozenset({Stage.PAUSING, Stage.SAVING})
 """The stages in which workers are told to leave."""
 
@@ -81,6 +83,10 @@ def _replace(scene: Scene, plan: Plan, cluster: Cluster, loss: Loss) -> Plan:
         # What it ended of may be the loss of a server, which is known in a moment and ends all.
         return plan
     cluster, problem = charge(scene.limits, cluster, loss)
+    if problem and task.role is Role.EVALUATOR:
+        # It only reads checkpoints, so that training needs it no more than a person who looks at them.
+        without = msgspec.structs.replace(_without(cluster, task), unevaluated=True, outcome=None)
+        return changed(plan, scene.now, cluster=without, reason=f"{ended([loss])}{problem}; {NO_EVALUATION}")
     if problem:
         return fail(scene, plan, cluster, f"{ended([loss])}{problem}", loss)
     cluster = _without(cluster, task)

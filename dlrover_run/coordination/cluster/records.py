@@ -159,6 +159,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     spent: Annotated[tuple[Spent, ...], Meta(max_length=len(Role))] = ()
     done: Annotated[tuple[Count, ...], Meta(max_length=MOST_TASKS)] = ()
     evaluated: bool = False
+    unevaluated: bool = False
     given: Annotated[tuple[Given, ...], Meta(max_length=MOST_HOSTED)] = ()
 
 
@@ -260,7 +261,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     servers of the next one while it is prepared. `until` is the job time at which the stage is given up. `step` and
     `saved` are the newest that were told before this version opened, and from then on the step that it began with.
     `wishes` are the last wish of each node that was heard. `done` are the ranks of workers that have succeeded, and
-    `evaluated` says that the evaluator has. `fixed_ps` is the only number of servers that the tables of the model can
+    `evaluated` says that the evaluator has; `unevaluated` that it has failed too often and is not started again.
+    `fixed_ps` is the only number of servers that the tables of the model can
     be read with, 0 for any. `outcome` is the end of a task that the job cannot go on after. `paused` says that all who
     trained had left before this version began, so that `step` is the last step there was.
 
@@ -285,6 +287,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     wishes: tuple[tuple[str, int], ...] = ()
     outcome: TaskEnd | None = None
     evaluated: bool = False
+    unevaluated: bool = False
     held_at: float | None = None
     served_at: float | None = None
     opened_at: float | None = None
