@@ -345,7 +345,23 @@ def test_a_module_is_looked_for_here_and_in_pythonpath_without_being_run(here: P
     assert "pkg" not in sys.modules
 
 
-def test_another_interpreter_must_exist_and_is_trusted_about_its_modules() -> None:
+def test_another_interpreter_is_asked_for_its_modules(here: Path) -> None:
+    """One that has nothing installed, and whose processes find what is in the working directory."""
+    other = here / "my-python"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    other.chmod(0o755)
+    environ = {"PYTHON_EXEC": str(other), "PATH": os.environ["PATH"]}
+    (here / "mine.py").write_text("raise RuntimeError('imported')")
+    for module in ("mine", "json.tool"):
+        assert parse(["-m", module], environ).entrypoint.target == module
+    for module in ("pytest", "no_such.module"):
+        with pytest.raises(SpecError, match=f"'{module}' is neither in {here} nor installed for {other}"):
+            parse(["-m", module], environ)
+    with pytest.raises(SpecError, match=r"'mine\.py' is named like a file"):
+        parse(["-m", "mine.py"], environ)
+
+
+def test_another_interpreter_must_exist_and_is_trusted_where_it_does_not_answer() -> None:
     environ = {"PYTHON_EXEC": "/bin/sh", "PATH": os.environ["PATH"]}
     entrypoint = parse(["-m", "only.there"], environ).entrypoint
     assert (entrypoint.kind, entrypoint.python) == ("module", "/bin/sh")

@@ -34,8 +34,7 @@ def find_python_program(line: CommandLine, environ: Mapping[str, str], *, module
     python = find_interpreter(environ)
     if module:
         flags.module("--module", target)
-        if python == sys.executable:
-            lookup.find_module(target, environ)
+        lookup.find_module(target, environ, python)
         return Entrypoint("module", target, line.script_args, python)
     lookup.find_script(target)
     return Entrypoint("script", target, line.script_args, python)

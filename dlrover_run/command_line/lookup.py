@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from dlrover_run.spec import SpecError
 
@@ -57,16 +58,72 @@ def find_program(name: str, environ: Mapping[str, str], what: str = "program") -
     raise SpecError(f"The {what} {name!r} {where}: check its name, or give its path.")
 
 
-def find_module(name: str, environ: Mapping[str, str]) -> None:
-    """Refuse a module whose topmost package this interpreter cannot find; nothing of the user's is imported.
+ASK_TIMEOUT = 60.0
+"""Seconds that another interpreter has to start and to look for a module. One on a cold network disk takes several.
+After this the job is started without an answer, and its processes find out."""
+
+_MISSING, _NO_PACKAGE = 3, 4
+
+_LOOK = f"""
+import importlib.util, sys
+try:
+    spec = importlib.util.find_spec(sys.argv[1])
+except ValueError:
+    sys.exit(0)
+sys.exit({_MISSING} if spec is None else {_NO_PACKAGE} if spec.submodule_search_locations is None else 0)
+"""
+
+
+class Asked(NamedTuple):
+    """What another interpreter knows of a module: whether it is `there`, and whether it is a `package`. Both are True
+    where it gives no answer, as a program that is no Python."""
+
+    there: bool = True
+    package: bool = True
+
+
+def ask_interpreter(python: str, module: str, environ: Mapping[str, str]) -> Asked:
+    """Have another interpreter look for a topmost module or package, where the processes of a job would look for it.
+    Nothing of the user's is imported."""
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            [python, "-c", _LOOK, module],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=dict(environ),
+            timeout=ASK_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Asked()
+    return Asked(there=done.returncode != _MISSING, package=done.returncode not in (_MISSING, _NO_PACKAGE))
+
+
+def find_module(name: str, environ: Mapping[str, str], python: str = sys.executable) -> None:
+    """Refuse a module whose topmost package the interpreter of the job cannot find; nothing of the user's is imported.
 
     What lies below the topmost package cannot be known without running the package, so that is left to the worker.
     """
+    here = _working_directory()
+    if python == sys.executable:
+        found, where = _look(name.partition(".")[0], here, environ), "installed"
+    else:
+        found, where = ask_interpreter(python, name.partition(".")[0], environ), f"installed for {python}"
+    if not found.there:
+        raise SpecError(
+            f"The module {name!r} is neither in {here or REMOVED} nor {where}: check its name, or set PYTHONPATH."
+        )
+    if name.endswith(".py") and not found.package:
+        raise SpecError(f"The module {name!r} is named like a file: write -m {name[:-3]}, or leave -m out.")
+
+
+def _look(top: str, here: str | None, environ: Mapping[str, str]) -> Asked:
+    """The same of this interpreter, which has another working directory first in its path than a worker."""
     import importlib.machinery
     import importlib.util
 
-    top = name.partition(".")[0]
-    here = _working_directory()
     paths = list(filter(None, [here, *environ.get("PYTHONPATH", "").split(os.pathsep)]))
     spec = importlib.machinery.PathFinder.find_spec(top, [*paths, *sys.path])
     if spec is None:
@@ -74,11 +131,7 @@ def find_module(name: str, environ: Mapping[str, str]) -> None:
             spec = importlib.util.find_spec(top)
         except ValueError:
             spec = None
-    if spec is None:
-        where = f"neither in {here or REMOVED} nor installed"
-        raise SpecError(f"The module {name!r} is {where}: check its name, or set PYTHONPATH.")
-    if name.endswith(".py") and spec.submodule_search_locations is None:
-        raise SpecError(f"The module {name!r} is named like a file: write -m {name[:-3]}, or leave -m out.")
+    return Asked(there=spec is not None, package=spec is not None and spec.submodule_search_locations is not None)
 
 
 def find_package(name: str, extra: str, what_for: str) -> None:

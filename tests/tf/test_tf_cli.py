@@ -340,6 +340,18 @@ def test_an_interpreter_with_something_called_tensorflow_will_do_and_it_is_not_i
     require_tensorflow(str(other))
 
 
+def test_a_module_that_another_interpreter_does_not_have_is_refused_before_anything_starts(here: Path) -> None:
+    (here / "tensorflow").mkdir()
+    (here / "tensorflow" / "__init__.py").write_text("raise SystemExit(3)")
+    other = here / "python"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    other.chmod(0o755)
+    done = command("-m", "no_such.module", PYTHON_EXEC=str(other))
+    assert done.returncode == exit_codes.BAD_COMMAND_LINE
+    assert f"The module 'no_such.module' is neither in {here} nor installed for {other}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_an_interpreter_that_cannot_tell_is_left_to_the_template(here: Path) -> None:
     other = here / "python"
     other.write_text("#!/bin/sh\nexit 1\n")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 
+from dlrover_run.command_line import lookup
 from dlrover_run.command_line.entrypoint import INTERPRETER_VARIABLE
 from dlrover_run.spec import SpecError
-
-LOOK_TIMEOUT = 60.0
-"""Seconds that another interpreter has to start and to look. One on a cold network disk takes several; after this the
-job is begun without having looked, and the template says what it finds."""
-
-_LOOK = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorflow') is None and 3)"
 
 
 def require_tensorflow(python: str) -> None:
@@ -33,8 +28,4 @@ def has_tensorflow(python: str) -> bool:
             return importlib.util.find_spec("tensorflow") is not None
         except ValueError:
             return True
-    try:
-        done = subprocess.run([python, "-c", _LOOK], capture_output=True, timeout=LOOK_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return True
-    return done.returncode != 3
+    return lookup.ask_interpreter(python, "tensorflow", os.environ).there
