@@ -134,3 +134,36 @@ def test_a_chief_that_dies_before_its_first_step_is_followed_by_one_that_begins_
         chief.wait_said("restored")
         assert restored(chief) == ("fresh", 0)
         finish(chief, 20)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "extra:float64",
+        pytest.param("other:float32", marks=pytest.mark.long),
+        pytest.param("", marks=pytest.mark.long),
+    ],
+)
+def test_a_chief_that_comes_back_with_other_variables_goes_on_from_the_checkpoint(
+    extra: str, tf221: Path, tmp_path: Path
+) -> None:
+    with ScriptedCluster(
+        tf221, "strategy_train.py", tmp_path, STEPS="100", STEP_SECONDS="0.02", SAVE_EVERY="20", EXTRA="extra:float32"
+    ) as cluster:
+        cluster.new_version(1)
+        cluster.start("worker")
+        chief = cluster.start("chief")
+        chief.wait_said("saved", lambda message: message["step"] >= 20)
+        chief.kill()
+        saved = chief.heard("saved")[-1]
+
+        refused = cluster.start("chief", EXTRA=extra)
+        assert refused.wait_end() == 75, refused.output
+        assert refused.heard("restored") == [], "its data is not gone on with either"
+        assert "is not that of this script" in refused.output
+        assert "extra:float32[4]" in refused.output or extra in refused.output
+
+        chief = cluster.start("chief", EXTRA=extra)
+        chief.wait_said("restored")
+        assert restored(chief) == ("checkpoint", saved["step"])
+        finish(chief, 100)

@@ -3,19 +3,21 @@
 TensorFlow gives variables that are made eagerly a name which nobody else can know, so that a chief that comes back
 makes all of them anew beside the old ones, and goes on from its last checkpoint. With names that the next chief will
 give again it finds what the servers hold: what it then assigns, until it schedules its first step, is left out, for
-that is what it begins with or has read from a checkpoint. A mark on the first server says that it was once
-whole.
+that is what it begins with or has read from a checkpoint. A manifest on the first server says that it was once
+whole, and which variables the chief had made by then.
 
 The names hold because the script makes the same variables in the same order each time, and no server outlives its
-version.
+version. A variable's name has its dtype and shape in it, so that no value is taken for another variable's; where the
+manifest and the variables of a later chief differ, that chief takes none of the values.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from tf_ps_runner.worker.patching import Patch, place, takes, wrap
 from tf_ps_runner.worker.task import task
@@ -25,24 +27,42 @@ _PREFIX = "tf_ps_runner"
 _SERVERS = "/job:ps"
 
 
+class Named(NamedTuple):
+    """A variable on a server: its device there, and its shared name."""
+
+    device: str
+    name: str
+
+    def __str__(self) -> str:
+        variable, _, number = self.name[len(_PREFIX) + 1 :].rpartition("/")
+        return f"{variable}{f' (number {int(number) + 1} of them)' if number != '0' else ''} on {self.device}"
+
+
 class _Model:
     """What this chief knows of the variables that it has made on servers."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.made: Counter[tuple[str, str]] = Counter()
+        # What was made before the first step, and what of that the servers had no value for.
+        self.names: set[Named] = set()
+        self.without_value: set[Named] = set()
         # None until the servers were asked.
         self.live: bool | None = None
         self.begun = False
         # What stands in the place of TensorFlow's function that makes a variable, once it is there.
         self.make: object = None
 
-    def name(self, device: str, name: str) -> str:
-        """What a variable is called on its server: the same in each process of this version that runs the script."""
+    def name(self, device: str, variable: str) -> Named:
+        """Where a variable is, and what it is called there: the same in each process of this version that runs the
+        script. `variable` is its own name with its dtype and shape."""
         with self.lock:
-            number = self.made[device, name]
-            self.made[device, name] += 1
-        return f"{_PREFIX}/{name}/{number}"
+            number = self.made[device, variable]
+            self.made[device, variable] += 1
+            named = Named(device, f"{_PREFIX}/{variable}/{number}")
+            if not self.begun:
+                self.names.add(named)
+        return named
 
 
 _model = _Model()
@@ -59,7 +79,8 @@ def change_variables(module: Any) -> Sequence[Patch]:
     context = place(module, "context")
     takes(place(operations, "var_handle_op"), "shape", "dtype", "shared_name", "name")
     takes(place(operations, "assign_variable_op"), "resource", "value")
-    is_initialized, shape_of = place(operations, "var_is_initialized_op"), place(operations, "variable_shape")
+    is_initialized = place(operations, "var_is_initialized_op")
+    place(operations, "read_variable_op"), place(operations, "destroy_resource_op")
     anonymous = place(context, "anonymous_name")
     place(context, "executing_eagerly"), place(context, "context"), place(place(context, "Context"), "device_name")
 
@@ -67,13 +88,16 @@ def change_variables(module: Any) -> Sequence[Patch]:
         device = str(context.context().device_name or "")
         if _model.live is None or kwargs.get("shared_name") != anonymous() or _SERVERS not in device:
             return original(*args, **kwargs)
-        kwargs["shared_name"] = _model.name(device, str(kwargs.get("name")))
+        # The name of a scope ends with a slash.
+        name = str(kwargs.get("name")).rstrip("/")
+        named = _model.name(device, f"{name}:{_type(kwargs['dtype'])}{_sizes(kwargs['shape'])}")
+        kwargs["shared_name"] = named.name
         handle = original(*args, **kwargs)
-        if _model.live and bool(is_initialized(handle)):
-            shape = kwargs["shape"]
-            same = not shape.is_fully_defined() or shape_of(handle).numpy().tolist() == shape.as_list()
-            handle._tf_ps_kept = same
-            handle._tf_ps_first = same
+        if _model.live:
+            kept = bool(is_initialized(handle))
+            handle._tf_ps_kept = handle._tf_ps_first = kept
+            if not kept and not _model.begun:
+                _model.without_value.add(named)
         return handle
 
     def assign(original: Any, resource: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,15 +123,77 @@ def look(operations: Any, device: Any) -> None:
     _model.live = bool(operations.var_is_initialized_op(_mark(operations, device)))
 
 
-def begin(operations: Any, device: Any, constant: Any) -> None:
-    """The model is whole: say so on the first server, and take all that is assigned from here on."""
+def begin(operations: Any, device: Any, constant: Any) -> str | None:
+    """The model is whole: write that to the first server, and take all that is assigned from here on.
+
+    A clause where this chief has come back into a model that is not its script's. The servers have forgotten it then,
+    and the caller ends this process: the values that it has left out are those that its successor begins with.
+    """
     if _model.begun or _model.live is None:
-        return
-    _model.begun = True
-    if not _model.live:
+        return None
+    mark = _mark(operations, device)
+    if _model.live:
+        held = _read(operations, mark)
+        differs = difference(held, _model.names, _model.without_value)
+        if differs is not None:
+            _forget(operations, device, mark, held - _model.names)
+            return differs
+    else:
         with device(f"{_SERVERS}/task:0"):
-            value = constant(1)
-            operations.assign_variable_op(_mark(operations, device), value)
+            operations.assign_variable_op(mark, constant(json.dumps(sorted(_model.names))))
+    _model.begun = True
+    return None
+
+
+def difference(held: Collection[Named], made: Collection[Named], without_value: Collection[Named]) -> str | None:
+    """How the variables that a chief has made differ from the manifest of those that the servers hold, as a clause.
+
+    One that was made after the first step is in no manifest, but has a value. One of the manifest may have none: the
+    script has deleted it.
+    """
+    lost = sorted(set(held) - set(made))
+    new = sorted(set(without_value) - set(held))
+    if lost:
+        return f"the script does not make {_some(lost)} any more"
+    return f"they have no {_some(new)}" if new else None
+
+
+def _some(variables: Sequence[Named]) -> str:
+    return f"{variables[0]}{f' and {len(variables) - 1} more' if len(variables) > 1 else ''}"
+
+
+def _read(operations: Any, mark: Any) -> set[Named]:
+    from tensorflow.python.framework import dtypes
+
+    text = operations.read_variable_op(mark, dtype=dtypes.string).numpy()
+    return {Named(*entry) for entry in json.loads(text)}
+
+
+def _forget(operations: Any, device: Any, mark: Any, variables: Collection[Named]) -> None:
+    """Remove the manifest, and the variables that nobody will make again."""
+    from tensorflow.python.framework import dtypes
+
+    operations.destroy_resource_op(mark)
+    for named in variables:
+        with device(named.device):
+            handle = operations.var_handle_op(dtype=dtypes.float32, shape=[], shared_name=named.name, name="forgotten")
+            operations.destroy_resource_op(handle, ignore_lookup_error=True)
+
+
+def _type(dtype: Any) -> str:
+    from tensorflow.python.framework import dtypes
+
+    return str(dtypes.as_dtype(dtype).name)
+
+
+def _sizes(shape: Any) -> str:
+    """A shape as it is in a name, such as `[64,4]`; `?` for what is not known of it."""
+    from tensorflow.python.framework import tensor_shape
+
+    known = tensor_shape.as_shape(shape)
+    if known.rank is None:
+        return "?"
+    return f"[{','.join('?' if size is None else str(size) for size in known.as_list())}]"
 
 
 def _nothing() -> Any:
@@ -120,4 +206,4 @@ def _mark(operations: Any, device: Any) -> Any:
     from tensorflow.python.framework import dtypes
 
     with device(f"{_SERVERS}/task:0"):
-        return operations.var_handle_op(dtype=dtypes.int32, shape=[], shared_name=f"{_PREFIX}/whole", name="whole")
+        return operations.var_handle_op(dtype=dtypes.string, shape=[], shared_name=f"{_PREFIX}/whole", name="whole")

@@ -291,7 +291,10 @@ def _begin() -> None:
     if _chief.begun:
         return
     operations, device, constant = _parts()
-    live_model.begin(operations, device, constant)
+    differs = live_model.begin(operations, device, constant)
+    if differs is not None:
+        note(f"the model on the servers is not that of this script ({differs}): it is left for the newest checkpoint")
+        leave()
     _chief.look()
     _chief.begun = True
     how, path = ("checkpoint", _chief.path) if _chief.path is not None else ("fresh", None)
@@ -394,8 +397,8 @@ def _newest(directory: str) -> str | None:
 
 
 def _parts() -> tuple[Any, Any, Any]:
-    """TensorFlow's operations on variables, its `device`, and how to make a constant of 32 bits."""
+    """TensorFlow's operations on variables, its `device`, and how to make a constant text."""
     from tensorflow.python.framework import constant_op, dtypes, ops
     from tensorflow.python.ops import gen_resource_variable_ops
 
-    return gen_resource_variable_ops, ops.device, lambda value: constant_op.constant(value, dtypes.int32)
+    return gen_resource_variable_ops, ops.device, lambda value: constant_op.constant(value, dtypes.string)

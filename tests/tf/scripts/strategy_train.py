@@ -1,6 +1,7 @@
 """A script as people write it for ParameterServerStrategy: it knows nothing of tf-ps-run but, where told, its data.
 
-STEPS steps are made in all, over any number of starts; each adds 1 to a counter and trains a partitioned table.
+STEPS steps are made in all, over any number of starts; each adds 1 to a counter and trains a partitioned table. EXTRA
+is one more variable, as NAME:DTYPE, which is not saved.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ def main() -> None:
         table = tf.Variable(tf.reshape(tf.range(ROWS * WIDTH, dtype=tf.float32), [ROWS, WIDTH]), name="table")
         seen = tf.Variable(tf.zeros([ROWS], tf.int64), name="seen")
         optimizer = tf.keras.optimizers.Adagrad(0.01)
+        name, _, dtype = os.environ.get("EXTRA", "").partition(":")
+        extra = tf.Variable(tf.zeros([4], dtype), name=name) if name else None
     step = optimizer.iterations
     checkpoint = tf.train.Checkpoint(optimizer=optimizer, table=table, seen=seen)
     manager = tf.train.CheckpointManager(checkpoint, os.environ["MODEL_DIR"], max_to_keep=3)
     restored = manager.restore_or_initialize()
-    print(f"begin at {int(step)} restored={restored}", flush=True)
+    print(f"begin at {int(step)} restored={restored} extra={extra is not None}", flush=True)
 
     @tf.function
     def train(begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
