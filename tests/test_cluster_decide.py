@@ -111,7 +111,8 @@ class TestServers:
         assert job.ids(Role.WORKER) == ["worker-2", "worker-3"]
         job.train(restored=126)
         assert job.plan.reason == (
-            "version 2: ps-1 (rank 1) on a was killed by SIGKILL; ps-3 takes its place; "
+            "version 2: ps-1 (rank 1) on a was killed by SIGKILL; ps-3 takes its place, "
+            "and all other processes are started again too; "
             "restored from step 126, at least 14 steps lost"
         )
 
@@ -134,7 +135,7 @@ class TestServers:
         job.say("chief-0", TaskStage.READY, step=140, saved=126)
         job.end("ps-1")
         job.train(restored=-1, reached=143)
-        assert job.plan.reason.endswith("ps-3 takes its place")
+        assert job.plan.reason.endswith("ps-3 takes its place, and all other processes are started again too")
 
     def test_of_a_model_that_has_trained_nothing_nothing_is_lost(self) -> None:
         job = running()

@@ -64,6 +64,21 @@ def test_a_worker_that_only_serves_is_not_waited_for_at_the_end(start: Callable[
     job.finish("chief-0")
 
 
+@pytest.mark.parametrize(
+    ("how", "step", "said"),
+    [
+        ("fresh", 2001, "chief-0: begins at step 2001, with a model that the script has restored by itself\n"),
+        ("live", -1, "chief-0: goes on with the live model; the script decides from where\n"),
+    ],
+)
+def test_of_a_model_is_told_what_is_known_of_it(start: Callable[..., Job], how: str, step: int, said: str) -> None:
+    job = start("--ps=1", "--workers=0")
+    job.up("ps-0")
+    job.up("chief-0")
+    job.train(how=how, step=step)
+    assert said in job.finish("chief-0")
+
+
 @pytest.mark.parametrize("name", ["worker-0", "chief-0"])
 def test_of_a_worker_or_a_chief_that_is_killed_only_that_one_is_started_again(
     start: Callable[..., Job], name: str

@@ -64,5 +64,9 @@ def _model(event: Restored) -> str:
     if event.how == "checkpoint":
         return f"has restored {plain(event.path or '?')}, and goes on{f' after step {event.step}' if known else ''}"
     if event.how == "live":
-        return f"goes on with the live model{f' at step {event.step}' if known else ''}; no step lost"
-    return f"begins with a fresh model at step {event.step}"
+        # Without a step of its own, the script decides: Keras' BackupAndRestore goes back to the beginning of an epoch.
+        rest = f" at step {event.step}; no step lost" if known else "; the script decides from where"
+        return f"goes on with the live model{rest}"
+    if event.step > 0:
+        return f"begins at step {event.step}, with a model that the script has restored by itself"
+    return f"begins with a fresh model{' at step 0' if known else ''}"

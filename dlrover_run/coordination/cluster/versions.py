@@ -51,6 +51,8 @@ def begin_version(
     cluster, workers = give_all(scene, cluster, Role.WORKER, places, number)
     tasks = (*coming, chief, *workers, *kept)
     successors = replaced(losses, coming)
+    if successors and len(coming) > len(losses):
+        successors += ", and all other processes are started again too"
     fewer = len(coming) < wanted_servers(scene.limits, cluster)
     left = f"there is room for {servers(len(coming))}" if fewer else ""
     reason = "; ".join(part for part in (f"version {number}: {why}", successors, left) if part)
