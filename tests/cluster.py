@@ -111,7 +111,12 @@ def listen(talkers: Sequence[Talker], deadline: float) -> bool:
 
 
 class Node(Talker):
-    """One launcher."""
+    """One launcher, in the place where the nodes of its job meet."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], place: MeetingPlace, node_id: str) -> None:
+        super().__init__(name, process)
+        self._place = place
+        self._node_id = node_id
 
     @property
     def agent(self) -> psutil.Process:
@@ -124,13 +129,22 @@ class Node(Talker):
         return [guard, *(process for process in guard.children(recursive=True) if not is_master(process))]
 
     def lose(self) -> None:
-        """Kill all of it in one moment, as when its machine loses its power."""
+        """Kill all of it in one moment, as when its machine loses its power, and have it be lost at once."""
+        self.kill()
+        self.expire()
+
+    def kill(self) -> None:
+        """Kill all of it in one moment."""
         # The agent first, for it would find the words to say goodbye.
         agent = self.agent
         for process in (agent, *self.processes):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         assert self.finish() == -signal.SIGKILL
+
+    def expire(self) -> None:
+        """Have it be lost now, which its processes that were killed or stopped tell nobody in some places."""
+        self._place.expire(self._node_id)
 
 
 class Cluster:
@@ -166,14 +180,15 @@ class Cluster:
         settings = ",".join(f"{k}={v}" for k, v in {**SETTINGS, **self.place.conf, **(conf or {})}.items())
         ports = (endpoint,) if isinstance(endpoint, int) else endpoint or self.place.ports
         place = self.place.flags(ports) if all(ports) else []
+        variables = {**self.place.identity(name), **(env or {})}
         process = start(
             OURS,
             [f"--nnodes={nnodes}", *place, f"--rdzv-conf={settings}", *flags, script, *args],
             cwd=self.directory,
-            env={"TEST_MAILBOX": self.mailbox.name, "TEST_NODE": name, **(env or {})},
+            env={"TEST_MAILBOX": self.mailbox.name, "TEST_NODE": name, **variables},
             stderr=subprocess.STDOUT,
         )
-        node = Node(name, process)
+        node = Node(name, process, self.place, variables.get("NODE_ID") or "")
         self._talkers.append(node)
         return node
 

@@ -30,12 +30,13 @@ from harness import WAIT
 
 from dlrover_run.descent import lineage
 
-HEARTBEAT = 50
+HEARTBEAT = 100
 """Milliseconds between two words of a leader to its followers."""
 
-ELECTION = 500
+ELECTION = 1000
 """Milliseconds of silence after which a follower wants to be leader. etcd grants no lease below one and a half of it,
-rounded up to whole seconds: one second."""
+rounded up to whole seconds: two seconds. A member that a busy machine does not schedule for as long costs an
+election."""
 
 PASSWORD = "correct horse"
 """The password of every user that `Etcd.demand_users` makes."""

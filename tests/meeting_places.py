@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import base64
+import itertools
 import json
 import os
 import re
@@ -35,6 +36,9 @@ class MeetingPlace(abc.ABC):
     ports: tuple[int, ...]
     conf: Mapping[str, object] = {}
     guest: Mapping[str, object] = {}
+    alert: Mapping[str, object]
+    """Settings under which a node that is silent is lost in seconds, for the few tests that wait for that. A node that
+    a busy machine does not schedule for as long is lost as well, so no other test has them."""
 
     @abc.abstractmethod
     def flags(self, ports: Sequence[int]) -> list[str]:
@@ -44,6 +48,13 @@ class MeetingPlace(abc.ABC):
     def pids(self) -> frozenset[int]:
         """Processes that belong to the place and to no job."""
         return frozenset()
+
+    def identity(self, name: str) -> Mapping[str, str]:
+        """Variables that give a node an id by which `expire` finds it."""
+        return {}
+
+    def expire(self, node_id: str) -> None:  # noqa: B027
+        """Have a node that is dead or stopped be lost now where only a time-out would tell that it is gone."""
 
     def left(self) -> list[str]:
         """What is left of the job there."""
@@ -57,6 +68,7 @@ class AtMaster(MeetingPlace):
     refusal = "refuses this node: "
     tells_of_a_cut = True
     guest: Mapping[str, object] = {"is_host": 0}
+    alert: Mapping[str, object] = {"keep_alive_interval": 1, "keep_alive_max_attempt": 5}
 
     def __init__(self) -> None:
         self.ports = (quiet_port(),)
@@ -78,13 +90,16 @@ class InEtcd(MeetingPlace):
     name = "etcd"
     refusal = "waiting: "
     tells_of_a_cut = False
+    alert: Mapping[str, object] = {"keep_alive_interval": 2}
 
     def __init__(self, etcd: Etcd) -> None:
         self.etcd = etcd
         self.ports = tuple(port for _, port in etcd.places)
         self.prefix = f"/test-{os.urandom(6).hex()}"
-        # A lease of 3 s, which is what a loss takes that no farewell tells of.
-        self.conf = {"keep_alive_interval": 1, "prefix": self.prefix}
+        # A lease of 18 s. A node whose agent a busy machine does not schedule for that long is lost, so it is much
+        # longer than any pause; what a test kills is lost at once by `expire`. Below RESULT_KEPT, see `left`.
+        self.conf = {"keep_alive_interval": 6, "prefix": self.prefix}
+        self._identities = itertools.count()
 
     def flags(self, ports: Sequence[int]) -> list[str]:
         return ["--rdzv-backend=etcd", f"--rdzv-endpoint={','.join(f'127.0.0.1:{port}' for port in ports)}"]
@@ -92,6 +107,15 @@ class InEtcd(MeetingPlace):
     @property
     def pids(self) -> frozenset[int]:
         return frozenset(member.process.pid for member in self.etcd.members if member.runs)
+
+    def identity(self, name: str) -> Mapping[str, str]:
+        return {"NODE_ID": f"{name}-{next(self._identities)}"}
+
+    def expire(self, node_id: str) -> None:
+        """As when its lease runs out by etcd's clock. One that has run out by now leaves nothing to do."""
+        for key, lease in self._leases_by_key().items():
+            if key.endswith(f"/nodes/{node_id}"):
+                self.etcd.ctl("lease", "revoke", lease, user=self.user)
 
     def left(self) -> list[str]:
         """All but what runs out by itself: the result of a job that a node may still come back to learn."""

@@ -200,6 +200,7 @@ def test_an_elected_agent_that_was_stopped_decides_no_more(cluster: Cluster, pla
         agent = job.nodes["a"].agent
         agent.suspend()
         stopped = job.nodes.pop("a")
+        stopped.expire()
         after = job.world()
         assert {m["restart"] for m in after} == {0}
         assert after[0]["step"] >= before[0]["step"]
@@ -240,6 +241,7 @@ def test_an_agent_that_was_stopped_while_another_took_its_id_stops_its_workers(j
     stopped, links = job.nodes.pop("b"), job.links.pop("b")
     agent = stopped.agent
     agent.suspend()
+    stopped.expire()
     job.world()
     job.start("b")
     together = job.world()
@@ -351,6 +353,7 @@ def test_nothing_is_left_on_the_machine(cluster: Cluster, place: InEtcd) -> None
     elected = nodes.pop(place.elected())
     elected.agent.kill()
     assert elected.finish() == 128 + signal.SIGKILL
+    elected.expire()
     succeed(cluster.world(2), *nodes.values())
     assert unused(set(os.listdir("/dev/shm")) - before) == set()
     assert sorted(os.listdir(cluster.directory)) == files

@@ -11,8 +11,9 @@ import pytest
 from cluster import SOON, Cluster, Node, Talker, places, succeed, tell
 from harness import WAIT, still_alive, watched
 from links import Link
+from meeting_places import AtMaster
 
-ALERT = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 3}
+ALERT = AtMaster.alert
 """Settings under which silence is found soon."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import psutil
 import pytest
@@ -14,9 +14,6 @@ from links import Links
 from meeting_places import EVERYWHERE
 
 pytestmark = EVERYWHERE
-
-ALERT: dict[str, object] = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 3}
-"""Settings under which silence is found soon, and under which a busy machine is still not taken for a silent one."""
 
 
 def worker_on(world: World, node: str) -> int:
@@ -76,6 +73,7 @@ def test_a_killed_agent_takes_its_workers_along_and_the_others_go_on(cluster: Cl
         nodes["b"].agent.kill()
         assert still_alive(worker, WAIT) == 0
     assert nodes["b"].finish() == 128 + signal.SIGKILL
+    nodes["b"].expire()
     after = cluster.world(1)
     assert after[0]["node"] == "a"
     succeed(after, nodes["a"])
@@ -93,7 +91,7 @@ def test_a_node_whose_guard_was_killed_says_that_it_leaves(cluster: Cluster) -> 
 
 
 def test_a_stopped_agent_is_lost_and_comes_back_as_a_newcomer(cluster: Cluster) -> None:
-    nodes = {name: cluster.node(name, "1:2", conf=ALERT) for name in "ab"}
+    nodes = {name: cluster.node(name, "1:2", conf=cluster.place.alert) for name in "ab"}
     before = cluster.world(2)
     agent = nodes["b"].agent
     agent.suspend()
@@ -111,7 +109,7 @@ def test_a_stopped_agent_is_lost_and_comes_back_as_a_newcomer(cluster: Cluster) 
 
 def test_a_node_that_stops_as_a_whole_is_lost_and_comes_back(cluster: Cluster) -> None:
     """As a laptop that was closed, or a virtual machine that was moved."""
-    nodes = {name: cluster.node(name, "1:2", conf=ALERT) for name in "ab"}
+    nodes = {name: cluster.node(name, "1:2", conf=cluster.place.alert) for name in "ab"}
     before = cluster.world(2)
     stopped = nodes["b"].processes
     for process in stopped:
@@ -156,7 +154,7 @@ def links(cluster: Cluster) -> Iterator[Links]:
     ways.close()
 
 
-def behind_the_links(cluster: Cluster, links: Links, *flags: str, conf: dict[str, object]) -> dict[str, Node]:
+def behind_the_links(cluster: Cluster, links: Links, *flags: str, conf: Mapping[str, object]) -> dict[str, Node]:
     """Two nodes, of which b reaches their meeting place by the links."""
     near = cluster.node("a", "1:2", *flags, conf=conf)
     near.until_says("waiting: ")
@@ -166,7 +164,7 @@ def behind_the_links(cluster: Cluster, links: Links, *flags: str, conf: dict[str
 
 @pytest.mark.parametrize("silent", ["both ways", "up", "down"])
 def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster, links: Links, silent: str) -> None:
-    nodes = behind_the_links(cluster, links, conf=ALERT)
+    nodes = behind_the_links(cluster, links, conf=cluster.place.alert)
     before = cluster.world(2)
     gates = {"up": [links.up], "down": [links.down]}.get(silent, [links.up, links.down])
     for gate in gates:

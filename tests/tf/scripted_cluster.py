@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cluster import quiet_port
+
 BOOT = Path(__file__).parents[2] / "tf_ps_runner" / "worker_path" / "tf_ps_boot.py"
 SCRIPTS = Path(__file__).with_name("scripts")
 
@@ -28,13 +30,6 @@ ENDING = 10.0
 """Seconds that a process may live without its line to the agent."""
 
 Message = dict[str, Any]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Template:
@@ -168,15 +163,15 @@ class ScriptedCluster:
         self._python, self._folder = python, folder
         self._script = SCRIPTS / script
         self._environment = {"MODEL_DIR": str(self.model), **environment}
-        self._workers = [f"127.0.0.1:{free_port()}" for _ in range(workers)]
-        self._chief = f"127.0.0.1:{free_port()}"
+        self._workers = [f"127.0.0.1:{quiet_port()}" for _ in range(workers)]
+        self._chief = f"127.0.0.1:{quiet_port()}"
         self._servers: list[str] = []
         self._processes: list[Process] = []
         self._template = Template(python) if forked else None
         self._heard = threading.Condition()
         self._order: Message = {}
         self.version = 0
-        self.address = f"@tf-ps-test-{os.getpid()}-{free_port()}"
+        self.address = f"@tf-ps-test-{os.getpid()}-{quiet_port()}"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("\0" + self.address[1:])
         self._listener.listen()
@@ -201,7 +196,7 @@ class ScriptedCluster:
             if process.popen.poll() is None:
                 process.kill()
         self.version += 1
-        self._servers = [f"127.0.0.1:{free_port()}" for _ in range(servers)]
+        self._servers = [f"127.0.0.1:{quiet_port()}" for _ in range(servers)]
         self.tell(open=False, pause=False, save=False, ending=False)
         for rank in range(servers):
             self.start("ps", rank)

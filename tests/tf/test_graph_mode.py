@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from interpreters import python_215, python_221
-from scripted_cluster import Process, ScriptedCluster, free_port
+from scripted_cluster import Process, ScriptedCluster, quiet_port
 
 pytestmark = pytest.mark.tensorflow
 
@@ -104,7 +104,7 @@ def check_deaths_of_single_tasks(python: Path, folder: Path, forked: bool = Fals
         assert again.wait_said("saved")["step"] >= before
         worker.wait_step(restored["step"] + 20)
         worker.kill()
-        elsewhere = cluster.start("worker", address=f"127.0.0.1:{free_port()}")
+        elsewhere = cluster.start("worker", address=f"127.0.0.1:{quiet_port()}")
         elsewhere.wait_said("ready")
         elsewhere.wait_step(again.step + 20)
         assert again.popen.poll() is None

@@ -100,10 +100,10 @@ def test_the_next_question_comes_a_fixed_time_after_the_last_one_and_at_once_aft
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts in a second instead of ten. What they follow from is tested above."""
-    monkeypatch.setattr(probe, "ANSWER_TIMEOUT", 0.5)
+    """Verdicts in three seconds instead of ten. What they follow from is tested above."""
+    monkeypatch.setattr(probe, "ANSWER_TIMEOUT", 1.5)
     monkeypatch.setattr(vigil, "ASK_INTERVAL", 0.1)
-    monkeypatch.setattr(vigil, "SILENCE", 1.0)
+    monkeypatch.setattr(vigil, "SILENCE", 3.0)
 
 
 @contextlib.contextmanager
