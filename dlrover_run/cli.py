@@ -37,6 +37,9 @@ from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, Spe
 MOST_RESTARTS = 1_000_000
 """More restarts than any job has, and few enough for a coordinator to take."""
 
+COMMANDS_TO_COME = frozenset({"status", "top", "why", "events", "stacks", "drain", "stop", "scale"})
+"""Words that are kept for commands, so that no command line changes its meaning when they come."""
+
 CountWorkers = Callable[[str, Mapping[str, str]], int]
 
 
@@ -66,7 +69,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
     conf = rendezvous_conf.read(*settings.text("rdzv_conf"))
     check = settle_check(settings, place, conf)
     workers = _workers(size.workers, environ, count)
-    logs = _logs(settings, environ, workers)
+    logs = _logs(settings, environ)
     rules = _rules(settings, size.nodes, place, conf, check)
     spares_given = settings.asked("spares") is not None
     ineffective = without_effect(place, conf, environ, spares_given=spares_given)
@@ -180,7 +183,7 @@ def _shutdown_timeout(settings: Settings, environ: Mapping[str, str]) -> float:
     return flags.seconds(*given, zero_allowed=True)
 
 
-def _logs(settings: Settings, environ: Mapping[str, str], workers: int) -> LogSpec:
+def _logs(settings: Settings, environ: Mapping[str, str]) -> LogSpec:
     log_dir = settings.text("log_dir").text or None
     plugin = settings.text("logs_specs").text or None
     if log_dir is not None:
@@ -193,8 +196,8 @@ def _logs(settings: Settings, environ: Mapping[str, str], workers: int) -> LogSp
     }
     return LogSpec(
         log_dir=log_dir,
-        redirects=flags.streams(*settings.text("redirects"), workers),
-        tee=flags.streams(*settings.text("tee"), workers),
+        redirects=flags.streams(*settings.text("redirects")),
+        tee=flags.streams(*settings.text("tee")),
         shown_ranks=flags.rank_set(*settings.text("local_ranks_filter")),
         stdout_filters=filters["stdout"],
         stderr_filters=filters["stderr"],
@@ -206,12 +209,18 @@ def _logs(settings: Settings, environ: Mapping[str, str], workers: int) -> LogSp
 def _unseen_ranks(logs: LogSpec, workers: int) -> list[str]:
     absent = sorted(rank for rank in logs.shown_ranks or () if rank >= workers)
     names = ", ".join(map(str, absent))
-    return [f"--local-ranks-filter names {names}, and {flags.known_ranks(workers)}."] if absent else []
+    said = [f"--local-ranks-filter names {names}, and {flags.known_ranks(workers)}."] if absent else []
+    for flag, chosen in (("--redirects", logs.redirects), ("--tee", logs.tee)):
+        # A map that names some of them is one for nodes of several sizes.
+        if chosen.by_rank and min(chosen.by_rank) >= workers:
+            said.append(f"{flag} has no effect on this node: {flags.known_ranks(workers)}.")
+    return said
 
 
 def _entrypoint(line: CommandLine, settings: Settings, environ: Mapping[str, str]) -> Entrypoint:
     target, args = need_script(line), line.script_args
     if settings.on("run_path"):
+        _refuse_reserved(target)
         lookup.find_script(target)
         return Entrypoint("run_path", target, args, sys.executable)
     if settings.on("no_python"):
@@ -219,7 +228,18 @@ def _entrypoint(line: CommandLine, settings: Settings, environ: Mapping[str, str
             raise SpecError("--no-python and --module exclude each other, since a module needs Python: leave one out.")
         lookup.find_program(target, environ)
         return Entrypoint("program", target, args)
+    if not settings.on("module"):
+        _refuse_reserved(target)
     return find_python_program(line, environ, module=settings.on("module"))
+
+
+def _refuse_reserved(script: str) -> None:
+    """Refuse a script whose name, without a directory, is kept for a command."""
+    if script in COMMANDS_TO_COME:
+        raise SpecError(
+            f"{script!r} is reserved for a command, and there is no such command here yet: "
+            f"run a script of this name as ./{script}."
+        )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -214,7 +214,7 @@ def test_what_was_typed_and_is_no_contradiction_is_not_worth_a_sentence(environ:
 
 
 def test_nodes_that_never_meet_configure_themselves_without_a_check() -> None:
-    spec, said = told("--auto-config", NODE_NUM="4")
+    spec, said = told("--auto-config --node-rank=0", NODE_NUM="4")
     assert (spec.backend, spec.rules.most, spec.rules.check) == ("static", 4, CHECK_NEVER)
     assert len(said) == 1
     assert said[0].startswith("--auto-config checks no nodes of static, which never meet: give --rdzv-backend=c10d")

@@ -105,8 +105,8 @@ def test_a_job_without_a_name_gets_another_one_each_time() -> None:
         ("--numa-binding x train.py", "'x' is not known: give node, socket, exclusive or core-complex."),
         ("-r 4 train.py", "--redirects '4' does not say which streams: give 0 (nothing), 1 (stdout)"),
         ("-t 0:1, train.py", "--tee '0:1,' does not say which streams"),
-        ("-t 1:3 train.py", "--tee '1:3' names local rank 1: this node has only local rank 0."),
-        ("--nproc-per-node 4 -r 0:3,10:3 train.py", "names local rank 10: this node has local ranks 0 to 3."),
+        ("-t=-1:3 train.py", "--tee '-1:3' does not say which streams"),
+        ("-r " + "9" * 5000 + ":3 train.py", ":3' does not say which streams"),
         ("--local-ranks-filter 0,x train.py", "--local-ranks-filter '0,x' is not a list of local ranks"),
         ("--local-ranks-filter=-1 train.py", "--local-ranks-filter '-1' names a negative rank"),
         ("--signals-to-handle SIGTERM,SIGFOO train.py", "has 'SIGFOO' in it, which is no signal's name"),
@@ -126,6 +126,9 @@ def test_a_job_without_a_name_gets_another_one_each_time() -> None:
         ("--no-python ./no-such-program", "The program './no-such-program' does not exist"),
         ("--no-python ./.", "The program './.' is a directory: name a file in it."),
         ("--no-python ./train.py", "The program './train.py' is not executable: run `chmod +x ./train.py`."),
+        ("status", "'status' is reserved for a command, and there is no such command here yet: run a script of this"),
+        ("--nnodes 2 stop train.py", "'stop' is reserved for a command"),
+        ("--run-path top", "'top' is reserved for a command"),
         ("-m no_such_package.train", "The module 'no_such_package.train' is neither in "),
         ("-m train.py", "The module 'train.py' is named like a file: write -m train, or leave -m out."),
         ("-m .train", "--module '.train' is not a module's name"),
@@ -309,6 +312,77 @@ def test_what_has_no_effect_is_said_in_a_line() -> None:
         "--spares has no effect, since this job has no place where nodes meet.",
         "--local-ranks-filter names 9, and this node has only local rank 0.",
     ]
+
+
+def test_a_script_with_a_reserved_name_runs_by_its_path_and_other_programs_by_their_name(here: Path) -> None:
+    (here / "status").write_text("")
+    with pytest.raises(SpecError, match="'status' is reserved for a command"):
+        parse(["status"], {})
+    assert parse(["./status"], {}).entrypoint.target == "./status"
+    assert parse(["train.py", "status"], {}).entrypoint.args == ("status",)
+    (here / "top").write_text("#!/bin/sh\n")
+    (here / "top").chmod(0o755)
+    assert parse(["--no-python", "top"], {"PATH": str(here)}).entrypoint.target == "top"
+
+
+def test_a_map_may_name_local_ranks_that_this_node_does_not_have() -> None:
+    """Nodes with different numbers of workers are started by one command line."""
+    said: list[str] = []
+    spec = parse(["--nproc-per-node", "2", "-r", "0:3,10:3", "-t", "1:1,9:3", "train.py"], {}, warn=said.append)
+    assert [spec.logs.redirects.of(rank) for rank in range(2)] == [Std.ALL, Std.NONE]
+    assert [spec.logs.tee.of(rank) for rank in range(2)] == [Std.NONE, Std.OUT]
+    assert said == []
+    parse(["-t", "1:3", "train.py"], {}, warn=said.append)
+    assert said == ["--tee has no effect on this node: this node has only local rank 0."]
+
+
+STATIC = ["--nnodes=2", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentences"),
+    [
+        ({}, ["--node-rank is not given, so this node takes rank 0 of 2."]),
+        (
+            {"JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "job-0.svc", "PET_NNODES": "2"},
+            [
+                "--node-rank is not given, so this node takes rank 0 of 2; JOB_COMPLETION_INDEX=1 is not read: "
+                "give --node-rank=$JOB_COMPLETION_INDEX.",
+                "MASTER_ADDR=job-0.svc is not read, so rank 0 is expected at 127.0.0.1:29500: "
+                "give --master-addr=$MASTER_ADDR or set PET_MASTER_ADDR.",
+            ],
+        ),
+        (
+            {"SLURM_NODEID": "0"},
+            [
+                "--node-rank is not given, so this node takes rank 0 of 2; SLURM_NODEID=0 is not read: "
+                "give --node-rank=$SLURM_NODEID."
+            ],
+        ),
+        ({"PET_NODE_RANK": "1", "SLURM_NODEID": "1", "MASTER_ADDR": "127.0.0.1"}, []),
+        ({"PET_NODE_RANK": "0", "PET_MASTER_ADDR": "node0", "MASTER_ADDR": "node1"}, []),
+        ({"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "node0:1", "MASTER_ADDR": "node1"}, []),
+    ],
+)
+def test_static_nodes_are_told_which_defaults_stand_for_what_was_not_given(
+    environ: dict[str, str], sentences: list[str]
+) -> None:
+    said: list[str] = []
+    parse(STATIC, environ, warn=said.append)
+    assert said == sentences
+    parse(["--nnodes=1", "--node-rank=0", "--master-port=29500", "train.py"], environ, warn=said.append)
+    assert said == sentences, "one node needs neither"
+
+
+def test_quotes_around_the_whole_of_rdzv_conf_are_taken_off() -> None:
+    """PyTorch's own test of torchrun types it so, to a launcher that no shell starts."""
+    said: list[str] = []
+    conf = "'join_timeout=5,last_call_timeout=1,timeout=5'"
+    rules = parse([f"--rdzv-conf={conf}", "train.py"], {}, warn=said.append).rules
+    assert (rules.join_timeout, rules.last_call_timeout) == (5.0, 1.0)
+    assert parse(["train.py"], {"PET_RDZV_CONF": '"join_timeout=7"'}, warn=said.append).rules.join_timeout == 7.0
+    assert parse(["--rdzv-conf=''", "train.py"], {}, warn=said.append).rules == parse(["train.py"], {}).rules
+    assert said == []
 
 
 def test_an_empty_log_directory_is_none_and_the_null_device_is_kept() -> None:

@@ -195,6 +195,7 @@ train.py -r 3 -t3 -m
 -r3 train.py
 -r=3 train.py
 --redirects 1 -t 2 train.py
+--nproc-per-node 2 --redirects 0:3,7:1 --tee 9:3 train.py
 --redirect=3 --nproc-per-node 2 train.py
 -t 0:3,1:2 --nproc-per-node=2 train.py
 --tee 0:3 -t 0:1 train.py

@@ -24,6 +24,9 @@ LAST_PORT = 65535
 LARGEST = 2**31 - 1
 """The largest number that is taken anywhere: far beyond use, and within what can be written into a message."""
 
+_RANK_DIGITS = 9
+"""Digits of the longest local rank that is read: more than any machine has workers."""
+
 TRUE_WORDS = frozenset({"true", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "no", "off"})
 
@@ -166,18 +169,17 @@ def _bare_host(text: str) -> str | None:
     return name if _HOST.fullmatch(name) else None
 
 
-def streams(place: str, text: str, workers: int) -> StreamMap:
-    """`0` to `3` for every rank, or `rank:value,rank:value` for some of the `workers` local ranks."""
+def streams(place: str, text: str) -> StreamMap:
+    """`0` to `3` for every rank, or `rank:value,rank:value` for some local ranks, which this node need not have: the
+    nodes of a job may run different numbers of workers by the same command line."""
     if text in _STREAMS:
         return StreamMap(default=_STREAMS[text])
     by_rank: dict[int, Std] = {}
     for item in text.split(","):
         rank, colon, value = item.partition(":")
-        if not (colon and rank.isascii() and rank.isdigit() and value in _STREAMS):
+        if not (colon and rank.isascii() and rank.isdigit() and len(rank) <= _RANK_DIGITS and value in _STREAMS):
             remedy = "give 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or RANK:VALUE,RANK:VALUE"
             raise wrong(place, text, "does not say which streams", remedy)
-        if int(rank) >= workers:
-            raise wrong(place, text, f"names local rank {rank}", known_ranks(workers))
         by_rank[int(rank)] = _STREAMS[value]
     return StreamMap(by_rank=by_rank)
 

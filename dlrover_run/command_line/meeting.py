@@ -29,6 +29,9 @@ RANK_VARIABLES = ("NODE_RANK", "WORKER_RANK")
 ID_VARIABLES = ("NODE_ID", "WORKER_ID")
 """What a cluster manager calls a node's name, the newer name first."""
 
+STATIC_RANK_HINTS = ("JOB_COMPLETION_INDEX", "SLURM_NODEID", *RANK_VARIABLES)
+"""Variables in which schedulers keep the number that `static` takes from --node-rank alone, as torchrun does."""
+
 MEETING_AT_A_MASTER = ("c10d", "master")
 MEETING_IN_ETCD = ("etcd", "etcd-v2")
 
@@ -235,7 +238,25 @@ def _static(wish: Wish, nodes: int, fresh_id: str) -> Meeting:
         address = flags.host(*wish.master_addr) if wish.master_addr else STATIC_ADDRESS
     run_id = wish.run_id.text or fresh_id
     if port:
-        return Meeting("static", run_id, nodes, nodes, store=(address, port), node_rank=node_rank)
+        warnings = _assumed_defaults(wish, nodes, address, port)
+        return Meeting("static", run_id, nodes, nodes, store=(address, port), node_rank=node_rank, warnings=warnings)
     if nodes > 1:
         raise SpecError("Port 0 is another port on every node: give --master-port a number from 1 to 65535.")
     return _alone(wish, run_id)
+
+
+def _assumed_defaults(wish: Wish, nodes: int, address: str, port: int) -> tuple[str, ...]:
+    """Sentences about a rank and an address that were not given where several nodes need different ranks and one
+    address. The defaults are torchrun's, and with them the nodes may wait for each other until a time-out."""
+    if nodes == 1:
+        return ()
+    warnings = []
+    if wish.node_rank is None:
+        hint = _first_set(wish.environ, STATIC_RANK_HINTS)
+        given = f"; {hint.place}={hint.text} is not read: give --node-rank=${hint.place}" if hint else ""
+        warnings.append(f"--node-rank is not given, so this node takes rank 0 of {nodes}{given}.")
+    said = wish.environ.get("MASTER_ADDR", "").strip()
+    if said and wish.master_addr is None and not wish.endpoint.text.strip() and said not in (address, "localhost"):
+        remedy = "give --master-addr=$MASTER_ADDR or set PET_MASTER_ADDR"
+        warnings.append(f"MASTER_ADDR={said} is not read, so rank 0 is expected at {address}:{port}: {remedy}.")
+    return tuple(warnings)

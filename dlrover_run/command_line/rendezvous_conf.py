@@ -270,7 +270,8 @@ def _text(value: Any) -> Any:
 
 
 def _pairs(place: str, text: str) -> dict[str, str]:
-    if not text.strip():
+    text = _unquoted(text.strip())
+    if not text:
         return {}
     pairs = [tuple(part.strip() for part in pair.partition("=")) for pair in text.split(",")]
     # Before anything else is said of the text, since a sentence about what is wrong with it quotes it.
@@ -286,6 +287,12 @@ def _pairs(place: str, text: str) -> dict[str, str]:
             wrote = f"{key}{equals}{value}"
             raise flags.wrong(place, text, f"has {wrote!r} in it, which is no key=value", "give key=value,key=value")
     return {key: value for key, _, value in pairs}
+
+
+def _unquoted(text: str) -> str:
+    """The text without quotes around all of it, which a program that starts another without a shell leaves there."""
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1].strip() if quoted else text
 
 
 def _shown(place: str, secret: str, variable: str) -> SpecError:
