@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import multiprocessing.process
 import multiprocessing.spawn
 import os
@@ -14,8 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from dlrover_run.agent.verdict import Verdict
-from dlrover_run.failures import describe_end
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.child_failed_error import ChildFailedError, child_failed_error
 from dlrover_run.launch_config import LaunchConfig, LogsSpecs, log_spec
 from dlrover_run.launcher_process import run_launcher
 from dlrover_run.memory_file import memory_file
@@ -24,37 +25,13 @@ from dlrover_run.spec import Entrypoint, JobSpec, SpecError
 __all__ = ["ChildFailedError", "LaunchConfig", "LogsSpecs", "SpecError", "elastic_launch", "main"]
 
 
-class ChildFailedError(Exception):
-    """A worker failed for good. `failures` are the ends of all ranks that ended badly of themselves, by global rank."""
-
-    def __init__(self, name: str, verdict: Verdict) -> None:
-        self.name = name
-        self.failures: dict[int, WorkerEnd] = {end.rank: end for end in verdict.ends if end.failed}
-        self.exit_code = verdict.exit_code
-        self._verdict = verdict
-        self._root = verdict.root
-        # The plan's reason was given before a traceback had been read.
-        told = f"rank {self._root.rank} {describe_end(self._root)}" if self._root else verdict.reason
-        super().__init__(f"{name} failed: {verdict.error or told}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # So that it can be raised in one process and caught in another.
-        return type(self), (self.name, self._verdict)
-
-    def get_first_failure(self) -> tuple[int, WorkerEnd]:
-        """The global rank that failed first, and how. Raises LookupError when no worker did, but the launcher gave
-        up."""
-        if self._root is None:
-            raise LookupError("no worker failed; the launcher itself gave up")
-        return self._root.rank, self._root
-
-
 class elastic_launch:
     """`elastic_launch(config, entrypoint)(*args)` runs a function or a command on every rank.
 
-    Returns each global rank's return value for a function (which must be picklable, as for multiprocessing's spawn) and
-    an empty mapping for a command. Raises SpecError for a bad configuration, ChildFailedError when the job failed and
-    KeyboardInterrupt when the user interrupted it.
+    Returns, for each global rank of this node, what the function returned, and None for a command. The function and its
+    arguments must be picklable, as for multiprocessing's spawn, or by cloudpickle where that is installed. Raises
+    SpecError for a bad configuration, ChildFailedError when the job failed and KeyboardInterrupt when the user
+    interrupted it.
     """
 
     def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str) -> None:
@@ -96,15 +73,38 @@ def _pickle_call(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
         call = pickle.dumps((function, args))
     except Exception as error:
-        raise SpecError(
-            f"elastic_launch: the function or its arguments cannot be pickled ({error}); use a top-level function."
-        ) from error
+        return _cloudpickle_call(function, args, preparation, f"cannot be pickled ({error})")
     if b"__main__" in call and not preparation.keys() & {"init_main_from_path", "init_main_from_name"}:
-        raise SpecError(
-            "elastic_launch: the function or an argument is defined in a notebook, an interactive session or "
-            "`python -c`, which workers cannot import; put it in a file and import it from there."
-        )
+        where = "a notebook, an interactive session or `python -c`, which workers cannot import"
+        return _cloudpickle_call(function, args, preparation, f"is defined in {where}")
     return pickle.dumps(preparation) + call
+
+
+def _cloudpickle_call(
+    function: Callable[..., Any], args: tuple[Any, ...], preparation: dict[str, Any], problem: str
+) -> bytes:
+    """The same for what pickle cannot send: cloudpickle sends a function by its code and the globals that it uses, so
+    workers need not import the main module, which on Ray is Ray's own."""
+    cloudpickle = _cloudpickle()
+    if cloudpickle is None:
+        raise SpecError(
+            f"elastic_launch: the function or an argument {problem}; install cloudpickle, with which it can be sent, "
+            "or put a top-level function into a file and import it from there."
+        )
+    try:
+        call = cloudpickle.dumps((function, args))
+    except Exception as error:
+        raise SpecError(f"elastic_launch: the function or an argument cannot be pickled ({error}).") from error
+    main = ("init_main_from_path", "init_main_from_name")
+    return pickle.dumps({key: value for key, value in preparation.items() if key not in main}) + bytes(call)
+
+
+def _cloudpickle() -> Any:
+    """The module, or Ray's copy of it in a process of Ray's; None where there is neither."""
+    for name in ("cloudpickle", "ray.cloudpickle") if "ray" in sys.modules else ("cloudpickle",):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    return None
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -130,9 +130,11 @@ def launch_from_python(spec: JobSpec) -> dict[int, Any]:
     verdict = end.verdict
     if verdict is None:
         error = f"the launcher process ended with {end.code} and left no verdict"
-        raise ChildFailedError(spec.entrypoint.target, Verdict(end.code, "", error=error))
+        raise child_failed_error(spec.entrypoint.target, Verdict(end.code, "", error=error))
     if verdict.exit_code != 0:
-        raise ChildFailedError(spec.entrypoint.target, verdict)
+        raise child_failed_error(spec.entrypoint.target, verdict)
+    if spec.entrypoint.kind != "function":
+        return {end.rank: None for end in sorted(verdict.ends, key=lambda end: end.rank)}
     return {rank: _loaded(rank, result) for rank, result in sorted(verdict.results.items())}
 
 

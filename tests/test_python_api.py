@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,37 @@ def test_a_failing_function_raises_with_the_first_failure(capfd: pytest.CaptureF
     assert "rank 1 raised ValueError: the reason" in capfd.readouterr().err
 
 
-def test_a_command_returns_no_results(capfd: pytest.CaptureFixture[str]) -> None:
-    assert dlrover_run.elastic_launch(config(2), "echo")("hello", "$local_rank") == {}
+def test_a_command_returns_nothing_for_each_rank_as_in_torch(capfd: pytest.CaptureFixture[str]) -> None:
+    assert dlrover_run.elastic_launch(config(2), "echo")("hello", "$local_rank") == {0: None, 1: None}
     assert sorted(capfd.readouterr().out.split("\n")) == ["", "hello 0", "hello 1"]
 
 
+@pytest.fixture
+def no_cloudpickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if cloudpickle was not installed, here and in programs that are started."""
+    (tmp_path / "cloudpickle.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+
+
+@pytest.mark.usefixtures("no_cloudpickle")
 def test_a_function_that_cannot_be_pickled_is_one_sentence() -> None:
-    with pytest.raises(dlrover_run.SpecError, match="top-level function"):
+    with pytest.raises(dlrover_run.SpecError, match=r"install cloudpickle, .* put a top-level function into a file"):
         dlrover_run.elastic_launch(config(), lambda: None)()
+
+
+def test_what_only_cloudpickle_can_send_runs_on_every_rank() -> None:
+    """A closure, and what Ray makes of a function of its driver: one of a main module that does not have it."""
+    base = 40
+    assert dlrover_run.elastic_launch(config(2), lambda more: base + more)(2) == {0: 42, 1: 42}
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Answer:\n    rank = 0\ndef work():\n    a = Answer()\n    a.rank = 7\n    return a", space)
+    assert [answer.rank for answer in dlrover_run.elastic_launch(config(2), space["work"])().values()] == [7, 7]
+
+
+def test_what_nothing_can_send_is_one_sentence() -> None:
+    with pytest.raises(dlrover_run.SpecError, match=r"an argument cannot be pickled \(.*lock"):
+        dlrover_run.elastic_launch(config(), print)(threading.Lock())
 
 
 class Hostile:
@@ -98,6 +122,50 @@ def test_a_result_that_cannot_be_pickled_is_told_and_the_error_can_be_passed_on(
     )
 
 
+CATCH_TORCHS = """
+import os, pickle, sys
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+import dlrover_run
+def fail():
+    if os.environ["RANK"] == "1":
+        raise ValueError("the reason")
+    import signal; signal.pause()
+@record
+def main():
+    config = dlrover_run.LaunchConfig(1, 1, 2, max_restarts=0)
+    try:
+        dlrover_run.elastic_launch(config, fail)()
+    except ChildFailedError as error:
+        copy = pickle.loads(pickle.dumps(error))
+        assert isinstance(copy, ChildFailedError) and isinstance(copy, dlrover_run.ChildFailedError)
+        rank, failure = error.get_first_failure()
+        print(rank, list(error.failures), failure.exitcode, failure.local_rank, failure.signal_name())
+        print(failure.message["message"], failure.timestamp > 0, error.format_msg().count("ValueError: the reason"))
+        raise
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.torchrun
+def test_a_failure_is_torchs_own_exception_where_that_is_imported(tmp_path: Path) -> None:
+    """It has what torch's `@record`, which reads it, and people's code want of it."""
+    (tmp_path / "program.py").write_text(CATCH_TORCHS)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=WAIT
+    )
+    assert done.stdout == "1 [1] 1 1 <N/A>\nValueError: the reason True 1\n", done.stderr
+    assert done.stderr.rstrip().endswith("ValueError: the reason")
+    assert "During handling" not in done.stderr
+
+
+def test_an_exception_brings_no_torch_with_it() -> None:
+    source = "import sys, dlrover_run\ntry:\n    dlrover_run.main(['--no-python', 'false'])\n"
+    source += "except dlrover_run.ChildFailedError as error:\n    print(error.exit_code, 'torch' in sys.modules)\n"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=WAIT)
+    assert done.stdout == "1 False\n", done.stderr
+
+
 @pytest.mark.parametrize("end", [sys.exit, leave])
 def test_a_function_that_ends_its_process_well_returned_nothing(end: Any) -> None:
     assert dlrover_run.elastic_launch(config(2), end)(0) == {0: None, 1: None}
@@ -132,9 +200,16 @@ def test_a_function_of_the_main_module_is_found(how: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["command", "input"])
+def test_a_function_that_no_worker_can_import_is_sent_by_its_code(how: str, tmp_path: Path) -> None:
+    assert _run_program(how, "if True:", tmp_path) == "{0: 'worked'}\n[0]\n"
+
+
+@pytest.mark.usefixtures("no_cloudpickle")
+@pytest.mark.parametrize("how", ["command", "input"])
 def test_a_function_that_no_worker_can_import_is_refused_before_any_starts(how: str, tmp_path: Path) -> None:
     first, second = _run_program(how, "if True:", tmp_path).splitlines()
     assert first.startswith("SpecError elastic_launch: the function or an argument is defined in a notebook")
+    assert "install cloudpickle" in first
     assert second == "[0]"
 
 

@@ -7,6 +7,7 @@ that only its own user can open; nothing that crosses a network is pickled.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing.process
 import multiprocessing.spawn
@@ -52,6 +53,10 @@ def _call(call_path: str) -> bytes:
     try:
         return pickle.dumps(result)
     except Exception as error:
+        # Of a class that came with the call by cloudpickle, which has been imported for that.
+        for name in ("cloudpickle", "ray.cloudpickle"):
+            with contextlib.suppress(Exception):
+                return bytes(sys.modules[name].dumps(result))
         raise TypeError(f"what the function returned cannot be pickled ({error}); return plain data") from error
 
 

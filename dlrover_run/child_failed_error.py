@@ -1,0 +1,102 @@
+"""The exception of a launch from Python that failed."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from dlrover_run.agent.verdict import Verdict
+from dlrover_run.failures import describe_end
+from dlrover_run.failures.outcome import WorkerEnd
+
+_TORCH_MODULE = "torch.distributed.elastic.multiprocessing.errors"
+_NOT_AVAILABLE = "<N/A>"
+"""What torch writes for an error file that does not exist."""
+
+
+@dataclass(frozen=True)
+class WorkerFailure(WorkerEnd):
+    """The end of a failed worker, which also has the attributes of torch's `ProcessFailure`."""
+
+    @classmethod
+    def of(cls, end: WorkerEnd) -> WorkerFailure:
+        """The failure that this end is."""
+        values = {field.name: getattr(end, field.name) for field in fields(WorkerEnd)}
+        return cls(**{**values, "error_file": end.error_file or _NOT_AVAILABLE})
+
+    @property
+    def exitcode(self) -> int:
+        """The exit code, or minus the number of a signal."""
+        return self.code
+
+    @property
+    def timestamp(self) -> int:
+        """When it ended, in Unix seconds."""
+        return int(self.unix_time)
+
+    @property
+    def message(self) -> Any:
+        """What the worker recorded, in the form of torch's error file; without that, how it ended, in words."""
+        if self.error is None:
+            return describe_end(self)
+        extra = {"py_callstack": self.error.traceback, "timestamp": str(int(self.error.unix_time))}
+        return {"message": self.error.message, "extraInfo": extra}
+
+    def signal_name(self) -> str:
+        """The name of the signal that ended it."""
+        import signal
+
+        return signal.Signals(-self.code).name if -self.code in set(signal.Signals) else _NOT_AVAILABLE
+
+    def timestamp_isoformat(self) -> str:
+        """`timestamp` in local time."""
+        return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")
+
+
+class ChildFailedError(Exception):
+    """A worker failed for good. `failures` are the ends of all ranks that ended badly of themselves, by global rank.
+
+    In a process that has imported torch's class of this name it is one of those too, if a worker of this node failed.
+    """
+
+    def __init__(self, name: str, verdict: Verdict) -> None:
+        self.name = name
+        self.failures = {end.rank: WorkerFailure.of(end) for end in verdict.ends if end.failed}
+        self.exit_code = verdict.exit_code
+        self._verdict = verdict
+        root = verdict.root
+        if root is not None:
+            self._first: WorkerFailure | None = WorkerFailure.of(root)
+        else:
+            self._first = min(self.failures.values(), key=lambda end: end.unix_time, default=None)
+        # The plan's reason was given before a traceback had been read.
+        told = f"rank {root.rank} {describe_end(root)}" if root else verdict.reason
+        # Torch's class takes other arguments, so its constructor is passed by.
+        Exception.__init__(self, f"{name} failed: {verdict.error or told}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # So that it can be raised in one process and caught in another.
+        return child_failed_error, (self.name, self._verdict)
+
+    def get_first_failure(self) -> tuple[int, WorkerFailure]:
+        """The global rank that failed first on this node, and how. Raises LookupError when no worker of it did, but
+        the launcher gave up."""
+        if self._first is None:
+            raise LookupError("no worker failed; the launcher itself gave up")
+        return self._first.rank, self._first
+
+
+def child_failed_error(name: str, verdict: Verdict) -> ChildFailedError:
+    """The exception to raise. Torch is not imported for it: whoever catches torch's class has done that."""
+    torchs = getattr(sys.modules.get(_TORCH_MODULE), "ChildFailedError", None)
+    if isinstance(torchs, type) and any(end.failed for end in verdict.ends):
+        return _also(torchs)(name, verdict)
+    return ChildFailedError(name, verdict)
+
+
+@functools.cache
+def _also(torchs: type) -> type[ChildFailedError]:
+    return type("ChildFailedError", (ChildFailedError, torchs), {"__module__": ChildFailedError.__module__})
