@@ -201,7 +201,8 @@ def _logs(settings: Settings, environ: Mapping[str, str]) -> LogSpec:
         shown_ranks=flags.rank_set(*settings.text("local_ranks_filter")),
         stdout_filters=filters["stdout"],
         stderr_filters=filters["stderr"],
-        prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        prefix_template=settings.text("log_line_prefix_template").text
+        or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
         plugin=plugin,
     )
 
@@ -266,7 +267,7 @@ def job_or_code(argv: Sequence[str]) -> JobSpec | int:
     try:
         line = cut(argv)
         if line.request is not None:
-            return replies.answer(DLROVER_RUN, line.request)
+            return replies.answer(DLROVER_RUN, line.request, line.requested)
         return _job(line, os.environ, _count_workers, lambda sentence: replies.say(DLROVER_RUN, f"warning: {sentence}"))
     except SpecError as mistake:
         return replies.refuse(DLROVER_RUN, mistake)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ class Launcher:
     @property
     def is_ours(self) -> bool:
         return self.name == "dlrover-run"
+
+    def is_older_than(self, *version: int) -> bool:
+        """Whether this is a torchrun of an earlier version, which lacks what came later."""
+        installed = metadata.version("torch").split(".")[: len(version)]
+        return not self.is_ours and tuple(map(int, installed)) < version
 
 
 OURS = Launcher("dlrover-run", (sys.executable, "-m", "dlrover_run"))

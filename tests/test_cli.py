@@ -396,6 +396,15 @@ def test_the_prefix_template_comes_from_torchs_variable() -> None:
     assert parse(["train.py"], environ).logs.prefix_template == "[${rank}]: "
 
 
+def test_the_prefix_template_comes_from_its_flag_first() -> None:
+    """Then from the flag's variable, and an empty one is none, as in torchrun."""
+    flag = "--log-line-prefix-template"
+    environ = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "theirs", "PET_LOG_LINE_PREFIX_TEMPLATE": "ours"}
+    assert parse([flag, "${hostname}", "train.py"], environ).logs.prefix_template == "${hostname}"
+    assert parse(["train.py"], environ).logs.prefix_template == "ours"
+    assert parse([f"{flag}=", "train.py"], environ).logs.prefix_template == "theirs"
+
+
 def test_a_directory_or_an_archive_with_a_main_is_a_script(here: Path) -> None:
     (here / "package").mkdir()
     (here / "package" / "__main__.py").write_text("")

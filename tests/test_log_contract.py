@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -125,6 +126,17 @@ def test_hidden_ranks_filters_prefix_and_a_restart(launcher: Launcher, tmp_path:
     for name, shown in (("out", ended.out), ("err", ended.err)):
         both = [line for restart in (0, 1) for line in written(name, 0, restart, prefix) + written(name, 3, restart)]
         assert lines(shown, f"{name} ") == sorted(both)
+
+
+def test_the_prefix_template_of_the_command_line_names_the_host(launcher: Launcher, tmp_path: Path) -> None:
+    if launcher.is_older_than(2, 14):
+        pytest.skip("a flag of later torchruns")
+    flags = ["-t3", "--log-line-prefix-template", "${hostname}:${rank}:${nothing}$$ "]
+    env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "not this one"}
+    ended = launch(launcher, tmp_path, ONE_LINE_EACH, *flags, env=env)
+    assert ended.code == 0, ended.err
+    prefix = f"{socket.gethostname()}:0:${{nothing}}$ "
+    assert (lines(ended.out, "out "), lines(ended.err, "err ")) == ([f"{prefix}out 0"], [f"{prefix}err 0"])
 
 
 def test_a_log_directory_of_dev_null_writes_no_file(launcher: Launcher, tmp_path: Path) -> None:

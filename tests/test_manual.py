@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import select
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -124,3 +129,66 @@ def test_completion_is_installed_for_bash(bash_path: str, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "dlrover-run.sh" in (home / ".bashrc").read_text()
     assert "_DLROVER_RUN_COMPLETE" in (home / ".bash_completions" / "dlrover-run.sh").read_text()
+
+
+SHELLS = {
+    "bash": (
+        ["env", "TERM=dumb", "bash", "--norc", "--noprofile", "-i"],
+        """eval "$(dlrover-run --print-completion bash)"; PS1=rea''dy""",
+    ),
+    "zsh": (
+        ["env", "TERM=dumb", "zsh", "-f", "-i"],
+        """autoload -Uz compinit; compinit -D -u; eval "$(dlrover-run --print-completion zsh)"; PROMPT=rea''dy""",
+    ),
+    "tcsh": (
+        ["env", "TERM=vt100", "tcsh", "-f"],
+        "dlrover-run --print-completion tcsh > completion; source completion; set prompt=rea''dy",
+    ),
+}
+"""How each shell is started without the files of this machine's user, and how it is told to complete and to prompt.
+
+What is typed is echoed too: the quotes tell the prompt from that. tcsh completes nothing on a terminal that is dumb,
+and zsh writes no whole words on another.
+"""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_completes_by_the_printed_script(bash_path: str, tmp_path: Path, shell: str) -> None:
+    argv, setup = SHELLS[shell]
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execvpe(argv[0], argv, {**os.environ, "PATH": bash_path, "HOME": str(tmp_path)})
+    try:
+        type_and_see(terminal, f"{setup}\n", "ready")
+        # The space says that the word is complete.
+        type_and_see(terminal, "dlrover-run --nproc\t", "--nproc-per-node ")
+        type_and_see(terminal, "gp\t", "gpu ")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+def type_and_see(terminal: int, keys: str, awaited: str) -> None:
+    """Type into a terminal, and wait until it shows this after that."""
+    os.write(terminal, keys.encode())
+    shown, deadline = "", time.monotonic() + LIMIT
+    while awaited not in shown:
+        readable, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        assert readable, f"{awaited!r} was not shown: {shown!r}"
+        shown += os.read(terminal, 65536).decode(errors="replace")
+
+
+def test_a_zsh_completion_script_says_in_its_first_line_what_it_is_for() -> None:
+    """zsh looks there in the files of `fpath`."""
+    assert command("--print-completion=zsh").stdout.startswith("#compdef dlrover-run\n")
+
+
+@pytest.mark.parametrize("words", [["--print-completion"], ["--print-completion", "csh"], ["--print-completion", "--"]])
+def test_no_completion_is_printed_for_no_shell(words: list[str]) -> None:
+    done = command(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--print-completion" in done.stderr

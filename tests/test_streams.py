@@ -115,8 +115,9 @@ def test_dev_null_writes_no_file_at_all(run_dir: str | None) -> None:
 
 
 def test_prefix_follows_the_template_and_leaves_unknown_names() -> None:
-    assert line_prefix(None, "trainer", 5, 1) == "[trainer1]:"
-    assert line_prefix("${role_name}/${rank}/${local_rank} ${host} $", "trainer", 5, 1) == "trainer/5/1 ${host} $"
+    assert line_prefix(None, "trainer", 5, 1, "gpu09") == "[trainer1]:"
+    template = "${hostname}/${role_name}/${rank}/${local_rank} ${host} $"
+    assert line_prefix(template, "trainer", 5, 1, "gpu09") == "gpu09/trainer/5/1 ${host} $"
 
 
 def test_run_dir_under_a_log_dir_that_is_made(tmp_path: Path) -> None:

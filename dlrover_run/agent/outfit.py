@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlrover_run.agent.command import command_line
 from dlrover_run.agent.environment import fill_macros, worker_environment
+from dlrover_run.agent.host import host_name
 from dlrover_run.agent.process import WorkerStart
 from dlrover_run.agent.results import ResultFiles
 from dlrover_run.agent.work_evidence import MARK_VARIABLE, WorkEvidence
@@ -99,7 +100,8 @@ def prepare(
 
 
 def _prefix(spec: JobSpec, seat: Seat, local_rank: int) -> str:
-    return streams.line_prefix(spec.logs.prefix_template, spec.role, seat.first_rank + local_rank, local_rank)
+    rank = seat.first_rank + local_rank
+    return streams.line_prefix(spec.logs.prefix_template, spec.role, rank, local_rank, host_name())
 
 
 def _placed_plan(placed: Answer, spec: JobSpec) -> streams.StreamPlan:

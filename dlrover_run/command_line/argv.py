@@ -26,13 +26,15 @@ class CommandLine(NamedTuple):
 
     `values` holds every text given for a flag, in order, by `Flag.dest`: an empty one for a switch, and what a flag
     stands for that came without the value which it may have.
-    `request` is the flag that asks for help, the version or completion: nothing after it was looked at.
+    `request` is the flag that asks for help, the version or completion, and `requested` the value given with it:
+    nothing after it was looked at.
     """
 
     values: dict[str, list[str]]
     script: str | None = None
     script_args: tuple[str, ...] = ()
     request: Flag | None = None
+    requested: str = ""
 
 
 class _Match(NamedTuple):
@@ -65,8 +67,6 @@ def cut(argv: Sequence[str], program: Program = DLROVER_RUN) -> CommandLine:
                 raise UsageError(f"{match.spelling} takes no value, but {word!r} gives it one.")
             line.values.setdefault(flag.dest, []).append("")
             match, flag = further, by_spelling[further.spelling]
-        if flag.request:
-            return line._replace(request=flag)
         text = match.attached
         if text is None and flag.bare:
             text = flag.bare
@@ -78,6 +78,8 @@ def cut(argv: Sequence[str], program: Program = DLROVER_RUN) -> CommandLine:
             if text == "--" or _is_flag(text, program):
                 advice = f"write {match.spelling}={text} if it is meant"
                 raise UsageError(f"{match.spelling} needs a value ({flag.value}), and {text!r} is a flag: {advice}.")
+        if flag.request:
+            return line._replace(request=flag, requested=text or "")
         line.values.setdefault(flag.dest, []).append(text or "")
     return line
 

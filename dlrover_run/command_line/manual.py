@@ -5,7 +5,9 @@ This is the only module that imports typer; a launch never comes here.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import os
 import re
 import shlex
@@ -19,6 +21,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+from dlrover_run import exit_codes
 from dlrover_run.command_line import rendezvous_conf
 from dlrover_run.command_line.argv import UsageError, cut
 from dlrover_run.command_line.options import OTHER, Flag
@@ -52,6 +55,37 @@ def answer(words: Sequence[str], program: Program) -> int:
     if program.meets:
         _print_keys(program)
     return 0
+
+
+def print_completion(program: Program, shell: str) -> int:
+    """Print the script that teaches a shell to complete this program's command line; the exit code."""
+    script = _tcsh_script(program) if shell == "tcsh" else _typer_script(program, shell)
+    if shell == "zsh":
+        # In a file of `fpath` the script runs at the first request, which it would otherwise leave without an answer.
+        function = f"_{program.name.replace('-', '_')}_completion"
+        script += f'\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then {function} "$@"; fi'
+    print(script)
+    return exit_codes.SUCCESS
+
+
+def _typer_script(program: Program, shell: str) -> str:
+    os.environ[program.completion_variable] = f"source_{shell}"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        answer([], program)
+    # zsh reads `#compdef` in the first line only, and typer begins with an empty one.
+    return printed.getvalue().strip()
+
+
+def _tcsh_script(program: Program) -> str:
+    """typer does not support tcsh, which completes from a static table of rules."""
+    rules = []
+    for flag in program.table:
+        if flag.value and not flag.bare:
+            told = f"({' '.join(flag.choices)})" if flag.choices else "d" if flag.files else f"x:{flag.value}"
+            rules += [f"n@{spelling}@{told}@" for spelling in flag.spellings]
+    names = " ".join(flag.name for flag in program.table)
+    rules += [f"c@--@({names})@", "p@*@f@"]
+    return " ".join((f"complete {program.name}", *(f"'{rule}'" for rule in rules)))
 
 
 def _print_keys(program: Program) -> None:

@@ -24,8 +24,14 @@ BACKENDS = ("static", "c10d", "master", "etcd")
 WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
 CHECK_WORDS = ("once", "always")
 
+SHELLS = ("bash", "zsh", "tcsh", "fish")
+
 STATIC_ADDRESS = "127.0.0.1"
 """Where node 0 of static is when nobody says so, as in torchrun."""
+
+
+FIRST_TORCHRUN = "2.13"
+"""The oldest torchrun whose every flag is here."""
 
 
 class Flag(NamedTuple):
@@ -35,7 +41,8 @@ class Flag(NamedTuple):
     given: such a flag takes one only behind a `=`, so that the word after it may be the script. `pet` says that a
     variable gives its default, which is called `PET_<DEST>`, or begins as `prefix` says. `ours` marks what torchrun
     does not have: such a flag never makes one of torchrun's abbreviations ambiguous. A `request` answers by itself and
-    starts no job. `files` asks the shell to complete file names.
+    starts no job. `files` asks the shell to complete file names. `since` is the torchrun that brought the flag: one
+    that the first did not have never makes an abbreviation ambiguous that the first takes.
     """
 
     name: str
@@ -51,6 +58,7 @@ class Flag(NamedTuple):
     files: Literal["", "directory"] = ""
     bare: str = ""
     prefix: str = "PET_"
+    since: str = FIRST_TORCHRUN
 
     @property
     def dest(self) -> str:
@@ -254,6 +262,15 @@ TABLE: tuple[Flag, ...] = (
         short="-r",
     ),
     Flag("tee", OUTPUT, "As --redirects, and on the console too.", "STREAMS", "0", short="-t"),
+    Flag(
+        "log-line-prefix-template",
+        OUTPUT,
+        "What stands before each teed line on the console; ${role_name}, ${local_rank}, ${rank} and ${hostname} are "
+        "filled in [dim](TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else '\\[${role_name}${local_rank}]:')[/].",
+        "TEXT",
+        "",
+        since="2.14",
+    ),
     Flag("local-ranks-filter", OUTPUT, "Show only these local ranks on the console.", "RANK,...", ""),
     Flag(
         "duplicate-stdout-filters",
@@ -282,6 +299,15 @@ TABLE: tuple[Flag, ...] = (
     ),
     Flag("help", OTHER, "Show this page.", short="-h", request=True),
     Flag("version", OTHER, "Show the version.", ours=True, request=True),
+    Flag(
+        "print-completion",
+        OTHER,
+        "Print the completion script for [b]bash[/], [b]zsh[/], [b]tcsh[/] or [b]fish[/].",
+        "SHELL",
+        request=True,
+        choices=SHELLS,
+        since="2.14",
+    ),
     Flag("install-completion", OTHER, "Install completion for this shell.", ours=True, request=True),
     Flag("show-completion", OTHER, "Show the completion script for this shell.", ours=True, request=True),
 )

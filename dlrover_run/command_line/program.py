@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dlrover_run.command_line.options import OF_DLROVER, TABLE, Flag
+from dlrover_run.command_line.options import FIRST_TORCHRUN, OF_DLROVER, TABLE, Flag
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Program:
         return {spelling: flag for flag in self.table for spelling in flag.spellings}
 
     @cached_property
-    def spellings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Those that torchrun has too, and ours, which never make an abbreviation of one of torchrun's ambiguous."""
-        pairs = self.by_spelling.items()
-        return (
-            tuple(spelling for spelling, flag in pairs if not flag.ours),
-            tuple(spelling for spelling, flag in pairs if flag.ours),
-        )
+    def spellings(self) -> tuple[tuple[str, ...], ...]:
+        """Those of the first torchrun, those that later ones brought, and ours: an abbreviation that begins one of an
+        earlier group is not made ambiguous by a later group."""
+        groups: tuple[list[str], list[str], list[str]] = ([], [], [])
+        for spelling, flag in self.by_spelling.items():
+            groups[2 if flag.ours else flag.since != FIRST_TORCHRUN].append(spelling)
+        return tuple(map(tuple, groups))
 
 
 DLROVER_RUN = Program(
@@ -59,7 +59,7 @@ DLROVER_RUN = Program(
     table=TABLE,
     about="""Run SCRIPT once for each worker, keep the group together, and say what went wrong.
 
-A drop-in for torchrun: every flag of torchrun 2.13 means the same here. What follows SCRIPT is its own.""",
+A drop-in for torchrun: every flag of torchrun 2.13 to 2.15 means the same here. What follows SCRIPT is its own.""",
     epilog="\n\n".join(
         (
             "A flag may be written with underscores ([b]--nproc_per_node[/]) or given by a variable "

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dlrover_run import exit_codes
+from dlrover_run.command_line import flags
 from dlrover_run.command_line.argv import UsageError
 from dlrover_run.command_line.options import Flag
 from dlrover_run.command_line.program import Program
@@ -25,13 +26,19 @@ def refuse(program: Program, mistake: SpecError) -> int:
     return exit_codes.BAD_COMMAND_LINE
 
 
-def answer(program: Program, request: Flag) -> int:
-    """Answer a flag that starts no job; the exit code."""
+def answer(program: Program, request: Flag, text: str = "") -> int:
+    """Answer a flag that starts no job, given with this value; the exit code. SpecError when it has no such value."""
+    if request.choices:
+        flags.choice(request.spellings[0], text, request.choices)
     if request.name == "version":
         from importlib.metadata import version
 
         print(f"{program.name} {version('dlrover-run')}")
         return exit_codes.SUCCESS
+    if request.name == "print-completion":
+        from dlrover_run.command_line.manual import print_completion
+
+        return print_completion(program, text)
     return show(program, [request.spellings[0]])
 
 

@@ -129,11 +129,11 @@ def _tee(rank: int, out: Literal[1, 2], path: str, needles: tuple[str, ...], fil
     return Tee(rank, out, path, needles, filtered if needles else None)
 
 
-def line_prefix(template: str | None, role: str, rank: int, local_rank: int) -> str:
+def line_prefix(template: str | None, role: str, rank: int, local_rank: int, hostname: str) -> str:
     """What stands before each prefixed line; a name in the template that we do not know stays as it is."""
     if not template:
         return f"[{role}{local_rank}]:"
-    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
+    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank, hostname=hostname)
 
 
 def share_console(plan: StreamPlan) -> bool:
