@@ -67,6 +67,16 @@ def test_the_environment_of_a_worker(mailbox: Mailbox, flags: list[str], env: di
     assert {"NODE_RANK": "0", "NODE_NUM": "1"}.items() <= ours[0]["environ"].items()
 
 
+def test_a_virtual_local_rank_goes_by_the_variable_of_rocm_first(launcher: Launcher, mailbox: Mailbox) -> None:
+    """ROCm lets it hide what CUDA_VISIBLE_DEVICES names; torchrun before 2.15 leaves it as it is."""
+    if launcher.is_older_than(2, 15):
+        pytest.skip("torchruns before leave that variable alone")
+    env = {"HIP_VISIBLE_DEVICES": "4, 6", "CUDA_VISIBLE_DEVICES": "0"}
+    seen = observe(launcher, mailbox, ["--nproc-per-node=2", "--virtual-local-rank", OBSERVE], env=env)
+    named = [(s["environ"]["HIP_VISIBLE_DEVICES"], s["environ"]["CUDA_VISIBLE_DEVICES"]) for s in seen]
+    assert named == [("4", "4"), ("6", "6")]
+
+
 def test_run_ids_and_error_files_have_torchruns_form(launcher: Launcher, mailbox: Mailbox) -> None:
     seen = observe(launcher, mailbox, ["--nproc-per-node=2", OBSERVE])
     environ = seen[1]["environ"]

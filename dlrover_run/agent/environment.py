@@ -106,16 +106,23 @@ def _bound_threads(environment: dict[str, str], workers: int) -> None:
 
 def _show_own_device(environment: dict[str, str], local_rank: int) -> None:
     environment["LOCAL_RANK"] = "0"
-    environment["CUDA_VISIBLE_DEVICES"] = _own_device(environment.get("CUDA_VISIBLE_DEVICES"), local_rank)
+    # ROCm reads HIP_VISIBLE_DEVICES before CUDA_VISIBLE_DEVICES, so an inherited one must not hide the worker's own.
+    if environment.get("HIP_VISIBLE_DEVICES"):
+        own = _own_device("HIP_VISIBLE_DEVICES", environment, local_rank)
+        environment["HIP_VISIBLE_DEVICES"] = own
+    else:
+        own = _own_device("CUDA_VISIBLE_DEVICES", environment, local_rank)
+    environment["CUDA_VISIBLE_DEVICES"] = own
 
 
-def _own_device(visible: str | None, local_rank: int) -> str:
+def _own_device(variable: str, environment: Mapping[str, str], local_rank: int) -> str:
+    visible = environment.get(variable)
     if visible is None:
         return str(local_rank)
     devices = visible.split(",")
     if local_rank >= len(devices):
         raise SpecError(
-            f"--virtual-local-rank: local rank {local_rank} has no device, for CUDA_VISIBLE_DEVICES={visible} "
+            f"--virtual-local-rank: local rank {local_rank} has no device, for {variable}={visible} "
             f"names {len(devices)}; name more devices or start fewer workers."
         )
     return devices[local_rank].strip()

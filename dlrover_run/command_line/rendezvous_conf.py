@@ -225,6 +225,7 @@ TABLE: tuple[Key, ...] = (
     Key("etcd_prefix", _prefix, means="prefix"),
     # torchrun's c10d does not read `timeout` either: it is for static and etcd, and LaunchConfig gives it to all.
     *(Key(name, _whole_seconds) for name in ("timeout", "close_timeout", "heartbeat_timeout", "read_timeout")),
+    Key("cas_backoff_max_seconds", _time),
     Key("rank", Given),
     Key("store_type", _store_type),
 )
