@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torchrun_tables import VERSIONS, takes_a_value, torchrun
 
 from dlrover_run.cli import parse
 from dlrover_run.command_line import options
@@ -23,6 +24,7 @@ from dlrover_run.command_line.argv import CommandLine, UsageError, cut
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import JobSpec, SpecError, Std, StreamMap
 
+torch = pytest.importorskip("torch")
 torch_run = pytest.importorskip("torch.distributed.run")
 torch_meeting = pytest.importorskip("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
 torch_texts = pytest.importorskip("torch.distributed.elastic.rendezvous.utils")
@@ -80,6 +82,7 @@ def agree(spec: JobSpec, args: Namespace) -> None:
     assert [number.name for number in spec.signals] == args.signals_to_handle.split(",")
     assert spec.shutdown_timeout == (30 if args.shutdown_timeout is None else args.shutdown_timeout)
     assert spec.logs.log_dir == args.log_dir
+    assert (spec.logs.prefix_template or "") == getattr(args, "log_line_prefix_template", "")
     assert list(spec.logs.stdout_filters) == args.duplicate_stdout_filters
     assert list(spec.logs.stderr_filters) == args.duplicate_stderr_filters
     ranks = {int(rank) for rank in args.local_ranks_filter.split(",")} if args.local_ranks_filter else None
@@ -199,6 +202,8 @@ train.py -r 3 -t3 -m
 --redirect=3 --nproc-per-node 2 train.py
 -t 0:3,1:2 --nproc-per-node=2 train.py
 --tee 0:3 -t 0:1 train.py
+--log-line-prefix-template ${hostname}:${rank}:$x train.py
+--log_line_prefix_template= train.py
 --local-ranks-filter 0,1 --nproc-per-node=2 train.py
 --local_ranks_filter=0 train.py
 --duplicate-stdout-filters apple,orange train.py
@@ -217,6 +222,8 @@ train.py -r 3 -t3 -m
 @pytest.mark.parametrize("text", COMMAND_LINES)
 def test_a_command_line_means_what_it_means_to_torchrun(text: str) -> None:
     argv = text.split()
+    if "template" in text and "log_line_prefix_template" not in KNOWN:
+        pytest.skip("a flag of later torchruns")
     args = theirs(argv)
     assert args is not None
     spec = parse(argv, {})
@@ -271,20 +278,32 @@ def test_both_refuse_a_bad_command_line(text: str) -> None:
         parse(text.split(), {})
 
 
-def test_every_flag_of_torchrun_is_in_the_table_with_its_spellings() -> None:
+def test_the_parser_is_the_one_that_was_recorded() -> None:
+    """By which ours is held against the torchruns that are not installed: see test_torchrun_tables.py."""
+    version = torch.__version__.partition("+")[0]
+    if version not in VERSIONS:
+        pytest.skip(f"torchrun {version} is not recorded")
+    recorded = torchrun(version).flags
     actions = {action.dest: action for action in torch_run.get_args_parser()._actions if action.option_strings}
-    table = {flag.dest: flag for flag in options.TABLE if not flag.ours}
-    assert actions.keys() == table.keys()
+    assert list(actions) == list(recorded)
     for dest, action in actions.items():
-        assert set(table[dest].spellings) == set(action.option_strings)
-        assert bool(table[dest].value) == (action.nargs != 0)
-        assert set(table[dest].choices) >= set(action.choices or ())
+        row = recorded[dest]
+        assert list(action.option_strings) == row["spellings"]
+        assert (action.nargs != 0) == takes_a_value(row)
+        # Neither what switches a flag on nor what shows the help has a default that could be given.
+        assert not takes_a_value(row) or action.default == row.get("default")
+        assert list(action.choices or ()) == row.get("choices", [])
+        assert getattr(action.type, "__name__", None) == row.get("type")
+
+
+KNOWN = {action.dest for action in torch_run.get_args_parser()._actions}
+"""The flags of the torchrun that is installed."""
 
 
 def prefixes() -> Iterator[str]:
-    """Every beginning of every spelling of torchrun's flags, the whole spelling included."""
+    """Every beginning of every spelling of the flags of this torchrun, the whole spelling included."""
     for flag in options.TABLE:
-        for spelling in () if flag.ours else flag.spellings:
+        for spelling in flag.spellings if flag.dest in KNOWN else ():
             for end in range(3, len(spelling) + 1):
                 yield spelling[:end]
 
@@ -300,8 +319,10 @@ def test_a_prefix_is_taken_exactly_where_torchrun_takes_it(prefix: str) -> None:
         if len(taken) == 1
         else None
     )
-    if dest == "help":
-        assert cut([prefix]).request is not None
+    if dest is not None and options.BY_DEST[dest].request:
+        assert cut([f"{prefix}=zsh" if dest == "print_completion" else prefix]).request is not None
+        return
+    if dest is None and prefix in FORMERLY_CLEAR:
         return
     for argv in ([prefix, "1", "train.py"], [f"{prefix}=1", "train.py"], [prefix, "train.py"]):
         line = ours(argv)
@@ -318,6 +339,15 @@ def test_a_prefix_is_taken_exactly_where_torchrun_takes_it(prefix: str) -> None:
             assert dest in line.values
         else:
             assert refused
+
+
+FORMERLY_CLEAR = {"--log-", "--log_"}
+"""Beginnings of a flag of the first torchrun that a later one has made ambiguous."""
+
+
+@pytest.mark.parametrize("prefix", sorted(FORMERLY_CLEAR))
+def test_a_prefix_that_the_first_torchrun_took_is_taken_on_purpose(prefix: str) -> None:
+    assert parse([prefix, "logs", "train.py"], {}).logs.log_dir == "logs"
 
 
 @st.composite
@@ -359,6 +389,7 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "local_ranks_filter": st.lists(st.integers(0, 9), max_size=4).map(lambda ranks: ",".join(map(str, ranks))),
     "duplicate_stdout_filters": st.text(",ab ", max_size=8),
     "duplicate_stderr_filters": st.text(",ab ", max_size=8),
+    **({"log_line_prefix_template": st.text("${}rank: ", max_size=9)} if "log_line_prefix_template" in KNOWN else {}),
     "master_addr": st.sampled_from(["127.0.0.1", "node-0.cluster", "::1"]),
     "master_port": st.integers(1, 65535).map(str),
     "local_addr": st.sampled_from(["10.0.0.7", "me"]),

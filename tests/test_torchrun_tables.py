@@ -1,0 +1,154 @@
+"""Every flag, variable and key of each torchrun that is compared is here too, or its absence is in the docs.
+
+The tables come from `scripts/record_torchrun.py`; torch itself is not needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from torchrun_tables import VERSIONS, Torchrun, default_of, differences, takes_a_value, torchrun
+
+from dlrover_run import __file__ as package
+from dlrover_run.api import LaunchConfig
+from dlrover_run.cli import parse
+from dlrover_run.command_line import options, rendezvous_conf
+from dlrover_run.spec import SpecError
+
+ROOT = Path(__file__).parents[1]
+
+READ = {
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "LOGLEVEL",
+    "OMP_NUM_THREADS",
+    "PYTHON_EXEC",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+}
+"""Variables that mean to dlrover-run what they mean to torchrun."""
+
+SET_FOR_WORKERS = {
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    "TORCHELASTIC_USE_AGENT_STORE",
+}
+"""Variables that torchrun's agent sets, and ours too."""
+
+WITHOUT_EFFECT = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER",
+    "TORCHELASTIC_ETCD_BINARY_PATH",
+    "TORCHELASTIC_HEALTH_CHECK_PORT",
+    "TORCHELASTIC_TIMER_FILE",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "TORCH_ELASTIC_WORKER_IDENTICAL",
+    "USE_LIBUV",
+}
+"""Variables that dlrover-run does not read, which docs/torchrun-differences.md says of each."""
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def theirs(request: pytest.FixtureRequest) -> Torchrun:
+    """The recorded table of one torchrun."""
+    table = torchrun(request.param)
+    assert table.version == request.param
+    return table
+
+
+@pytest.fixture(autouse=True)
+def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_flag_of_torchrun_is_here(theirs: Torchrun) -> None:
+    """With its spellings, its variable, its default and its choices."""
+    found = {dest: differences(row, options.BY_DEST.get(dest)) for dest, row in theirs.flags.items()}
+    assert {dest: wrong for dest, wrong in found.items() if wrong} == {}
+
+
+def test_every_flag_that_is_said_to_be_torchruns_is_in_the_torchruns_since_then(theirs: Torchrun) -> None:
+    def number(version: str) -> list[int]:
+        return [int(part) for part in version.split(".")[:2]]
+
+    said = {flag.dest for flag in options.TABLE if not flag.ours and number(flag.since) <= number(theirs.version)}
+    assert said == theirs.flags.keys()
+
+
+def test_a_value_of_the_wrong_type_is_refused(theirs: Torchrun) -> None:
+    """As a flag and as a variable, where torchrun's parser wants a number or one of a few words."""
+    checked = []
+    for dest, row in theirs.flags.items():
+        if not takes_a_value(row) or not (row.get("type") in ("int", "float") or row.get("choices")):
+            continue
+        checked.append(dest)
+        with pytest.raises(SpecError):
+            parse([f"{row['spellings'][-1]}=nonsense", "train.py"], {})
+        if row["variable"] is not None:
+            with pytest.raises(SpecError, match=row["variable"]):
+                parse(["train.py"], {row["variable"]: "nonsense"})
+    assert {"max_restarts", "node_rank", "numa_binding"} <= set(checked)
+
+
+def test_a_default_that_is_spelled_out_changes_nothing(theirs: Torchrun) -> None:
+    implied = dataclasses.replace(parse(["train.py"], {}), run_id="")
+    # Naming the port keeps one node on static; the name of a lone job is one of its own.
+    for dest, row in theirs.flags.items():
+        if takes_a_value(row) and default_of(row) and dest not in ("master_port", "rdzv_id"):
+            given = parse([f"{row['spellings'][-1]}={row['default']}", "train.py"], {})
+            assert dataclasses.replace(given, run_id="") == implied
+
+
+def test_every_variable_is_read_or_set_or_documented_to_be_without_effect(theirs: Torchrun) -> None:
+    assert set(theirs.variables) - READ - SET_FOR_WORKERS - WITHOUT_EFFECT == set()
+    names = {name for path in Path(package).parent.rglob("*.py") for name in READ if name in path.read_text()}
+    assert names == READ
+    differences = (ROOT / "docs/torchrun-differences.md").read_text()
+    assert {name for name in WITHOUT_EFFECT if f"`{name}" not in differences} == set()
+
+
+def test_every_key_of_rdzv_conf_is_known(theirs: Torchrun) -> None:
+    assert set(theirs.rendezvous_keys) - {key.name for key in rendezvous_conf.TABLE} == set()
+
+
+def test_launch_config_has_every_field_in_the_same_order(theirs: Torchrun) -> None:
+    assert [field.name for field in dataclasses.fields(LaunchConfig)][: len(theirs.launch_config)] == list(
+        theirs.launch_config
+    )
+
+
+def test_a_table_is_read_out_of_the_sources_and_a_new_kind_of_value_is_an_error(tmp_path: Path) -> None:
+    """What the recorder cannot read must not be missing from the table in silence."""
+    parser = """
+        def get_args_parser():
+            parser = ArgumentParser()
+            parser.add_argument("-n", "--new-flag", "--new_flag", action=env, type=int, default={default})
+    """
+    files = {
+        "torch/version.py": "__version__ = '9.1.2+cpu'",
+        "torch/distributed/launcher/api.py": "class LaunchConfig:\n    one: int = 1",
+        "torch/distributed/elastic/agent/server/local_elastic_agent.py": "worker_env = {'RANK': '0'}",
+        "scripts/record_torchrun.py": (ROOT / "scripts/record_torchrun.py").read_text(),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "tests").mkdir()
+    for default, code in (("7", 0), ("compute()", 1)):
+        (tmp_path / "torch/distributed/run.py").write_text(textwrap.dedent(parser.format(default=default)))
+        script = tmp_path / "scripts/record_torchrun.py"
+        done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+    recorded = (tmp_path / "tests/torchrun/9.1.2.json").read_text()
+    assert "PET_NEW_FLAG" in recorded
+    assert '"default": 7' in recorded
