@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TORCH := torch==2.13.0
+PINNED_TORCH := torch==2.13.0
+# The torch of `make test-torch`, which has an environment for each version.
+TORCH ?= 2.15.0
 TENSORFLOW_NEWEST := tensorflow-cpu==2.21.0
 KERAS := tf-keras==2.21.0
 # The last TensorFlow with tf.estimator, and the last that runs scripts of before 2.16 as they are.
@@ -14,9 +16,10 @@ PYTHON_215 ?= $(PYTHON)
 TENSORFLOW ?= 2.15.1 2.16.2 2.17.1 2.18.1 2.19.1 2.20.0 2.21.0
 TF := .venv-tf
 TF_215 := .venv-tf215
+TORCH_ENV := .venv-torch-$(TORCH)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo demo-tf test test-long test-other test-tensorflow check benchmark benchmark-recovery benchmark-tf-recovery help
+.PHONY: demo demo-tf test test-long test-other test-tensorflow test-torch check benchmark benchmark-recovery benchmark-tf-recovery help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -58,6 +61,13 @@ $(addprefix tensorflow-,$(TENSORFLOW)): tensorflow-%: $(VENV)/.test .venv-tf-%/.
 	.venv-tf-$*/bin/pip install --quiet 'tensorflow-cpu==$*'
 	@touch $@
 
+# Where dlrover-run is compared with torchrun, and where torch sees what dlrover-run sets up.
+TORCH_TESTS := $(addprefix tests/test_,cli_differential.py worker_contract.py log_contract.py signals.py recovery.py \
+	logs_plugin.py torchrun_handler.py python_api.py)
+
+test-torch: $(TORCH_ENV)/.made ## compare with the torchrun of another torch: make test-torch TORCH=2.15.0
+	$(TORCH_ENV)/bin/python -m pytest -m "not long" $(PARALLEL) $(TORCH_TESTS)
+
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -76,8 +86,8 @@ benchmark-tf-recovery: $(VENV)/.benchmark $(TF)/.made ## break jobs with paramet
 # CUDA=1 lets pip download the CUDA libraries; without it an install that would bring them stops and says so.
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
-	$(if $(CUDA),,$(BIN)/python scripts/refuse_cuda.py '$(TORCH)')
-	$(BIN)/pip install --quiet '$(TORCH)'
+	$(if $(CUDA),,$(BIN)/python scripts/refuse_cuda.py '$(PINNED_TORCH)')
+	$(BIN)/pip install --quiet '$(PINNED_TORCH)'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
@@ -86,6 +96,14 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[test]'
+	@touch $@
+
+# PyPI has only CUDA builds for Linux on x86-64. They run on a machine without a GPU, but not without their libraries.
+$(TORCH_ENV)/.made: pyproject.toml
+	@echo "torch $(TORCH) in $(TORCH_ENV): PyPI's build for x86-64 brings CUDA libraries, 3 GB to download and 6 GB on disk;" \
+		"a CPU build: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test-torch ..."
+	$(PYTHON) -m venv $(TORCH_ENV)
+	$(TORCH_ENV)/bin/pip install --quiet --editable '.[test-without-torch]' 'torch==$(TORCH)' numpy pillow scikit-learn
 	@touch $@
 
 $(VENV)/.demo-tf:
