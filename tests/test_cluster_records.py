@@ -23,6 +23,7 @@ from dlrover_run.coordination.cluster.records import (
     Cluster,
     EndCause,
     Given,
+    HeardWish,
     Hosting,
     Order,
     Role,
@@ -181,7 +182,9 @@ def test_a_node_that_hosts_nothing_waits() -> None:
 
 
 def test_a_visitor_is_told_that_its_wish_is_known() -> None:
-    heard = msgspec.structs.replace(PLAN, cluster=msgspec.structs.replace(CLUSTER, wishes=(("v", 4), ("a", 2))))
+    heard = msgspec.structs.replace(
+        PLAN, cluster=msgspec.structs.replace(CLUSTER, wishes=(HeardWish("v", 4), HeardWish("a", 2)))
+    )
     visitor, a = told(heard, NodeKey("v", "x"), A)
     assert visitor.cluster is not None
     assert a.cluster is not None
@@ -190,7 +193,7 @@ def test_a_visitor_is_told_that_its_wish_is_known() -> None:
 
 
 def test_a_node_reads_in_etcd_what_a_master_would_tell_it_and_no_address_twice() -> None:
-    heard = msgspec.structs.replace(PLAN, cluster=msgspec.structs.replace(CLUSTER, wishes=(("v", 4),)))
+    heard = msgspec.structs.replace(PLAN, cluster=msgspec.structs.replace(CLUSTER, wishes=(HeardWish("v", 4),)))
     coordinator = Coordinator(RULES, 0.0, 6, heard)
     coordinator.hear(status("v", "x", cluster=Hosting(wish=Targets(ps=1), wish_number=4)), 0.0)
     waiting = Waiting("for others")

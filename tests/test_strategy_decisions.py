@@ -8,13 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from dlrover_run.coordination.cluster.account import answer_to
 from dlrover_run.coordination.cluster.decide import decide
 from dlrover_run.coordination.cluster.records import (
+    MOST_TASKS,
     Cluster,
     EndCause,
     Hosting,
     Role,
     Room,
+    ServerBounds,
     Stage,
     Targets,
     TaskEnd,
@@ -22,6 +25,7 @@ from dlrover_run.coordination.cluster.records import (
     TaskStatus,
 )
 from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.coordination.cluster.words import bounded
 from dlrover_run.coordination.presence import Presence
 from dlrover_run.coordination.records import NodeStatus, Plan, PlanPhase
 from dlrover_run.coordination.rules import Rules
@@ -82,16 +86,44 @@ def training(node: Node, ps: int) -> Plan:
     return plan
 
 
+def bounds(least: int, most: int = MOST_TASKS, parts: int = 2, refused: int = 0) -> dict[str, ServerBounds]:
+    """What a chief reports of a table."""
+    return {"server_bounds": ServerBounds(least=least, most=most, table="users", parts=parts, refused=refused)}
+
+
 def test_with_fixed_servers_a_wish_for_another_number_is_refused_before_anything_is_stopped() -> None:
     node = Node()
     plan = training(node, 2)
-    node.changes[Role.CHIEF] = {"fixed_servers": True}
+    node.changes[Role.CHIEF] = bounds(2, 2)
     node.wish = Targets(ps=3)
     refused = settle(plan, node)
     assert (step_of(refused).stage, servers(refused), step_of(refused).coming) == (Stage.TRAINING, 2, ())
     assert step_of(refused).tasks == step_of(plan).tasks, "nobody was disturbed"
-    assert "a asked for 3 parameter servers, but the number of parameter servers stays 2" in refused.reason
+    assert (
+        "a asked for 3 parameter servers, which is refused: the number of parameter servers stays 2" in refused.reason
+    )
     assert 'partition_strategy="mod"' in refused.reason
+    assert answer_to(step_of(refused), "a") == (1, bounded(step_of(refused)))
+    assert "'users'" in bounded(step_of(refused))
+
+
+def test_of_a_wish_that_is_refused_nothing_is_granted() -> None:
+    node = Node()
+    plan = training(node, 2)
+    node.changes[Role.CHIEF] = bounds(2, 2)
+    node.wish = Targets(ps=3, workers=0)
+    assert step_of(settle(plan, node)).targets == step_of(plan).targets
+
+
+@pytest.mark.parametrize(("wanted", "refused"), [(1, True), (2, False), (4, False)])
+def test_with_fewer_parts_than_servers_as_many_servers_as_parts_are_needed(wanted: int, refused: bool) -> None:
+    node = Node()
+    plan = training(node, 3)
+    node.changes[Role.CHIEF] = bounds(2)
+    node.wish = Targets(ps=wanted)
+    plan = settle(plan, node)
+    assert bool(answer_to(step_of(plan), "a")[1]) == refused
+    assert len(step_of(plan).coming) == (0 if refused else wanted)
 
 
 def test_without_that_the_same_wish_is_granted() -> None:
@@ -106,21 +138,99 @@ def test_with_fixed_servers_the_version_after_a_loss_waits_for_room_for_as_many(
     node, other = Node(ps=1), Node(ps=1, name="b")
     plan = settle(Plan(cluster=Cluster(targets=Targets(ps=2))), node, other)
     assert servers(plan) == 2
-    node.changes[Role.CHIEF] = other.changes[Role.CHIEF] = {"fixed_servers": True}
+    node.changes[Role.CHIEF] = other.changes[Role.CHIEF] = bounds(2, 2)
     plan = settle(plan, node, other)
     alone = settle(plan, node)
     assert alone.phase is PlanPhase.GATHERING
-    assert "there is room for 1 of exactly 2 parameter servers" in alone.reason
+    assert "there is room for 1 of exactly 2 parameter servers (the table 'users' has 2 parts" in alone.reason
 
 
 def test_a_loss_that_is_heard_together_with_fixed_servers_comes_second() -> None:
     node = Node()
     plan = training(node, 2)
-    node.changes[Role.CHIEF] = {"fixed_servers": True}
+    node.changes[Role.CHIEF] = bounds(2, 2)
     node.changes[Role.PS] = {"stage": TaskStage.ENDED, "end": TaskEnd(EndCause.FAILURE, "was killed")}
     status = node.status(plan)
     following = decide(RULES, plan, {status.key: Presence(status, 0.0, 0.0)}, 1.0).plan
-    assert step_of(following).fixed_ps == servers(following) == 2
+    assert step_of(following).server_bounds == bounds(2, 2)["server_bounds"]
+    assert servers(following) == 2
+
+
+def changed_to(node: Node, plan: Plan, number: int) -> Plan:
+    """The version with another number of servers, after a planned change that nothing forbade."""
+    node.wish = Targets(ps=number)
+    plan = settle(plan, node)
+    end = TaskEnd(EndCause.MEMBERSHIP, "left, as it was told to")
+    node.changes = {Role.CHIEF: {"stage": TaskStage.ENDED, "end": end, "saved": 7}}
+    status = node.status(plan)
+    plan = decide(RULES, plan, {status.key: Presence(status, 0.0, 0.0)}, 1.0).plan
+    assert (step_of(plan).version, servers(plan)) == (2, number)
+    return plan
+
+
+STARTED = {"stage": TaskStage.STARTED, "restored": -1, "step": -1, "saved": -1}
+
+
+def test_a_chief_that_does_not_restore_the_model_has_the_servers_of_before_come_back() -> None:
+    node = Node()
+    plan = changed_to(node, training(node, 3), 2)
+    # What the chief has computed counts for less than what the model was trained with.
+    node.changes = {Role.CHIEF: {**STARTED, **bounds(4, 4, parts=3, refused=2)}}
+    status = node.status(plan)
+    plan = decide(RULES, plan, {status.key: Presence(status, 0.0, 0.0)}, 1.0).plan
+    assert (step_of(plan).version, servers(plan)) == (3, 3)
+    assert "it holds 3 parts of the table 'users', and the script makes 2 with 2 parameter servers" in plan.reason
+    assert plan.failure is None
+    assert step_of(plan).spent[0].failures == 0
+    node.changes = {Role.CHIEF: {"restored": 7}}
+    plan = settle(plan, node)
+    assert step_of(plan).stage is Stage.TRAINING
+    assert "no step lost" in plan.reason
+    # The bound is kept, though the chief could not know it beforehand.
+    node.changes = {Role.CHIEF: bounds(2)}
+    node.wish = Targets(ps=2)
+    plan = decide(RULES, plan, {status.key: Presence(node.status(plan), 0.0, 0.0)}, 1.0).plan
+    assert answer_to(step_of(plan), "a") == (1, ""), "this is the number of the wish of before"
+    assert step_of(plan).server_bounds == ServerBounds(least=3, most=3, table="users", parts=3)
+
+
+def refusing(plan: Plan, node: Node, **reported: Any) -> Plan:
+    """What follows when the chief of a version that has just begun does not restore the model."""
+    node.changes = {Role.CHIEF: {**STARTED, **reported}}
+    status = node.status(plan)
+    return decide(RULES, plan, {status.key: Presence(status, 0.0, 0.0)}, 1.0).plan
+
+
+def begun(node: Node, ps: int) -> Plan:
+    """A plan in which the first version begins with that many servers."""
+    status = node.status(Plan())
+    plan = Plan(cluster=Cluster(targets=Targets(ps=ps)))
+    return decide(RULES, plan, {status.key: Presence(status, 0.0, 0.0)}, 1.0).plan
+
+
+def test_a_job_that_begins_with_other_servers_than_the_checkpoint_takes_as_many_as_it_needs() -> None:
+    node = Node()
+    plan = refusing(begun(node, 2), node, **bounds(3, 3, parts=3, refused=2))
+    assert (step_of(plan).version, servers(plan)) == (2, 3)
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(5, "start the job with --ps=5"), (0, "use as many servers as when")])
+def test_a_job_that_cannot_have_the_servers_of_the_checkpoint_ends_and_names_the_table(
+    number: int, remedy: str
+) -> None:
+    node = Node()
+    plan = refusing(begun(node, 2), node, **bounds(number, number, parts=5, refused=2))
+    assert plan.phase is PlanPhase.FAILED
+    assert plan.failure is not None
+    assert "5 parts of the table 'users'" in plan.failure.what
+    assert remedy in plan.reason
+
+
+def test_servers_that_were_tried_in_vain_are_not_tried_again() -> None:
+    node = Node()
+    plan = refusing(begun(node, 2), node, **bounds(3, 3, parts=3, refused=2))
+    plan = refusing(plan, node, **bounds(2, 2, parts=3, refused=4))
+    assert plan.phase is PlanPhase.FAILED
 
 
 @pytest.mark.parametrize("ended", [True, False])

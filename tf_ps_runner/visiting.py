@@ -75,6 +75,8 @@ async def _visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[st
             news.clear()
             told = board.assignment
             if told.cluster is not None and told.cluster.heard_wish >= WISH:
+                if told.cluster.refusal:
+                    return Outcome(problem=f"the job {spec.run_id!r} does not do that: {told.cluster.refusal}")
                 return Outcome(said=told.reason)
             if told.phase in OVER:
                 return Outcome(problem=f"the job {spec.run_id!r} is over")

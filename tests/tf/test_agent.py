@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cluster import quiet_port
 from harness import WAIT, kill_leftovers, still_alive, watched
 from pretended import Job, agent_of, scale
 
@@ -169,6 +170,61 @@ def test_a_chief_whose_workers_only_serve_it_is_told_of_a_planned_change_and_lea
     out = job.finish("chief-1")
     assert "1 parameter server instead of 2; chief-0 saved at step 7" in out
     assert "steps lost" not in out
+
+
+@pytest.mark.parametrize("backend", ["memory", "master", "etcd"])
+def test_a_chief_whose_table_allows_no_other_number_of_servers_has_it_refused(
+    start: Callable[..., Job], request: pytest.FixtureRequest, backend: str
+) -> None:
+    meet: tuple[str, ...] = ()
+    if backend == "master":
+        meet = ("--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{quiet_port()}")
+    elif backend == "etcd":
+        host, port = request.getfixturevalue("shared_etcd").places[0]
+        meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={host}:{port}")
+    job = start("--ps=1:3", "--workers=0:1", *meet)
+    for name in ("ps-0", "ps-1", "ps-2", "chief-0", "worker-0"):
+        job.up(name)
+    bounds = {"least": 3, "most": 3, "table": "users", "parts": 3, "refused": 0}
+    job.say("chief-0", say="note", text="'users' has 3 parts", server_bounds=bounds)
+    job.train()
+    job.told("worker-0", open=True)
+    refused = scale(job, "--ps=2", "--workers=0", *meet)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "does not do that: the number of parameter servers stays 3: the table 'users' has 3 parts" in refused.stderr
+    # What was refused is not asked for again with what comes next.
+    granted = scale(job, "--workers=0", *meet)
+    assert granted.returncode == 0, granted.stderr
+    job.told("worker-0", pause=True)
+    out = job.finish("chief-0")
+    assert out.count("'users' has 3 parts\n") == 1
+    assert "ps-3" not in out
+
+
+def test_a_chief_that_does_not_restore_the_model_is_given_the_servers_of_the_checkpoint(
+    start: Callable[..., Job],
+) -> None:
+    job = start("--ps=1:3", "--workers=0", "--max-restarts=0")
+    job.up("chief-0")
+    bounds = {"least": 2, "most": 2, "table": "users", "parts": 2, "refused": 3}
+    job.say("chief-0", say="note", text="not restored", server_bounds=bounds)
+    chief = job.up("chief-1")
+    assert (chief["version"], len(chief["cluster"]["ps"])) == (2, 2)
+    job.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
+    out = job.finish("chief-1")
+    assert "the script makes 3 with 3 parameter servers, so 2 parameter servers are needed" in out
+
+
+def test_a_job_that_cannot_have_the_servers_of_the_checkpoint_ends_and_names_the_table(
+    start: Callable[..., Job],
+) -> None:
+    job = start("--ps=1", "--workers=0")
+    job.up("chief-0")
+    bounds = {"least": 2, "most": 2, "table": "users", "parts": 2, "refused": 1}
+    job.say("chief-0", say="note", text="not restored", server_bounds=bounds)
+    out = " ".join(job.ended(1).split())
+    assert "it holds 2 parts of the table 'users', and the script makes 1 with 1 parameter server" in out
+    assert "start the job with --ps=2" in out
 
 
 def test_a_worker_too_many_leaves_and_nobody_else_is_disturbed(start: Callable[..., Job]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.coordination.cluster.records import Role, TaskKey
+from dlrover_run.coordination.cluster.records import Role, ServerBounds, TaskKey
 from tf_ps_runner.agent import channel as channel_module
 from tf_ps_runner.agent import conversation
 from tf_ps_runner.agent.channel import MOST_ASKED, MOST_STRANGERS, Channel
@@ -41,6 +41,7 @@ from tf_ps_runner.agent.words import (
     Step,
     Take,
     plain,
+    presentable,
 )
 
 WORKER, CHIEF = TaskKey(Role.WORKER, 3), TaskKey(Role.CHIEF, 0)
@@ -550,3 +551,29 @@ async def test_what_is_told_may_stand_on_a_terminal() -> None:
 def test_what_a_process_says_can_do_nothing_to_a_terminal() -> None:
     assert plain("\x1b[2Jgone\r\nand\x00 \x07back\u202e") == "[2Jgone and back"
     assert len(plain("x" * 10_000)) == MAX_TEXT
+
+
+BOUNDS = ServerBounds(least=3, most=3, table="users", parts=3, refused=2)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Note("a line", server_bounds=BOUNDS),
+        Restored(7, "checkpoint", "/data/model.ckpt-7", ("one that was skipped",)),
+        Restored(-1, "fresh"),
+        Saved(7, "/data/model.ckpt-7"),
+        Step(7),
+        Ready(),
+    ],
+    ids=lambda said: type(said).__name__,
+)
+def test_what_may_stand_on_a_terminal_is_passed_on_with_each_of_its_fields(said: Any) -> None:
+    assert presentable(said) == said
+
+
+def test_the_name_of_a_table_does_not_steer_a_terminal() -> None:
+    said = presentable(Note("\x1b[2J", server_bounds=ServerBounds(least=1, most=1, table="\x1b[2Jusers", parts=1)))
+    assert isinstance(said, Note)
+    assert said.server_bounds is not None
+    assert (said.text, said.server_bounds.table) == ("[2J", "[2Jusers")

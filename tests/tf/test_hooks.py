@@ -415,7 +415,81 @@ class Partitioned(list[Any]):
     ],
 )
 def test_what_has_parts_is_known(params: Any, parts: tuple[str, int]) -> None:
-    assert partitioning.parts_of(params, Partitioned) == parts
+    listed = params if isinstance(params, list) else [params]
+    table = partitioning.table_of(listed, params, Partitioned)
+    assert ((table.name, table.parts) if table is not None else ("", 0)) == parts
+
+
+@pytest.mark.parametrize(
+    ("parts", "present", "safe"),
+    [
+        (3, 3, (3, 3)),
+        (1, 1, (1, 1)),
+        # Limited by the size of the table, or the script's own number: which one cannot be known.
+        (2, 3, (2, partitioning.MAX_SERVERS)),
+        (4, 3, (1, partitioning.MAX_SERVERS)),
+        (1, 3, (1, partitioning.MAX_SERVERS)),
+    ],
+)
+def test_the_numbers_of_servers_that_are_safe_follow_from_the_parts(
+    parts: int, present: int, safe: tuple[int, int]
+) -> None:
+    assert partitioning.bounds(parts, present) == safe
+
+
+def parts_at(*begins: int) -> frozenset[tuple[int, ...]]:
+    return frozenset((begin, 0) for begin in begins)
+
+
+TWO = partitioning.Table("table", 2, True, ("table/part_0", "table/part_1"))
+ASKED = {"table/part_0": ("table", (0, 0)), "table/part_1": ("table", (6, 0))}
+ONE = partitioning.Table("table", 1, False, ("table",))
+
+
+@pytest.mark.parametrize(
+    ("table", "asked", "held", "found"),
+    [
+        (TWO, ASKED, {"table": parts_at(0, 6)}, None),
+        (TWO, ASKED, {"table": parts_at(0, 4, 8)}, (3, 2)),
+        # As many parts, and not the same ones.
+        (TWO, ASKED, {"table": parts_at(0, 8)}, (2, 2)),
+        (TWO, ASKED, {}, (1, 2)),
+        (TWO, ASKED, None, (0, 2)),
+        (TWO, {}, {"table": parts_at(0)}, None),
+        (TWO, {"table/part_0": ("a", ()), "table/part_1": ("b", ())}, {}, None),
+        (ONE, {"table": ("table", ())}, {"table": parts_at(0, 6)}, (2, 1)),
+        (ONE, {"table": ("table", ())}, {"table": parts_at(0)}, None),
+        (ONE, {"table": ("table", ())}, {}, None),
+        (ONE, {"table": ("table", ())}, None, None),
+        # Saved under another name, as averages are.
+        (TWO, {part: ("mean", begin) for part, (_, begin) in ASKED.items()}, {"mean": parts_at(0, 4, 8)}, (3, 2)),
+    ],
+)
+def test_the_parts_of_a_checkpoint_are_compared_with_those_of_the_graph(
+    table: partitioning.Table, asked: Any, held: Any, found: tuple[int, int] | None
+) -> None:
+    expected = [partitioning.Mismatch("table", *found)] if found is not None else []
+    assert partitioning.mismatches([table], asked, held) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "present", "servers"),
+    [
+        ([(3, 2)], 2, 3),
+        ([(6, 4)], 2, 3),
+        ([(5, 4)], 2, 0),
+        ([(3, 2)], 3, 0),
+        ([(0, 2)], 2, 0),
+        ([(3, 2), (4, 2)], 2, 0),
+        ([(3, 2), (6, 4)], 2, 3),
+        ([(3, 2)], 0, 0),
+    ],
+)
+def test_the_number_of_servers_that_makes_the_parts_of_the_checkpoint_is_known_where_it_can_be(
+    found: list[tuple[int, int]], present: int, servers: int
+) -> None:
+    mismatches = [partitioning.Mismatch("table", *one) for one in found]
+    assert partitioning.matching_servers(mismatches, present) == servers
 
 
 class Tracked:

@@ -9,7 +9,16 @@ import time
 from collections.abc import Callable
 
 from dlrover_run.agent.process import WorkerProcess, WorkerStart
-from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskEnd, TaskKey, TaskStage, TaskStatus
+from dlrover_run.coordination.cluster.records import (
+    Order,
+    Role,
+    ServerBounds,
+    Task,
+    TaskEnd,
+    TaskKey,
+    TaskStage,
+    TaskStatus,
+)
 from tf_ps_runner.agent.kept import LET_GO_TIMEOUT, Keeper, Kept
 from tf_ps_runner.agent.outputs import Outputs
 from tf_ps_runner.agent.reconcile import Known, Spare
@@ -28,7 +37,8 @@ class Hosted:
         self.task = task
         self.port = port
         self.step = self.saved = self.restored = self.reached = -1
-        self.ready = self.swollen = self.fixed_servers = self.begun = False
+        self.ready = self.swollen = self.begun = False
+        self.server_bounds: ServerBounds | None = None
         self.servers: tuple[str, ...] = ()
         self.starting: asyncio.Task[None] | None = None
         self.process: WorkerProcess | None = None
@@ -98,7 +108,7 @@ class Hosted:
             restored=self.restored,
             reached=self.reached,
             swollen=self.swollen,
-            fixed_servers=self.fixed_servers,
+            server_bounds=self.server_bounds,
             end=self.end,
         )
 
@@ -144,8 +154,8 @@ class Hosted:
             if self.task.role is not Role.PS:
                 self.be_ready()
         elif isinstance(event, Note):
-            if event.fixed_servers and not self.fixed_servers:
-                self.fixed_servers = True
+            if event.server_bounds is not None:
+                self.server_bounds = event.server_bounds
                 self._on_news()
         elif isinstance(event, Restored):
             self.restored = self.step = event.step

@@ -167,7 +167,7 @@ class Agent:
             self._show_waiting(wanted)
             self._telling.follow(wanted)
         if wanted.cluster is not None:
-            self._desk.heard(wanted.cluster.heard_wish)
+            self._desk.heard(wanted.cluster.heard_wish, wanted.cluster.refusal)
 
     @property
     def _goes_alone(self) -> bool:
@@ -217,8 +217,10 @@ class Agent:
         return Membership(job.run_id, own.node_id, own.incarnation, job.master.token if job.master is not None else "")
 
     def _take_wish(self, wish: Targets) -> int:
-        """Pass a wish on; what it says nothing of stays as it was wished before."""
-        before = self._wish or Targets()
+        """Pass a wish on, together with what was wished before and is not decided yet."""
+        order = self._board.assignment.cluster
+        decided = order is not None and order.heard_wish >= self._wishes
+        before = Targets() if decided or self._wish is None else self._wish
         self._wish = Targets(
             ps=before.ps if wish.ps is None else wish.ps,
             workers=before.workers if wish.workers is None else wish.workers,

@@ -27,7 +27,7 @@ class WishDesk:
     """Takes wishes of this machine's user. `on_wish` is called with each; its answer is that wish's number.
 
     `present` says how many there are of what may be wished for, as far as that is known. `heard` is told the number of
-    the last wish that the coordinator knows of. A running loop is needed.
+    the last wish that the coordinator has decided on, with its reason where that is refused. A running loop is needed.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class WishDesk:
         self._on_wish = on_wish
         self._present = present
         self._server: asyncio.Server | None = None
-        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[int, list[asyncio.Future[str]]] = {}
         self._talks: set[asyncio.Task[None]] = set()
         self._over = False
 
@@ -64,12 +64,12 @@ class WishDesk:
         self._server = await asyncio.start_unix_server(self._talk, sock=listener, limit=wishes.MOST_BYTES)
         return None
 
-    def heard(self, number: int) -> None:
-        """The coordinator knows of all wishes up to that number."""
+    def heard(self, number: int, refusal: str) -> None:
+        """The coordinator has decided on all wishes up to that number, of which each contains those before it."""
         for each in [each for each in self._waiting if each <= number]:
             for future in self._waiting.pop(each):
                 if not future.done():
-                    future.set_result(None)
+                    future.set_result(refusal)
 
     async def close(self) -> None:
         """Listen no more, and tell those who wait that nothing follows."""
@@ -79,7 +79,7 @@ class WishDesk:
         for futures in self._waiting.values():
             for future in futures:
                 if not future.done():
-                    future.set_result(None)
+                    future.set_result("")
         if self._talks:
             await asyncio.wait(self._talks)
 
@@ -110,11 +110,14 @@ class WishDesk:
             return Reply(heard=False, text=problem)
         if self._over:
             return Reply(heard=False, text="the job is coming to its end")
-        known = asyncio.get_running_loop().create_future()
+        known: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         present = self._present()
         self._waiting.setdefault(self._on_wish(wish), []).append(known)
+        refusal = ""
         with contextlib.suppress(asyncio.CancelledError):
-            await known
+            refusal = await known
         if self._over:
             return Reply(heard=False, text="the job is coming to its end")
+        if refusal:
+            return Reply(heard=False, text=refusal)
         return Reply(heard=True, text=wishes.what_follows(wish, present))

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Total
+from dlrover_run.coordination.cluster.records import ServerBounds
 from tf_ps_runner.data.state import QueueName, SavedState, Spec
 
 MAX_LINE = 64 * 1024
@@ -76,10 +77,10 @@ class Saved(msgspec.Struct, frozen=True, tag_field="say", tag="saved", forbid_un
 
 
 class Note(msgspec.Struct, frozen=True, tag_field="say", tag="note", forbid_unknown_fields=True):
-    """One line for the person. `fixed_servers` says with it that the number of servers must not change."""
+    """One line for the person. `server_bounds` reports what the tables of a chief ask of the number of servers."""
 
     text: Text
-    fixed_servers: bool = False
+    server_bounds: ServerBounds | None = None
 
 
 class Keeps(msgspec.Struct, frozen=True, tag_field="say", tag="keeps", forbid_unknown_fields=True):
@@ -210,13 +211,18 @@ def plain(text: str) -> str:
 
 def presentable(said: Said) -> Said:
     """The same, with its texts as they may stand on a terminal."""
+    # Only the texts are replaced, so that no field can be lost on the way.
     if isinstance(said, Note):
-        return Note(plain(said.text))
+        bounds = said.server_bounds
+        if bounds is not None:
+            bounds = msgspec.structs.replace(bounds, table=_plain_path(bounds.table))
+        return msgspec.structs.replace(said, text=plain(said.text), server_bounds=bounds)
     if isinstance(said, Restored):
         skipped = tuple(plain(sentence) for sentence in said.skipped)
-        return Restored(said.step, said.how, None if said.path is None else _plain_path(said.path), skipped)
+        path = None if said.path is None else _plain_path(said.path)
+        return msgspec.structs.replace(said, path=path, skipped=skipped)
     if isinstance(said, Saved):
-        return Saved(said.step, _plain_path(said.path))
+        return msgspec.structs.replace(said, path=_plain_path(said.path))
     return said
 
 

@@ -1,4 +1,5 @@
-"""Read the index of a checkpoint, as TensorFlow writes it: how long each data file must be.
+"""Read the index of a checkpoint, as TensorFlow writes it: how long each data file must be, and which parts a variable
+has.
 
 The index is a table of LevelDB's: blocks of keys with shared beginnings, each block with a sum, and a footer that says
 where the block of blocks is. The first entry (with an empty key) has the number of data files, the others say where
@@ -36,6 +37,22 @@ def lengths(index: bytes) -> list[int]:
     except (IndexError, struct.error, OverflowError, MemoryError):
         raise Damaged("its index cannot be read") from None
     return needed
+
+
+def parts(index: bytes) -> dict[str, frozenset[tuple[int, ...]]]:
+    """Where each part of each partitioned variable begins in the whole, as an offset in each dimension. A variable
+    that was saved in one piece is not among them. Raises Damaged."""
+    found = {}
+    try:
+        for key, entry in _entries(index):
+            begins = frozenset(
+                tuple(_number(extent, 1) for extent in _messages(part, 1)) for part in _messages(entry, 7)
+            )
+            if key and begins:
+                found[key.decode("utf-8", "replace")] = begins
+    except (IndexError, struct.error, OverflowError, MemoryError):
+        raise Damaged("its index cannot be read") from None
+    return found
 
 
 def _entries(index: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -86,21 +103,32 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def _number(message: bytes, wanted: int) -> int:
     """A number of a message of protocol buffers, by its field; 0 where it is left out, as such messages do."""
-    value = at = 0
+    numbers = [value for field, value in _fields(message) if field == wanted and isinstance(value, int)]
+    return numbers[-1] if numbers else 0
+
+
+def _messages(message: bytes, wanted: int) -> list[bytes]:
+    """The messages in a message, by their field."""
+    return [value for field, value in _fields(message) if field == wanted and isinstance(value, bytes)]
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message of protocol buffers: numbers and what has a length; others are passed over."""
+    at = 0
     while at < len(message):
         tag, at = _varint(message, at)
         field, kind = tag >> 3, tag & 7
         if kind == 0:
             number, at = _varint(message, at)
-            value = number if field == wanted else value
+            yield field, number
         elif kind == 2:
             length, at = _varint(message, at)
+            yield field, message[at : at + length]
             at += length
         elif kind in (1, 5):
             at += 8 if kind == 1 else 4
         else:
             raise Damaged("its index cannot be read")
-    return value
 
 
 def _table() -> list[int]:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from tf_ps_runner.worker.bundle import Damaged, lengths
+from tf_ps_runner.worker.bundle import Damaged, lengths, parts
 
 MAX_SUMMED = 64 << 20
 """Bytes of data that are read to compare their sums, a tenth of a second's work; of more only the length is looked at,
@@ -78,6 +78,15 @@ def what_is_wrong(path: str) -> str | None:
         if size < length:
             return f"{os.path.basename(name)} has {size} of {length} bytes"
     return _other_sums(path) if sum(needed) <= MAX_SUMMED else None
+
+
+def parts_in(path: str) -> dict[str, frozenset[tuple[int, ...]]] | None:
+    """The parts of each partitioned variable of a checkpoint, as in `bundle.parts`; None where it has no index, as in
+    the format of before 2016, or one that cannot be read."""
+    try:
+        return parts(_read(path + ".index"))
+    except Exception:
+        return None
 
 
 def _candidates(directory: str, newest: str | None, kept: list[str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.coordination.cluster.records import Account, Cluster, Given, Hosting, Order, Role, TaskEnd, TaskStatus
+from dlrover_run.coordination.cluster.words import bounded
 
 ROOM_FOR_ENDS = 48 * 1024
 """Bytes of all ends in one status that are told whole. When a server dies each process of the node may leave a
@@ -33,9 +34,12 @@ def account_of(cluster: Cluster) -> Account:
     )
 
 
-def wish_heard(cluster: Cluster, node_id: str) -> int:
-    """The number of the last wish of that node that the job knows of; 0 for none."""
-    return max((number for name, number in cluster.wishes if name == node_id), default=0)
+def answer_to(cluster: Cluster, node_id: str) -> tuple[int, str]:
+    """The number of the last wish of that node that the job knows of, 0 for none, and why it is refused."""
+    for wish in cluster.wishes:
+        if wish.node_id == node_id:
+            return wish.number, bounded(cluster) if wish.refused else ""
+    return 0, ""
 
 
 def as_before(hosting: Hosting) -> Order | None:
@@ -46,13 +50,14 @@ def as_before(hosting: Hosting) -> Order | None:
 
 def parted(order: Order) -> tuple[Order, Order]:
     """What all nodes with an order are told alike, which may be long, and what is this node's own."""
-    alike = msgspec.structs.replace(order, tasks=(), heard_wish=0)
-    return alike, Order(version=order.version, tasks=order.tasks, heard_wish=order.heard_wish)
+    alike = msgspec.structs.replace(order, tasks=(), heard_wish=0, refusal="")
+    own = Order(version=order.version, tasks=order.tasks, heard_wish=order.heard_wish, refusal=order.refusal)
+    return alike, own
 
 
 def joined(alike: Order, own: Order) -> Order:
     """The order that was parted."""
-    return msgspec.structs.replace(alike, tasks=own.tasks, heard_wish=own.heard_wish)
+    return msgspec.structs.replace(alike, tasks=own.tasks, heard_wish=own.heard_wish, refusal=own.refusal)
 
 
 class Memory(NamedTuple):

@@ -146,5 +146,11 @@ def _with_milestones(cluster: Cluster, heard: Heard, now: float) -> Cluster:
     if chief is None or (chief.stage is not TaskStage.READY and chief.restored < 0):
         return cluster
     return msgspec.structs.replace(
-        cluster, stage=Stage.TRAINING, served_at=now, opened_at=now, step=chief.restored, saved=chief.restored
+        cluster,
+        stage=Stage.TRAINING,
+        served_at=now,
+        opened_at=now,
+        step=chief.restored,
+        saved=chief.restored,
+        proven_ps=sum(task.role is Role.PS for task in cluster.tasks),
     )

@@ -17,7 +17,8 @@ from dlrover_run.coordination.cluster.losses import lose_servers, move_from_leav
 from dlrover_run.coordination.cluster.opening import fence_deadline, let_in, note_ports
 from dlrover_run.coordination.cluster.records import Cluster
 from dlrover_run.coordination.cluster.scene import Scene
-from dlrover_run.coordination.cluster.wishes import fix_servers, grant
+from dlrover_run.coordination.cluster.tables import bound_servers
+from dlrover_run.coordination.cluster.wishes import grant
 from dlrover_run.coordination.cluster.words import news
 from dlrover_run.coordination.decision import Decision, soonest
 from dlrover_run.coordination.presence import Present
@@ -32,7 +33,7 @@ Step = Callable[[Scene, Plan, Cluster], Plan | None]
 """One rule: the plan that follows, the same plan to wait and to take no later step, None when it has nothing to say."""
 
 STEPS: tuple[Step, ...] = (
-    fix_servers,
+    bound_servers,
     end,
     conclude,
     lose_servers,

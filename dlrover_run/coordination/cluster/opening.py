@@ -50,7 +50,13 @@ def let_in(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     restored, reached = (told.restored, told.reached) if told is not None else (-1, -1)
     reason = f"{plan.reason}{began(restored, max(cluster.step, reached), cluster.paused)}"
     opened = msgspec.structs.replace(
-        cluster, stage=Stage.TRAINING, since=scene.now, opened_at=scene.now, step=restored, saved=restored
+        cluster,
+        stage=Stage.TRAINING,
+        since=scene.now,
+        opened_at=scene.now,
+        step=restored,
+        saved=restored,
+        proven_ps=len(tasks_of(cluster, Role.PS)),
     )
     return changed(plan, scene.now, cluster=opened, reason=reason)
 

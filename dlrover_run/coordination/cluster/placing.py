@@ -67,14 +67,13 @@ def places_of(tasks: Iterable[Task]) -> Places:
 
 def wanted_servers(limits: ClusterRules, cluster: Cluster) -> int:
     """How many parameter servers the job shall have if there is room."""
-    if cluster.fixed_ps:
-        return cluster.fixed_ps
-    return clip(cluster.targets.ps, limits.least_ps, limits.most_ps)
+    most = limits.most_ps if cluster.server_bounds is None else min(limits.most_ps, cluster.server_bounds.most)
+    return clip(cluster.targets.ps, least_servers(limits, cluster), most)
 
 
 def least_servers(limits: ClusterRules, cluster: Cluster) -> int:
     """How many parameter servers the job cannot do without."""
-    return cluster.fixed_ps or limits.least_ps
+    return limits.least_ps if cluster.server_bounds is None else max(limits.least_ps, cluster.server_bounds.least)
 
 
 def wanted_workers(limits: ClusterRules, cluster: Cluster) -> list[int]:

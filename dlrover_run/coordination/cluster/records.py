@@ -23,6 +23,9 @@ MOST_HOSTED = 400
 """Processes of one job on one node that are told of at a time, where that goes over a network."""
 
 
+MAX_TABLE_NAME = 200
+"""Characters of the name of a table that a chief reports."""
+
 QueueKey = Annotated[str, Meta(max_length=64)]
 """A secret that the host of a chief draws. Whoever takes part in the job is told of it by the coordinator, so that to
 know it is to take part, also where the job has no token because etcd decides who may."""
@@ -85,6 +88,26 @@ class TaskEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace: Annotated[str, Meta(max_length=MAX_TRACE)] = ""
 
 
+class ServerBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many parameter servers the partitioned tables of the model allow: `least` to `most`, because `table` has
+    `parts` parts.
+
+    With `refused` the chief did not restore the model: the script makes that many parts of the table where the
+    checkpoint holds `parts`. `least` and `most` are then the number of servers that would give the parts of the
+    checkpoint, 0 if the chief cannot tell.
+    """
+
+    least: Count
+    most: Count
+    table: Annotated[str, Meta(max_length=MAX_TABLE_NAME)]
+    parts: Count
+    refused: Count = 0
+
+    def allow(self, servers: int) -> bool:
+        """Whether the tables can be read with that many parameter servers."""
+        return self.least <= servers <= self.most
+
+
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a node says of one task that it hosts.
 
@@ -92,9 +115,9 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `step` is the last global step that it has told, `saved` that of its last checkpoint and `restored` the one that it
     began with: -1 while that is not known, and for a chief that came back into a live model the step of that. `reached`
     is the highest step of before that which its node has heard of from any of its tasks. `swollen` says that it is near
-    its limit of memory. A chief says by `fixed_servers` that its tables are laid out for as many servers as there are,
-    and would be read wrongly with another number. `queue_port` is where the host of a chief answers other nodes about
-    the queues of the data, 0 where it answers nobody else, and `queue_key` is what they have to know for that.
+    its limit of memory. `server_bounds` is what a chief reports of its tables, None while it has reported nothing.
+    `queue_port` is where the host of a chief answers other nodes about the queues of the data, 0 where it answers
+    nobody else, and `queue_key` is what they have to know for that.
     """
 
     key: TaskKey
@@ -107,7 +130,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     restored: int = -1
     reached: int = -1
     swollen: bool = False
-    fixed_servers: bool = False
+    server_bounds: ServerBounds | None = None
     end: TaskEnd | None = None
 
 
@@ -254,6 +277,14 @@ class Uncalled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: Total
 
 
+class HeardWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The number of the last wish of a node that the coordinator has decided on, and whether it was refused."""
+
+    node_id: str
+    number: Total
+    refused: bool = False
+
+
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The cluster that shall be; a part of the plan, which the coordinator alone writes.
 
@@ -262,9 +293,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `saved` are the newest that were told before this version opened, and from then on the step that it began with.
     `wishes` are the last wish of each node that was heard. `done` are the ranks of workers that have succeeded, and
     `evaluated` says that the evaluator has; `unevaluated` that it has failed too often and is not started again.
-    `fixed_ps` is the only number of servers that the tables of the model can
-    be read with, 0 for any. `outcome` is the end of a task that the job cannot go on after. `paused` says that all who
-    trained had left before this version began, so that `step` is the last step there was.
+    `server_bounds` are the numbers of servers that the tables of the model allow, None for any; `proven_ps` is the
+    number of servers of the last version in which the chief had a model, 0 before that. `outcome` is the end of a task
+    that the job cannot go on after. `paused` says that all who trained had left before this version began, so that
+    `step` is the last step there was.
 
     Milestones of this version, in job time, None before: `held_at`, when all addresses were known, so that its tasks
     may start; `served_at`, when all its servers answered; `opened_at`, when the chief had a whole model. From
@@ -284,7 +316,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     limits: tuple[Limit, ...] = ()
     step: int = -1
     saved: int = -1
-    wishes: tuple[tuple[str, int], ...] = ()
+    wishes: tuple[HeardWish, ...] = ()
     outcome: TaskEnd | None = None
     evaluated: bool = False
     unevaluated: bool = False
@@ -294,7 +326,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     coming_held_at: float | None = None
     short_since: float | None = None
     uncalled: tuple[Uncalled, ...] = ()
-    fixed_ps: Count = 0
+    server_bounds: ServerBounds | None = None
+    proven_ps: Count = 0
     paused: bool = False
 
 
@@ -307,9 +340,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     holds a port yet; and none is known while `servers` is empty. The evaluator is started once `servers` are known.
     `open` lets workers in. `pause` tells workers to leave after the step that they are at, and `save` the chief to save
     and to leave; both with exit code 75. `ending` tells all but servers to come to an end by themselves. `heard_wish`
-    is the number of the last wish of this node that the job knows of. `account` is for the node to repeat. `queue_at`
-    is the address where the chief's host answers about the queues of the data, empty while none is known, and
-    `queue_key` what it has to be shown.
+    is the number of the last wish of this node that the job knows of, and `refusal` says why it is refused, empty where
+    it is granted. `account` is for the node to repeat. `queue_at` is the address where the chief's host answers about
+    the queues of the data, empty while none is known, and `queue_key` what it has to be shown.
 
     `keep` says that nothing of all this is known yet to a coordinator that has just begun, and that the node shall go
     on as it is: its board makes the last order of before of that, so that an agent sees none.
@@ -326,6 +359,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     save: bool = False
     ending: bool = False
     heard_wish: Total = 0
+    refusal: Annotated[str, Meta(max_length=MAX_WHAT)] = ""
     account: Account | None = None
     queue_at: Name = ""
     queue_key: QueueKey = ""

@@ -20,10 +20,12 @@ from dlrover_run.coordination.cluster.placing import (
     wanted_workers,
 )
 from dlrover_run.coordination.cluster.records import Cluster, Role, Stage, Task, TaskStage
+from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.cluster.scene import Loss, Scene, tasks_of
 from dlrover_run.coordination.cluster.words import replaced, servers
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Failure, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.words import counted
 
 
 def begin_version(
@@ -110,7 +112,8 @@ def _account(scene: Scene, cluster: Cluster, rolled_back: bool) -> Cluster:
 def _next_servers(scene: Scene, cluster: Cluster, number: int) -> tuple[Cluster, tuple[Task, ...]]:
     coming = cluster.coming
     lost = any(scene.loss(cluster, task) is not None or scene.going(host_of(task)) for task in coming)
-    if coming and not lost and all(task.version == number for task in coming):
+    allowed = cluster.server_bounds is None or cluster.server_bounds.allow(len(coming))
+    if coming and not lost and allowed and all(task.version == number for task in coming):
         return cluster, coming
     return give_all(scene, cluster, Role.PS, places_for_servers(scene, cluster), number)
 
@@ -142,7 +145,8 @@ def _shortage(scene: Scene, cluster: Cluster, ps: int) -> str:
     short = []
     least = least_servers(limits, cluster)
     if ps < least:
-        short.append(f"{ps} of {'exactly' if cluster.fixed_ps else 'at least'} {servers(least)}")
+        exact = cluster.server_bounds is not None and cluster.server_bounds.most == least
+        short.append(f"{ps} of {'exactly' if exact else 'at least'} {servers(least)}{_because(limits, cluster)}")
     if not sum(rooms(scene, Role.CHIEF).values()):
         short.append("no chief")
     workers = sum(rooms(scene, Role.WORKER).values())
@@ -150,6 +154,14 @@ def _shortage(scene: Scene, cluster: Cluster, ps: int) -> str:
     if workers < least:
         short.append(f"{workers} of at least {least} workers")
     return f"there is room for {' and '.join(short)}" if short else ""
+
+
+def _because(limits: ClusterRules, cluster: Cluster) -> str:
+    """The table for which fewer servers than the job may have are not enough, in brackets."""
+    bounds = cluster.server_bounds
+    if bounds is None or bounds.least <= limits.least_ps:
+        return ""
+    return f" (the table {bounds.table!r} has {counted(bounds.parts, 'part')}, which another number would change)"
 
 
 def _disband(scene: Scene, plan: Plan, cluster: Cluster, reason: str) -> Plan:

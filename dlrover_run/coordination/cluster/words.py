@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlrover_run.coordination.cluster.records import Cluster, Role, Task
+from dlrover_run.coordination.cluster.records import Cluster, Role, ServerBounds, Task
 from dlrover_run.coordination.cluster.scene import Loss
 from dlrover_run.coordination.words import counted, names
 
@@ -62,11 +62,25 @@ def servers(number: int) -> str:
     return counted(number, "parameter server")
 
 
-def fixed(cluster: Cluster) -> str:
-    """That the number of servers cannot change, and why."""
+def bounded(cluster: Cluster) -> str:
+    """How many parameter servers the tables of the model allow, and why."""
+    bounds = cluster.server_bounds
+    if bounds is None:
+        return ""
+    exact = bounds.least == bounds.most
+    number = f"stays {bounds.least}" if exact else f"must be at least {bounds.least}"
     return (
-        f"the number of parameter servers stays {cluster.fixed_ps}: the chief looks up partitioned tables with "
-        'partition_strategy="mod", and with another number would read the wrong rows'
+        f"the number of parameter servers {number}: the table {bounds.table!r} has {counted(bounds.parts, 'part')} and "
+        'is looked up with partition_strategy="mod", so with another number of parts each id would get the row of '
+        "another id"
+    )
+
+
+def not_restored(task: Task, bounds: ServerBounds, present: int) -> str:
+    """Why the chief of a version with `present` servers did not restore the model."""
+    return (
+        f"{task.key} on {task.host} did not restore the checkpoint: it holds {counted(bounds.parts, 'part')} of the "
+        f"table {bounds.table!r}, and the script makes {bounds.refused} with {servers(present)}"
     )
 
 
