@@ -2,6 +2,9 @@
 # Brings one kind of trouble over one node of a job, and undoes it when it ends: see docs/chaos.md.
 #
 # It is started before the job and waits for the node. It needs only bash, coreutils and /proc.
+# `sh start_chaos.sh`, as people type it, is dash on many machines.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"
+set +o posix
 # shellcheck disable=SC2015 # Where A && B || C is written, C is meant for either.
 set -u -o pipefail
 export LC_ALL=C

@@ -132,6 +132,13 @@ def test_no_chaos_is_none() -> None:
     assert run("no-chaos").stdout == "start_chaos: no chaos\n"
 
 
+@pytest.mark.parametrize("shell", [("sh",), ("bash", "--posix")])
+def test_it_runs_under_another_shell_too(shell: tuple[str, ...]) -> None:
+    """`sh start_chaos.sh` is how it is typed in published commands, and `sh` is dash on Debian."""
+    done = subprocess.run([*shell, str(SCRIPT), "no-chaos"], capture_output=True, text=True, timeout=WAIT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "start_chaos: no chaos\n", "")
+
+
 def test_it_does_not_wait_for_ever_for_a_node(chaos: Chaos) -> None:
     chaos.cluster_node(0)
     waiting = chaos.script("kill-node", CHAOS_WAIT="0.3", WORKER_ID="7")
