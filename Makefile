@@ -25,7 +25,7 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
 demo: $(VENV)/.demo ## train the MNIST example with two workers on real handwritten digits
-	$(BIN)/dlrover-run --standalone --nproc-per-node=2 --max-restarts=3 \
+	$(BIN)/python -m dlrover_run --standalone --nproc-per-node=2 --max-restarts=3 \
 		examples/mnist/cnn_train.py --digits_dir demo/mnist_digits --num_epochs 5
 
 demo-tf: $(VENV)/.demo-tf $(TF)/.made ## train the Criteo example with two parameter servers, and kill one of them
@@ -84,13 +84,16 @@ benchmark-tf-recovery: $(VENV)/.benchmark $(TF)/.made ## break jobs with paramet
 	$(BIN)/python benchmarks/tf_recovery.py
 
 # CUDA=1 lets pip download the CUDA libraries; without it an install that would bring them stops and says so.
+# pip is silent, so what takes minutes on a slow line says so first.
 $(VENV)/.torch:
+	@echo "Installing torch into $(VENV): about 200 MB to download (several GB with CUDA=1), 750 MB on disk."
 	$(PYTHON) -m venv $(VENV)
 	$(if $(CUDA),,$(BIN)/python scripts/refuse_cuda.py '$(PINNED_TORCH)')
 	$(BIN)/pip install --quiet '$(PINNED_TORCH)'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@echo "Installing dlrover-run and scikit-learn into $(VENV): about 80 MB to download."
 	$(BIN)/pip install --quiet --editable '.[mnist]'
 	@touch $@
 
@@ -107,6 +110,7 @@ $(TORCH_ENV)/.made: pyproject.toml
 	@touch $@
 
 $(VENV)/.demo-tf:
+	@echo "Installing dlrover-run into $(VENV): about 20 MB to download."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable .
 	@touch $@
@@ -114,6 +118,7 @@ $(VENV)/.demo-tf:
 # tf-keras asks for the package `tensorflow`, which is `tensorflow-cpu` again with 600 MB of code for GPUs; it needs nothing
 # else that is not there.
 $(TF)/.made:
+	@echo "Installing TensorFlow into $(TF): about 300 MB to download, 1.6 GB on disk."
 	$(PYTHON) -m venv $(TF)
 	$(TF)/bin/pip install --quiet '$(TENSORFLOW_NEWEST)'
 	$(TF)/bin/pip install --quiet --no-deps '$(KERAS)'
@@ -126,6 +131,7 @@ tensorflow-2.15:
 		"it are skipped. With Python 3.9 to 3.11 beside it: make test PYTHON_215=python3.11"; fi
 
 $(TF_215)/.made:
+	@echo "Installing TensorFlow 2.15 into $(TF_215): about 250 MB to download, 1.3 GB on disk."
 	$(PYTHON_215) -m venv $(TF_215)
 	$(TF_215)/bin/pip install --quiet '$(TENSORFLOW_215)'
 	@touch $@

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from cluster import SOON, Cluster, Node, World, is_master, places, succeed, tell
 from etcd_server import Etcd
-from harness import WORKERS, Mailbox
+from harness import OURS, WORKERS, Mailbox, run
 from meeting_places import AtMaster, InEtcd
 
 from dlrover_run import ChildFailedError, main
@@ -80,6 +80,18 @@ def test_a_node_that_is_killed_is_replaced_by_one_with_the_next_number_and_its_r
     succeed(world, job)
     # Harness gives every launch the test's own directory for temporary files.
     assert [path.name for path in cluster.directory.iterdir()] == []
+
+
+def test_nodes_need_no_console_script(tmp_path: Path) -> None:
+    """DLRover's own package puts another program in the place of ours."""
+    for name in ("dlrover-run", "tf-ps-run"):
+        (tmp_path / name).write_text("#!/bin/sh\ntouch called\nexit 9\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "train.py").write_text("")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ended = run(OURS, ["--local-nodes=2", "--max-restarts=1", "train.py"], cwd=tmp_path, env={"PATH": path})
+    assert ended.code == 0, ended.err
+    assert not (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize(("whom", "said"), [(0, "died without a word (exit code 137)"), (1, "was killed by SIGKILL")])
