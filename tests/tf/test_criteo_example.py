@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -117,13 +118,29 @@ def test_the_same_seed_gives_the_same_rows_whatever_a_killed_writer_has_left(dat
         assert (again / name).read_bytes() == (data / name).read_bytes() != (other / name).read_bytes()
 
 
+def test_the_demo_kills_no_server_before_there_is_a_checkpoint_to_go_back_to(tmp_path: Path) -> None:
+    demo = runpy.run_path(str(EXAMPLE / "demo.py"))
+    saved_step, may_kill = demo["saved_step"], demo["may_kill"]
+    assert saved_step(tmp_path) == 0
+    for name, step in (("model.ckpt-0", 0), ("/far/model.ckpt-51", 51)):
+        (tmp_path / "checkpoint").write_text(
+            f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "model.ckpt-7"\n'
+        )
+        assert saved_step(tmp_path) == step
+        assert may_kill(demo["KILL_AT"], saved_step(tmp_path)) == (step > 0)
+    assert not may_kill(demo["KILL_AT"] - 1, 51)
+
+
 @pytest.mark.tensorflow
 def test_the_demo_loses_no_block_when_it_kills_a_server(tf221: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(data)
     demo = [sys.executable, EXAMPLE / "demo.py", "--python", tf221, "--directory", tmp_path]
-    done = subprocess.run(demo, timeout=WAIT, env=environment(), text=True, stdout=subprocess.PIPE)
+    done = subprocess.run(demo, timeout=WAIT, env=environment(), text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "demo: killing the second server" in done.stdout
+    # The launcher speaks on the error stream; a checkpoint of the beginning would be all lost.
+    restored = re.findall(r"has restored \S+-(\d+), and goes on", done.stderr)
+    assert [int(step) > 0 for step in restored] == [True], done.stderr
     assert f"{STEPS} of {STEPS} blocks used" in done.stdout.splitlines()[-1]
 
 
