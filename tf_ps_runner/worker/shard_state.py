@@ -8,13 +8,12 @@ with the newest older one, for what was used by then is in the model; where ther
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 import re
 from typing import Any, NamedTuple
 
-from tf_ps_runner.worker import checkpoints
+from tf_ps_runner.worker import checkpoints, files
 from tf_ps_runner.worker.channel import AgentGone, channel, note
 
 SUFFIX = ".shards.json"
@@ -58,19 +57,9 @@ def write(path: str, step: int) -> None:
     if state is None:
         # What lies there is of another checkpoint of the same name.
         with contextlib.suppress(FileNotFoundError):
-            os.remove(target)
+            files.remove(target)
     else:
-        temporary = f"{target}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump({**state, "step": step}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.remove(temporary)
-            raise
+        files.write(target, json.dumps({**state, "step": step}).encode())
     _forget_older(path)
 
 
@@ -128,8 +117,7 @@ class _Kept(NamedTuple):
 def _read(name: str) -> tuple[_Kept | None, str | None]:
     """What a file says; None with a clause that says why it says nothing, if it is there at all."""
     try:
-        with open(name, encoding="utf-8") as file:
-            text = file.read(MAX_STATE + 1)
+        text = files.read(name, MAX_STATE + 1).decode()
     except FileNotFoundError:
         return None, None
     except (OSError, UnicodeError) as error:
@@ -159,20 +147,28 @@ def _states(path: str) -> list[str]:
     own = _NUMBERED.fullmatch(path)
     if own is None:
         return []
+    directory, stem = os.path.split(own[1])
     found = []
-    for name in glob.glob(f"{glob.escape(own[1])}-*{SUFFIX}"):
-        numbered = _NUMBERED.fullmatch(name[: -len(SUFFIX)])
+    for name in _listed(directory or os.curdir):
+        numbered = _NUMBERED.fullmatch(name.removesuffix(SUFFIX))
         # `model-best-7` is a checkpoint of another name than `model-7`.
-        if numbered is not None and numbered[1] == own[1]:
-            found.append(name)
+        if name.endswith(SUFFIX) and numbered is not None and numbered[1] == stem:
+            found.append(os.path.join(directory, name))
     return found
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return files.listed(directory)
+    except OSError:
+        return []
 
 
 def _forget_older(path: str) -> None:
     """Remove the states of checkpoints that the script's saver has removed."""
-    if not os.path.exists(path + ".index"):
+    if not files.exists(path + ".index"):
         return
     for name in _states(path):
-        if not os.path.exists(name[: -len(SUFFIX)] + ".index"):
+        if not files.exists(name[: -len(SUFFIX)] + ".index"):
             with contextlib.suppress(OSError):
-                os.remove(name)
+                files.remove(name)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import codecs
 import os
 import re
-import sys
 from collections.abc import Collection, Iterator
-from typing import Any
 
+from tf_ps_runner.worker import files
 from tf_ps_runner.worker.bundle import Damaged, lengths, parts
 
 MAX_SUMMED = 64 << 20
@@ -40,7 +39,7 @@ def look(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None,
     """The same, with each one skipped as its path and a clause that says what is wrong with it."""
     skipped: list[tuple[str, str]] = []
     try:
-        state = _read(os.path.join(directory, STATE))
+        state = files.read(os.path.join(directory, STATE))
     except Exception:
         return None, []
     recorded = [(bool(kept), _unescaped(path)) for kept, path in _PATHS.findall(state)]
@@ -62,7 +61,7 @@ def look(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None,
 def what_is_wrong(path: str) -> str | None:
     """Why a checkpoint is not whole, as a clause; None when it is."""
     try:
-        index = _read(path + ".index")
+        index = files.read(path + ".index")
     except Exception:
         # The old format is one file, of which TensorFlow alone knows whether it is whole.
         return None if _size(path) is not None else "its index is missing"
@@ -84,7 +83,7 @@ def parts_in(path: str) -> dict[str, frozenset[tuple[int, ...]]] | None:
     """The parts of each partitioned variable of a checkpoint, as in `bundle.parts`; None where it has no index, as in
     the format of before 2016, or one that cannot be read."""
     try:
-        return parts(_read(path + ".index"))
+        return parts(files.read(path + ".index"))
     except Exception:
         return None
 
@@ -111,7 +110,7 @@ def _candidates(directory: str, newest: str | None, kept: list[str]) -> Iterator
 
 def _other_sums(path: str) -> str | None:
     """Have TensorFlow read each tensor, which compares its sum; None where nothing is wrong, or nobody can tell."""
-    reader = getattr(getattr(_tensorflow(), "train", None), "load_checkpoint", None)
+    reader = getattr(getattr(files.tensorflow(), "train", None), "load_checkpoint", None)
     key = (path, _time(path + ".index"))
     if reader is None or key in _summed:
         return _summed.get(key)
@@ -128,45 +127,23 @@ def _other_sums(path: str) -> str | None:
     return why
 
 
-def _tensorflow() -> Any:
-    return sys.modules.get("tensorflow")
-
-
-def _files(path: str) -> Any:
-    """TensorFlow's own view of files, for those that are not in this machine's file system."""
-    return _tensorflow().io.gfile if "://" in path else None
-
-
-def _read(path: str) -> bytes:
-    files = _files(path)
-    if files is None:
-        with open(path, "rb") as file:
-            return file.read()
-    with files.GFile(path, "rb") as file:
-        content: bytes = file.read()
-        return content
-
-
 def _size(path: str) -> int | None:
     try:
-        files = _files(path)
-        return os.path.getsize(path) if files is None else int(files.stat(path).length)
+        return files.size(path)
     except Exception:
         return None
 
 
 def _time(path: str) -> float:
     try:
-        files = _files(path)
-        return os.stat(path).st_mtime_ns if files is None else float(files.stat(path).mtime_nsec)
+        return files.modified(path)
     except Exception:
         return 0.0
 
 
 def _listed(directory: str) -> list[str]:
     try:
-        files = _files(directory)
-        return list(os.listdir(directory) if files is None else files.listdir(directory))
+        return files.listed(directory)
     except Exception:
         return []
 
