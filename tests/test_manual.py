@@ -131,6 +131,49 @@ def test_completion_is_installed_for_bash(bash_path: str, tmp_path: Path) -> Non
     assert "_DLROVER_RUN_COMPLETE" in (home / ".bash_completions" / "dlrover-run.sh").read_text()
 
 
+COMPLETION_FILES = {
+    "bash": ".bash_completions/dlrover-run.sh",
+    "zsh": ".zfunc/_dlrover-run",
+    "fish": ".config/fish/completions/dlrover-run.fish",
+}
+
+
+@pytest.mark.parametrize("spelling", ["--install-completion {}", "--install-completion={}"])
+@pytest.mark.parametrize("shell", COMPLETION_FILES)
+def test_completion_is_installed_for_the_shell_that_is_named(
+    bash_path: str, tmp_path: Path, shell: str, spelling: str
+) -> None:
+    """Whichever shell it is typed in, here bash."""
+    done = subprocess.run(
+        ["bash", "-c", f"dlrover-run {spelling.format(shell)}; exit $?"],
+        env={**os.environ, "PATH": bash_path, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{shell} completion installed in {tmp_path / COMPLETION_FILES[shell]}" in done.stdout.replace("\n", " ")
+    written = [name for name, path in COMPLETION_FILES.items() if (tmp_path / path).exists()]
+    assert written == [shell]
+    assert "_DLROVER_RUN_COMPLETE" in (tmp_path / COMPLETION_FILES[shell]).read_text()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish"])
+def test_the_script_is_shown_for_the_shell_that_is_named(shell: str) -> None:
+    assert command("--show-completion", shell).stdout == command("--print-completion", shell).stdout != ""
+
+
+def test_completion_that_cannot_be_installed_is_one_sentence(tmp_path: Path) -> None:
+    unknown = command("--install-completion", "csh")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "--install-completion 'csh' is not known: give bash, zsh or fish." in unknown.stderr
+    (tmp_path / "home").write_text("")
+    nowhere = command("--install-completion", "zsh", HOME=str(tmp_path / "home"))
+    assert (nowhere.returncode, nowhere.stdout) == (2, "")
+    assert re.fullmatch(r"dlrover-run: --install-completion cannot write .*\n", nowhere.stderr)
+
+
 SHELLS = {
     "bash": (
         ["env", "TERM=dumb", "bash", "--norc", "--noprofile", "-i"],

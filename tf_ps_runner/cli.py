@@ -217,7 +217,7 @@ def job_or_code(argv: Sequence[str]) -> ServersSpec | int:
     try:
         line = cut(argv, TF_PS_RUN)
         if line.request is not None:
-            return replies.answer(TF_PS_RUN, line.request)
+            return replies.answer(TF_PS_RUN, line.request, line.requested)
         return _job(
             line, os.environ, require_tensorflow, lambda sentence: replies.say(TF_PS_RUN, f"warning: {sentence}")
         )

@@ -69,7 +69,9 @@ def cut(argv: Sequence[str], program: Program = DLROVER_RUN) -> CommandLine:
             match, flag = further, by_spelling[further.spelling]
         text = match.attached
         if text is None and flag.bare:
-            text = flag.bare
+            # No script follows a request, so the next word is its value.
+            following = argv[position : position + 1] if flag.request else ()
+            text = following[0] if following and not _is_flag(following[0], program) else flag.bare
         elif text is None and flag.value:
             if position == len(argv):
                 raise UsageError(f"{match.spelling} needs a value: {flag.value}.")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import typer.completion
 import typer.main
 from rich.console import Console
 from rich.panel import Panel
@@ -40,7 +41,8 @@ def answer(words: Sequence[str], program: Program) -> int:
         command.params.clear()
     for parameter in command.params:
         if parameter.name in _DRAWN_BY_TYPER:
-            parameter.rich_help_panel, parameter.metavar = OTHER, " "
+            flag = program.by_dest[parameter.name]
+            parameter.rich_help_panel, parameter.metavar, parameter.help = OTHER, f"[{flag.value}]", flag.help
     if completing or "--help" not in words:
         try:
             command.main(list(words), prog_name=program.name, complete_var=program.completion_variable)
@@ -55,6 +57,17 @@ def answer(words: Sequence[str], program: Program) -> int:
     if program.meets:
         _print_keys(program)
     return 0
+
+
+def install_completion(program: Program, shell: str) -> int:
+    """Install completion for a shell, whichever this process was started from; the exit code. Raises OSError."""
+    command: Any = typer.main.get_command(_application(program, with_underscores=False))
+    with typer.Context(command, info_name=program.name) as context:
+        try:
+            typer.completion.install_callback(context, command.params[0], shell)
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 1
+    return exit_codes.SUCCESS
 
 
 def print_completion(program: Program, shell: str) -> int:

@@ -25,6 +25,8 @@ WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
 CHECK_WORDS = ("once", "always")
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
+INSTALLED_SHELLS = ("bash", "zsh", "fish")
+THIS_SHELL = "the shell that started this process"
 
 STATIC_ADDRESS = "127.0.0.1"
 """Where node 0 of static is when nobody says so, as in torchrun."""
@@ -38,9 +40,9 @@ class Flag(NamedTuple):
     """One flag.
 
     `value` is the name of its value in the help, empty for a switch. `bare` is the value that it has where none is
-    given: such a flag takes one only behind a `=`, so that the word after it may be the script. `pet` says that a
-    variable gives its default, which is called `PET_<DEST>`, or begins as `prefix` says. `ours` marks what torchrun
-    does not have: such a flag never makes one of torchrun's abbreviations ambiguous. A `request` answers by itself and
+    given: such a flag takes one only behind a `=`, so that the word after it may be the script, unless it is a request. `pet`
+    says that a variable gives its default, which is called `PET_<DEST>`, or begins as `prefix` says. `ours` marks what
+    torchrun does not have: such a flag never makes one of torchrun's abbreviations ambiguous. A `request` answers by itself and
     starts no job. `files` asks the shell to complete file names. `since` is the torchrun that brought the flag: one
     that the first did not have never makes an abbreviation ambiguous that the first takes.
     """
@@ -308,8 +310,26 @@ TABLE: tuple[Flag, ...] = (
         choices=SHELLS,
         since="2.14",
     ),
-    Flag("install-completion", OTHER, "Install completion for this shell.", ours=True, request=True),
-    Flag("show-completion", OTHER, "Show the completion script for this shell.", ours=True, request=True),
+    Flag(
+        "install-completion",
+        OTHER,
+        "Install completion for this shell, or for [b]bash[/], [b]zsh[/] or [b]fish[/].",
+        "SHELL",
+        ours=True,
+        request=True,
+        bare=THIS_SHELL,
+        choices=INSTALLED_SHELLS,
+    ),
+    Flag(
+        "show-completion",
+        OTHER,
+        "Show the completion script for this shell, or for [b]bash[/], [b]zsh[/], [b]tcsh[/] or [b]fish[/].",
+        "SHELL",
+        ours=True,
+        request=True,
+        bare=THIS_SHELL,
+        choices=SHELLS,
+    ),
 )
 
 OF_DLROVER = {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dlrover_run import exit_codes
 from dlrover_run.command_line import flags
 from dlrover_run.command_line.argv import UsageError
-from dlrover_run.command_line.options import Flag
+from dlrover_run.command_line.options import THIS_SHELL, Flag
 from dlrover_run.command_line.program import Program
 from dlrover_run.spec import SpecError
 
@@ -28,18 +28,32 @@ def refuse(program: Program, mistake: SpecError) -> int:
 
 def answer(program: Program, request: Flag, text: str = "") -> int:
     """Answer a flag that starts no job, given with this value; the exit code. SpecError when it has no such value."""
-    if request.choices:
+    if request.choices and text != request.bare:
         flags.choice(request.spellings[0], text, request.choices)
     if request.name == "version":
         from importlib.metadata import version
 
         print(f"{program.name} {version('dlrover-run')}")
         return exit_codes.SUCCESS
-    if request.name == "print-completion":
+    if request.name == "install-completion" and text:
+        return _install_completion(program, text)
+    if request.choices and text != request.bare:
         from dlrover_run.command_line.manual import print_completion
 
         return print_completion(program, text)
     return show(program, [request.spellings[0]])
+
+
+def _install_completion(program: Program, shell: str) -> int:
+    from dlrover_run.command_line.manual import install_completion
+
+    try:
+        if shell == THIS_SHELL:
+            return show(program, ["--install-completion"])
+        return install_completion(program, shell)
+    except OSError as error:
+        remedy = "--show-completion prints what to install by hand"
+        raise SpecError(f"--install-completion cannot write {error.filename} ({error.strerror}): {remedy}.") from None
 
 
 def show(program: Program, words: Sequence[str]) -> int:
