@@ -40,11 +40,11 @@ class Flag(NamedTuple):
     """One flag.
 
     `value` is the name of its value in the help, empty for a switch. `bare` is the value that it has where none is
-    given: such a flag takes one only behind a `=`, so that the word after it may be the script, unless it is a request. `pet`
-    says that a variable gives its default, which is called `PET_<DEST>`, or begins as `prefix` says. `ours` marks what
-    torchrun does not have: such a flag never makes one of torchrun's abbreviations ambiguous. A `request` answers by itself and
-    starts no job. `files` asks the shell to complete file names. `since` is the torchrun that brought the flag: one
-    that the first did not have never makes an abbreviation ambiguous that the first takes.
+    given: such a flag takes one only behind a `=`, so that the word after it may be the script, unless it is a request.
+    `pet` says that a variable gives its default, which is called `PET_<DEST>`, or begins as `prefix` says. `ours` marks
+    what torchrun does not have: such a flag never makes one of torchrun's abbreviations ambiguous. A `request` answers
+    by itself and starts no job. `files` asks the shell to complete file names. `since` is the torchrun that brought the
+    flag: one that the first did not have never makes an abbreviation ambiguous that the first takes.
     """
 
     name: str
