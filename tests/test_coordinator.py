@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from node_truth import Truth
 from virtual_job import KILLED, VirtualJob, rules
 
 from dlrover_run.coordination.adoption import adopt
-from dlrover_run.coordination.coordinator import OWN_EPOCHS, RETURN_GRACE, Coordinator
+from dlrover_run.coordination.check_round import CHECK_MARGIN
+from dlrover_run.coordination.coordinator import _ACCOUNTS, OWN_EPOCHS, RETURN_GRACE, Coordinator, _concerns_nodes
 from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, Plan, PlanPhase, RoundKey, seats
+from dlrover_run.coordination.rules import CHECK_ONCE
 
 
 def trio(**changes: object) -> VirtualJob:
@@ -126,6 +129,65 @@ class TestWithAJournal:
     def test_it_has_to_be_later_than_its_predecessor(self) -> None:
         with pytest.raises(ValueError, match="epoch 4 is not later than the plan's, 4"):
             Coordinator(rules(1, 1), 0.0, 4, Plan(epoch=4, key=RoundKey(4, 1)))
+
+
+class TestWhatAWaitingNodeIsTold:
+    """What it is told follows from the deadline that concerns it, not from the next moment of any decision."""
+
+    @staticmethod
+    def short_of_budget(least: int, most: int, **changes: object) -> VirtualJob:
+        """A job of two nodes that has used a restart, which is forgiven 60 s after that."""
+        job = VirtualJob(rules(least, most, restart_window=60.0, last_call_timeout=1.0, **changes))
+        job.come("a", "b")
+        job.wait(1.1)
+        job.fail("b")
+        assert job.plan.restart_count == 1
+        return job
+
+    def test_a_newcomer_counts_down_to_its_round_and_not_to_the_end_of_a_restart(self) -> None:
+        job = self.short_of_budget(1, 4, scale_up_delay=30.0)
+        job.wait(50)
+        job.come("c")
+        assert (job.waiting.text, job.waiting.seconds) == ("2 nodes train; this one takes part in the next round", 30)
+        job.wait(30.1)
+        assert len(job.ranks) == 3
+
+    def test_who_waits_for_a_replacement_counts_down_to_the_failure_of_the_job(self) -> None:
+        job = self.short_of_budget(2, 2, pend_timeout=600.0)
+        job.wait(10)
+        job.lose("a")
+        job.wait(1.1)
+        assert job.plan.phase is PlanPhase.GATHERING
+        assert job.waiting.seconds == 600
+        job.wait(595)
+        assert (job.plan.phase, job.waiting.seconds) == (PlanPhase.GATHERING, 5)
+        job.wait(6)
+        assert job.plan.phase is PlanPhase.FAILED
+
+    def test_a_newcomer_that_still_computes_is_not_told_that_it_takes_part(self) -> None:
+        job = VirtualJob(rules(1, 3, check=CHECK_ONCE), truth=Truth())
+        job.come("a", "b", "c")
+        job.lose("c")
+        job.wait(1.1)
+        job.mute.add("d")
+        job.come("d")
+        waiting = job.waiting
+        assert waiting.text == "2 nodes train; meanwhile the node check looks at those who have come"
+        assert waiting.seconds == round(job.rules.check_timeout + CHECK_MARGIN)
+
+    def test_who_steps_in_counts_down_to_nothing_while_a_member_may_be_lost(self) -> None:
+        job = VirtualJob(rules(1, 2, spares=1))
+        job.come("a", "b", "c")
+        job.lose("a")
+        assert job.waiting.seconds is None
+        assert "waits to step in" in job.waiting.text
+
+
+@pytest.mark.parametrize("field", sorted({*Plan.__struct_fields__} - _ACCOUNTS))
+def test_a_change_of_any_field_is_told_to_the_nodes(field: str) -> None:
+    """Also of one that is added to the plan later, unless it is named as one that no node is told of."""
+    changed = msgspec.structs.replace(Plan(), **{field: object()})
+    assert _concerns_nodes(Plan(), changed)
 
 
 class TestWithoutAJournal:

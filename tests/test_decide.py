@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import msgspec
@@ -346,10 +347,35 @@ class TestLeaving:
     def test_the_last_one_to_leave_ends_a_job_that_had_lost_the_others(self) -> None:
         job = trio()
         job.lose("a", "b")
-        job.say("c", NodePhase.LEFT)
-        assert job.plan.phase is PlanPhase.TRAINING
         job.wait(1.1)
+        job.say("c", NodePhase.LEFT)
         assert job.plan.phase is PlanPhase.FAILED
+
+    @pytest.mark.parametrize("lease", [0.0, 9.0], ids=["master", "etcd"])
+    @pytest.mark.parametrize("gap", [0.0, 0.1, 0.45])
+    @pytest.mark.parametrize("lost", ["a", "b", "c", "ab", "abc", ""])
+    def test_what_becomes_of_a_job_does_not_depend_on_the_order_in_which_its_nodes_go(
+        self, lost: str, gap: float, lease: float
+    ) -> None:
+        """With etcd it is heard of a lost node when its lease has run out."""
+        phases = set()
+        for order in itertools.permutations("abc"):
+            job = VirtualJob(rules(1, 3, lost_after=0.0 if lease else 1.0))
+            job.come("a", "b", "c")
+            began = job.now
+            events = [(place * gap, place, name) for place, name in enumerate(order)]
+            events += [(at + lease, 3, name) for at, _, name in events if lease and name in lost]
+            for at, place, name in sorted(events):
+                job.wait(began + at - job.now)
+                if name not in lost:
+                    job.leave(name)
+                elif lease and place < 3:
+                    job.deaf.add(name)
+                else:
+                    job.lose(name)
+            job.wait(2.0)
+            phases.add(job.plan.phase)
+        assert phases == {PlanPhase.GATHERING if lost else PlanPhase.FAILED}
 
     def test_a_node_that_may_come_back_keeps_the_job_from_its_end(self) -> None:
         job = trio()

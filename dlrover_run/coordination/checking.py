@@ -22,7 +22,7 @@ from dlrover_run.coordination.check_records import (
     Verdict,
 )
 from dlrover_run.coordination.check_round import CHECK_MARGIN, add_facts, awaited, computed_fact, key_of
-from dlrover_run.coordination.decision import Decision, changed, soonest
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, changed, due
 from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
 from dlrover_run.coordination.pairing import MAX_ROUNDS, RoundTasks, first_round, next_round
 from dlrover_run.coordination.presence import Presence, Present
@@ -71,7 +71,7 @@ def pass_unchecked(plan: Plan, present: Present, now: float) -> Decision:
         for status in new
     )
     lines = tuple(f"warning: {status.host} was not checked: {WITHOUT_CHECK}" for status in new)
-    return Decision(changed(plan, now, checked=(*plan.checked, *checkups)), None, lines)
+    return Decision(changed(plan, now, checked=(*plan.checked, *checkups)), (), lines)
 
 
 def prune(plan: Plan, present: Present, now: float) -> Plan:
@@ -157,7 +157,7 @@ def step(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     while (check := plan.check) is not None:
         deadline = check.since + rules.check_timeout + CHECK_MARGIN
         if awaited(check, present, now) and now < deadline:
-            return Decision(plan, deadline, lines)
+            return Decision(plan, (Deadline(deadline, DeadlineReason.HEALTH),), lines)
         check = add_facts(rules, check, present, now)
         diagnosis = diagnose(check, rules.straggler_threshold)
         lines += tuple(check_words.round_lines(check, diagnosis.failing))
@@ -167,29 +167,29 @@ def step(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
             lines += last
         else:
             plan = _go_on(plan, msgspec.structs.replace(check, named=diagnosis.named), tasks, now)
-    return Decision(plan, None, lines)
+    return Decision(plan, (), lines)
 
 
 def check_beside(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     """Check newcomers while others train: by what they have computed alone, and again where that is doubtful."""
     lines: tuple[str, ...] = ()
-    wake_at = None
+    deadlines: tuple[Deadline, ...] = ()
     if plan.check is not None:
-        plan, wake_at, lines = step(rules, plan, present, now)
+        plan, deadlines, lines = step(rules, plan, present, now)
     if plan.check is None:
         known = {key_of(checkup) for checkup in plan.checked}
         new = [p for p in candidates(rules, plan, present) if p.status.key not in known]
         waited_for = computing(rules, plan, new, now)
-        wake_at = min((_computes_until(rules, p) for p in waited_for), default=None)
+        deadlines = due(min((_computes_until(rules, p) for p in waited_for), default=None), DeadlineReason.HEALTH)
         still = {p.status.key for p in waited_for}
         ready = [p for p in new if p.status.key not in still]
         if ready:
             members = [p for member in plan.members if (p := present.get(member.key)) and member.key in known]
             check = msgspec.structs.replace(_examine(rules, plan, [*members, *ready], now, anew=False), beside=True)
             begun = changed(plan, now, check=check, checks=check.key.number)
-            plan, deadline, more = step(rules, begun, present, now)
-            wake_at, lines = soonest(wake_at, deadline), lines + more
-    return Decision(plan, wake_at, lines)
+            plan, further, more = step(rules, begun, present, now)
+            deadlines, lines = deadlines + further, lines + more
+    return Decision(plan, deadlines, lines)
 
 
 def computes_anew(rules: Rules, plan: Plan) -> bool:

@@ -18,6 +18,7 @@ from dlrover_run.coordination.checking import resume
 from dlrover_run.coordination.cluster.account import as_before
 from dlrover_run.coordination.cluster.adoption import adopt_cluster
 from dlrover_run.coordination.decide import decide
+from dlrover_run.coordination.decision import Deadline
 from dlrover_run.coordination.parts import Part, assigned, part_of, parts
 from dlrover_run.coordination.presence import Presence, Present, succeeded_round
 from dlrover_run.coordination.progress import progress
@@ -82,6 +83,7 @@ class Coordinator:
         self._lines: list[str] = []
         # What nobody has stored yet is stored before anybody is told, though nothing is decided.
         self._is_new = self.plan.check is not None
+        self._deadlines: tuple[Deadline, ...] = ()
         self._wake_at: float | None = None
         self._advanced_at = before.clock
         self._adopting_until: float | None = None
@@ -164,14 +166,16 @@ class Coordinator:
         """Decide; whether the plan has become another one, which must be stored before anybody is told."""
         time = self._job_time(now)
         self._advanced_at = time
+        self._deadlines = ()
         self._wake_at = None
         if self.superseded:
             return False
         before, is_new = self.plan, self._is_new
         self._is_new = False
         if self._adopting_until is None or self._adopt(time):
-            self.plan, self._wake_at, lines = decide(self.rules, self.plan, self._present, time)
-            self._lines += lines
+            decision = decide(self.rules, self.plan, self._present, time)
+            self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
+            self._lines += decision.lines
             self._forget(time)
         if self.plan is before and not is_new:
             return False
@@ -213,7 +217,7 @@ class Coordinator:
 
     def waiting(self, now: float) -> Waiting:
         """What nodes that wait are told to wait for."""
-        return progress(self.rules, self.plan, self._present, self._wake_at, self._job_time(now))
+        return progress(self.rules, self.plan, self._present, self._deadlines, self._job_time(now))
 
     @property
     def _is_fresh(self) -> bool:
@@ -293,12 +297,17 @@ def _checked(plan: Plan) -> list[Member]:
     return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in passed)]
 
 
+_ACCOUNTS = frozenset({"epoch", "clock", "since", "charged", "barren", "failure", "reason"})
+"""Fields of a plan from which no node's own part is made: all nodes are told them alike, or nobody is."""
+
+_TOLD = tuple(field for field in Plan.__struct_fields__ if field not in _ACCOUNTS)
+
+
 def _concerns_nodes(before: Plan, plan: Plan) -> bool:
-    """Whether what single nodes are told may have become another thing."""
-    same = before.check is plan.check and before.checked is plan.checked and before.links is plan.links
-    # A member of a cluster may be there only to end what it hosts.
-    same = same and before.cluster is plan.cluster and (plan.cluster is None or before.members is plan.members)
-    return not same or (plan.key, plan.phase) != (before.key, before.phase)
+    """Whether what single nodes are told may have become another thing. A field that somebody adds to the plan counts,
+    unless it is named above."""
+    pairs = ((getattr(before, field), getattr(plan, field)) for field in _TOLD)
+    return any(one is not other and one != other for one, other in pairs)
 
 
 def _as_before(plan: Plan, status: NodeStatus, waiting: Waiting | None) -> Assignment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dlrover_run.coordination.budget import forgive
 from dlrover_run.coordination.checking import pass_unchecked, prune
 from dlrover_run.coordination.cluster.decide import decide as decide_cluster
-from dlrover_run.coordination.decision import Decision, changed, soonest
+from dlrover_run.coordination.decision import DeadlineReason, Decision, changed, due
 from dlrover_run.coordination.gathering import gather
 from dlrover_run.coordination.presence import Present
 from dlrover_run.coordination.records import OVER, Plan, PlanPhase
@@ -38,6 +38,6 @@ def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
         decision = train(rules, decision.plan, present, now)
         lines += decision.lines
     if decision.plan.phase in OVER and decision.plan.check is not None:
-        return Decision(changed(decision.plan, now, check=None), None, lines)
+        return Decision(changed(decision.plan, now, check=None), (), lines)
     forgiven_at = charged[0] + rules.restart_window if charged else None
-    return Decision(decision.plan, soonest(decision.wake_at, forgiven_at), lines)
+    return Decision(decision.plan, (*decision.deadlines, *due(forgiven_at, DeadlineReason.BUDGET)), lines)

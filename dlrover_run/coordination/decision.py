@@ -1,7 +1,8 @@
-"""What deciding comes to: the plan that holds now, and when to look again."""
+"""What deciding comes to: the plan that holds now, and the deadlines at which to decide again."""
 
 from __future__ import annotations
 
+import enum
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,13 +10,53 @@ import msgspec
 from dlrover_run.coordination.records import Plan, PlanPhase
 
 
+class DeadlineReason(enum.Enum):
+    """What happens at a deadline. What a waiting node is told follows from it, so a deadline that concerns only the
+    coordinator's own accounts can never be shown as a countdown."""
+
+    JOIN = "join"
+    """The first round has too few nodes: the job fails."""
+    REPLACEMENT = "replacement"
+    """A job that has lost nodes has too few: it fails."""
+    LAST_CALL = "last call"
+    """The first round begins with fewer than the most nodes."""
+    LOST = "lost"
+    """A node whose connection has ended counts as lost."""
+    LEADER = "leader"
+    """The node that is to lead the next round has not answered: the job fails."""
+    SCALE_UP = "scale up"
+    """Nodes that have come take part in a larger round."""
+    BLAME = "blame"
+    """The failure of a worker that only lost a peer counts."""
+    BUDGET = "budget"
+    """A restart is forgiven."""
+    HEALTH = "health"
+    """A round of a node check ends without those who have not answered."""
+    TASK = "task"
+    """A process of a parameter-server job that is not ready is given up."""
+    END = "end"
+    """The grace of the other processes after the success of the chief is over."""
+
+
+class Deadline(NamedTuple):
+    """A job time at which something is decided though nothing was heard, and what that is."""
+
+    at: float
+    reason: DeadlineReason
+
+
 class Decision(NamedTuple):
-    """The plan that holds now, the job time at which to decide again should no status come before that, and lines for
+    """The plan that holds now, the deadlines at which to decide again should no status come before that, and lines for
     the person who reads the log of whoever decides, to be said once the plan is stored."""
 
     plan: Plan
-    wake_at: float | None = None
+    deadlines: tuple[Deadline, ...] = ()
     lines: tuple[str, ...] = ()
+
+    @property
+    def wake_at(self) -> float | None:
+        """The earliest of the deadlines; None when there is none."""
+        return min((deadline.at for deadline in self.deadlines), default=None)
 
 
 def changed(plan: Plan, now: float, **changes: Any) -> Plan:
@@ -26,6 +67,11 @@ def changed(plan: Plan, now: float, **changes: Any) -> Plan:
 def over(plan: Plan, now: float, phase: PlanPhase, reason: str) -> Decision:
     """The job ends."""
     return Decision(changed(plan, now, phase=phase, since=now, reason=reason))
+
+
+def due(at: float | None, reason: DeadlineReason) -> tuple[Deadline, ...]:
+    """The deadline at that time; none when there is no time."""
+    return () if at is None else (Deadline(at, reason),)
 
 
 def soonest(*times: float | None) -> float | None:

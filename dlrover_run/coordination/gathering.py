@@ -16,9 +16,9 @@ from dlrover_run.coordination.checking import (
     forget,
     step,
 )
-from dlrover_run.coordination.decision import Decision, changed, over
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, changed, due, over
 from dlrover_run.coordination.presence import Presence, Present
-from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.records import Member, NodePhase, NodeStatus, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 from dlrover_run.coordination.seating import seat_nodes
 from dlrover_run.coordination.words import counted, names, node_name
@@ -41,7 +41,7 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
         if checked.plan.check is not None:
             return checked
         further = gather(rules, checked.plan, present, now)
-        return Decision(further.plan, further.wake_at, checked.lines + further.lines)
+        return Decision(further.plan, further.deadlines, checked.lines + further.lines)
     living = candidates(rules, plan, present)
     if is_first and not living and not (plan.checks and present):
         # Nobody waits.
@@ -53,10 +53,11 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
         deadline = plan.since + patience
         if now >= deadline:
             return over(plan, now, PlanPhase.FAILED, _short_of_nodes(rules, plan, living, patience))
-        return Decision(plan, deadline)
-    complete_at = _complete_at(rules, plan, present, living, size, now)
-    if complete_at is not None and now < complete_at:
-        return Decision(plan, complete_at)
+        waits_for = DeadlineReason.JOIN if is_first and not plan.checks else DeadlineReason.REPLACEMENT
+        return Decision(plan, (Deadline(deadline, waits_for),))
+    complete = _complete(rules, plan, present, living, size, now)
+    if complete is not None and now < complete.at:
+        return Decision(plan, (complete,))
     if rules.check != CHECK_NEVER and not computes_anew(rules, plan):
         waited_for = {p.status.key for p in computing(rules, plan, living, now)}
         others = [p for p in living if p.status.key not in waited_for]
@@ -68,7 +69,7 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
         if not computes_anew(rules, plan):
             known_at = computed_at(rules, computing(rules, plan, seated, now))
             if known_at is not None:
-                return Decision(plan, known_at)
+                return Decision(plan, due(known_at, DeadlineReason.HEALTH))
         begun = begin(rules, plan, seated, living, now)
         if begun is not None:
             return gather(rules, begun, present, now)
@@ -78,7 +79,7 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
             leader = called(plan, seated[:1])[0]
             silent = f"{leader} should have led the next round, and did not answer for {patience:g} s"
             return over(plan, now, PlanPhase.FAILED, silent)
-        return Decision(plan, deadline)
+        return Decision(plan, (Deadline(deadline, DeadlineReason.LEADER),))
     reason = plan.reason
     if is_first and any(checkup.dismissed and key_of(checkup) in present for checkup in plan.checked):
         reason = f"{plan.reason}; {counted(size, 'node')} {'is' if size == 1 else 'are'} left"
@@ -90,8 +91,17 @@ def gather(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
 
 
 def _all_have_left(present: Present, now: float) -> bool:
-    """Whether the last ones who were here have gone of their own will, so that nobody is expected back."""
-    return any(p.left for p in present.values()) and all(p.left or p.lost(now) for p in present.values())
+    """Whether the last ones who were here have left by request, so that nobody is expected back.
+
+    One that was not yet known to be lost when the last of them left was lost in the same moment. It is waited for, as
+    it would be had it been lost a moment after the others left: what becomes of the job must not depend on the order.
+    """
+    left = [p for p in present.values() if p.left]
+    lost = [p for p in present.values() if not p.left and p.lost(now)]
+    if not left or len(left) + len(lost) < len(present):
+        return False
+    last_left = max(p.changed if p.broken is None or p.status.phase is NodePhase.LEFT else p.broken for p in left)
+    return all(p.lost_at is not None and p.lost_at <= last_left for p in lost)
 
 
 def form(rules: Rules, plan: Plan, seated: list[Presence], now: float, reason: str) -> Plan:
@@ -143,18 +153,21 @@ def until_known(members: Known, now: float) -> float | None:
     return max((p.lost_at for p in broken if p.lost_at is not None and now < p.lost_at), default=None)
 
 
-def _complete_at(
+def _complete(
     rules: Rules, plan: Plan, present: Present, living: list[Presence], size: int, now: float
-) -> float | None:
+) -> Deadline | None:
     """When it is known who takes part in the next round, should nobody come or go before that."""
     # A member is waited for in any case, for his rank is kept for him until he counts as lost.
-    times = [until_known(members_of(plan, present), now)]
+    found = [*due(until_known(members_of(plan, present), now), DeadlineReason.LOST)]
     if size < rules.full_size:
-        times += [p.lost_at for p in present.values() if not p.going]
+        found += [
+            Deadline(p.lost_at, DeadlineReason.LOST) for p in present.values() if p.lost_at is not None and not p.going
+        ]
         if plan.key.number == 0 and not plan.checks:
-            times.append(max(p.arrived for p in living) + rules.last_call_timeout)
+            last_call = max(p.arrived for p in living) + rules.last_call_timeout
+            found.append(Deadline(last_call, DeadlineReason.LAST_CALL))
     # Later everybody who lives is known, so nobody is waited for who may never come.
-    return max((time for time in times if time is not None), default=None)
+    return max(found, key=lambda deadline: deadline.at, default=None)
 
 
 def _member(status: NodeStatus) -> Member:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+
 from dlrover_run.coordination import check_words
 from dlrover_run.coordination.check_records import Check
 from dlrover_run.coordination.check_round import asked, awaited, key_of, standing
 from dlrover_run.coordination.checking import candidates, computes_anew, computing
 from dlrover_run.coordination.cluster.progress import progress as cluster_progress
+from dlrover_run.coordination.decision import Deadline, DeadlineReason
 from dlrover_run.coordination.gathering import called, missing_words
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
@@ -17,14 +20,18 @@ MOST_BEFORE = 300
 """Characters of what is told of dismissals before the words about who is missing, so that these always fit."""
 
 
-def progress(rules: Rules, plan: Plan, present: Present, wake_at: float | None, now: float) -> Waiting:
-    """The words for every node without a seat; `wake_at` is when the coordinator decides without another word."""
+_FELT = frozenset(DeadlineReason) - {DeadlineReason.BUDGET}
+"""What a node without a seat may wait for. A restart that is forgiven changes nothing for it."""
+
+
+def progress(rules: Rules, plan: Plan, present: Present, deadlines: Sequence[Deadline], now: float) -> Waiting:
+    """The words for every node without a seat; `deadlines` are those of the last decision."""
     if rules.cluster is not None:
         return cluster_progress(rules, plan, present, now)
     living = candidates(rules, plan, present)
-    left = None if wake_at is None else max(0.0, wake_at - now)
     if plan.phase is PlanPhase.TRAINING:
-        return _beside(rules, plan, living, left)
+        return _beside(rules, plan, living, deadlines, now)
+    left = _left(deadlines, _FELT, now)
     if plan.check is not None:
         return _checking(plan.check, present, left, now)
     if rules.check != CHECK_NEVER and rules.size(len(living)) and not computes_anew(rules, plan):
@@ -49,13 +56,21 @@ def _checking(check: Check, present: Present, left: float | None, now: float) ->
     return Waiting(text, left, check_words.shown(standing(check, present), check_words.share_of(len(present))))
 
 
-def _beside(rules: Rules, plan: Plan, living: list[Presence], left: float | None) -> Waiting:
+def _left(deadlines: Sequence[Deadline], reasons: Set[DeadlineReason], now: float) -> float | None:
+    """Seconds until the first deadline of one of these kinds; None when there is none."""
+    return min((max(0.0, deadline.at - now) for deadline in deadlines if deadline.reason in reasons), default=None)
+
+
+def _beside(rules: Rules, plan: Plan, living: list[Presence], deadlines: Sequence[Deadline], now: float) -> Waiting:
     """For a node that is here while others train."""
     train = f"{counted(len(plan.members), 'node')} {'trains' if len(plan.members) == 1 else 'train'}"
-    if rules.size(len(living)) > len(plan.members) and left is not None:
-        return Waiting(f"{train}; this one takes part in the next round", left)
-    if plan.check is not None:
-        return Waiting(f"{train}; meanwhile the node check looks at those who have come", left)
+    joins_in = _left(deadlines, {DeadlineReason.SCALE_UP}, now)
+    checked_in = _left(deadlines, {DeadlineReason.HEALTH}, now)
+    if joins_in is not None:
+        who = "this one takes" if checked_in is None else "those that have passed the node check take"
+        return Waiting(f"{train}; {who} part in the next round", joins_in)
+    if checked_in is not None:
+        return Waiting(f"{train}; meanwhile the node check looks at those who have come", checked_in)
     members = {member.key for member in plan.members}
     spares = sum(p.status.key not in members for p in living)
     asked = f" ({rules.spares} asked for)" if rules.spares else ""

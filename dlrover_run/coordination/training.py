@@ -6,7 +6,7 @@ import msgspec
 
 from dlrover_run.coordination.budget import charge
 from dlrover_run.coordination.checking import candidates, check_beside, cleared, drop_beside
-from dlrover_run.coordination.decision import Decision, changed, over, soonest
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, changed, due, over, soonest
 from dlrover_run.coordination.gathering import Known, form, members_of, offers_a_fresh_port, regroup, until_known
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
@@ -32,7 +32,9 @@ def train(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     broken = until_known(members, now)
     if gone:
         # Whoever may be lost with them is known in a moment, and one round is enough for all.
-        return _regroup_without(rules, plan, present, gone, now) if broken is None else Decision(plan, broken)
+        if broken is None:
+            return _regroup_without(rules, plan, present, gone, now)
+        return Decision(plan, due(broken, DeadlineReason.LOST))
     if failed:
         leavers = [(member, p) for member, p in unfinished if p is not None and p.going]
         if leavers:
@@ -41,21 +43,24 @@ def train(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
         # A peer whose connection broke may be what the others died of; that is known in a moment too. A member that has
         # said nothing may have vanished.
         delay = rules.cause_delay if len(failed) < len(unfinished) else 0.0
-        known_at = max(broken or now, failed[0].changed + delay)
-        return _restart(rules, plan, present, failed[0], now) if now >= known_at else Decision(plan, known_at)
+        known_at = failed[0].changed + delay
+        if broken is None or broken < known_at:
+            known = Deadline(known_at, DeadlineReason.BLAME)
+        else:
+            known = Deadline(broken, DeadlineReason.LOST)
+        return _restart(rules, plan, present, failed[0], now) if now >= known.at else Decision(plan, (known,))
     if any(done):
         # Nobody new comes in any more. What a node had done that may be forgotten now is remembered.
-        return Decision(_remember_done(drop_beside(plan, now), present, now), broken)
+        return Decision(_remember_done(drop_beside(plan, now), present, now), due(broken, DeadlineReason.LOST))
     if broken is not None:
-        return Decision(plan, broken)
+        return Decision(plan, due(broken, DeadlineReason.LOST))
     if plan.check is None and len(present) == sum(p is not None for _, p in members):
         return Decision(plan)
     if rules.check == CHECK_NEVER:
         return _scale_up(rules, plan, present, now)
     checked = check_beside(rules, plan, present, now)
     decision = _scale_up(rules, checked.plan, present, now)
-    wake_at = soonest(checked.wake_at, decision.wake_at)
-    return Decision(decision.plan, wake_at, checked.lines + decision.lines)
+    return Decision(decision.plan, checked.deadlines + decision.deadlines, checked.lines + decision.lines)
 
 
 def _failure(p: Presence, key: RoundKey) -> Failure | None:
@@ -105,9 +110,9 @@ def _scale_up(rules: Rules, plan: Plan, present: Present, now: float) -> Decisio
     size = rules.size(len(living))
     if not newcomers or size <= len(plan.members):
         return Decision(plan)
-    due = min(p.arrived for p in newcomers) + rules.scale_up_delay
-    if size < rules.full_size and now < due:
-        return Decision(plan, due)
+    due_at = min(p.arrived for p in newcomers) + rules.scale_up_delay
+    if size < rules.full_size and now < due_at:
+        return Decision(plan, (Deadline(due_at, DeadlineReason.SCALE_UP),))
     seated = seat_nodes(plan.members, living, size)
     if not offers_a_fresh_port(rules, plan, seated[0].status):
         return Decision(plan)

@@ -20,7 +20,7 @@ from dlrover_run.coordination.cluster.scene import Scene
 from dlrover_run.coordination.cluster.tables import bound_servers
 from dlrover_run.coordination.cluster.wishes import grant
 from dlrover_run.coordination.cluster.words import news
-from dlrover_run.coordination.decision import Decision, soonest
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, due
 from dlrover_run.coordination.presence import Present
 from dlrover_run.coordination.records import OVER, Plan, PlanPhase
 from dlrover_run.coordination.rules import Rules
@@ -63,8 +63,8 @@ def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
             passed.append(news(before.reason, plan.reason))
         plan = following
     else:
-        return Decision(plan, now, tuple(passed))
-    return Decision(plan, _wake_at(scene, plan), tuple(passed))
+        return Decision(plan, (Deadline(now, DeadlineReason.TASK),), tuple(passed))
+    return Decision(plan, _deadlines(scene, plan), tuple(passed))
 
 
 def _step(scene: Scene, plan: Plan) -> Plan:
@@ -85,15 +85,17 @@ def _step(scene: Scene, plan: Plan) -> Plan:
     return following
 
 
-def _wake_at(scene: Scene, plan: Plan) -> float | None:
-    """The next time at which something falls due."""
+def _deadlines(scene: Scene, plan: Plan) -> tuple[Deadline, ...]:
+    """The times at which something falls due."""
     if plan.phase in OVER:
-        return None
+        return ()
     cluster = plan.cluster or Cluster()
     if plan.phase is PlanPhase.GATHERING or plan.cluster is None:
-        return gathering.wake_at(scene, plan, cluster)
+        return gathering.deadlines(scene, plan, cluster)
     times = [scene.deadline(cluster, task) for task in (*cluster.tasks, *cluster.coming)]
+    found = [one for time in (*times, fence_deadline(scene, cluster)) for one in due(time, DeadlineReason.TASK)]
     if cluster.short_since is not None:
-        times.append(cluster.short_since + scene.rules.pend_timeout)
-    times += [cluster.until, scene.broken(plan), fence_deadline(scene, cluster)]
-    return soonest(*(time for time in times if time is not None and time > scene.now))
+        found.append(Deadline(cluster.short_since + scene.rules.pend_timeout, DeadlineReason.REPLACEMENT))
+    found += due(cluster.until, DeadlineReason.END)
+    found += due(scene.broken(plan), DeadlineReason.LOST)
+    return tuple(deadline for deadline in found if deadline.at > scene.now)

@@ -6,7 +6,7 @@ from dlrover_run.coordination.cluster.placing import rooms, wanted_servers, want
 from dlrover_run.coordination.cluster.records import Cluster, Role
 from dlrover_run.coordination.cluster.scene import Scene
 from dlrover_run.coordination.cluster.versions import begin_version, shortage
-from dlrover_run.coordination.decision import changed, soonest
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, changed, due
 from dlrover_run.coordination.records import Plan, PlanPhase
 from dlrover_run.coordination.words import counted, names
 
@@ -25,7 +25,7 @@ def gather(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
         reason = _short_of_nodes(scene, plan, short)
         return changed(plan, scene.now, phase=PlanPhase.FAILED, since=scene.now, reason=reason)
     complete = complete_at(scene, plan, cluster)
-    if complete is not None and scene.now < complete:
+    if complete is not None and scene.now < complete.at:
         return None
     hosts = [p.status.host for p in scene.hosts]
     why = plan.reason if plan.key.number else f"{counted(len(hosts), 'node')} {'is' if len(hosts) == 1 else 'are'} here"
@@ -34,13 +34,15 @@ def gather(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     return begin_version(scene, plan, cluster, why, rolled_back=bool(plan.key.number))
 
 
-def wake_at(scene: Scene, plan: Plan, cluster: Cluster) -> float | None:
+def deadlines(scene: Scene, plan: Plan, cluster: Cluster) -> tuple[Deadline, ...]:
     """When to look again."""
     if waits_for_nobody(scene, plan):
-        return None
+        return ()
     if shortage(scene, cluster):
-        return soonest(deadline(scene, plan), scene.broken(plan))
-    return complete_at(scene, plan, cluster)
+        waits_for = DeadlineReason.REPLACEMENT if plan.key.number else DeadlineReason.JOIN
+        return (Deadline(deadline(scene, plan), waits_for), *due(scene.broken(plan), DeadlineReason.LOST))
+    complete = complete_at(scene, plan, cluster)
+    return () if complete is None else (complete,)
 
 
 def all_have_left(scene: Scene) -> bool:
@@ -59,12 +61,13 @@ def deadline(scene: Scene, plan: Plan) -> float:
     return plan.since + (scene.rules.pend_timeout if plan.key.number else scene.rules.join_timeout)
 
 
-def complete_at(scene: Scene, plan: Plan, cluster: Cluster) -> float | None:
+def complete_at(scene: Scene, plan: Plan, cluster: Cluster) -> Deadline | None:
     """When it is known who takes part, should nobody come or go before that."""
-    times = [scene.broken(plan)]
+    found = [*due(scene.broken(plan), DeadlineReason.LOST)]
     if not plan.key.number and not _full(scene, cluster):
-        times.append(max(p.arrived for p in scene.hosts) + scene.rules.last_call_timeout)
-    return max((time for time in times if time is not None), default=None)
+        last_call = max(p.arrived for p in scene.hosts) + scene.rules.last_call_timeout
+        found.append(Deadline(last_call, DeadlineReason.LAST_CALL))
+    return max(found, key=lambda deadline: deadline.at, default=None)
 
 
 def _full(scene: Scene, cluster: Cluster) -> bool:

@@ -27,7 +27,8 @@ def progress(rules: Rules, plan: Plan, present: Present, now: float) -> Waiting:
     if waits_for_nobody(scene, plan):
         return Waiting(f"{here}; the job is for {wanted(scene.limits)}")
     short = shortage(scene, cluster)
-    until = deadline(scene, plan) if short else complete_at(scene, plan, cluster)
+    complete = complete_at(scene, plan, cluster)
+    until = deadline(scene, plan) if short else complete and complete.at
     left = None if until is None else max(0.0, until - now)
     return Waiting(f"{here}; {short or f'others may come, for there is room for {_offered(scene)}'}", left)
 
