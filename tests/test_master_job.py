@@ -334,14 +334,22 @@ def test_a_successor_waits_for_the_nodes_before_it_calls_any_of_them_lost(tmp_pa
     assert (line.told[-1].key.number, line.told[-1].reason) == (2, "node 1 (host-b) was lost")
 
 
-def test_a_node_that_obeys_a_later_master_makes_this_one_step_down(tmp_path: Path) -> None:
+def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_nobody_obeys_it(tmp_path: Path) -> None:
     bed = Bed(directory=tmp_path)
     bed.join("a", "b")
     bed.take_seats()
-    bed.say("a", epoch=MAX_EPOCH)
+    later = msgspec.structs.replace(bed.statuses["a"], epoch=MAX_EPOCH)
+    for there in ("b is connected", "b may come back"):
+        with pytest.raises(Refusal) as refused:
+            bed.job.admit(Line(), later, bed.rules, bed.now)
+        assert refused.value.last_word.retry, there
+        assert bed.job.stepped_down is None
+        bed.cut("b" if there == "b is connected" else "a")
+    bed.until(bed.now + bed.rules.lost_after + 0.01)
+    bed.job.admit(Line(), later, bed.rules, bed.now)
+    bed.job.settle(bed.now)
     assert bed.job.stepped_down is not None
     assert not bed.job.replaced
-    assert all(line.last_word is not None and line.last_word.retry for line in bed.lines.values())
     assert list(tmp_path.iterdir()) == [], "what it had decided is outdated"
 
 

@@ -21,7 +21,8 @@ from master_node import grpc, status
 
 from dlrover_run.coordination.records import Failure, NodePhase
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.wire.messages import METHOD
+from dlrover_run.wire import proof
+from dlrover_run.wire.messages import METHOD, Challenge, Join, Proof, Refused, rule_values
 from dlrover_run.wire.transport import CHANNEL_OPTIONS
 
 TOKEN = "a-secret-of-this-test-7f3a"
@@ -95,6 +96,35 @@ def test_a_node_cannot_report_a_failure_of_another_nodes_worker(cluster: Cluster
     assert world[0]["restart"] == 0
     succeed(world, *nodes)
     assert not any("was broken" in node.said for node in nodes)
+
+
+def claim_a_later_master(port: int) -> Refused:
+    """Say that this node obeys a later coordinator than there is; why the master ends the stream."""
+
+    async def act() -> Refused:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+            rogue = Rogue(channel, status("rogue", epoch=2**61))
+            hello = rogue.hello
+            await rogue.say(hello)
+            challenge = await rogue.hear()
+            assert isinstance(challenge, Challenge)
+            mac = proof.node_mac("", hello, challenge.nonce)
+            await rogue.say(Proof(mac), Join(rogue.status, rule_values(Rules(least=2, most=2))))
+            return await rogue.refused()
+
+    return asyncio.run(act())
+
+
+def test_a_master_does_not_give_up_its_job_because_one_node_speaks_of_a_later_one(cluster: Cluster) -> None:
+    nodes = cluster.nodes("ab", "2", "--max-restarts=1", "--rdzv-id=job")
+    before = cluster.world(2)
+    for _ in range(3):
+        assert claim_a_later_master(cluster.port).retry
+    os.kill(before[0]["pid"], signal.SIGKILL)
+    after = cluster.world(2)
+    assert after[0]["restart"] == 1
+    assert not any("lost the master" in node.said for node in nodes)
+    succeed(after, *nodes)
 
 
 def test_a_node_whose_master_cannot_keep_its_state_ends_at_once(cluster: Cluster, tmp_path: Path) -> None:

@@ -117,6 +117,25 @@ class Coordinator:
                 return f"node id {key.node_id} is in use by another process, on {p.status.host}, that is alive"
         return None
 
+    def doubt(self, status: NodeStatus, now: float) -> str | None:
+        """Why it is not believed that there is a later coordinator, which that node says it obeys; None when it is, or
+        when the node says no such thing.
+
+        A successor has the nodes. So while another node obeys this coordinator, or may come back to it, this one has
+        not been replaced, and one node's word must not make it give up the job of the others.
+        """
+        if status.epoch <= self.plan.epoch or self._is_fresh:
+            return None
+        time = self._job_time(now)
+        members = {member.key for member in self.plan.members if not member.done}
+        for key, p in self._present.items():
+            is_ours = key in members or (p.connected and p.status.epoch > 0)
+            if is_ours and key != status.key and not p.left and not p.lost(time):
+                return (
+                    f"{status.host} obeys a later coordinator than the other nodes of the job, such as {p.status.host}"
+                )
+        return None
+
     def hear(self, status: NodeStatus, now: float) -> bool:
         """Take a node's latest status, which also shows that it is connected. Says whether anything new was in it."""
         time = self._job_time(now)

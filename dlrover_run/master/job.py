@@ -106,7 +106,7 @@ class Job:
 
     def admit(self, line: Line, status: NodeStatus, rules: Rules, now: float) -> Welcome:
         """Take a node in. Raises Refusal."""
-        self._check(status)
+        self._check(status, now)
         key = status.key
         present = self._coordinator.present
         if self.over and key not in self._unaware and not status.epoch:
@@ -127,7 +127,7 @@ class Job:
 
     def hear(self, line: Line, status: NodeStatus, now: float) -> bool:
         """Take a node's latest status; whether there is something to settle. Raises Refusal."""
-        self._check(status)
+        self._check(status, now)
         node = self._nodes.get(status.key)
         if node is None or node.line is not line:
             raise Refusal("a node may only speak of itself, and this status is another one's")
@@ -297,10 +297,13 @@ class Job:
             return self._coordinator.assignment(key, self._progress.told(now) if waits else None)
         return assigned(self._stored, part_of(self._stored, self._stored_parts, key), Waiting(self._held_back))
 
-    def _check(self, status: NodeStatus) -> None:
+    def _check(self, status: NodeStatus, now: float) -> None:
         """Raise Refusal for what no node of this job says."""
         if problem := misfit(self._coordinator.rules, status) or implausible(status, self._coordinator.plan):
             raise Refusal(problem)
+        if doubt := self._coordinator.doubt(status, now):
+            # Once those others are gone it is believed.
+            raise Refusal(doubt, retry=True)
 
     def _say(self, text: str) -> None:
         self._say_line(f"job {self.name!r}: {text}")
