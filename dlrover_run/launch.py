@@ -106,7 +106,7 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
 
         run_agent = program.agent()
         try:
-            relay = Relay.start(shared=bool(spec.console_name))
+            relay = Relay.start(shared=bool(spec.console_name), secrets=spec.secrets)
         except OSError as error:
             code = _cannot_start(error, spec, program)
         else:

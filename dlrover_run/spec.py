@@ -193,3 +193,9 @@ class JobSpec:
     logs: LogSpec = field(default_factory=LogSpec)
     local: LocalSpec | None = None
     console_name: str = ""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What only those processes may know that speak to a master or to etcd."""
+        found = (self.master.token if self.master else "", self.etcd.password if self.etcd else "")
+        return tuple(filter(None, found))

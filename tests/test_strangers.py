@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -169,6 +169,40 @@ def test_the_token_is_in_no_environment_no_command_line_and_no_output(
     written = [path for place in (logs, state) for path in place.rglob("*") if path.is_file()]
     assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
     assert not [node.name for node in nodes if TOKEN in node.said]
+
+
+def memory_of(pid: int) -> Iterator[bytes]:
+    """All that is in the memory of a process and that it can write to."""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            place, rights, *_ = line.split()
+            begin, end = (int(number, 16) for number in place.split("-"))
+            if rights.startswith("rw"):
+                memory.seek(begin)
+                with contextlib.suppress(OSError):
+                    yield memory.read(end - begin)
+
+
+@pytest.mark.parametrize("way", ["variable", "file"])
+def test_the_token_is_in_the_memory_of_no_process_that_does_not_need_it(
+    cluster: Cluster, tmp_path: Path, way: str
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text(TOKEN + "\n")
+    file.chmod(0o600)
+    env = KNOWN if way == "variable" else {"DLROVER_RDZV_TOKEN_FILE": str(file)}
+    nodes = cluster.nodes("ab", "2", "--start-method=forkserver", env=env)
+    world = cluster.world(2)
+    holders = set()
+    for process in nodes[0].processes:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+            if any(TOKEN.encode() in part for part in memory_of(process.pid)):
+                holders.add(process.name())
+    succeed(world, *nodes)
+    assert "dlrover-agent" in holders, "memory can be read here, and the agent needs the token"
+    assert "dlrover-relay" not in holders
+    # The guard has read it; the template and the workers never had it.
+    assert len(holders) <= 2
 
 
 def say_nonsense(port: int) -> None:

@@ -53,7 +53,7 @@ def supervise(spec: JobSpec, lifeline_fd: int | None, verdict_fd: int | None) ->
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     guard.unblock()
     try:
-        relay = Relay.start(shared=True)
+        relay = Relay.start(shared=True, secrets=spec.secrets)
     except OSError as error:
         os.write(2, f"dlrover-run: the launcher's own processes could not be started: {explain(error)}\n".encode())
         return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)

@@ -75,18 +75,21 @@ class Relay:
         self._stuck = False
 
     @classmethod
-    def start(cls, console: tuple[int, int] = (1, 2), *, shared: bool = False) -> Relay:
+    def start(cls, console: tuple[int, int] = (1, 2), *, shared: bool = False, secrets: Collection[str] = ()) -> Relay:
         """Fork the relay. It writes to `console`, the descriptors to use as standard output and standard error.
 
         Where relays of other nodes write there as well, `shared`, it writes so that no line breaks one of theirs.
+        It keeps none of the `secrets` that this process knows.
         """
         parent = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
             # Imported in the child alone: the agent never runs this code and starts sooner without it.
+            from dlrover_run.descent.scrub import scrub
             from dlrover_run.output.relay import main
 
+            scrub(secrets)
             main(theirs, parent, console, shared)
         theirs.close()
         ours.setblocking(False)

@@ -1,0 +1,67 @@
+"""Overwrites secrets in the memory of a process that was forked from one that needs them, and does not itself."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+from io import RawIOBase
+
+LEAST_LENGTH = 16
+"""Bytes of the shortest secret that is overwritten: a shorter one may be a part of this program's own names, and such a
+token is warned of."""
+
+_CHUNK = 1024 * 1024
+_FLIP = bytes(255 - byte for byte in range(256))
+_BLOT = b"*"
+_WRITABLE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw.p ", re.MULTILINE)
+
+
+def scrub(secrets: Iterable[str]) -> None:
+    """Overwrite every copy of these in this process's own memory, wherever the parent had them: objects, buffers, and
+    what was freed. Where the kernel lets nobody write there they stay."""
+    # Searched for with all bits flipped, so that the search makes no copies of what it looks for.
+    wanted = {form.translate(_FLIP) for text in secrets for form in _forms(text) if len(form) >= LEAST_LENGTH}
+    if not wanted:
+        return
+    window = bytearray(_CHUNK)
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            areas = [(int(begin, 16), int(end, 16)) for begin, end in _WRITABLE.findall(maps.read())]
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            for begin, end in areas:
+                _scrub_area(memory, begin, end, wanted, window)
+    except (OSError, ValueError):
+        return
+    finally:
+        window[:] = bytes(len(window))
+
+
+def _forms(text: str) -> set[bytes]:
+    """The bytes of a text as it travels, and as Python keeps it."""
+    forms = {text.encode()}
+    if not text.isascii():
+        forms |= {text.encode("utf-16-le"), text.encode("utf-32-le")}
+        with contextlib.suppress(UnicodeEncodeError):
+            forms.add(text.encode("latin-1"))
+    return forms
+
+
+def _scrub_area(memory: RawIOBase, begin: int, end: int, wanted: set[bytes], window: bytearray) -> None:
+    overlap = max(map(len, wanted))
+    position = begin
+    while position < end:
+        memory.seek(position)
+        with memoryview(window) as view:
+            size = memory.readinto(view[: min(len(window), end - position)]) or 0
+        if not size:
+            return
+        flipped = window[:size].translate(_FLIP)
+        for secret in wanted:
+            at = flipped.find(secret)
+            while at >= 0:
+                memory.seek(position + at)
+                memory.write(_BLOT * len(secret))
+                at = flipped.find(secret, at + len(secret))
+        # What lies across the border of two windows is seen in the second one.
+        position += size if size < len(window) or position + size >= end else size - overlap
