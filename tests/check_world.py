@@ -13,10 +13,10 @@ links may be taken for a broken one when it meets just these three.
 What can be told, of nodes that are present to the end and are not trusted partners:
 
 - that a node fails at computing, or computes wrongly: always;
-- that it computes slowly: when, of those with as many workers that can compute, fewer are slow than are not; or when
-  there are just two, of which the other one is not slow. (3 times slower, off by 20 % on both sides, is just twice.)
-  A third of them must have had no accident, or nobody knows that there was one. One that is known by a slow reading
-  counts as slow;
+- that it computes slowly: when, of those with as many workers and the same device that can compute, fewer are slow
+  than are not; or when there are just two, of which the other one is not slow. (3 times slower, off by 20 % on both
+  sides, is just twice.) A third of them must have had no accident, or nobody knows that there was one. One that is
+  known by a slow reading counts as slow;
 - that it has no network: when two others at least have a working link to a third one, or to each other;
 - that its network is slow: when three others at least, with as many workers, have a quick link to another one of these;
   or two, when nobody leaves and there are no nodes of another size, which cannot say whether it is slow; and when all
@@ -44,6 +44,9 @@ TFLOPS = 0.084
 GIGABYTES = 1.2
 SLOW = (3.0, 10.0)
 """How many times slower a slow thing is: drawn from this range."""
+
+OLDER = 4.0
+"""How many times slower an old device computes than a new one."""
 
 MOST_BAD_LINKS = 2
 """Bad or slow links that one healthy node may have."""
@@ -74,7 +77,8 @@ ACCIDENTS = (Computing.FAILS_ONCE, *DISTURBED)
 @dataclass(frozen=True)
 class NodeTruth:
     """What is true of one node. It computes `slower` times slower and its links are `drag` times slower, 1 is neither;
-    `cut` says that it has no network. It is gone at the end of the round `leaves`."""
+    `cut` says that it has no network. It is gone at the end of the round `leaves`. With an `old_device` it computes
+    `OLDER` times slower, which is no fault."""
 
     computing: Computing = Computing.WELL
     slower: float = 1.0
@@ -83,6 +87,7 @@ class NodeTruth:
     workers: int = 1
     trusted: bool = False
     leaves: int | None = None
+    old_device: bool = False
 
     @property
     def computes(self) -> bool:
@@ -188,8 +193,9 @@ def draw_world(drawn: random.Random, nodes: int, accidents: float = 0.05) -> Wor
 
 
 def draw_odd_world(drawn: random.Random, nodes: int) -> World:
-    """The same with nodes that have passed an earlier check, that leave meanwhile, and of two sizes."""
+    """The same with nodes that have passed an earlier check, that leave meanwhile, of two sizes and two devices."""
     world = draw_world(drawn, nodes)
+    old_devices = drawn.choice((0.0, 0.0, 0.2, 0.5))
     passed, leaving, large = (drawn.choice(chances) for chances in ((0.0, 0.5, 0.9), (0.0, 0.1), (0.0, 0.3, 0.5)))
     return replace(
         world,
@@ -199,6 +205,7 @@ def draw_odd_world(drawn: random.Random, nodes: int) -> World:
                 trusted=old,
                 leaves=drawn.randint(0, 2) if drawn.random() < leaving else None,
                 workers=4 if drawn.random() < large else 1,
+                old_device=drawn.random() < old_devices,
             )
             for truth in world.nodes
         ),
@@ -228,9 +235,10 @@ def to_be_told(world: World) -> dict[int, Verdict]:
                 told[node] = Verdict.FAULT
         elif truth.slower > 1:
             # Who leaves may still be there when it is judged, and may not.
-            alike = [other for other in nodes if other.workers == truth.workers and other.computes]
+            kind = (truth.workers, truth.old_device)
+            alike = [other for other in nodes if (other.workers, other.old_device) == kind and other.computes]
             slow = sum(other.seems_slow for other in alike)
-            quick = [nodes[other] for other in kin if not nodes[other].seems_slow]
+            quick = [nodes[n] for n in kin if nodes[n].old_device == truth.old_device and not nodes[n].seems_slow]
             quick_at_first = sum(not other.had_accident for other in quick)
             fewer = slow < len(quick) or (slow, len(quick), len(alike)) == (1, 1, 2)
             if fewer and 3 * quick_at_first >= len(alike):
@@ -348,14 +356,14 @@ class Trial:
         earlier = self._tries[node]
         self._tries[node] += 1
         # The measurement is drawn in any case, so that one world's measurements do not shift with another's faults.
-        speed = TFLOPS / truth.slower * self._off()
+        speed = TFLOPS / truth.slower / (OLDER if truth.old_device else 1) * self._off()
         if truth.computing is Computing.WRONG:
             return ComputeFact(node, problem="a product is wrong", wrong=True)
         if truth.computing is Computing.FAILS or (truth.computing is Computing.FAILS_ONCE and not earlier):
             return ComputeFact(node, problem="local rank 0 was killed by SIGKILL")
         if earlier < DISTURBED.get(truth.computing, 0):
             speed /= SLOW[1]
-        return ComputeFact(node, speed)
+        return ComputeFact(node, speed, device="old" if truth.old_device else "new")
 
     def _link(self, one: int, other: int, gone: set[int]) -> LinkFact:
         one, other = min(one, other), max(one, other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 from check_mistakes import mistakes
 from check_world import (
@@ -39,6 +40,8 @@ from dlrover_run.coordination.check_records import (
 )
 from dlrover_run.coordination.check_round import computed_fact
 from dlrover_run.coordination.diagnosis import SLOW_TRIES, Diagnosis, diagnose
+from dlrover_run.coordination.evidence import CPU_TRIES
+from dlrover_run.coordination.pairing import first_round
 
 FAULT, STRAGGLER = Verdict.FAULT, Verdict.STRAGGLER
 CUT = NodeTruth(cut=True)
@@ -321,26 +324,100 @@ class TestWhoIsSpared:
         assert outcome.held[1].groups, "who had only met the lost one is linked with another"
 
 
+H100, A100 = "NVIDIA H100", "NVIDIA A100"
+
+
+def on(*devices: str, tries: int = 1) -> list[ComputeFact]:
+    """So many tries of each node on that device; an H100 is more than twice as quick as an A100."""
+    speeds = {"cpu": 0.5, A100: 300.0}
+    return [
+        ComputeFact(node, speeds.get(device, 800.0), device=device)
+        for _ in range(tries)
+        for node, device in enumerate(devices)
+    ]
+
+
+class TestKindsOfDevice:
+    """Nodes are compared with those that have the same device."""
+
+    def judged(self, facts: Sequence[ComputeFact], trusted: Sequence[int] = ()) -> Diagnosis:
+        return diagnose(check(max(fact.node for fact in facts) + 1, computed=facts, trusted=trusted), THRESHOLD)
+
+    def test_a_minority_with_another_model_is_not_slow_and_that_is_said(self) -> None:
+        answer = self.judged(on(*[H100] * 6, A100, A100, tries=SLOW_TRIES))
+        assert verdicts(answer) == ["passed"] * 8
+        assert answer.compute_again == ()
+        assert answer.notes == (
+            "node6 and node7 have another kind of device (NVIDIA A100) than the others (NVIDIA H100): "
+            "they are compared with each other",
+        )
+
+    @pytest.mark.parametrize("others", [1, 7])
+    def test_one_that_is_alone_with_its_model_is_compared_with_none(self, others: int) -> None:
+        answer = self.judged(on(A100, *[H100] * others, tries=SLOW_TRIES))
+        assert verdicts(answer) == ["passed"] * (1 + others)
+        (note,) = answer.notes
+        assert "(NVIDIA A100)" in note
+        assert "(NVIDIA H100)" in note
+
+    def test_a_slow_one_among_those_of_its_model_is_named(self) -> None:
+        slow = [ComputeFact(8, 100.0, device=A100)] * SLOW_TRIES
+        answer = self.judged([*on(*[H100] * 6, A100, A100), *slow])
+        assert verdicts(answer) == [*["passed"] * 8, "straggler"]
+        assert answer.findings[8].reason == "computes at 100 TFLOP/s where the others reach 300"
+
+    def test_of_several_models_in_one_node_the_one_that_it_waits_for_counts(self) -> None:
+        mixed = Computed(devices=(DeviceSpeed(0, H100, 800.0), DeviceSpeed(1, A100, 300.0)))
+        slowest_first = msgspec.structs.replace(mixed, devices=mixed.devices[::-1])
+        answer = self.judged([*on(H100, H100, A100, A100), computed_fact(4, slowest_first, 30.0)])
+        assert verdicts(answer) == ["passed"] * 5
+        assert answer.compute_again == ()
+
+    def test_the_best_try_says_which_model_a_node_waits_for(self) -> None:
+        # In the first try something had slowed a card of the quicker kind.
+        disturbed = [ComputeFact(3, 100.0, device=H100), ComputeFact(3, 300.0, device=A100)]
+        answer = self.judged([*on(H100, H100, H100), *disturbed])
+        assert (verdicts(answer), answer.compute_again) == (["passed"] * 4, ())
+
+    def test_a_device_that_nobody_remembers_is_taken_for_the_usual_one(self) -> None:
+        newcomer = [ComputeFact(3, 200.0, device=H100)] * SLOW_TRIES
+        answer = self.judged([*on("", "", H100), *newcomer], trusted=[0, 1])
+        assert verdicts(answer)[3] == "straggler"
+        assert answer.notes == ()
+
+
 class TestLostAccelerator:
     """A node whose accelerator is gone computes on the CPU, without a word."""
 
     H200 = "NVIDIA H200"
 
-    def on(self, *devices: str) -> list[ComputeFact]:
-        return [
-            ComputeFact(node, 0.5 if device == "cpu" else 400.0, device=device) for node, device in enumerate(devices)
-        ]
-
-    def judged(self, *devices: str, trusted: Sequence[int] = ()) -> Diagnosis:
-        return diagnose(check(len(devices), computed=self.on(*devices), trusted=trusted), THRESHOLD)
+    def judged(self, *devices: str, trusted: Sequence[int] = (), tries: int = CPU_TRIES) -> Diagnosis:
+        return diagnose(check(len(devices), computed=on(*devices, tries=tries), trusted=trusted), THRESHOLD)
 
     @pytest.mark.parametrize("others", [1, 2, 3, 7])
-    def test_it_is_named_at_once_and_with_the_reason(self, others: int) -> None:
+    def test_it_is_named_at_its_second_try_and_with_the_reason(self, others: int) -> None:
         answer = self.judged("cpu", *[self.H200] * others)
         assert verdicts(answer) == ["fault", *["passed"] * others]
         assert answer.findings[0].reason == "computes on the CPU where the others have NVIDIA H200"
         assert 0 not in answer.compute_again
         assert answer.notes == ()
+
+    @pytest.mark.parametrize("before", [(), (H200,)], ids=["at first", "after it had one"])
+    def test_after_one_try_without_it_the_node_is_asked_again(self, before: tuple[str, ...]) -> None:
+        others = on("", self.H200, self.H200)[1:]
+        tries = [ComputeFact(0, 400.0 if device != "cpu" else 0.5, device=device) for device in (*before, "cpu")]
+        once = diagnose(check(3, computed=[*others, *tries]), THRESHOLD)
+        assert (verdicts(once), once.compute_again, once.notes) == (["passed"] * 3, (0,), ())
+        assert once.failing == {0}
+        back = ComputeFact(0, 790.0, device=self.H200)
+        again = diagnose(check(3, computed=[*others, *tries, back]), THRESHOLD)
+        assert (verdicts(again), again.compute_again, again.notes) == (["passed"] * 3, (), ())
+        gone = diagnose(check(3, computed=[*others, *tries, tries[-1]]), THRESHOLD)
+        assert (verdicts(gone), gone.compute_again) == (["fault", "passed", "passed"], ())
+
+    def test_it_links_only_when_it_has_computed_again(self) -> None:
+        asked = check(4, computed=on("cpu", *[self.H200] * 3))
+        assert first_round(asked, False, THRESHOLD) == ((0,), ((1, 2, 3),))
 
     def test_so_are_two_of_five_whom_their_speed_would_not_show_for_what_they_are(self) -> None:
         answer = self.judged("cpu", "cpu", *[self.H200] * 3)
@@ -358,7 +435,8 @@ class TestLostAccelerator:
 
     def test_links_with_it_blame_nobody(self) -> None:
         facts = [*quick((1, 2)), *(LinkFact(0, other, problem="no such backend") for other in (1, 2))]
-        answer = diagnose(check(3, computed=self.on("cpu", self.H200, self.H200), linked=facts), THRESHOLD)
+        computed = on("cpu", self.H200, self.H200, tries=CPU_TRIES)
+        answer = diagnose(check(3, computed=computed, linked=facts), THRESHOLD)
         assert verdicts(answer) == ["fault", "passed", "passed"]
         assert answer.open == ()
         assert answer.notes == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from check_nodes import (
@@ -136,3 +137,39 @@ def test_a_slow_node_trains_with_a_warning_where_stragglers_are_not_excluded(
     nodes[0].until_says("straggler")
     nodes[1].until_says("straggler")
     assert STRAGGLER_LINE not in nodes[1].said
+
+
+def test_a_device_that_was_missing_once_is_looked_for_again_by_another_process(
+    checked: CheckedCluster, cluster: Cluster, tmp_path: Path
+) -> None:
+    missing = tmp_path / "missing"
+    missing.write_text("1")
+    checked.gate.together = 3
+    device, lacks_it = {"CHECK_DEVICE": "abacus"}, {"CHECK_DEVICE_MISSING": str(missing)}
+    nodes = [checked.node(name, "3", env={**device, **(lacks_it if name == "b" else {})}) for name in "abc"]
+    succeed(cluster.world(3), *nodes)
+    visits = checked.gate.of("b", stage="compute")
+    assert len({visit.pid for visit in visits}) == len(visits) == 2
+    assert FAULT_LINE not in nodes[1].said
+
+
+def test_one_whose_device_is_missing_twice_leaves(checked: CheckedCluster, cluster: Cluster, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    missing.write_text("12")
+    checked.gate.together = 3
+    device, lacks_it = {"CHECK_DEVICE": "abacus"}, {"CHECK_DEVICE_MISSING": str(missing)}
+    nodes = [checked.node(name, "2:3", env={**device, **(lacks_it if name == "b" else {})}) for name in "abc"]
+    leaves(nodes.pop(1), exit_codes.FAULTY_NODE, FAULT_LINE)
+    succeed(cluster.world(2), *nodes)
+    assert "computes on the CPU where the others have abacus" in cluster.told()
+
+
+def test_a_node_with_an_older_device_trains_and_is_named(checked: CheckedCluster, cluster: Cluster) -> None:
+    checked.gate.rules["b"] = Visit.slow
+    checked.gate.together = 3
+    devices = {"a": "abacus", "b": "old abacus", "c": "abacus"}
+    nodes = [
+        checked.node(name, "3", "--exclude-straggler", env={"CHECK_DEVICE": device}) for name, device in devices.items()
+    ]
+    succeed(cluster.world(3), *nodes)
+    assert "another kind of device (old abacus) than the others (abacus)" in cluster.told()

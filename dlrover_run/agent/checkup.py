@@ -33,6 +33,7 @@ from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.check_records import (
+    CPU,
     MOST_DEVICES,
     CheckTask,
     Checkup,
@@ -223,6 +224,10 @@ class CheckPart:
     async def _obey(self, task: CheckTask) -> None:
         deadline = self._after(task.timeout)
         if task.compute:
+            if self._computed is not None and self._computed.device == CPU:
+                # Where a driver could not be initialised it stays so in that process. Another one may find the device.
+                with contextlib.suppress(StuckWorkers):
+                    await self._end_crew()
             self._computed = await self._compute(task.key, deadline)
             self._on_news()
         if task.links:

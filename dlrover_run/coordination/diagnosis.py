@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.check_records import Check, Named, Verdict
 from dlrover_run.coordination.evidence import Evidence, Pair, Standing, call, compare, part, usual_with, weigh
-from dlrover_run.coordination.words import names
+from dlrover_run.coordination.words import counted, names
 
 ENOUGH_WITNESSES = 3
 """Different partners that have to agree about a node's links: so a node that has two bad links is not blamed."""
@@ -27,6 +28,9 @@ tried once more however many agree, for whatever else disturbs a machine slows a
 SLOW_TRIES = 3
 """Slow readings at computing that make a straggler. A machine on which others are at work disturbs two tries in a row:
 on an overloaded one a healthy node has been seen to be 4 times slower twice."""
+
+MOST_KINDS = 8
+"""Kinds of device, beside the usual one, of which a sentence is said each."""
 
 MOST_OF_A_PROBLEM = 200
 """Characters of a problem inside a reason: who agrees about it has to be read as well."""
@@ -92,7 +96,8 @@ class _Judge:
         self.problems = _first_problems(self.check)
         kin = evidence.kin
         self.linkers = Counter(kin(node) for node in evidence.links)
-        self.computing = compare(_known(evidence.computes_at, evidence.tries.keys() - evidence.broken), kin, threshold)
+        able = _known(evidence.computes_at, evidence.tries.keys() - evidence.broken - evidence.unsure)
+        self.computing = compare(able, evidence.kinds.__getitem__, threshold)
         self.linked_at = _known(evidence.best_with_kin, evidence.links)
         self.linking = compare(self.linked_at, kin, threshold)
         self.ordered = {
@@ -142,7 +147,8 @@ class _Judge:
             return False
         tries = self.evidence.tries[node]
         good = sum(not fact.problem for fact in tries)
-        return not good or (node in self.computing.doubtful and good < SLOW_TRIES)
+        unsure = not good or node in self.evidence.unsure
+        return unsure or (node in self.computing.doubtful and good < SLOW_TRIES)
 
     def _computes_slowly(self, node: int) -> bool:
         return node in self.computing.slow and not self._computes_again(node)
@@ -335,19 +341,47 @@ class _Judge:
 
     def _notes(self) -> list[str]:
         return [
-            *self._notes_on_speed(self.computing, self.evidence.computes_at, "compute", "TFLOP/s"),
-            *self._notes_on_speed(self.linking, self.evidence.best_with_kin, "link", "GB/s"),
+            *self._notes_on_kinds(),
+            *self._notes_on_speed(
+                self.computing, self.evidence.kinds.__getitem__, self.evidence.computes_at, "compute", "TFLOP/s"
+            ),
+            *self._notes_on_speed(self.linking, self.evidence.kin, self.evidence.best_with_kin, "link", "GB/s"),
             *self._notes_on_links(),
             *self._notes_on_silence(),
         ]
 
+    def _notes_on_kinds(self) -> list[str]:
+        """Which nodes have another device than most nodes with as many workers have: a job waits for its slowest node,
+        but none is at fault for its model."""
+        notes = []
+        for nodes in part(self.computing.usual, self.evidence.kin):
+            by_device = {self.evidence.kinds[alike[0]][1]: alike for alike in part(nodes, self.evidence.kinds.get)}
+            usual, *others = sorted(by_device, key=lambda device: (-len(by_device[device]), device))
+            for device in others[:MOST_KINDS]:
+                alike = by_device[device]
+                if not self._judged(alike):
+                    continue
+                have = "has" if len(alike) == 1 else "have"
+                compared = "its speed is compared with none" if len(alike) == 1 else "they are compared with each other"
+                notes.append(
+                    f"{self._named(alike)} {have} another kind of device ({device}) than the others ({usual}): "
+                    f"{compared}"
+                )
+            if others[MOST_KINDS:]:
+                notes.append(f"{counted(len(others) - MOST_KINDS, 'more kind')} of device are not named")
+        return notes
+
     def _notes_on_speed(
-        self, standing: Standing, speed: Callable[[int], float | None], do: str, unit: str
+        self,
+        standing: Standing,
+        kind: Callable[[int], Any],
+        speed: Callable[[int], float | None],
+        do: str,
+        unit: str,
     ) -> list[str]:
         """Said where so many are slow that it is unusual to be quick."""
         notes = []
-        by_kin = {self.evidence.kin(nodes[0]): nodes for nodes in part(standing.usual, self.evidence.kin)}
-        for _, nodes in sorted(by_kin.items()):
+        for nodes in sorted(part(standing.usual, kind), key=lambda nodes: kind(nodes[0])):
             speeds = {node: speed(node) or 0.0 for node in nodes}
             top = max(speeds.values())
             behind = [node for node, value in speeds.items() if value * self.threshold < top]

@@ -6,9 +6,10 @@ is no news of the other end.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.coordination.check_records import CPU, Check, ComputeFact
@@ -19,12 +20,22 @@ Pair = tuple[int, int]
 MOST_FAILURES = 2
 """Failures at computing that make a fault: the first may have been an accident."""
 
+CPU_TRIES = 2
+"""Tries in a row on the CPU after which a node counts as one that has lost its accelerator: a driver may fail to answer
+once."""
+
+Kind = tuple[int, str]
+"""What the speed at computing depends on: the number of workers, and the name of the device."""
+
 
 @dataclass(frozen=True)
 class Evidence:
     """`tries` at computing of each examinee that is present. `broken` are those that computed wrongly or failed too
     often, and those of `bereft`, which have lost their accelerator: the one that most of the others have is named.
-    `unsure` are those that have failed, and not computed yet: they link only when they have.
+    `unsure` are those that have failed, and not computed yet, or have computed on the CPU for the first time where the
+    others have an accelerator: they compute again, and link after that.
+
+    `kinds` is what each of them computes with; where nobody remembers the device it is the one that most others have.
 
     `links` has, for each examinee that may link, the speed in GB/s of its link with each other one that it has met,
     None where no try at it worked. `within` is the same for its link within itself, one entry for each try. `linked` is
@@ -36,13 +47,15 @@ class Evidence:
     broken: frozenset[int]
     bereft: Mapping[int, str]
     unsure: frozenset[int]
+    kinds: Mapping[int, Kind]
     links: Mapping[int, Mapping[int, float | None]]
     within: Mapping[int, tuple[float | None, ...]]
     linked: Counter[Pair]
 
     def computes_at(self, node: int) -> float | None:
         """Its best TFLOP/s, None when it has not computed: a node may be disturbed, but is never quicker than it is."""
-        return max((fact.tflops for fact in self.tries.get(node, ()) if not fact.problem), default=None)
+        best = _best(self.tries.get(node, ()))
+        return None if best is None else best.tflops
 
     def works(self, node: int) -> bool:
         """Whether some link of it does."""
@@ -58,8 +71,8 @@ class Evidence:
         return max((speed for speed in speeds if speed is not None), default=None)
 
     def kin(self, node: int) -> int:
-        """What its speed may be compared by: nodes with other numbers of workers share their cores and cards among more
-        or fewer processes, and a link with more ranks is another task."""
+        """What the speed of its links may be compared by: a link with more ranks is another task. Nodes with other
+        numbers of workers also share their cores and cards among more or fewer processes when they compute."""
         return self.check.nodes[node].workers
 
     def best_with_kin(self, node: int, but: int | None = None) -> float | None:
@@ -88,9 +101,11 @@ def weigh(check: Check) -> Evidence:
     broken = {
         node for node, facts in tries.items() if failures[node] >= MOST_FAILURES or any(fact.wrong for fact in facts)
     }
-    bereft = _find_bereft(check, tries)
+    on_cpu = _find_on_cpu(check, tries)
+    bereft = {node: device for node, device in on_cpu.items() if _last_tries_on_cpu(tries[node]) >= CPU_TRIES}
     broken |= bereft.keys()
-    unsure = {node for node, facts in tries.items() if facts and failures[node] == len(facts)} - broken
+    unsure = {node for node, facts in tries.items() if facts and failures[node] == len(facts)}
+    unsure = (unsure | on_cpu.keys()) - broken
     links: dict[int, dict[int, float | None]] = {node: {} for node in present if node not in broken}
     within: dict[int, list[float | None]] = {node: [] for node in links}
     linked = Counter[Pair]()
@@ -111,15 +126,27 @@ def weigh(check: Check) -> Evidence:
         broken=frozenset(broken),
         bereft=bereft,
         unsure=frozenset(unsure),
+        kinds=_find_kinds(check, tries),
         links=links,
         within={node: tuple(speeds) for node, speeds in within.items()},
         linked=linked,
     )
 
 
-def _find_bereft(check: Check, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, str]:
-    """Who computes on the CPU where more than half of the others have an accelerator. No figure would show it to all:
-    two CPUs beside two accelerators look like another kind of machine, and links between the two kinds never work."""
+def _best(tries: Iterable[ComputeFact]) -> ComputeFact | None:
+    return max((fact for fact in tries if not fact.problem), key=lambda fact: fact.tflops, default=None)
+
+
+def _last_tries_on_cpu(tries: Sequence[ComputeFact]) -> int:
+    """How many tries in a row, up to the last one that did not fail, were on the CPU."""
+    devices = [fact.device for fact in tries if fact.device and not fact.problem]
+    return len(list(itertools.takewhile(lambda device: device == CPU, reversed(devices))))
+
+
+def _find_on_cpu(check: Check, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, str]:
+    """Who computed on the CPU in its last try where more than half of the others have an accelerator, the most common
+    of which is named. No figure would show it to all: two CPUs beside two accelerators look like another kind of
+    machine, and links between the two kinds never work."""
     devices: dict[int, str] = {}
     for node, facts in tries.items():
         devices.update((node, fact.device) for fact in facts if fact.device and not fact.problem)
@@ -129,6 +156,22 @@ def _find_bereft(check: Check, tries: Mapping[int, Sequence[ComputeFact]]) -> di
     usual_device = accelerators.most_common(1)[0][0]
     # One that has passed and trains on the CPU does so with its person's knowledge.
     return {node: usual_device for node, device in devices.items() if device == CPU and not check.nodes[node].trusted}
+
+
+def _find_kinds(check: Check, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, Kind]:
+    """By the slowest device of each node's best try, whose speed is the node's: so nodes with several models are
+    compared by the one that they wait for."""
+    devices = {node: best.device for node, facts in tries.items() if (best := _best(facts)) is not None}
+    common: dict[int, Counter[str]] = {}
+    for node, device in devices.items():
+        if device:
+            common.setdefault(check.nodes[node].workers, Counter())[device] += 1
+    usual = {workers: min(found, key=lambda device: (-found[device], device)) for workers, found in common.items()}
+    return {
+        node: (workers, devices.get(node) or usual.get(workers, ""))
+        for node in tries
+        for workers in (check.nodes[node].workers,)
+    }
 
 
 @dataclass(frozen=True)
@@ -168,7 +211,7 @@ def usual_with(ordered: Sequence[float], removed: Collection[float], added: Coll
     return sorted([*near, *added])[place - before]
 
 
-def compare(speeds: Mapping[int, float], kin: Callable[[int], int], threshold: float) -> Standing:
+def compare(speeds: Mapping[int, float], kin: Callable[[int], Hashable], threshold: float) -> Standing:
     """Compare each node with all of its kin.
 
     As many slow nodes as quick ones are two kinds of machine, of which none is blamed. Of two nodes the other one is
@@ -191,9 +234,9 @@ def compare(speeds: Mapping[int, float], kin: Callable[[int], int], threshold: f
     return Standing(frozenset(slow), frozenset(slow | doubtful), medians)
 
 
-def part(nodes: Iterable[int], kin: Callable[[int], int]) -> list[list[int]]:
+def part(nodes: Iterable[int], kin: Callable[[int], Hashable]) -> list[list[int]]:
     """The nodes parted by their kin, each part in the order in which they are given."""
-    parts: dict[int, list[int]] = {}
+    parts: dict[Hashable, list[int]] = {}
     for node in nodes:
         parts.setdefault(kin(node), []).append(node)
     return list(parts.values())

@@ -1,4 +1,7 @@
-"""An accelerator plug-in for tests that offers none: each measurement of a check process waits at the test's gate.
+"""An accelerator plug-in for tests: each measurement of a check process waits at the test's gate.
+
+It offers no accelerator, or with CHECK_DEVICE a CPU of that name; not as long as the file CHECK_DEVICE_MISSING is not
+empty, from which it takes one byte each time.
 
 The process tells the gate what it is about to do and waits for a word: "go", "wrong" to multiply matrices wrongly,
 "slow" when it will be slowed, or nothing any more, when it is to be killed there. It holds the connection for as long
@@ -13,15 +16,33 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 
-def find(local_rank: int, workers: int) -> None:
+@dataclass
+class Device:
+    name: str
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (it never changes)
+    dtype: torch.dtype = torch.float32
+    backend: str = "gloo"
+
+    def synchronize(self) -> None:
+        pass
+
+
+def find(local_rank: int, workers: int) -> Device | None:
     tasks: Any = sys.modules["_dlrover_node_check.tasks"]
     tasks.measure_compute = gated("compute", local_rank, tasks.measure_compute)
     tasks.measure_link = gated("link", local_rank, tasks.measure_link)
+    missing = os.environ.get("CHECK_DEVICE_MISSING")
+    if missing and (left := Path(missing).read_bytes()):
+        Path(missing).write_bytes(left[1:])
+        return None
+    return Device(os.environ["CHECK_DEVICE"]) if "CHECK_DEVICE" in os.environ else None
 
 
 def gated(stage: str, local_rank: int, measure: Callable[..., float]) -> Callable[..., float]:
