@@ -89,9 +89,9 @@ def test_every_link_is_measured_when_a_flag_asks_for_it(line: str, measured: int
 
 def test_what_counts_as_a_straggler_and_what_follows_are_rules() -> None:
     assert rules("--network-check").straggler_threshold == 2
-    by_flag = rules("--network-check --exclude-straggler --straggler-threshold=1.25 --rdzv-conf=check_timeout=30")
-    assert (by_flag.exclude_stragglers, by_flag.straggler_threshold, by_flag.check_timeout) == (1, 1.25, 30)
-    by_variable = {"PET_NETWORK_CHECK": "1", "PET_EXCLUDE_STRAGGLER": "true", "PET_STRAGGLER_THRESHOLD": "1.25"}
+    by_flag = rules("--network-check --exclude-straggler --straggler-threshold=1.75 --rdzv-conf=check_timeout=30")
+    assert (by_flag.exclude_stragglers, by_flag.straggler_threshold, by_flag.check_timeout) == (1, 1.75, 30)
+    by_variable = {"PET_NETWORK_CHECK": "1", "PET_EXCLUDE_STRAGGLER": "true", "PET_STRAGGLER_THRESHOLD": "1.75"}
     assert rules("--exclude_straggler --rdzv-conf=check_timeout=30", **by_variable) == by_flag
 
 
@@ -167,6 +167,17 @@ def test_what_only_has_an_effect_with_a_check_says_so_without_one() -> None:
     ]
     assert told("", PET_EXCLUDE_STRAGGLER="0")[1] == []
     assert told("", PET_EXCLUDE_STRAGGLER="1")[1] == ["PET_EXCLUDE_STRAGGLER has no effect without --network-check."]
+
+
+def test_a_threshold_that_healthy_nodes_may_not_reach_is_warned_of() -> None:
+    spec, said = told("--network-check --straggler-threshold=1.5")
+    assert spec.rules.straggler_threshold == 1.5
+    assert said == [
+        "--straggler-threshold 1.5 may name healthy nodes: two alike may measure 1.5 times apart, so give 1.7 or more."
+    ]
+    assert told("--network-check --straggler-threshold=1.7")[1] == []
+    (by_variable,) = told("--network-check", PET_STRAGGLER_THRESHOLD="1.6")[1]
+    assert by_variable.startswith("PET_STRAGGLER_THRESHOLD 1.6 may name healthy nodes")
 
 
 @pytest.mark.parametrize(

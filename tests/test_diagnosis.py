@@ -287,6 +287,15 @@ class TestWhoIsSpared:
         assert outcome.named == {}
         assert [tasks.compute for tasks in outcome.held] == [(0,)] * again
 
+    def test_of_one_that_was_slow_in_most_of_its_tries_that_is_said(self) -> None:
+        said = [
+            check_world(World((NodeTruth(computing=accident), NodeTruth(), NodeTruth()))).diagnosis.notes
+            for accident in (Computing.SLOW_ONCE, Computing.SLOW_TWICE)
+        ]
+        assert said[0] == ()
+        assert len(said[1]) == 1
+        assert said[1][0].startswith("node0 computed slowly in 2 of 3 tries, at 0.0")
+
     def test_a_slow_node_is_named_after_three_tries_and_nobody_else_computes_again(self) -> None:
         outcome = check_world(World((SLOW, NodeTruth(), NodeTruth())))
         assert outcome.named == {0: STRAGGLER}

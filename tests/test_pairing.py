@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrover_run.coordination.check_records import MOST_LINKS, Verdict
-from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES
+from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES, MOST_LINK_NOTES
 from dlrover_run.coordination.pairing import EVERY_PAIR, MAX_ROUNDS
 
 OLD = NodeTruth(trusted=True)
@@ -92,9 +92,47 @@ def test_those_in_doubt_meet_nodes_that_did_well_and_whom_they_have_not_met() ->
     assert [tasks.groups for tasks in outcome.held] == [((0, 1), (2, 3), (4, 5)), ((0, 2), (1, 3)), ((0, 1 + 3),)]
 
 
-def test_a_whole_world_takes_one_round() -> None:
-    for nodes in (2, 3, 4, 5, 16, 63, 64):
-        assert len(check_world(whole(nodes), nodes).held) == 1
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_of_so_few_that_have_all_met_a_whole_world_takes_one_round(nodes: int) -> None:
+    assert len(check_world(whole(nodes), nodes).held) == 1
+
+
+@pytest.mark.parametrize("nodes", [4, 5, 16, 63, 64])
+def test_a_whole_world_takes_a_second_round_in_which_each_meets_the_one_half_of_them_away(nodes: int) -> None:
+    first, second = check_world(whole(nodes), nodes).held
+    assert all(other == one + 1 for one, other, *_ in first.groups)
+    half = nodes // 2
+    assert second == ((), tuple((one, one + half) for one in range(half)))
+
+
+def test_those_across_are_alike_and_new() -> None:
+    small, large = NodeTruth(workers=1), NodeTruth(workers=8)
+    assert check_world(World((small, large) * 4)).held[1].groups == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert len(check_world(World((*[OLD] * 8, *whole(3).nodes))).held) == 1
+
+
+def test_nobody_meets_across_who_is_in_doubt_or_met_by_one_in_doubt() -> None:
+    outcome = check_world(World((NodeTruth(cut=True), *whole(7).nodes)))
+    assert outcome.held[1].groups == ((0, 2), (1, 3))
+    assert outcome.named == {0: Verdict.FAULT}
+
+
+@pytest.mark.parametrize(("slower", "words"), [(5.0, "is slow"), (0.0, "does not work")])
+def test_what_lies_between_two_racks_is_told_and_nobody_is_blamed(slower: float, words: str) -> None:
+    racks = range(6), range(6, 12)
+    outcome = check_world(World(whole(12).nodes, dict.fromkeys(itertools.product(*racks), slower)))
+    assert outcome.named == {}
+    said = [note for note in outcome.diagnosis.notes if words in note]
+    assert [note.partition(words)[0] for note in said] == [
+        f"the link between node{one} and node{one + 6} " for one in racks[0]
+    ]
+
+
+def test_of_very_many_links_between_racks_the_first_ones_are_named() -> None:
+    racks = range(50), range(50, 100)
+    outcome = check_world(World(whole(100).nodes, dict.fromkeys(itertools.product(*racks), 5.0)))
+    assert len(outcome.diagnosis.notes) == MOST_LINK_NOTES + 1
+    assert outcome.diagnosis.notes[-1].startswith("42 more links between nodes that do well with others are slow")
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 9, EVERY_PAIR])

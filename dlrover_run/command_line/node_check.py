@@ -16,11 +16,15 @@ from dlrover_run.spec import SpecError
 CHECKED_FROM = 4
 """The fewest nodes of a job that `--auto-config` has checked (as DLRover)."""
 
+SURE_THRESHOLD = 1.7
+"""Below this a healthy node may count as a straggler: measurements of two nodes alike, each off by up to 20 %, may be
+1.5 times apart, and three tries and a median only make that rare."""
+
 _HOW_TO_MEET = "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes"
 
 
 class NodeCheck(NamedTuple):
-    """The fields of `Rules` that are about the check, and sentences about what will have no effect."""
+    """The fields of `Rules` that are about the check, and warnings about what was asked for."""
 
     mode: int
     straggler_threshold: float
@@ -64,6 +68,12 @@ def settle_check(settings: Settings, place: Meeting, conf: RendezvousConf) -> No
             mode = CHECK_ONCE
     if mode == CHECK_NEVER:
         warnings += _without_effect(settings, conf)
+    elif threshold < SURE_THRESHOLD:
+        given = settings.asked("straggler_threshold")
+        warnings.append(
+            f"{given.place if given else '--straggler-threshold'} {threshold:g} may name healthy nodes: two alike may "
+            f"measure 1.5 times apart, so give {SURE_THRESHOLD:g} or more."
+        )
     return NodeCheck(mode, threshold, settings.on("exclude_straggler"), measuring, tuple(warnings))
 
 

@@ -32,6 +32,9 @@ on an overloaded one a healthy node has been seen to be 4 times slower twice."""
 MOST_KINDS = 8
 """Kinds of device, beside the usual one, of which a sentence is said each."""
 
+MOST_LINK_NOTES = 8
+"""Broken links, and slow ones, of which a sentence is said each: an uplink has a link for each two nodes."""
+
 MOST_OF_A_PROBLEM = 200
 """Characters of a problem inside a reason: who agrees about it has to be read as well."""
 
@@ -342,6 +345,7 @@ class _Judge:
     def _notes(self) -> list[str]:
         return [
             *self._notes_on_kinds(),
+            *self._notes_on_spread(),
             *self._notes_on_speed(
                 self.computing, self.evidence.kinds.__getitem__, self.evidence.computes_at, "compute", "TFLOP/s"
             ),
@@ -371,6 +375,20 @@ class _Judge:
                 notes.append(f"{counted(len(others) - MOST_KINDS, 'more kind')} of device are not named")
         return notes
 
+    def _notes_on_spread(self) -> list[str]:
+        """Which nodes pass by their best try though most of their tries were slow: something disturbs them, or a card
+        is slow now and then, and will be so when it trains."""
+        notes = []
+        for node in self._judged(self.computing.usual):
+            speeds = [fact.tflops for fact in self.evidence.tries[node] if not fact.problem]
+            slow = [speed for speed in speeds if speed * self.threshold < self.computing.usual[node]]
+            if node not in self.computing.slow and 2 * len(slow) > len(speeds):
+                notes.append(
+                    f"{self.called[node]} computed slowly in {len(slow)} of {len(speeds)} tries, at {min(slow):.3g} "
+                    f"TFLOP/s, and at {max(speeds):.3g} in its best one"
+                )
+        return notes
+
     def _notes_on_speed(
         self,
         standing: Standing,
@@ -396,20 +414,36 @@ class _Judge:
         return notes
 
     def _notes_on_links(self) -> list[str]:
-        notes = []
+        broken, slow = [], []
         named = self.cut | self.slow_linked
         for one, met in sorted(self.evidence.links.items()):
             for other, speed in sorted(met.items()):
                 if one > other or one in named or other in named:
                     continue
-                between = f"the link between {self.called[one]} and {self.called[other]}"
                 if speed is None and self.evidence.works(one) and self.evidence.works(other):
-                    reason = self._because(one, other)
-                    notes.append(f"{between} does not work{reason}, though both have others that do")
+                    broken.append((one, other))
                 elif speed is not None and self._link_is_slow(one, other, speed):
-                    elsewhere = min(self.evidence.best_with_kin(end) or 0.0 for end in (one, other))
-                    notes.append(f"{between} is slow: {speed:.3g} GB/s, where each of them reaches {elsewhere:.3g}")
+                    slow.append((one, other))
+        notes = [
+            f"{self._between(pair)} does not work{self._because(*pair)}, though both have others that do"
+            for pair in broken[:MOST_LINK_NOTES]
+        ]
+        for one, other in slow[:MOST_LINK_NOTES]:
+            elsewhere = min(self.evidence.best_with_kin(end) or 0.0 for end in (one, other))
+            speed = self.evidence.links[one][other] or 0.0
+            notes.append(
+                f"{self._between((one, other))} is slow: {speed:.3g} GB/s, where each of them reaches {elsewhere:.3g}"
+            )
+        if more := len(broken[MOST_LINK_NOTES:]) + len(slow[MOST_LINK_NOTES:]):
+            are = "is" if more == 1 else "are"
+            notes.append(
+                f"{counted(more, 'more link')} between nodes that do well with others {are} slow or broken: something "
+                "between these nodes may be, such as the uplink of a rack"
+            )
         return notes
+
+    def _between(self, pair: Pair) -> str:
+        return f"the link between {self.called[pair[0]]} and {self.called[pair[1]]}"
 
     def _link_is_slow(self, one: int, other: int, speed: float) -> bool:
         bests = [self.evidence.best_with_kin(end) or 0.0 for end in (one, other)]

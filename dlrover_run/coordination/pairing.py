@@ -1,9 +1,10 @@
 """Who computes and who links with whom in the next round of a node check. Pure.
 
-Round 0 has neighbours in pairs. In later rounds those about whom there is a doubt meet nodes that did well, and whom
-they have not met: a link that works clears both of its ends, and one that does not is one more witness. Where there are
-two witnesses and no third one, the links with them are tried once more, and so are those for which a node would be
-called slow.
+Round 0 has neighbours in pairs, and round 1 pairs that are far apart in rank: neighbours are in one rack, and what lies
+between racks shows where nodes meet across it. In later rounds those about whom there is a doubt meet nodes that did
+well, and whom they have not met: a link that works clears both of its ends, and one that does not is one more witness.
+Where there are two witnesses and no third one, the links with them are tried once more, and so are those for which a
+node would be called slow.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ one: four newcomers and two who have passed are six, of which two may be slow.""
 
 EVERY_PAIR = 16
 """Most nodes of which every pair is linked where links are measured: among more, as many rounds as these need."""
+
+ACROSS_ROUND = 1
+"""The round in which pairs are far apart in rank. It is there for them alone where no node is in doubt."""
+
+FEWEST_ACROSS = 2
+"""Pairs across of which there have to be as many: of three nodes or fewer all have met in the first round."""
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -65,7 +72,10 @@ def next_round(check: Check, diagnosis: Diagnosis, measure_links: bool) -> Round
     tried_again = any(tries > 1 for tries in evidence.linked.values())
     confirming = ENOUGH_WITNESSES if diagnosis.link_again or tried_again else 0
     if following < measuring + MAX_ROUNDS + confirming:
-        tasks = RoundTasks(diagnosis.compute_again, _groups_in_doubt(evidence, diagnosis))
+        groups = _groups_in_doubt(evidence, diagnosis)
+        if following == ACROSS_ROUND and not measure_links:
+            groups = tuple(sorted([*groups, *_pair_across(evidence, diagnosis, groups)]))
+        tasks = RoundTasks(diagnosis.compute_again, groups)
     else:
         # No link is tried a third time for this, so that it ends too.
         tasks = RoundTasks((), _to_be_confirmed(evidence, diagnosis))
@@ -125,6 +135,18 @@ def _pair_neighbours(evidence: Evidence, examined: Sequence[int], trusted: list[
         elif groups:
             min(groups, key=len).append(single[-1])
     return groups
+
+
+def _pair_across(evidence: Evidence, diagnosis: Diagnosis, groups: Groups) -> list[Pair]:
+    """Of n alike the one at i with the one at i + n/2, where both have nothing else to try."""
+    nodes = evidence.check.nodes
+    busy = {node for group in groups for node in group}.union(diagnosis.compute_again, _useless(evidence, diagnosis))
+    pairs: list[Pair] = []
+    for alike in part((node for node in _linkers(evidence) if not nodes[node].trusted), evidence.kin):
+        half = len(alike) // 2
+        if half >= FEWEST_ACROSS:
+            pairs += zip(alike[:half], alike[half : 2 * half], strict=True)
+    return [pair for pair in pairs if busy.isdisjoint(pair) and pair[1] not in evidence.links[pair[0]]]
 
 
 def _take_nearest(evidence: Evidence, node: int, others: list[int]) -> int:
