@@ -108,6 +108,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         start_method="forkserver" if forking else "spawn",
         preload=tuple(dict.fromkeys(preload)),
         signals=flags.signals(*settings.text("signals_to_handle")),
+        forward_signals=flags.forwarded_signals(settings.text("forward_signals"), settings.text("signals_to_handle")),
         shutdown_timeout=_shutdown_timeout(settings, environ),
         virtual_local_rank=settings.on("virtual_local_rank"),
         numa_binding=cast("Literal['node', 'socket', 'exclusive', 'core-complex'] | None", numa or None),

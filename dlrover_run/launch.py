@@ -60,7 +60,7 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
 
         return supervise(spec, lifeline, verdict)
     lineage.become_subreaper()
-    guard.block(spec.signals)
+    awaited = guard.block((*spec.signals, *spec.forward_signals))
     run_dir = create_run_dir(spec.logs, spec.run_id)
     try:
         guard_end, agent_end = os.pipe()
@@ -76,7 +76,7 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
         os.close(guard_end)
         if verdict is not None:
             os.close(verdict)
-        code = guard.watch(agent, spec.signals)
+        code = guard.watch(agent, awaited, agent_end)
         os.close(agent_end)
     finally:
         leave_nothing(run_dir)

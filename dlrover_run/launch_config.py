@@ -44,6 +44,7 @@ class LaunchConfig:
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
     preload: list[str] | None = None
+    forward_signals: str = ""
     spares: int = 0
     node_unit: int = 1
     network_check: bool | str = False
@@ -73,6 +74,7 @@ class LaunchConfig:
             "event-log-handler": self.event_log_handler,
             "numa-binding": _binding_name(self.numa_options),
             "signals-to-handle": self.signals_to_handle,
+            "forward-signals": self.forward_signals or None,
             "shutdown-timeout": self.shutdown_timeout,
             "preload": _comma_list(self.preload),
             "spares": self.spares or None,

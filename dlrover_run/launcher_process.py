@@ -45,7 +45,10 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
     if spec.entrypoint.payload_fd >= 0:
         inherited.append(spec.entrypoint.payload_fd)
     try:
-        with memory_file(msgspec.json.encode(request)) as request_fd, _Forwarding(spec.signals) as forwarding:
+        with (
+            memory_file(msgspec.json.encode(request)) as request_fd,
+            _Forwarding((*spec.signals, *spec.forward_signals)) as forwarding,
+        ):
             launcher = subprocess.Popen(
                 command(request_fd),
                 pass_fds=[request_fd, *inherited],

@@ -166,6 +166,7 @@ class JobSpec:
     somebody gave this node by hand: with `static` it is its rank, else a wish. `node_id` is a name that a cluster
     manager gave it, empty for one of its own making. `local_addr` is the address that this node advertises, None for
     one that is found out. `gpu_each` says that the workers were counted as GPUs, so that each of them needs one.
+    `signals` are passed on to the workers and end the job, `forward_signals` are passed on and training continues.
     `local` asks for all nodes of the job here; this spec is then what they have in common. `console_name` is what this
     node is called on a console that it shares with others, empty where it has one to itself.
     """
@@ -184,6 +185,7 @@ class JobSpec:
     start_method: Literal["spawn", "forkserver"] = "spawn"
     preload: tuple[str, ...] = ()
     signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS
+    forward_signals: tuple[signal.Signals, ...] = ()
     shutdown_timeout: float = SHUTDOWN_TIMEOUT
     virtual_local_rank: bool = False
     gpu_each: bool = False

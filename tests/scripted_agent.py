@@ -141,6 +141,11 @@ class Play:
     steps: list[tuple[Callable[[NodeStatus], bool], Answer]] = field(default_factory=list)
     spec: dict[str, Any] = field(default_factory=dict)
     lifelines: Sequence[int] = ()
+    guard_end: int = -1
+
+    def signal(self, number: signal.Signals) -> None:
+        """Tell the agent of a signal as its guard does."""
+        guard.tell(self.guard_end, guard.Received(number, False, os.getpid()))
 
     def on(self, wanted: NodePhase | Callable[[NodeStatus], bool], answer: Answer = None) -> Play:
         """The next step: what the board answers once the agent has said that."""
@@ -188,6 +193,9 @@ class Play:
             }
         )
         guard.block(spec.signals)
+        # What a guard would write to.
+        lifeline, self.guard_end = os.pipe()
+        self.lifelines = (*self.lifelines, lifeline)
         relay = Relay.start((console, console))
         signal.alarm(int(PATIENCE))
         return asyncio.run(self._play(spec, relay))

@@ -48,10 +48,10 @@ def test_the_torchrun_code_for_a_signal_can_be_had(mailbox: Mailbox) -> None:
 
 def test_an_unlisted_signal_ends_the_launcher_and_leaves_nothing(mailbox: Mailbox) -> None:
     """Ours differs: torchrun leaves its workers behind."""
-    process = launch(mailbox, "--nproc-per-node=2", ON_SIGNAL, "stay")
+    process = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=0.5", ON_SIGNAL, "stay")
     with watched(*(m["pid"] for m in mailbox.gather(2))) as workers:
         process.send_signal(signal.SIGUSR1)
-        assert finish(process).code == -signal.SIGUSR1
+        assert finish(process).code == 128 + signal.SIGUSR1
         assert still_alive(workers, WAIT) == 0
 
 

@@ -226,7 +226,7 @@ def test_a_node_that_is_asked_to_go_leaves_when_its_workers_have_ended_and_the_o
     tell([member for member in world if member["node"] == "a"], signal.SIGKILL)
     alone = cluster.world(1)
     assert alone[0]["restart"] == 0
-    nodes["a"].until_says("left, as it was asked to")
+    nodes["a"].until_says("was ended by SIGTERM")
     succeed(alone, nodes["a"])
 
 

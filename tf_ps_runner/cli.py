@@ -90,6 +90,7 @@ def _job(
         start_method=cast("Literal['spawn', 'forkserver']", settings.choice("start_method")),
         preload=tuple(dict.fromkeys((*PRELOAD, *preload))) if forking else (),
         signals=flags.signals(*settings.text("signals_to_handle")),
+        forward_signals=flags.forwarded_signals(settings.text("forward_signals"), settings.text("signals_to_handle")),
         shutdown_timeout=_seconds(settings, "shutdown_timeout", SHUTDOWN_TIMEOUT, zero_allowed=True),
         logs=_logs(settings),
     )

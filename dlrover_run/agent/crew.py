@@ -132,7 +132,7 @@ class Crew:
 
     def kill(self) -> None:
         """Kill all processes, and wait for nobody."""
-        self._group.forward(signal.SIGKILL)
+        self._group.send(signal.SIGKILL)
 
     def _close(self) -> None:
         for mate in self._mates:

@@ -36,4 +36,5 @@ def worker_end(
         stderr_path=placed.stderr.path,
         memory_limit=memory.explain() if asks_memory else None,
         failed_first=failures.failed_before(error, worker.stopped_at),
+        forwarded=-worker.code in worker.forwarded,
     )

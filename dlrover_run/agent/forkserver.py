@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dlrover_run.descent import lifeline
+from dlrover_run.descent import lifeline, signals
 from dlrover_run.failures import signal_words
 
 PREPARE_TIMEOUT = 300.0
@@ -128,16 +128,17 @@ class Template:
         ours.setblocking(False)
         arguments = [str(TEMPLATE_FOLDER), str(theirs.fileno()), str(agent_pid)]
         try:
-            process = subprocess.Popen(
-                [python, "-u", "-c", BOOT, *arguments],
-                env=dict(env),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            with signals.held_back():
+                process = subprocess.Popen(
+                    [python, "-u", "-c", BOOT, *arguments],
+                    env=dict(env),
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
         except OSError as error:
             ours.close()
             raise TemplateError(f"the template {python} could not be started: {error.strerror or error}") from error

@@ -53,18 +53,23 @@ class WorkerGroup:
         """The pids of the workers that still run."""
         return {worker.pid for worker in self._workers if worker.live}
 
-    def forward(self, number: signal.Signals) -> None:
-        """Pass a signal on to every worker that runs."""
+    def send(self, number: signal.Signals, told_at: float | None = None) -> None:
+        """Send a signal that shall end it to every worker that runs; `told_at` is as in `WorkerProcess.send`."""
         for worker in self._workers:
-            worker.send(number)
+            worker.send(number, told_at)
 
-    async def stop(self, number: signal.Signals, grace: float) -> None:
+    def forward(self, number: signal.Signals, told_at: float | None = None) -> None:
+        """Pass a signal on, after which they go on, to every worker that runs."""
+        for worker in self._workers:
+            worker.forward(number, told_at)
+
+    async def stop(self, number: signal.Signals, grace: float, told_at: float | None = None) -> None:
         """Ask all to end, kill each after `grace` seconds of its own, and return when all have ended.
 
         Raises StuckWorkers when the kernel does not end one KILL_TIMEOUT seconds after that.
         """
         for worker in self._workers:
-            worker.stop(number, grace)
+            worker.stop(number, grace, told_at)
         try:
             await asyncio.wait_for(self._wait_for_all(), grace + KILL_TIMEOUT)
         except asyncio.TimeoutError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dlrover_run import failures
 from dlrover_run.agent.checkup import CheckPart
-from dlrover_run.agent.departure import Departure
+from dlrover_run.agent.departure import Departure, received_words
 from dlrover_run.agent.events import EventLog
 from dlrover_run.agent.group import StuckWorkers
 from dlrover_run.agent.narration import Narration
@@ -80,7 +80,7 @@ class Agent:
         self._narration = Narration(spec, voice)
         self._check_file = CheckFile(run_dir, voice.say)
         self._events = EventLog(spec, relay.say)
-        self._departure = Departure(self._take_signal, self._lose_launcher)
+        self._departure = Departure(spec, self._take_signal, self._forward_signal, self._lose_launcher)
         self._round: Round | None = None
         self._stopping = False
         self._reporting: asyncio.Handle | None = None
@@ -95,7 +95,7 @@ class Agent:
         """Take part in the job until it is over, and tell how it went."""
         # Before the departure listens: this call makes the loop's wake-up pipe, which the departure then quietens.
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._strays.reap)
-        self._departure.listen(self._spec.signals, self._lifelines)
+        self._departure.listen(self._lifelines)
         if self._run_dir.path is not None and not self._run_dir.keep:
             # The relay is the last to end, so the directory goes even when guard and agent are killed together.
             self._relay.remove_at_end(self._run_dir.path)
@@ -230,7 +230,8 @@ class Agent:
             if self._departure.orphaned:
                 await self._round.group.stop(signal.SIGKILL, 0)
             else:
-                await self._round.group.stop(self._departure.signal or signal.SIGTERM, self._spec.shutdown_timeout)
+                stop_signal, told_at = self._departure.stop_signal, self._departure.told_at
+                await self._round.group.stop(stop_signal, self._spec.shutdown_timeout, told_at)
         finally:
             self._stopping = False
 
@@ -302,24 +303,30 @@ class Agent:
             # At the end of the round all that is left goes, whatever session it hides in.
             self._strays.condemn_session(worker.pid)
 
-    def _take_signal(self, number: signal.Signals) -> None:
+    def _take_signal(self, number: signal.Signals, meant: signal.Signals, told_at: float | None) -> None:
+        if self._departure.signal is None:
+            self._standing.ended_by = number.name
         self._hurry()
         if self._departure.signal is None:
             live = self._round is not None and self._round.group.live
             then = (
                 f"the workers are told and get {self._spec.shutdown_timeout:g} s to end" if live else "this node leaves"
             )
-            self._voice.say(f"{number.name} received: {then}")
+            self._voice.say(f"{received_words(number, meant)}: {then}")
             if not self._stopping:
                 # The stop that follows now passes it on.
                 return
         if self._round is not None:
-            self._round.group.forward(number)
+            self._round.group.send(meant, told_at)
+
+    def _forward_signal(self, number: signal.Signals, told_at: float | None) -> None:
+        if self._round is not None:
+            self._round.group.forward(number, told_at)
 
     def _lose_launcher(self) -> None:
         self._hurry()
         if self._round is not None:
-            self._round.group.forward(signal.SIGKILL)
+            self._round.group.send(signal.SIGKILL)
 
     def _hurry(self) -> None:
         """Say at once that this node goes, and wait no longer for what may take its time."""

@@ -13,7 +13,7 @@ from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.opening import open_board
 from dlrover_run.console.voice import Voice, terminal_columns, terminal_lines
-from dlrover_run.descent import guard, lineage
+from dlrover_run.descent import lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing
 from dlrover_run.spec import JobSpec, SpecError
@@ -50,8 +50,6 @@ async def run_agent(
         # Whoever wanted to know may have gone, and that is why this node ends.
         with contextlib.suppress(BrokenPipeError), open(verdict_fd, "wb") as file:
             file.write(msgspec.json.encode(verdict))
-    # What comes now comes too late, and would meet no handler any more once the loop is closed.
-    guard.block(spec.signals)
     return verdict.exit_code
 
 

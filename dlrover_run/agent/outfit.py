@@ -91,6 +91,7 @@ def prepare(
                 environment=environment,
                 stdio=(0, *_outputs(ranks, relay, prefix, shared)),
                 cpus=cpus.get(local_rank),
+                signal_group=spec.entrypoint.kind == "program",
             )
         )
     for tee in plan.tees:

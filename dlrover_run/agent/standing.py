@@ -28,6 +28,8 @@ class Standing:
         self._epoch = 0
         self._restart_count = 0
         self.seat: Seat | None = None
+        self.ended_by = ""
+        """The name of the signal for which this node leaves."""
 
     @property
     def round(self) -> RoundKey | None:
@@ -94,6 +96,7 @@ class Standing:
             restart_count=self._restart_count,
             met=met,
             failure=failure,
+            ended_by=self.ended_by if phase in (NodePhase.LEAVING, NodePhase.LEFT) else "",
         )
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class MasterBoard(RemoteBoard):
             addresses = await look_up(self._master.host, self._master.port)
         except Unknown as unknown:
             raise SessionEnded(str(unknown)) from None
-        if not self._visits:
+        if not self._visits and not self._leaves:
             await self._hosting.ensure(addresses)
         ended = SessionEnded("it has no address")
         # A name may stand for addresses of two families, of which gRPC takes one at a time.

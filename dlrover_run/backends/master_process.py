@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dlrover_run.descent import lifeline
+from dlrover_run.descent import lifeline, signals
 from dlrover_run.memory_file import memory_file
 from dlrover_run.spec import MasterSpec
 
@@ -97,6 +97,12 @@ class MasterProcess:
             os.close(self._ready)
         return _port_in(told, self._listen)
 
+    def end(self) -> None:
+        """End a master that is `bound`, as the end of this process would."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
     def signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         # Until it has been collected the number is still its own.
@@ -108,8 +114,7 @@ class MasterProcess:
         self._ended = True
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
+        self.end()
         on_end()
 
     def _spawn(self, inherited: dict[str, int]) -> int:
@@ -126,18 +131,19 @@ class MasterProcess:
                 command += [flag, os.path.abspath(path)] if path else []
         if self._spec.auth_required:
             command += ["--auth-required"]
-        process = subprocess.Popen(
-            command,
-            env=_environment(),
-            # It keeps no file system busy, and nobody who reads our output waits for its end.
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=list(inherited.values()),
-            # A session of its own is half of what tells our sweeps that this is a master (see `lineage`).
-            start_new_session=True,
-        )
+        with signals.held_back():
+            process = subprocess.Popen(
+                command,
+                env=_environment(),
+                # It keeps no file system busy, and nobody who reads our output waits for its end.
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=list(inherited.values()),
+                # A session of its own is half of what tells our sweeps that this is a master (see `lineage`).
+                start_new_session=True,
+            )
         # It is collected through a pidfd; with a return code set, Popen does not warn that it is still running.
         process.returncode = 0
         return process.pid

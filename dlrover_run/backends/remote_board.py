@@ -125,7 +125,8 @@ class RemoteBoard(abc.ABC):
             self._search.lost(now)
         else:
             self._search.failed()
-        if self._is_done:
+        if self._is_done or self._leaves:
+            # The same signal may have ended the place of the records, and this node has no use for it any more.
             return
         if self._met and not self._told_lost:
             self._told_lost = True
@@ -174,6 +175,10 @@ class RemoteBoard(abc.ABC):
         """Whether this node only says what somebody wishes: it begins no job, and nobody may depend on it."""
         hosting = None if self._status is None else self._status.cluster
         return hosting is not None and hosting.visits
+
+    @property
+    def _leaves(self) -> bool:
+        return self._status is not None and self._status.phase in (NodePhase.LEAVING, NodePhase.LEFT)
 
     @property
     def _trains(self) -> bool:

@@ -223,6 +223,22 @@ def signals(place: str, text: str) -> tuple[signal.Signals, ...]:
     return tuple(chosen)
 
 
+def forwarded_signals(given: Given, handled: Given) -> tuple[signal.Signals, ...]:
+    """Names of signals to pass on, with or without SIG, in the order given; none of them may be `handled`."""
+    if not given.text:
+        return ()
+    names = [name.strip() for name in given.text.split(",")]
+    full = ",".join(name if name.startswith("SIG") else f"SIG{name}" for name in names)
+    chosen = signals(given.place, full)
+    for number in chosen:
+        if number in signals(*handled):
+            problem = f"names {number.name}, which ends the job ({handled.place} {handled.text})"
+            raise wrong(*given, problem, "leave it out of one of the two")
+        if number is signal.SIGCONT:
+            raise wrong(*given, "names SIGCONT, which the launcher sends itself", "leave SIGCONT out")
+    return chosen
+
+
 def modules(place: str, text: str) -> tuple[str, ...]:
     """Dotted names of modules, separated by commas."""
     names = tuple(item.strip() for item in text.split(","))

@@ -188,6 +188,14 @@ TABLE: tuple[Flag, ...] = (
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     ),
     Flag(
+        "forward-signals",
+        FAILURES,
+        "Signals that are passed on to the workers while training continues, as in [b]USR1,USR2[/].",
+        "SIGNAL,...",
+        "",
+        ours=True,
+    ),
+    Flag(
         "monitor-interval",
         FAILURES,
         "No effect: the kernel tells of a worker's end at once. Accepted because torchrun has it.",

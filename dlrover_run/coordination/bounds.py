@@ -26,5 +26,6 @@ Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 Total = Annotated[int, Meta(ge=0, le=2**53)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Problem = Annotated[str, Meta(max_length=MAX_PROBLEM)]
+SignalName = Annotated[str, Meta(pattern=r"\A[A-Z0-9]{0,16}\Z")]
 # JSON has no infinity, and no device is that fast.
 Rate = Annotated[float, Meta(ge=0, le=1e12)]

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, Total
+from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, SignalName, Total
 from dlrover_run.coordination.check_records import (
     MOST_LINK_ROWS,
     MOST_ROWS,
@@ -134,7 +134,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     obeys, which told it of `restart_count` restarts. `met` says that in this round the workers have found each other or
     a checkpoint was written. `rank_wish` is the node rank that somebody gave it by hand. `computed` and `linked` are
     what last came of its part in a node check, and `check_port` is held for the store of links, 0 without a check.
-    `cluster` is what it hosts of a job with parameter servers, which has no seats.
+    `cluster` is what it hosts of a job with parameter servers, which has no seats. `ended_by` names the signal for
+    which it leaves, or has left; it is empty where there is none.
     """
 
     node_id: NodeId
@@ -156,6 +157,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     computed: Computed | None = None
     linked: Linked | None = None
     cluster: Hosting | None = None
+    ended_by: SignalName = ""
 
     @property
     def key(self) -> NodeKey:

@@ -141,6 +141,8 @@ def _departure_words(plan: Plan, gone: Known) -> str:
             return "was lost"
         if p.status.failure is not None:
             return f"left: {p.status.failure.what}"
+        if p.status.ended_by:
+            return f"was ended by {p.status.ended_by}"
         return "left, as it was asked to" if p.status.phase is NodePhase.LEFT else "was asked to leave"
 
     by_verb: dict[str, list[str]] = {}

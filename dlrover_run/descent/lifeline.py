@@ -1,6 +1,6 @@
 """How an event loop hears that a process has ended: a child through its pidfd, any other through a lifeline.
 
-A lifeline is a pipe to which nothing is ever written: the kernel closes it for the dead, however they died.
+A lifeline is a pipe that the kernel closes for the dead, however they died. Only the guard writes to one: signals.
 """
 
 from __future__ import annotations

@@ -109,6 +109,18 @@ def descendants(spared: Iterable[int] = ()) -> list[Relative]:
     return _below([os.getpid()], [process for process in _processes() if process.pid not in kept])
 
 
+def ancestors(most: int) -> list[int]:
+    """The pids of this process's ancestors, the nearest first, at most that many."""
+    found = [os.getppid()]
+    while found[-1] > 1 and len(found) < most:
+        try:
+            with open(f"/proc/{found[-1]}/stat", "rb") as stat:
+                found.append(int(stat.read().rpartition(b")")[2].split()[1]))
+        except OSError:
+            break
+    return found
+
+
 def end(doomed: Iterable[Relative], spared: Iterable[int]) -> None:
     """Kill those of `doomed` that still live below this process, and what is below them."""
     here = descendants(spared)

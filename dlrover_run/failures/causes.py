@@ -131,6 +131,8 @@ def describe_end(end: WorkerEnd) -> str:
         text = f"was killed by {signal_words(-end.code)}"
         if words is not None:
             text += f", after it {_failing(words)}"
+        elif end.forwarded:
+            text += ", which --forward-signals passed on"
         elif end.memory_limit is None and -end.code in _SENT:
             text += ", which the launcher did not send"
     elif words is not None:

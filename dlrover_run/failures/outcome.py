@@ -24,7 +24,8 @@ class WorkerEnd:
     itself. `failed_first` says that a stopped worker had recorded its error before it was stopped.
     `stderr_tail` is the last of what it wrote to standard error, as far as that could be seen, and to standard output
     where the two went to one console. `memory_limit` is a sentence when the kernel is known to have killed for memory,
-    else None. `error_file` is where `error` was read. `name` is what people call it where they do not go by ranks.
+    else None. `error_file` is where `error` was read. `forwarded` says that `--forward-signals` passed on the signal
+    that killed it. `name` is what people call it where they do not go by ranks.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class WorkerEnd:
     memory_limit: str | None = None
     error_file: str | None = None
     failed_first: bool = False
+    forwarded: bool = False
     name: str = ""
 
     @property

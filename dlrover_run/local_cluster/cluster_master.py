@@ -63,7 +63,7 @@ class ClusterMaster:
         if self._restarting is not None:
             self._restarting.cancel()
         if self._process is not None:
-            self._process.signal(signal.SIGTERM)
+            self._process.end()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), END_TIMEOUT)
             if self._process is not None:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +23,7 @@ import msgspec
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.command_line import credentials
-from dlrover_run.descent import lifeline, lineage
+from dlrover_run.descent import lifeline, lineage, signals
 from dlrover_run.launch_request import LaunchRequest, command
 from dlrover_run.local_cluster.network import Namespace
 from dlrover_run.local_cluster.supervision import EndKind, Node, NodeEnd
@@ -114,7 +114,8 @@ class NodeProcess:
             logs = replace(spec.logs, temp_dir=self._temp_dir)
             request = LaunchRequest(spec=replace(spec, logs=logs), lifeline=theirs, verdict=verdict)
             request_fd = passed_on.enter_context(memory_file(msgspec.json.encode(request)))
-            with namespace.entered() if namespace is not None else contextlib.nullcontext(), _held_back(spec.signals):
+            # A node loses none of these signals: they wait until its guard takes them.
+            with namespace.entered() if namespace is not None else contextlib.nullcontext(), signals.held_back():
                 process = subprocess.Popen(
                     command(request_fd),
                     pass_fds=(request_fd, theirs, verdict),
@@ -147,6 +148,12 @@ class NodeProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
                 os.kill(self.pid, signal.SIGCONT)
+
+    def forward(self, number: int) -> None:
+        """Pass on a signal after which the node goes on."""
+        if self.pid >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def let_go(self) -> None:
         """End the node as if the supervisor had gone: at once, without asking its workers."""
@@ -195,16 +202,6 @@ class NodeProcess:
         if self._code is not None:
             self._forget_verdict()
             self._look()
-
-
-@contextlib.contextmanager
-def _held_back(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Start a node in here that loses none of these signals: they wait until its guard takes them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _unused_temp_dir() -> str | None:

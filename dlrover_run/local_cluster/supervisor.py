@@ -18,7 +18,7 @@ from dlrover_run.agent.refusal import explain
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.master_process import NotListening
 from dlrover_run.console.voice import Voice
-from dlrover_run.descent import guard, lifeline, lineage
+from dlrover_run.descent import lifeline, lineage, signals
 from dlrover_run.descent.strays import StraySweep
 from dlrover_run.local_cluster import supervision
 from dlrover_run.local_cluster.cluster_master import ClusterMaster, reason_of
@@ -51,7 +51,7 @@ def supervise(spec: JobSpec, lifeline_fd: int | None, verdict_fd: int | None) ->
     lineage.become_subreaper()
     # Whoever started this command may have ignored the end of children, or held signals back.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    guard.unblock()
+    signals.release()
     try:
         relay = Relay.start(shared=True, secrets=spec.secrets)
     except OSError as error:
@@ -78,7 +78,7 @@ async def _supervise(
     # A signal still hurries a console that takes nothing.
     await relay.drain(timeout=None)
     # What comes now comes too late, and would meet no handler any more.
-    guard.block(spec.signals)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals.SENDABLE)
     await relay.close()
     lineage.end_children()
     if verdict_fd is not None:
@@ -121,7 +121,7 @@ class Supervisor:
         """From the first node to the end of the last; the exit code. Raises NotListening and OSError when no node can
         be started."""
         with contextlib.ExitStack() as ending:
-            if signal.SIGUSR1 not in self._spec.signals:
+            if signal.SIGUSR1 not in (*self._spec.signals, *self._spec.forward_signals):
                 # From the first moment on, for its default action is to end this process.
                 asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._join_now)
             if self._local.isolated:
@@ -219,10 +219,15 @@ class Supervisor:
 
     def _hear_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in self._spec.signals:
+        joins = set() if signal.SIGUSR1 in self._spec.signals else {signal.SIGUSR1}
+        # What nothing handles ends this process too, and it says so; a real-time signal means nothing to it.
+        signals.catch(lambda number: None, but=joins)
+        for number in {*signals.NAMED, *self._spec.signals} - {*joins, *self._spec.forward_signals}:
             # One that is ignored, as after nohup, stays so, here and in the nodes.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._pass_on, number)
+        for number in self._spec.forward_signals:
+            loop.add_signal_handler(number, self._forward, number)
         loop.add_signal_handler(signal.SIGCHLD, self._strays.reap)
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -230,6 +235,10 @@ class Supervisor:
         self._carry_out(supervision.stop(self._cluster, number))
         for process in self._nodes.values():
             process.signal(number)
+
+    def _forward(self, number: signal.Signals) -> None:
+        for process in self._nodes.values():
+            process.forward(number)
 
     def _join_now(self) -> None:
         if not self._begun:

@@ -20,7 +20,7 @@ from typing import Any
 from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials
 from dlrover_run.command_line.conceal import conceal
-from dlrover_run.descent import lifeline, lineage
+from dlrover_run.descent import lifeline, lineage, signals
 from dlrover_run.master.idleness import Idleness
 from dlrover_run.master.options import Options, read_options, ready_fd_of
 from dlrover_run.spec import SpecError, TlsSpec
@@ -32,19 +32,28 @@ _LOG_FD = 2
 def main(args: Sequence[str]) -> int:
     """Run a master; returns its exit code."""
     _open_standard_streams()
+    # One that belongs to a job was started with signals blocked, and what a scheduler sends to every process of a job
+    # step is not for it. A terminal ends the one of a person.
+    signals.ignore({signal.SIGHUP, signal.SIGQUIT})
+    signals.release()
     ready_fd = ready_fd_of(args)
     try:
         options = read_options(args, os.environ)
         ready_fd = options.ready_fd
         conceal(credentials.VARIABLES)
-        if options.idle_timeout is not None or options.lifeline_fd >= 0:
-            # It belongs to a job, and shall not be ended by its script's name.
+        if _belongs_to_job(options):
+            # It shall not be ended by its job's script's name.
             lineage.name_process(lineage.MASTER_NAME)
         return asyncio.run(_serve(options))
     except SpecError as mistake:
         return _fail(ready_fd, str(mistake), exit_codes.BAD_COMMAND_LINE)
     except OSError as error:
         return _fail(ready_fd, str(error), exit_codes.CANNOT_START)
+
+
+def _belongs_to_job(options: Options) -> bool:
+    """Whether a launcher started this master, for the nodes of one job."""
+    return options.idle_timeout is not None or options.lifeline_fd >= 0
 
 
 def say(text: str) -> None:
@@ -81,8 +90,20 @@ async def _serve(options: Options) -> int:
         if not ended.done():
             ended.set_result(reason)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end, f"{number.name} came")
+    asked: list[str] = []
+
+    def ask(reason: str) -> None:
+        """End on a signal: a master of a job only after its nodes, which a scheduler signals together with it."""
+        if _belongs_to_job(options) and server.jobs.lines:
+            asked.append(reason)
+        else:
+            end(reason)
+
+    def look() -> None:
+        if asked and not server.jobs.lines:
+            end(asked[0])
+        idleness.look(server.jobs.lines, server.jobs.empty and server.jobs.last_one_over)
+
     if options.lifeline_fd >= 0:
         lifeline.watch(options.lifeline_fd, lambda: end("whoever started it is gone"))
     _allow_many_files()
@@ -91,9 +112,11 @@ async def _serve(options: Options) -> int:
         options.token,
         options.state_dir,
         say,
-        lambda: idleness.look(server.jobs.lines, server.jobs.empty and server.jobs.last_one_over),
+        look,
         _open_report(options.report_fd),
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask, f"{number.name} came")
     is_open = _reachable_from_outside(options)
     tls = None if options.tls is None else _server_credentials(server.grpc, options.tls)
     try:

@@ -15,6 +15,9 @@ EXIT_NO_ORDER = 2
 
 def serve() -> None:
     """Take orders from standard input until its end, and end the process."""
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        # A scheduler that signals every process of a job step does not mean the check.
+        signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT):
         # The default ends the process wherever it is. A handler in Python would wait for a collective to end.
         signal.signal(number, signal.SIG_DFL)

@@ -10,6 +10,7 @@ agent's side.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Any
 
@@ -45,6 +46,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 def main() -> None:
     """The life of the child."""
+    # What a scheduler sends to every process of a job step; a plugin may start programs, so not all signals.
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
     lines, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # What a plugin reads or prints is none of the conversation.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -38,7 +38,7 @@ import socket
 import time
 from typing import Any, NoReturn
 
-from dlrover_run.descent import lineage
+from dlrover_run.descent import lineage, signals
 from dlrover_run.output.relay_lines import MAX_MESSAGE
 from dlrover_run.output.relay_ports import Inotify, LineWriter, Pipe, Sink, Tail, console_sink, file_sink
 
@@ -63,9 +63,6 @@ PROGRESS_SECONDS = 0.2
 
 DRAIN_PIPE_BYTES = 2 * 1024 * 1024
 """The most that a drain reads from one pipe: more than a pipe holds, so only a live writer can have more."""
-
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTTOU)
-"""Signals that reach the whole job at once: the relay ends when the agent does. SIGTTOU would stop the copying."""
 
 
 def main(control: socket.socket, parent: int, console: tuple[int, int], shared: bool) -> NoReturn:
@@ -93,10 +90,11 @@ def _leave_the_agent(control: socket.socket, console: tuple[int, int]) -> None:
     os.closerange(3, control.fileno())
     os.closerange(control.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        with contextlib.suppress(OSError, ValueError):  # SIGKILL and SIGSTOP, and those that the C library keeps.
-            signal.signal(number, signal.SIG_IGN if number in IGNORED else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # The relay ends when the agent does. SIGTTOU would stop the copying.
+    for number in (*signals.SENDABLE, signal.SIGPIPE, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+    signals.release()
     lineage.name_process("dlrover-relay")
 
 

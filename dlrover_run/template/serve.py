@@ -15,6 +15,7 @@ import ctypes
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -27,6 +28,7 @@ from .become import EXIT_ABANDONED, EXIT_NOT_STARTED, Template, Worker, die_with
 from .imports import Places, may_go_ahead, places, scan_imports
 from .preload import OURS, Preloader, import_each
 from .recording import ImportLog, ImportRecorder
+from .sendable import SENDABLE
 
 MAX_ANSWER = 60_000
 """Bytes of an answer; lists in it are cut to fit."""
@@ -45,7 +47,10 @@ class Unsafe(Exception):
 class Server:
     """The template's state between requests."""
 
-    def __init__(self, control: socket.socket, agent: int, boot_code: CodeType) -> None:
+    def __init__(
+        self, control: socket.socket, agent: int, boot_code: CodeType, handlers: dict[int, Any] | None = None
+    ) -> None:
+        self._handlers = handlers or {}
         self._control = control
         self._agent = agent
         self._template = Template(boot_code)
@@ -182,7 +187,13 @@ class Server:
         told_reader, told_writer = os.pipe()
         # What C code left in its buffers would otherwise be printed by every worker.
         self._libc.fflush(None)
-        middle = os.fork()
+        # The template ignores signals. One that is meant for the worker waits until it is no template any more.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SENDABLE)
+        try:
+            middle = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            raise
         if middle == 0:
             try:
                 worker = os.fork()
@@ -193,11 +204,12 @@ class Server:
                 os._exit(0)
             os.close(told_writer)
             try:
-                return self._worker(request, log, received, told_reader)
+                return self._worker(request, log, received, told_reader, mask)
             except BaseException as error:
                 # Nothing of this process may ever get back into the template's loop.
                 os.write(2, f"dlrover-run: a forked worker could not start: {error}\n".encode(errors="replace"))
                 os._exit(EXIT_NOT_STARTED)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(told_writer)
         told = os.read(told_reader, 32)
         os.close(told_reader)
@@ -210,10 +222,18 @@ class Server:
         return {"pid": int(told)}
 
     def _worker(
-        self, request: dict[str, Any], log: ImportLog | None, received: Sequence[int], told_reader: int
+        self,
+        request: dict[str, Any],
+        log: ImportLog | None,
+        received: Sequence[int],
+        told_reader: int,
+        mask: set[int | signal.Signals],
     ) -> Worker:
         if os.read(received[-1], 1) != b"g":
             os._exit(EXIT_ABANDONED)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.setsid()
         die_with_parent(self._agent)
         rest = iter(received[1:])
@@ -252,8 +272,11 @@ def _directory_of(script: str) -> str:
 def serve(control_fd: int, agent: int) -> Worker:
     """Serve until the agent closes the socket, which ends the process; return in workers alone."""
     die_with_parent(agent)
+    # The agent started this process with signals blocked. They are for the launcher and for workers.
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in SENDABLE}
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     control = socket.socket(fileno=control_fd)
-    server = Server(control, agent, sys._getframe(1).f_code)
+    server = Server(control, agent, sys._getframe(1).f_code, handlers)
     while True:
         try:
             packet, received, _, _ = socket.recv_fds(control, 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)

@@ -196,11 +196,11 @@ class Hosted:
         elif self.starting is not None:
             self.starting.cancel()
 
-    def terminate(self, number: signal.Signals, grace: float) -> None:
-        """Ask it to end by a signal, and kill it after that many seconds."""
+    def terminate(self, number: signal.Signals, grace: float, told_at: float | None = None) -> None:
+        """Ask it to end by a signal, and kill it after that many seconds; `told_at` is as in `WorkerProcess.send`."""
         self.ending = True
         if self.process is not None:
-            self.process.stop(number, grace)
+            self.process.stop(number, grace, told_at)
         elif self.starting is not None:
             self.starting.cancel()
 

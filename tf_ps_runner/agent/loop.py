@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dlrover_run.agent.departure import Departure
+from dlrover_run.agent.departure import Departure, received_words
 from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
 from dlrover_run.backends.board import Board, Listener
@@ -75,7 +75,7 @@ class Agent:
         )
         # What the template imports takes longer than anything else.
         self._tasks.warm()
-        self._departure = Departure(self._take_signal, self._lose_launcher)
+        self._departure = Departure(job, self._take_signal, self._forward_signal, self._lose_launcher)
         self._board = open_board(self._hear, self._say_of_job)
         self._desk = WishDesk(
             job.run_id, job.rules.cluster, self._take_wish, lambda: wishes.present_in(self._board.assignment.cluster)
@@ -95,7 +95,7 @@ class Agent:
         """Take part in the job until it is over, and tell how it went."""
         # Before the departure listens: this call makes the loop's wake-up pipe, which the departure then quietens.
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._strays.reap)
-        self._departure.listen(self._spec.job.signals, self._lifelines)
+        self._departure.listen(self._lifelines)
         if self._run_dir.path is not None and not self._run_dir.keep:
             # The relay is the last to end, so the directory goes even when guard and agent are killed together.
             self._relay.remove_at_end(self._run_dir.path)
@@ -107,7 +107,7 @@ class Agent:
                 self._voice.say(problem)
             await self._follow_plan()
         except (StuckTask, SpecError, OSError) as error:
-            self._tasks.forward(signal.SIGKILL)
+            self._tasks.send(signal.SIGKILL)
             return await self._conclude(error)
         return await self._conclude()
 
@@ -142,13 +142,14 @@ class Agent:
         )
 
     @property
-    def _farewell(self) -> tuple[signal.Signals, float]:
-        """The signal that ends a task when this node goes, or all is over, and the seconds that it gets after that."""
+    def _farewell(self) -> tuple[signal.Signals, float, float | None]:
+        """The signal that ends a task when this node goes, or all is over, the seconds that it gets after that, and
+        when it got the signal from elsewhere (see `WorkerProcess.send`)."""
         if self._departure.orphaned:
-            return signal.SIGKILL, 0.0
+            return signal.SIGKILL, 0.0, None
         if self._departure.signal is not None:
-            return self._departure.signal, self._spec.job.shutdown_timeout
-        return signal.SIGTERM, self._spec.grace
+            return self._departure.stop_signal, self._spec.job.shutdown_timeout, self._departure.told_at
+        return signal.SIGTERM, self._spec.grace, None
 
     @property
     def _is_over(self) -> bool:
@@ -263,7 +264,9 @@ class Agent:
     def _own_children(self) -> set[int]:
         return {self._relay.pid} | self._starter.pids | self._tasks.pids | self._board.pids
 
-    def _take_signal(self, number: signal.Signals) -> None:
+    def _take_signal(self, number: signal.Signals, meant: signal.Signals, told_at: float | None) -> None:
+        if self._departure.signal is None:
+            self._standing.ended_by = number.name
         self._hurry()
         if self._departure.signal is None:
             seconds = self._spec.job.shutdown_timeout
@@ -273,11 +276,14 @@ class Agent:
                 self._moving = True
                 asyncio.get_running_loop().call_later(MOVE_PATIENCE, self._look_at_move)
                 then = f"what runs here is moved to other nodes if they have room, within {seconds:g} s"
-            self._voice.say(f"{number.name} received: {then}")
+            self._voice.say(f"{received_words(number, meant)}: {then}")
             # The next look at the situation passes it on.
             return
         self._moving = False
-        self._tasks.forward(number)
+        self._tasks.send(meant, told_at)
+
+    def _forward_signal(self, number: signal.Signals, told_at: float | None) -> None:
+        self._tasks.forward(number, told_at)
 
     def _look_at_move(self) -> None:
         order = self._board.assignment.cluster
@@ -297,7 +303,7 @@ class Agent:
     def _lose_launcher(self) -> None:
         self._moving = False
         self._hurry()
-        self._tasks.forward(signal.SIGKILL)
+        self._tasks.send(signal.SIGKILL)
 
     def _hurry(self) -> None:
         """Wait no longer for what may take its time."""

@@ -10,7 +10,7 @@ from dlrover_run import exit_codes
 from dlrover_run.agent.host import told_name
 from dlrover_run.backends.opening import open_board
 from dlrover_run.console.voice import Voice, terminal_columns, terminal_lines
-from dlrover_run.descent import guard, lineage
+from dlrover_run.descent import lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing
 from dlrover_run.spec import SpecError
@@ -44,8 +44,6 @@ async def run_agent(spec: ServersSpec, run_dir: RunDir, lifelines: Sequence[int]
     await relay.close()
     lineage.end_children(pids_to_spare)
     leave_nothing(run_dir)
-    # What comes now comes too late, and would meet no handler any more once the loop is closed.
-    guard.block(job.signals)
     return verdict.exit_code
 
 

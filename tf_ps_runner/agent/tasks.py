@@ -173,16 +173,22 @@ class Tasks:
             hosted.close()
             del self._hosted[step.key]
 
-    def terminate(self, key: TaskKey, number: signal.Signals, grace: float) -> None:
-        """End a task by this signal, and kill it after that many seconds."""
-        self._hosted[key].terminate(number, grace)
+    def terminate(self, key: TaskKey, number: signal.Signals, grace: float, told_at: float | None) -> None:
+        """End a task by this signal, and kill it after that many seconds; `told_at` is as in `WorkerProcess.send`."""
+        self._hosted[key].terminate(number, grace, told_at)
 
-    def forward(self, number: signal.Signals) -> None:
-        """Pass a signal on to every task that runs; the spare processes are not asked, but ended."""
+    def forward(self, number: signal.Signals, told_at: float | None) -> None:
+        """Pass a signal on, after which they go on, to every task that runs."""
+        for hosted in self._hosted.values():
+            if hosted.process is not None:
+                hosted.process.forward(number, told_at)
+
+    def send(self, number: signal.Signals, told_at: float | None = None) -> None:
+        """Send a signal that shall end it to every task that runs; the spare processes are not asked, but ended."""
         self._kept.discard_all()
         for hosted in self._hosted.values():
             if hosted.process is not None:
-                hosted.process.send(number)
+                hosted.process.send(number, told_at)
             elif hosted.starting is not None:
                 hosted.starting.cancel()
 

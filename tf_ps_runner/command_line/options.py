@@ -131,6 +131,7 @@ TABLE: tuple[Flag, ...] = (
     ),
     _same("shutdown_timeout", help="Time between a process's stop signal and SIGKILL [dim](30)[/]."),
     _same("signals_to_handle"),
+    _same("forward_signals"),
     _ours("worker-memory", MEMORY, "What the chief, each worker and the evaluator may take, as in 4Gi.", "SIZE"),
     _ours("ps-memory", MEMORY, "What each parameter server may take.", "SIZE"),
     _ours(

@@ -1,0 +1,86 @@
+"""Whether the workers have got a signal already that has come to the launcher, so that nobody sends it to them again.
+
+`slurmstepd` (with proctrack/linuxproc) and `systemctl stop` signal every process of a job, the workers among them;
+`slurmstepd` with proctrack/cgroup signals the launcher alone, and so does a person. No variable tells which. What tells
+is the agent: like a worker it is in a session of its own, so no process group and no session holds it together with
+the launcher. A sender that has signalled both, and is an ancestor of the launcher, signals the whole tree. An ancestor,
+because `pkill dlrover` would find launcher and agent by their names, and no worker.
+
+Pure: the caller gives the times, in seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlrover_run.descent.guard import Received
+
+WITNESS_SECONDS = 0.25
+"""How long the agent waits for its own copy of a signal that an ancestor has sent to the launcher. A scheduler signals
+all processes in one loop, which takes milliseconds."""
+
+SAME_SIGNAL_SECONDS = 2.0
+"""Two ancestors that send the same signal within this time mean one signal: a scheduler signals the supervisor of a
+local cluster and its nodes, and the supervisor passes the signal on to the nodes."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A signal that the launcher acts on now. `told_at` is when whoever sent it began to signal the workers as well;
+    None: they have not got it."""
+
+    number: int
+    told_at: float | None
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    received: Received
+    since: float
+
+
+class Deliveries:
+    """Takes what comes to the launcher and to the agent, and returns what to act on. `due` is the time at which `look`
+    has something to return, None while nothing waits."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, float] = {}
+        self._last: dict[int, _Waiting] = {}
+        self._waiting: list[_Waiting] = []
+
+    @property
+    def due(self) -> float | None:
+        return min((each.since + WITNESS_SECONDS for each in self._waiting), default=None)
+
+    def to_agent(self, number: int, now: float) -> list[Delivery]:
+        """The agent itself has got a signal."""
+        self._own[number] = now
+        return self.look(now)
+
+    def to_launcher(self, received: Received, now: float) -> list[Delivery]:
+        """The launcher has got a signal."""
+        if not received.above:
+            return [Delivery(received.number, None)]
+        last = self._last.get(received.number)
+        if last is not None and last.received.sender != received.sender and now - last.since < SAME_SIGNAL_SECONDS:
+            return []
+        self._last[received.number] = _Waiting(received, now)
+        self._waiting.append(self._last[received.number])
+        return self.look(now)
+
+    def look(self, now: float) -> list[Delivery]:
+        """What is decided by now, in the order in which it came."""
+        decided: list[Delivery] = []
+        for each in list(self._waiting):
+            number = each.received.number
+            own = self._own.get(number)
+            if own is not None and abs(own - each.since) < SAME_SIGNAL_SECONDS:
+                # One copy proves one signal.
+                del self._own[number]
+                decided.append(Delivery(number, min(own, each.since)))
+            elif now >= each.since + WITNESS_SECONDS:
+                decided.append(Delivery(number, None))
+            else:
+                continue
+            self._waiting.remove(each)
+        return decided

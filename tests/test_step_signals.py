@@ -1,0 +1,327 @@
+"""Signals as a scheduler sends them, to every process of a job step, and signals that are passed on to the workers.
+
+The test is the parent of the launcher, as `slurmstepd` is, and walks the process tree below itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import Cluster, is_master
+from harness import WORKERS, Mailbox, finish, launch
+from meeting_places import AtMaster
+
+from dlrover_run.agent.delivery import SAME_SIGNAL_SECONDS, WITNESS_SECONDS, Deliveries, Delivery
+from dlrover_run.cli import parse
+from dlrover_run.descent.guard import Received
+from dlrover_run.spec import SpecError
+
+ON_SIGNAL = str(WORKERS / "on_signal.py")
+
+ONE_NODE: tuple[str, ...] = ("--nproc-per-node=2",)
+THREE_NODES = ("--local-nodes=3", "--nnodes=3", "--nproc-per-node=1")
+PLACES = [
+    pytest.param(ONE_NODE, id="one node"),
+    pytest.param(THREE_NODES, id="three nodes", marks=pytest.mark.long),
+]
+METHODS = ["spawn", "forkserver"]
+
+
+def step_of(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Every process of the step, the launcher first."""
+    return [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
+
+
+def signal_step(launcher: subprocess.Popen[str], number: int) -> None:
+    """Signal every process of the step, as `slurmstepd` does with proctrack/linuxproc."""
+    for process in step_of(launcher):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            os.kill(process.pid, number)
+
+
+def workers_of(place: Sequence[str]) -> int:
+    return 3 if place == THREE_NODES else 2
+
+
+LINES = """
+import os, signal
+rank, half = os.environ['RANK'], {half}
+came = []
+signal.signal(signal.SIGUSR1, lambda number, frame: came.append('SIGUSR1'))
+signal.signal(signal.SIGUSR2, lambda number, frame: came.append('SIGUSR2'))
+for line in range(half):
+    print(f'rank {{rank}} line {{line}}', file=sys.stderr if line % 2 else sys.stdout, flush=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGUSR2])
+post()
+while len(came) < 2:
+    signal.sigwaitinfo([signal.SIGUSR1, signal.SIGUSR2]); came.append('')
+for line in range(half, 2 * half):
+    print(f'rank {{rank}} line {{line}}', file=sys.stderr if line % 2 else sys.stdout, flush=True)
+"""
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("method", METHODS)
+def test_no_line_is_lost_when_every_process_of_the_step_is_signalled(
+    mailbox: Mailbox, method: str, place: Sequence[str]
+) -> None:
+    """240 lines of two workers (three on three nodes); of them 4 arrived when the relay died of the signal."""
+    count = workers_of(place)
+    each = 240 // count
+    script = mailbox.script("lines.py", LINES.format(half=each // 2))
+    flags = [*place, f"--start-method={method}", "--forward-signals=USR1,USR2"]
+    launcher = launch(mailbox, *flags, script, stderr=subprocess.STDOUT)
+    mailbox.gather(count)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal_step(launcher, number)
+    _signal_own(launcher, signal.SIGRTMIN + 3)
+    ended = finish(launcher)
+    assert ended.code == 0, ended.out
+    shown = [line[line.index("rank ") :] for line in ended.out.splitlines() if " line " in line]
+    shown = [line[line.rindex("rank ") :] for line in shown]
+    assert sorted(shown) == sorted(f"rank {rank} line {line}" for rank in range(count) for line in range(each))
+
+
+def _signal_own(launcher: subprocess.Popen[str], number: int) -> None:
+    """Signal what belongs to the launcher, but no worker: none of those has a handler for a real-time signal."""
+    for process in step_of(launcher):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not any("lines.py" in word for word in process.cmdline()) or process.pid == launcher.pid:
+                os.kill(process.pid, number)
+
+
+LOADING = """
+import os, signal
+from pathlib import Path
+import torch
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+stop = []
+if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
+    batches = iter(torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2))
+    seen = [next(batches)]
+    post(children=[worker.pid for worker in batches._workers])
+    while not stop:
+        signal.pause()
+    seen += batches
+    torch.save(torch.cat(seen), f'saved-{os.environ["RANK"]}.pt')
+    post(saved=len(torch.cat(seen)), signals=len(stop))
+"""
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("whole_step", [False, True], ids=["the launcher", "the step without children"])
+def test_data_loaders_live_until_their_worker_has_saved(
+    mailbox: Mailbox, method: str, place: Sequence[str], whole_step: bool
+) -> None:
+    """SIGTERM to the process group ended the data loaders, and the emergency checkpoint failed with
+    `DataLoader worker (pid ...) is killed by signal: Terminated`."""
+    count = workers_of(place)
+    script = mailbox.script("loading.py", LOADING)
+    launcher = launch(mailbox, *place, f"--start-method={method}", script)
+    children = {child for message in mailbox.gather(count) for child in message["children"]}
+    if whole_step:
+        # A kernel that signals data loaders too ends them, whatever a launcher does.
+        for process in step_of(launcher):
+            if process.pid not in children:
+                os.kill(process.pid, signal.SIGTERM)
+    else:
+        launcher.terminate()
+    said = mailbox.gather(count)
+    ended = finish(launcher)
+    assert ended.code == 128 + signal.SIGTERM
+    assert [(message["saved"], message["signals"]) for message in said] == [(64, 1)] * count, ended.err
+    assert len(list(Path(mailbox.directory).glob("saved-*.pt"))) == count
+    assert not any(psutil.pid_exists(child) for child in children)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_gets_one_stop_signal_though_the_whole_step_gets_it(
+    mailbox: Mailbox, method: str, place: Sequence[str]
+) -> None:
+    count = workers_of(place)
+    launcher = launch(
+        mailbox, *place, f"--start-method={method}", "--shutdown-timeout=3", ON_SIGNAL, "stay", stderr=subprocess.STDOUT
+    )
+    mailbox.gather(count)
+    signal_step(launcher, signal.SIGTERM)
+    ended = finish(launcher)
+    assert ended.code == 128 + signal.SIGTERM
+    # Each lived until its grace was over, so a second signal would have been reported.
+    assert [message["signal"] for message in mailbox.pending()] == ["SIGTERM"] * count, ended.out
+    assert "lost the master" not in ended.out
+    assert "the master has ended" not in ended.out
+
+
+def test_a_master_outlives_the_nodes_of_its_step_and_nobody_misses_it(mailbox: Mailbox) -> None:
+    """Three launchers that meet at a master, which was killed by the SIGTERM of the step."""
+    cluster = Cluster(mailbox, AtMaster())
+    nodes = [cluster.node(name, "3", args=["stay"]) for name in "abc"]
+    members = cluster.world(3)
+    processes = {process.pid for node in nodes for process in step_of(node.process)}
+    assert any(is_master(psutil.Process(pid)) for pid in processes)
+    for pid in processes:
+        os.kill(pid, signal.SIGTERM)
+    assert [message["told"] for message in mailbox.gather(3)] == ["SIGTERM"] * 3
+    for member in members:
+        os.kill(member["pid"], signal.SIGKILL)
+    for node in nodes:
+        assert node.finish() == 128 + signal.SIGTERM
+        assert "the master" not in node.said, node.said
+    assert mailbox.pending() == []
+    cluster.close()
+    cluster.check_place()
+
+
+@pytest.mark.parametrize("whole_step", [False, True], ids=["the launcher", "the step"])
+@pytest.mark.parametrize("place", PLACES)
+def test_forwarded_signals_reach_each_worker_once_and_training_goes_on(
+    mailbox: Mailbox, place: Sequence[str], whole_step: bool
+) -> None:
+    count = workers_of(place)
+    launcher = launch(mailbox, *place, "--forward-signals=USR1,SIGUSR2", ON_SIGNAL, "stay")
+    mailbox.gather(count)
+    for name in ("SIGUSR1", "SIGUSR2"):
+        number = getattr(signal, name)
+        signal_step(launcher, number) if whole_step else launcher.send_signal(number)
+        assert [message["signal"] for message in mailbox.gather(count)] == [name] * count
+    launcher.terminate()
+    assert [message["signal"] for message in mailbox.gather(count)] == ["SIGTERM"] * count
+    launcher.send_signal(signal.SIGINT)
+    launcher.send_signal(signal.SIGINT)
+    assert finish(launcher).code == 128 + signal.SIGTERM
+
+
+def test_a_worker_that_a_forwarded_signal_kills_is_told_of(mailbox: Mailbox) -> None:
+    launcher = launch(mailbox, "--forward-signals=ALRM", ON_SIGNAL)
+    mailbox.receive()
+    launcher.send_signal(signal.SIGALRM)
+    ended = finish(launcher)
+    assert ended.code == 128 + signal.SIGALRM
+    assert "rank 0 was killed by SIGALRM, which --forward-signals passed on" in ended.err
+
+
+def test_a_launcher_that_an_unlisted_signal_ends_says_so_and_lets_workers_save(mailbox: Mailbox) -> None:
+    launcher = launch(mailbox, "--nproc-per-node=2", ON_SIGNAL)
+    mailbox.gather(2)
+    launcher.send_signal(signal.SIGUSR1)
+    ended = finish(launcher)
+    assert [message["signal"] for message in mailbox.gather(2, timeout=0)] == ["SIGTERM"] * 2
+    assert ended.code == 128 + signal.SIGUSR1
+    assert "SIGUSR1 received, which ends this launcher (--forward-signals=SIGUSR1 would pass it on)" in ended.err
+
+
+STATE = """
+import json, os
+fields = [line.split() for line in open('/proc/self/status') if line.startswith(('SigBlk', 'SigIgn', 'SigCgt'))]
+open(os.environ['STATE'] + os.environ.get('RANK', ''), 'w').write(json.dumps(fields))
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("ignored", [(), (signal.SIGHUP, signal.SIGUSR2)], ids=["nothing ignored", "two ignored"])
+def test_workers_inherit_what_a_program_without_a_launcher_does(
+    mailbox: Mailbox, method: str, ignored: Sequence[signal.Signals]
+) -> None:
+    (mailbox.directory / "state.py").write_text(STATE)
+    state = str(mailbox.directory / "state")
+
+    def ignore() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+    subprocess.run(
+        [sys.executable, "state.py"],
+        cwd=mailbox.directory,
+        env={**os.environ, "STATE": state},
+        preexec_fn=ignore,
+        check=True,
+    )
+    launcher = launch(mailbox, f"--start-method={method}", "state.py", env={"STATE": state}, preexec_fn=ignore)
+    assert finish(launcher).code == 0
+    assert Path(f"{state}0").read_text() == Path(state).read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--forward-signals=TERM"], "names SIGTERM, which ends the job"),
+        (["--forward-signals=USR3"], "has 'SIGUSR3' in it, which is no signal's name"),
+        (["--forward-signals=KILL"], "names SIGKILL, which no process can handle"),
+        (["--forward-signals=CONT"], "names SIGCONT, which the launcher sends itself"),
+        (["--forward-signals=USR1", "--signals-to-handle=SIGUSR1"], "names SIGUSR1, which ends the job"),
+    ],
+)
+def test_signals_that_cannot_be_forwarded_are_refused(flags: list[str], problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        parse([*flags, __file__], {})
+
+
+def test_forwarded_signals_can_be_given_by_a_variable() -> None:
+    assert parse([__file__], {"PET_FORWARD_SIGNALS": "USR1, SIGUSR2"}).forward_signals == (
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    )
+    assert parse([__file__], {}).forward_signals == ()
+
+
+TERM = signal.SIGTERM
+STEPD, SUPERVISOR, PERSON = 100, 200, 300
+
+
+class TestDeliveries:
+    """Whether the workers have a signal already."""
+
+    def test_what_a_person_sends_is_passed_on_at_once(self) -> None:
+        assert Deliveries().to_launcher(Received(TERM, False, PERSON), 5.0) == [Delivery(TERM, None)]
+
+    @pytest.mark.parametrize("agent_first", [True, False])
+    def test_a_sender_that_signals_launcher_and_agent_signals_workers(self, agent_first: bool) -> None:
+        deliveries = Deliveries()
+        if agent_first:
+            assert deliveries.to_agent(TERM, 5.0) == []
+            assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.1) == [Delivery(TERM, 5.0)]
+        else:
+            assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.0) == []
+            assert deliveries.to_agent(TERM, 5.1) == [Delivery(TERM, 5.0)]
+        assert deliveries.due is None
+
+    def test_a_sender_that_signals_the_launcher_alone_does_not(self) -> None:
+        deliveries = Deliveries()
+        assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.0) == []
+        assert deliveries.due == 5.0 + WITNESS_SECONDS
+        assert deliveries.look(5.0 + WITNESS_SECONDS) == [Delivery(TERM, None)]
+
+    def test_one_copy_proves_one_signal(self) -> None:
+        deliveries = Deliveries()
+        deliveries.to_agent(TERM, 5.0)
+        assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.0) == [Delivery(TERM, 5.0)]
+        assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.5) == []
+        assert deliveries.look(6.0) == [Delivery(TERM, None)]
+
+    def test_a_supervisor_that_passes_on_what_all_have_got_repeats_nothing(self) -> None:
+        deliveries = Deliveries()
+        deliveries.to_agent(TERM, 5.0)
+        assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.0) == [Delivery(TERM, 5.0)]
+        assert deliveries.to_launcher(Received(TERM, True, SUPERVISOR), 5.2) == []
+        assert deliveries.due is None
+        later = 5.0 + SAME_SIGNAL_SECONDS
+        assert deliveries.to_launcher(Received(TERM, True, SUPERVISOR), later) == []
+        assert deliveries.look(later + WITNESS_SECONDS) == [Delivery(TERM, None)]
