@@ -85,6 +85,16 @@ def test_spares_units_and_restarts_are_rules_of_the_job() -> None:
     assert by_variable.rules == spec.rules
 
 
+def test_who_gives_no_place_is_told_of_each_way_to_have_one() -> None:
+    with pytest.raises(SpecError, match=r"set DLROVER_MASTER_ADDR, or give --local-nodes=4 to start all nodes here\.$"):
+        job("--nnodes=2:4")
+    line = "--nnodes=2 --rdzv-backend=c10d"
+    with pytest.raises(SpecError, match=r"or set DLROVER_MASTER_ADDR\.$"):
+        job(line)
+    with pytest.raises(SpecError, match=r'in a job of Slurm HOST is "\$\(scontrol show hostnames \| head -n 1\)"\.$'):
+        job(line, SLURM_JOB_NODELIST="n[1-3]")
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -344,7 +344,9 @@ def test_what_is_for_a_master_has_no_effect_and_says_what_to_use() -> None:
     assert spec.etcd == EtcdSpec((("a", 2379),))
 
 
-@pytest.mark.parametrize("line", ["--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a", "--nnodes=2", "--nnodes=1"])
+@pytest.mark.parametrize(
+    "line", ["--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a", "--nnodes=2 --node-rank=0", "--nnodes=1"]
+)
 def test_what_is_for_etcd_has_no_effect_elsewhere_and_what_torchrun_has_too_is_left_alone(line: str) -> None:
     conf = "user=a,password_file=b,prefix=c,cacert=d,cert=e,protocol=https,etcd_prefix=c,ssl_cert_key=f"
     spec, said = told(f"{line} --rdzv-conf={conf}", DLROVER_ETCD_PASSWORD="")
@@ -355,7 +357,7 @@ def test_what_is_for_etcd_has_no_effect_elsewhere_and_what_torchrun_has_too_is_l
     assert spec.etcd is None
 
 
-@pytest.mark.parametrize("line", ["--nnodes=2", "--rdzv-backend=etcd --rdzv-endpoint=a"])
+@pytest.mark.parametrize("line", ["--nnodes=2 --node-rank=0", "--rdzv-backend=etcd --rdzv-endpoint=a"])
 def test_what_is_for_nodes_that_meet_has_no_effect_where_none_do(line: str) -> None:
     said = told(f"{line} --spares=0 --rdzv-conf=pend_timeout=1,lost_after=1,scale_up_delay=1,auth=required")[1]
     assert said == [

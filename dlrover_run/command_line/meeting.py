@@ -115,7 +115,10 @@ def settle(wish: Wish, fresh_id: str) -> Meeting:
         return _alone(wish, wish.run_id.text or fresh_id)
     if backend.text == "static":
         if least != most:
-            remedy = "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes"
+            remedy = (
+                "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, set "
+                f"{MASTER_VARIABLE}, or give --local-nodes={most} to start all nodes here"
+            )
             raise flags.wrong(*wish.nodes, "is an elastic range, and static has none", remedy)
         if most == 1 and not wish.endpoint.text.strip() and wish.master_port is None:
             return _alone(wish, fresh_id)
@@ -156,6 +159,8 @@ def _at_a_master(wish: Wish, backend: Given, least: int, most: int) -> Meeting:
     if place is None:
         problem = "needs a place where the nodes meet"
         remedy = f"give --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, or set {MASTER_VARIABLE}"
+        if wish.environ.get("SLURM_JOB_NODELIST"):
+            remedy += '; in a job of Slurm HOST is "$(scontrol show hostnames | head -n 1)"'
         raise flags.wrong(*backend, problem, remedy)
     host, port = flags.endpoint(*place, MASTER_PORT)
     if port == 0:
