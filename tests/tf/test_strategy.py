@@ -167,3 +167,30 @@ def test_a_chief_that_comes_back_with_other_variables_goes_on_from_the_checkpoin
         chief.wait_said("restored")
         assert restored(chief) == ("checkpoint", saved["step"])
         finish(chief, 100)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tensorflow", ["tf221", "tf215"])
+def test_a_table_with_other_parts_than_the_checkpoint_is_not_trained(
+    request: pytest.FixtureRequest, tmp_path: Path, tensorflow: str
+) -> None:
+    python = request.getfixturevalue(tensorflow)
+    settings = {"LOOKUP": "mod", "STEPS": "100000", "SAVE_EVERY": "20", "STEP_SECONDS": "0.02"}
+    with ScriptedCluster(python, "strategy_train.py", tmp_path, workers=2, **settings) as cluster:
+        training = Training(cluster)
+        chief = training.begin(servers=3)
+        bounds = chief.wait_said("note", lambda said: "server_bounds" in said)["server_bounds"]
+        assert bounds == {"least": 3, "most": 3, "table": "table", "parts": 3, "refused": 0}
+        chief.wait_step(50)
+        cluster.new_version(2)
+        for rank in range(2):
+            cluster.start("worker", rank)
+        chief = cluster.start("chief", TF_PS_VERSION=str(cluster.version))
+        assert chief.wait_end() == 75, chief.output
+        said = chief.heard("note")[-1]
+        assert said["server_bounds"] == {"least": 3, "most": 3, "table": "table", "parts": 3, "refused": 2}
+        assert "is not restored: it holds 3 parts of the table 'table'" in said["text"]
+        assert chief.heard("restored") == chief.heard("step") == chief.heard("saved") == []
+        # The same number of servers reads it.
+        chief = training.begin(servers=3)
+        chief.wait_step(restored(chief)[1] + 5)

@@ -10,7 +10,7 @@ error. Three things prevent that:
   servers as parts are needed. More parts than servers: the script's own number, which is taken to stay.
 - Before a saver restores a checkpoint, the parts in it are compared with those of the graph, whatever the partitioner.
   A chief with a `ParameterServerStrategy` makes its lookups after it has restored, so they are compared then, before
-  the first of them is run.
+  the chief reports that it has a model.
 - Where they differ the chief reports it and leaves, and the job goes back to the number of servers that it had, or
   ends.
 """

@@ -21,6 +21,7 @@ import tensorflow as tf
 STEPS, EVERY = int(os.environ.get("STEPS", "200")), int(os.environ.get("SAVE_EVERY", "50"))
 PAUSE = float(os.environ.get("STEP_SECONDS", "0.01"))
 ROWS, WIDTH = 64, 4
+LOOKUP = tf.compat.v1.nn.embedding_lookup if os.environ.get("LOOKUP") == "mod" else tf.nn.embedding_lookup
 
 
 def parts_of(variable: tf.Variable) -> list[tf.Variable]:
@@ -58,7 +59,7 @@ def main() -> None:
         def replica() -> tf.Tensor:
             ids = tf.range(begin, end)
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, ids) - 1.0))
+                loss = tf.reduce_mean(tf.square(LOOKUP(table, ids) - 1.0))
             variables = parts_of(table)
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
             for part, offset in zip(parts_of(seen), offsets, strict=True):
