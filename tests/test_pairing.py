@@ -11,8 +11,9 @@ from check_world import THRESHOLD, Computing, NodeTruth, Outcome, World, check_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrover_run.coordination.check_notes import MOST_LINK_NOTES
 from dlrover_run.coordination.check_records import MOST_LINKS, Verdict
-from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES, MOST_LINK_NOTES
+from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES
 from dlrover_run.coordination.pairing import EVERY_PAIR, MAX_ROUNDS
 
 OLD = NodeTruth(trusted=True)

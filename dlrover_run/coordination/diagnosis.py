@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
+from dlrover_run.coordination.check_notes import Notes, Words
 from dlrover_run.coordination.check_records import Check, Named, Verdict
-from dlrover_run.coordination.evidence import Evidence, Pair, Standing, call, compare, part, usual_with, weigh
-from dlrover_run.coordination.words import counted, names
+from dlrover_run.coordination.evidence import Evidence, Pair, compare, part, usual_with, weigh
 
 ENOUGH_WITNESSES = 3
 """Different partners that have to agree about a node's links: so a node that has two bad links is not blamed."""
@@ -28,15 +27,6 @@ tried once more however many agree, for whatever else disturbs a machine slows a
 SLOW_TRIES = 3
 """Slow readings at computing that make a straggler. A machine on which others are at work disturbs two tries in a row:
 on an overloaded one a healthy node has been seen to be 4 times slower twice."""
-
-MOST_KINDS = 8
-"""Kinds of device, beside the usual one, of which a sentence is said each."""
-
-MOST_LINK_NOTES = 8
-"""Broken links, and slow ones, of which a sentence is said each: an uplink has a link for each two nodes."""
-
-MOST_OF_A_PROBLEM = 200
-"""Characters of a problem inside a reason: who agrees about it has to be read as well."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +85,7 @@ class _Judge:
         self.evidence = evidence
         self.check = evidence.check
         self.threshold = threshold
-        self.called = call(self.check)
-        self.problems = _first_problems(self.check)
+        self.words = Words(self.check)
         kin = evidence.kin
         self.linkers = Counter(kin(node) for node in evidence.links)
         able = _known(evidence.computes_at, evidence.tries.keys() - evidence.broken - evidence.unsure)
@@ -132,7 +121,18 @@ class _Judge:
         doing_well = (node for node in self.evidence.links if self.evidence.works(node))
         well = tuple(node for node in sorted(doing_well) if node not in self.linking.doubtful)
         pairs = sorted({pair for pairs in self.to_confirm.values() for pair in pairs})
-        return Diagnosis(findings, still_open, again, tuple(pairs), tuple(self._notes()), well, self._failing(findings))
+        unsettled_cut = self.cut & self.to_confirm.keys()
+        notes = Notes(
+            self.evidence,
+            self.threshold,
+            self.words,
+            self.computing,
+            self.linking,
+            self.slow_linked,
+            self.cut,
+            unsettled_cut,
+        )
+        return Diagnosis(findings, still_open, again, tuple(pairs), notes.all(), well, self._failing(findings))
 
     def _failing(self, findings: Sequence[Finding]) -> frozenset[int]:
         at_fault = {node for node, finding in enumerate(findings) if finding.verdict is Verdict.FAULT}
@@ -318,7 +318,7 @@ class _Judge:
             speed, others = self.evidence.computes_at(node) or 0.0, self.computing.usual[node]
             return Verdict.STRAGGLER, f"computes at {speed:.3g} TFLOP/s where the others reach {others:.3g}"
         if node in self.slow_linked and node not in self.to_confirm:
-            partners = self._named(self._witnesses_of_slowness(node))
+            partners = self.words.named(self._witnesses_of_slowness(node))
             speed, others = self.evidence.best_with_kin(node) or 0.0, self._usual_link(node)
             slow = f"links at {speed:.3g} GB/s at best where the others reach {others:.3g}"
             return Verdict.STRAGGLER, f"{slow}: so with {partners}, who are quick with others"
@@ -330,156 +330,14 @@ class _Judge:
 
     def _why_cut(self, node: int) -> str:
         if not self.evidence.links[node]:
-            return f"the link among its own {self.check.nodes[node].workers} workers does not work{self._because(node)}"
-        witnesses = self._named(self._witnesses_of_failing(node))
-        return f"no link of it works{self._because(node)}, and {witnesses} have links that do"
-
-    def _because(self, *ends: int) -> str:
-        """The problem of the first link that failed between these, or of the one of which this is an end."""
-        problem = self.problems.get(frozenset(ends), "")
-        return f" ({problem[:MOST_OF_A_PROBLEM]})" if problem else ""
-
-    def _named(self, nodes: Collection[int]) -> str:
-        return names([self.called[node] for node in sorted(nodes)])
-
-    def _notes(self) -> list[str]:
-        return [
-            *self._notes_on_kinds(),
-            *self._notes_on_spread(),
-            *self._notes_on_speed(
-                self.computing, self.evidence.kinds.__getitem__, self.evidence.computes_at, "compute", "TFLOP/s"
-            ),
-            *self._notes_on_speed(self.linking, self.evidence.kin, self.evidence.best_with_kin, "link", "GB/s"),
-            *self._notes_on_links(),
-            *self._notes_on_silence(),
-        ]
-
-    def _notes_on_kinds(self) -> list[str]:
-        """Which nodes have another device than most nodes with as many workers have: a job waits for its slowest node,
-        but none is at fault for its model."""
-        notes = []
-        for nodes in part(self.computing.usual, self.evidence.kin):
-            by_device = {self.evidence.kinds[alike[0]][1]: alike for alike in part(nodes, self.evidence.kinds.get)}
-            usual, *others = sorted(by_device, key=lambda device: (-len(by_device[device]), device))
-            for device in others[:MOST_KINDS]:
-                alike = by_device[device]
-                if not self._judged(alike):
-                    continue
-                have = "has" if len(alike) == 1 else "have"
-                compared = "its speed is compared with none" if len(alike) == 1 else "they are compared with each other"
-                notes.append(
-                    f"{self._named(alike)} {have} another kind of device ({device}) than the others ({usual}): "
-                    f"{compared}"
-                )
-            if others[MOST_KINDS:]:
-                notes.append(f"{counted(len(others) - MOST_KINDS, 'more kind')} of device are not named")
-        return notes
-
-    def _notes_on_spread(self) -> list[str]:
-        """Which nodes pass by their best try though most of their tries were slow: something disturbs them, or a card
-        is slow now and then, and will be so when it trains."""
-        notes = []
-        for node in self._judged(self.computing.usual):
-            speeds = [fact.tflops for fact in self.evidence.tries[node] if not fact.problem]
-            slow = [speed for speed in speeds if speed * self.threshold < self.computing.usual[node]]
-            if node not in self.computing.slow and 2 * len(slow) > len(speeds):
-                notes.append(
-                    f"{self.called[node]} computed slowly in {len(slow)} of {len(speeds)} tries, at {min(slow):.3g} "
-                    f"TFLOP/s, and at {max(speeds):.3g} in its best one"
-                )
-        return notes
-
-    def _notes_on_speed(
-        self,
-        standing: Standing,
-        kind: Callable[[int], Any],
-        speed: Callable[[int], float | None],
-        do: str,
-        unit: str,
-    ) -> list[str]:
-        """Said where so many are slow that it is unusual to be quick."""
-        notes = []
-        for nodes in sorted(part(standing.usual, kind), key=lambda nodes: kind(nodes[0])):
-            speeds = {node: speed(node) or 0.0 for node in nodes}
-            top = max(speeds.values())
-            behind = [node for node, value in speeds.items() if value * self.threshold < top]
-            known = all(node in standing.slow or node in self.slow_linked for node in behind)
-            if 2 * len(behind) < len(speeds) or known:
-                continue
-            quickest = max(speeds[node] for node in behind)
-            notes.append(
-                f"{len(behind)} of {len(speeds)} nodes {do} at no more than {quickest:.3g} {unit} where others reach "
-                f"{top:.3g}: there may be two kinds of machine, so these are not compared"
-            )
-        return notes
-
-    def _notes_on_links(self) -> list[str]:
-        broken, slow = [], []
-        named = self.cut | self.slow_linked
-        for one, met in sorted(self.evidence.links.items()):
-            for other, speed in sorted(met.items()):
-                if one > other or one in named or other in named:
-                    continue
-                if speed is None and self.evidence.works(one) and self.evidence.works(other):
-                    broken.append((one, other))
-                elif speed is not None and self._link_is_slow(one, other, speed):
-                    slow.append((one, other))
-        notes = [
-            f"{self._between(pair)} does not work{self._because(*pair)}, though both have others that do"
-            for pair in broken[:MOST_LINK_NOTES]
-        ]
-        for one, other in slow[:MOST_LINK_NOTES]:
-            elsewhere = min(self.evidence.best_with_kin(end) or 0.0 for end in (one, other))
-            speed = self.evidence.links[one][other] or 0.0
-            notes.append(
-                f"{self._between((one, other))} is slow: {speed:.3g} GB/s, where each of them reaches {elsewhere:.3g}"
-            )
-        if more := len(broken[MOST_LINK_NOTES:]) + len(slow[MOST_LINK_NOTES:]):
-            are = "is" if more == 1 else "are"
-            notes.append(
-                f"{counted(more, 'more link')} between nodes that do well with others {are} slow or broken: something "
-                "between these nodes may be, such as the uplink of a rack"
-            )
-        return notes
-
-    def _between(self, pair: Pair) -> str:
-        return f"the link between {self.called[pair[0]]} and {self.called[pair[1]]}"
-
-    def _link_is_slow(self, one: int, other: int, speed: float) -> bool:
-        bests = [self.evidence.best_with_kin(end) or 0.0 for end in (one, other)]
-        return self.evidence.kin(one) == self.evidence.kin(other) and speed * self.threshold < min(bests)
-
-    def _notes_on_silence(self) -> list[str]:
-        """What is left in the dark because too few others could be asked."""
-        failing = [node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)]
-        certain = self.cut - self.to_confirm.keys()
-        unknown = [node for node in failing if node not in certain and not self.check.nodes[node].trusted]
-        if not unknown:
-            return []
-        if not any(self.evidence.works(node) for node in self.evidence.links):
-            return [
-                f"no link between {self._named(failing)} works{self._because(failing[0])}, and nobody else was "
-                "there to link with: it cannot be told whose fault that is"
-            ]
-        return [
-            f"no link of {self.called[node]} works{self._because(node)}, but too few others have links that do to tell "
-            "whose fault that is"
-            for node in unknown
-        ]
+            workers = self.check.nodes[node].workers
+            return f"the link among its own {workers} workers does not work{self.words.because(node)}"
+        witnesses = self.words.named(self._witnesses_of_failing(node))
+        return f"no link of it works{self.words.because(node)}, and {witnesses} have links that do"
 
 
 def _known(speed: Callable[[int], float | None], nodes: Collection[int]) -> Mapping[int, float]:
     return {node: value for node in sorted(nodes) if (value := speed(node)) is not None}
-
-
-def _first_problems(check: Check) -> Mapping[frozenset[int], str]:
-    """Of each node, and of each two that have tried a link, the problem of the first of their links that failed."""
-    problems: dict[frozenset[int], str] = {}
-    for fact in check.linked:
-        if fact.problem:
-            for ends in ({fact.one}, {fact.other}, fact.ends):
-                problems.setdefault(frozenset(ends), fact.problem)
-    return problems
 
 
 def _agree(witnesses: Collection[int], others_are_left: bool) -> bool:

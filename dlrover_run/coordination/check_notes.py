@@ -1,0 +1,193 @@
+"""What a check has found beside its verdicts: links that are slow or broken, other kinds of device, and what cannot be
+told. Sentences for a person, of which none blames a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from dlrover_run.coordination.check_records import Check
+from dlrover_run.coordination.evidence import Evidence, Pair, Standing, call, part
+from dlrover_run.coordination.words import counted, names
+
+MOST_KINDS = 8
+"""Kinds of device, beside the usual one, of which a sentence is said each."""
+
+MOST_LINK_NOTES = 8
+"""Broken links, and slow ones, of which a sentence is said each: an uplink has a link for each two nodes."""
+
+MOST_OF_A_PROBLEM = 200
+"""Characters of a problem inside a reason: who agrees about it has to be read as well."""
+
+
+class Words:
+    """How the nodes of a check are called, and what their links failed of."""
+
+    def __init__(self, check: Check) -> None:
+        self.called = call(check)
+        self._problems = _first_problems(check)
+
+    def named(self, nodes: Collection[int]) -> str:
+        """At most three of the nodes by name."""
+        return names([self.called[node] for node in sorted(nodes)])
+
+    def because(self, *ends: int) -> str:
+        """The problem of the first link that failed between these, or of the one of which this is an end."""
+        problem = self._problems.get(frozenset(ends), "")
+        return f" ({problem[:MOST_OF_A_PROBLEM]})" if problem else ""
+
+
+def _first_problems(check: Check) -> Mapping[frozenset[int], str]:
+    """Of each node, and of each two that have tried a link, the problem of the first of their links that failed."""
+    problems: dict[frozenset[int], str] = {}
+    for fact in check.linked:
+        if fact.problem:
+            for ends in ({fact.one}, {fact.other}, fact.ends):
+                problems.setdefault(frozenset(ends), fact.problem)
+    return problems
+
+
+@dataclass(frozen=True)
+class Notes:
+    """All that is to be said. `cut` are nodes without a network, of whom the `unconfirmed` are to try their links once
+    more; `slow_linked` are those with a slow network."""
+
+    evidence: Evidence
+    threshold: float
+    words: Words
+    computing: Standing
+    linking: Standing
+    slow_linked: Set[int]
+    cut: Set[int]
+    unconfirmed: Set[int]
+
+    def all(self) -> tuple[str, ...]:
+        """A sentence each."""
+        return (
+            *self._on_kinds(),
+            *self._on_spread(),
+            *self._on_speed(
+                self.computing, self.evidence.kinds.__getitem__, self.evidence.computes_at, "compute", "TFLOP/s"
+            ),
+            *self._on_speed(self.linking, self.evidence.kin, self.evidence.best_with_kin, "link", "GB/s"),
+            *self._on_links(),
+            *self._on_silence(),
+        )
+
+    def _on_kinds(self) -> list[str]:
+        """Which nodes have another device than most nodes with as many workers have: a job waits for its slowest node,
+        but none is at fault for its model."""
+        notes = []
+        for nodes in part(self.computing.usual, self.evidence.kin):
+            by_device = {self.evidence.kinds[alike[0]][1]: alike for alike in part(nodes, self.evidence.kinds.get)}
+            usual, *others = sorted(by_device, key=lambda device: (-len(by_device[device]), device))
+            for device in others[:MOST_KINDS]:
+                alike = by_device[device]
+                if not self._judged(alike):
+                    continue
+                have = "has" if len(alike) == 1 else "have"
+                compared = "its speed is compared with none" if len(alike) == 1 else "they are compared with each other"
+                notes.append(
+                    f"{self.words.named(alike)} {have} another kind of device ({device}) than the others ({usual}): "
+                    f"{compared}"
+                )
+            if others[MOST_KINDS:]:
+                notes.append(f"{counted(len(others) - MOST_KINDS, 'more kind')} of device are not named")
+        return notes
+
+    def _on_spread(self) -> list[str]:
+        """Which nodes pass by their best try though most of their tries were slow: something disturbs them, or a card
+        is slow now and then, and will be so when it trains."""
+        notes = []
+        for node in self._judged(self.computing.usual):
+            speeds = [fact.tflops for fact in self.evidence.tries[node] if not fact.problem]
+            slow = [speed for speed in speeds if speed * self.threshold < self.computing.usual[node]]
+            if node not in self.computing.slow and 2 * len(slow) > len(speeds):
+                notes.append(
+                    f"{self.words.called[node]} computed slowly in {len(slow)} of {len(speeds)} tries, "
+                    f"at {min(slow):.3g} TFLOP/s, and at {max(speeds):.3g} in its best one"
+                )
+        return notes
+
+    def _on_speed(
+        self,
+        standing: Standing,
+        kind: Callable[[int], Any],
+        speed: Callable[[int], float | None],
+        do: str,
+        unit: str,
+    ) -> list[str]:
+        """Said where so many are slow that it is unusual to be quick."""
+        notes = []
+        for nodes in sorted(part(standing.usual, kind), key=lambda nodes: kind(nodes[0])):
+            speeds = {node: speed(node) or 0.0 for node in nodes}
+            top = max(speeds.values())
+            behind = [node for node, value in speeds.items() if value * self.threshold < top]
+            known = all(node in standing.slow or node in self.slow_linked for node in behind)
+            if 2 * len(behind) < len(speeds) or known:
+                continue
+            quickest = max(speeds[node] for node in behind)
+            notes.append(
+                f"{len(behind)} of {len(speeds)} nodes {do} at no more than {quickest:.3g} {unit} where others reach "
+                f"{top:.3g}: there may be two kinds of machine, so these are not compared"
+            )
+        return notes
+
+    def _on_links(self) -> list[str]:
+        broken, slow = [], []
+        named = self.cut | self.slow_linked
+        for one, met in sorted(self.evidence.links.items()):
+            for other, speed in sorted(met.items()):
+                if one > other or one in named or other in named:
+                    continue
+                if speed is None and self.evidence.works(one) and self.evidence.works(other):
+                    broken.append((one, other))
+                elif speed is not None and self._link_is_slow(one, other, speed):
+                    slow.append((one, other))
+        notes = [
+            f"{self._between(pair)} does not work{self.words.because(*pair)}, though both have others that do"
+            for pair in broken[:MOST_LINK_NOTES]
+        ]
+        for one, other in slow[:MOST_LINK_NOTES]:
+            elsewhere = min(self.evidence.best_with_kin(end) or 0.0 for end in (one, other))
+            speed = self.evidence.links[one][other] or 0.0
+            notes.append(
+                f"{self._between((one, other))} is slow: {speed:.3g} GB/s, where each of them reaches {elsewhere:.3g}"
+            )
+        if more := len(broken[MOST_LINK_NOTES:]) + len(slow[MOST_LINK_NOTES:]):
+            are = "is" if more == 1 else "are"
+            notes.append(
+                f"{counted(more, 'more link')} between nodes that do well with others {are} slow or broken: something "
+                "between these nodes may be, such as the uplink of a rack"
+            )
+        return notes
+
+    def _between(self, pair: Pair) -> str:
+        return f"the link between {self.words.called[pair[0]]} and {self.words.called[pair[1]]}"
+
+    def _link_is_slow(self, one: int, other: int, speed: float) -> bool:
+        bests = [self.evidence.best_with_kin(end) or 0.0 for end in (one, other)]
+        return self.evidence.kin(one) == self.evidence.kin(other) and speed * self.threshold < min(bests)
+
+    def _on_silence(self) -> list[str]:
+        """What is left in the dark because too few others could be asked."""
+        failing = [node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)]
+        certain = self.cut - self.unconfirmed
+        unknown = [node for node in failing if node not in certain and not self.evidence.check.nodes[node].trusted]
+        if not unknown:
+            return []
+        if not any(self.evidence.works(node) for node in self.evidence.links):
+            return [
+                f"no link between {self.words.named(failing)} works{self.words.because(failing[0])}, "
+                "and nobody else was there to link with: it cannot be told whose fault that is"
+            ]
+        return [
+            f"no link of {self.words.called[node]} works{self.words.because(node)}, "
+            "but too few others have links that do to tell whose fault that is"
+            for node in unknown
+        ]
+
+    def _judged(self, nodes: Collection[int]) -> list[int]:
+        return [node for node in sorted(nodes) if not self.evidence.check.nodes[node].trusted]
