@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from dataclasses import replace
 
 from dlrover_run import failures
 from dlrover_run.agent.process import WorkerProcess
@@ -22,7 +24,7 @@ def worker_end(
     seen = streams.read_tail(placed.stderr.path) if placed.stderr.path else tail or ""
     asks_memory = worker.stopped_with is None and failures.suspects_memory(worker.code, seen)
     error = failures.read_error_file(placed.error_file) if placed.error_file else None
-    return WorkerEnd(
+    end = WorkerEnd(
         rank=worker.rank,
         local_rank=worker.local_rank,
         pid=worker.pid,
@@ -38,3 +40,19 @@ def worker_end(
         failed_first=failures.failed_before(error, worker.stopped_at),
         forwarded=-worker.code in worker.forwarded,
     )
+    return replace(end, full_disk=_full_disk(placed)) if failures.said_nothing(end) else end
+
+
+def _full_disk(placed: streams.RankStreams) -> str | None:
+    """A clause on the first of a worker's directories whose disk is full: what it had to say may have found no room."""
+    written = [path for path in (placed.stderr.path, placed.stdout.path, placed.error_file) if path]
+    for directory in dict.fromkeys([*map(os.path.dirname, written), tempfile.gettempdir()]):
+        try:
+            disk = os.statvfs(directory)
+        except OSError:
+            continue
+        if not (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail):
+            return f"no space is left on the disk of {directory}"
+        if disk.f_files and not disk.f_favail:
+            return f"no more files can be made on the disk of {directory} (no inodes are left)"
+    return None

@@ -53,6 +53,11 @@ class WorkerGroup:
         """The pids of the workers that still run."""
         return {worker.pid for worker in self._workers if worker.live}
 
+    @property
+    def running(self) -> list[WorkerProcess]:
+        """The workers that still run."""
+        return [worker for worker in self._workers if worker.live]
+
     def send(self, number: signal.Signals, told_at: float | None = None) -> None:
         """Send a signal that shall end it to every worker that runs; `told_at` is as in `WorkerProcess.send`."""
         for worker in self._workers:

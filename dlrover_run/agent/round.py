@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from dlrover_run import failures
 from dlrover_run.agent.evidence import worker_end
@@ -47,6 +48,7 @@ class Round:
         self._asking: asyncio.Future[None] | None = None
         self._to_ask: list[WorkerProcess] = []
         self._failed: list[WorkerEnd] = []
+        self._live: list[failures.LiveWorker] = []
         self.lasted = 0.0
         self.ends: tuple[WorkerEnd, ...] = ()
         self.got_to_work = False
@@ -114,7 +116,10 @@ class Round:
         self._outfit.work.close()
 
     def _describe(self, worker: WorkerProcess, tail: str | None) -> WorkerEnd:
-        return worker_end(worker, self._outfit.streams.ranks[worker.local_rank], tail, self._memory)
+        end = worker_end(worker, self._outfit.streams.ranks[worker.local_rank], tail, self._memory)
+        failed = {one.rank for one in self.group.ended if one.code != 0 and one.stopped_with is None}
+        live = [one for one in self._live if one.rank not in failed]
+        return replace(end, waited_for=failures.waited_for(end, live, all_here=self.seat.nodes == 1))
 
     def _note_end(self, worker: WorkerProcess) -> None:
         self.lasted = time.monotonic() - self._started
@@ -122,6 +127,8 @@ class Round:
             if self._asking is None:
                 # Before the others end too: the kernel forgets their connections.
                 self.got_to_work = self._outfit.work.got_to_work()
+                looks = (failures.look_at(one.rank, one.pid) for one in self.group.running)
+                self._live = [one for one in looks if one is not None]
             self._to_ask.append(worker)
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.ensure_future(self._ask())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dlrover_run.failures.outcome import RecordedError, WorkerEnd
 from dlrover_run.failures.tracebacks import exception_lines, last_failure, plain_lines
@@ -36,7 +37,8 @@ _SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SI
 _PEER_LOST = re.compile(
     r"connection closed by peer|connection reset by peer|remote process exited or there was a network error"
     r"|connection was likely closed|DistNetworkError|\bsocket timeout\b|timed out waiting"
-    r"|watchdog caught collective operation timeout",
+    r"|watchdog caught collective operation timeout|timed out after \d+ seconds waiting for clients|wait timeout after"
+    r"|failed to pass monitoredBarrier",
     re.IGNORECASE,
 )
 
@@ -82,14 +84,23 @@ def _recorded_by(error: RecordedError) -> float:
 
 
 def lost_its_peer(end: WorkerEnd) -> bool:
-    """Whether the worker's own words say that it failed because the connection to another worker broke."""
+    """Whether the worker's own words say that it failed because the connection to another worker broke, or because it
+    waited for another one in vain."""
+    return _PEER_LOST.search(own_words(end)) is not None
+
+
+def own_words(end: WorkerEnd) -> str:
+    """What the worker itself said of its failure; empty when it said nothing."""
     if end.error is not None:
-        words = end.error.message
-    elif end.code == -signal.SIGABRT:
-        words = end.stderr_tail  # NCCL's watchdog writes its reason there and aborts the process.
-    else:
-        words = "\n".join(exception_lines(end.stderr_tail))
-    return _PEER_LOST.search(words) is not None
+        return end.error.message
+    if end.code == -signal.SIGABRT:
+        return end.stderr_tail  # NCCL's watchdog writes its reason there and aborts the process.
+    return "\n".join(exception_lines(end.stderr_tail))
+
+
+def said_nothing(end: WorkerEnd) -> bool:
+    """Whether a worker failed of itself and left no word of why: no record and no exception."""
+    return end.failed and end.error is None and not exception_lines(end.stderr_tail)
 
 
 def suspects_memory(code: int, stderr_tail: str) -> bool:
@@ -120,6 +131,8 @@ def trace_lines(end: WorkerEnd) -> list[str]:
 
 def describe_end(end: WorkerEnd) -> str:
     """How the worker ended, to follow its name: `exited with code 3`, `was killed by SIGKILL`, `raised KeyError: x`."""
+    if end.waited_for is not None:
+        return f"waited in vain for {end.waited_for}; it {describe_end(replace(end, waited_for=None))}"
     if end.stopped_with is not None and not end.failed_first:
         return f"was stopped by the launcher with {end.stopped_with.name}"
     if end.code == 0:
@@ -141,6 +154,8 @@ def describe_end(end: WorkerEnd) -> str:
         text = f"exited with code {end.code}"
         if 128 < end.code <= 128 + signal.SIGRTMAX:
             text += f", as a shell does whose command is killed by {signal_words(end.code - 128)}"
+    if end.full_disk is not None:
+        text += f", and {end.full_disk}"
     return text if end.memory_limit is None else f"{text}: {end.memory_limit}"
 
 

@@ -24,8 +24,10 @@ class WorkerEnd:
     itself. `failed_first` says that a stopped worker had recorded its error before it was stopped.
     `stderr_tail` is the last of what it wrote to standard error, as far as that could be seen, and to standard output
     where the two went to one console. `memory_limit` is a sentence when the kernel is known to have killed for memory,
-    else None. `error_file` is where `error` was read. `forwarded` says that `--forward-signals` passed on the signal
-    that killed it. `name` is what people call it where they do not go by ranks.
+    else None. `full_disk` is a clause when it ended without a word while a disk that it wrote to had no space left,
+    else None. `waited_for` is a clause on the workers that this one waited for in vain, else None. `error_file` is
+    where `error` was read. `forwarded` says that `--forward-signals` passed on the signal that killed it. `name` is
+    what people call it where they do not go by ranks.
     """
 
     rank: int
@@ -39,6 +41,8 @@ class WorkerEnd:
     stdout_path: str | None = None
     stderr_path: str | None = None
     memory_limit: str | None = None
+    full_disk: str | None = None
+    waited_for: str | None = None
     error_file: str | None = None
     failed_first: bool = False
     forwarded: bool = False

@@ -1,0 +1,87 @@
+"""Which worker another one waited for in vain: the one that gave up has failed, and yet is not the one to look at.
+
+A process group with a time-out raises it in the worker that waits. What is known of the others is what the kernel says
+of them at that moment, and no more is said than that shows: one that is late and one that waits as well may look alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrover_run.failures.causes import own_words
+from dlrover_run.failures.outcome import WorkerEnd
+
+MOST_NAMED = 3
+"""Workers that the clause names."""
+
+_GAVE_UP = re.compile(
+    r"timed out waiting|\bsocket timeout\b|wait timeout after|timed out after \d+ seconds waiting for clients"
+    r"|watchdog caught collective operation timeout|failed to pass monitoredBarrier",
+    re.IGNORECASE,
+)
+_BARRIER = re.compile(r"Ranks? (\d+(?:, ?\d+)*) failed to pass monitoredBarrier", re.IGNORECASE)
+
+# Where no process group waits: those sleep on a futex, poll a descriptor, or spin.
+_ELSEWHERE = re.compile(r"nanosleep|pipe|\bdo_wait|wait4|sk_wait|wait_woken|unix_stream|io_schedule|folio|nfs|fuse")
+
+
+@dataclass(frozen=True)
+class LiveWorker:
+    """A worker that ran when another one of its round failed, as the kernel had it then: `state` is the letter in
+    /proc/PID/stat, `wchan` the function of the kernel in which it slept, empty where that is not known."""
+
+    rank: int
+    pid: int
+    state: str
+    wchan: str = ""
+
+
+def look_at(rank: int, pid: int, proc: Path = Path("/proc")) -> LiveWorker | None:
+    """What the kernel says of a worker now; None when it has just ended."""
+    try:
+        state = (proc / str(pid) / "stat").read_text().rpartition(") ")[2][:1]
+        wchan = (proc / str(pid) / "wchan").read_text().strip()
+    except OSError:
+        return None
+    return None if state in "ZX" else LiveWorker(rank, pid, state, "" if wchan == "0" else wchan)
+
+
+def waited_for(end: WorkerEnd, live: Sequence[LiveWorker], *, all_here: bool) -> str | None:
+    """A clause on the workers that this one waited for when it gave up, None where it did not, or it is not known.
+
+    `live` are those that ran then and have not failed of themselves since; `all_here` says that the round has no worker
+    elsewhere. The worker's own words may name them. Else the only other worker is meant, or those that certainly did
+    something else.
+    """
+    words = own_words(end)
+    if not end.failed or not _GAVE_UP.search(words):
+        return None
+    if named := _BARRIER.search(words):
+        known = {one.rank: one for one in live}
+        ranks = [int(rank) for rank in named.group(1).split(",")]
+        absent = [_called(known[rank]) if rank in known else f"rank {rank}" for rank in ranks]
+    elif all_here and len(live) == 1:
+        absent = [_called(live[0])]
+    else:
+        absent = [_called(one) for one in live if _was_elsewhere(one)]
+    more = len(absent) - MOST_NAMED
+    return " and for ".join([*absent[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]) or None
+
+
+def _was_elsewhere(one: LiveWorker) -> bool:
+    return one.state in "TtD" or (one.state == "S" and _ELSEWHERE.search(one.wchan) is not None)
+
+
+def _called(one: LiveWorker) -> str:
+    slept = f" (in {one.wchan})" if one.wchan else ""
+    doing = {
+        "T": "was stopped (by SIGSTOP or the like)",
+        "t": "was stopped by a debugger",
+        "D": f"waited for a disk or a device{slept}",
+        "S": f"slept{slept}",
+        "R": "was running",
+    }.get(one.state, "was alive")
+    return f"rank {one.rank} (pid {one.pid}), which {doing}"
