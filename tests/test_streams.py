@@ -15,6 +15,7 @@ from dlrover_run.output.streams import (
     create_run_dir,
     free_attempt,
     in_order,
+    leave_nothing,
     line_prefix,
     make_dirs,
     open_output,
@@ -126,6 +127,25 @@ def test_run_dir_under_a_log_dir_that_is_made(tmp_path: Path) -> None:
     assert run.path is not None
     assert Path(run.path).parent == tmp_path / "a" / "logs"
     assert Path(run.path).name.startswith("job_7_")
+
+
+def test_the_latest_of_several_runs_has_the_link(tmp_path: Path) -> None:
+    first, second = (create_run_dir(LogSpec(log_dir=str(tmp_path)), name) for name in ("a", "b"))
+    assert first.path is not None
+    assert second.path is not None
+    assert os.readlink(tmp_path / "latest") == Path(second.path).name
+    leave_nothing(first)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([Path(second.path).name, "latest"])
+    # Nothing came of it, and so nothing is left of it.
+    leave_nothing(second)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_people_have_called_latest_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    (tmp_path / "latest" / "mine").write_text("precious")
+    create_run_dir(LogSpec(log_dir=str(tmp_path)), "a")
+    assert (tmp_path / "latest" / "mine").read_text() == "precious"
 
 
 @pytest.mark.parametrize(("redirects", "keep"), [(StreamMap(), False), (BOTH, True)])

@@ -28,6 +28,9 @@ TAIL_BYTES = 32 * 1024
 
 TEMP_PREFIX = "dlrover_run_"
 
+LATEST = "latest"
+"""The link in `--log-dir` to the directory of the run that began last."""
+
 Where = Literal["inherit", "file", "null", "relay", "stderr"]
 
 
@@ -202,11 +205,31 @@ def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
     try:
         os.makedirs(base, exist_ok=True)
         # A run id may be any text, but only one path component of it can be a directory's name.
-        return RunDir(tempfile.mkdtemp(prefix=run_id.replace("/", "_") + "_", dir=base), keep=True)
+        run_dir = RunDir(tempfile.mkdtemp(prefix=run_id.replace("/", "_") + "_", dir=base), keep=True)
     except (FileExistsError, NotADirectoryError):
         raise SpecError(f"--log-dir: {base} is not a directory; name a directory, or remove that file") from None
     except OSError as error:
         raise SpecError(f"--log-dir: cannot make a directory in {base} ({error.strerror}); name another one") from None
+    _link_latest(run_dir.path)
+    return run_dir
+
+
+def _link_latest(run_dir: str | None) -> None:
+    """Have `latest` beside the run's directory lead to it. Jobs may share the place: the last to begin has the link,
+    which is replaced in one step. A `latest` that is no link is somebody else's, and not every disk has links."""
+    assert run_dir is not None, "it has just been made"
+    base, name = os.path.split(run_dir)
+    link = os.path.join(base, LATEST)
+    if os.path.lexists(link) and not os.path.islink(link):
+        return
+    # The run's name is its own, and so is this one.
+    partial = os.path.join(base, f".{LATEST}.{name}")
+    try:
+        os.symlink(name, partial)
+        os.replace(partial, link)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
 
 
 def make_dirs(plan: StreamPlan) -> None:
@@ -246,8 +269,18 @@ def leave_nothing(run_dir: RunDir) -> None:
         return
     if run_dir.keep:
         prune_empty(run_dir.path)
+        _drop_link(run_dir.path)
     else:
         shutil.rmtree(run_dir.path, ignore_errors=True)
+
+
+def _drop_link(run_dir: str) -> None:
+    """Remove the link to a run's directory that is gone."""
+    base, name = os.path.split(run_dir)
+    link = os.path.join(base, LATEST)
+    with contextlib.suppress(OSError):  # There is no link.
+        if not os.path.lexists(run_dir) and os.readlink(link) == name:
+            os.unlink(link)
 
 
 def prune_empty(path: str) -> None:
