@@ -308,8 +308,8 @@ def test_what_has_no_effect_is_said_in_a_line() -> None:
     assert said == [
         "--node-rank 3 has no effect, since this job has one node and no static rendezvous.",
         '--rdzv-conf has "\'join_timeout", which nothing reads.',
-        "bind of --rdzv-conf has no effect, since this job has no master where nodes meet.",
-        "--spares has no effect, since this job has no place where nodes meet.",
+        "bind of --rdzv-conf has no effect: it takes several nodes, --rdzv-backend=c10d and --rdzv-endpoint.",
+        "--spares has no effect: it takes several nodes, --rdzv-backend=c10d (or etcd) and --rdzv-endpoint.",
         "--local-ranks-filter names 9, and this node has only local rank 0.",
     ]
 

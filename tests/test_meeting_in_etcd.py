@@ -351,7 +351,7 @@ def test_what_is_for_etcd_has_no_effect_elsewhere_and_what_torchrun_has_too_is_l
     conf = "user=a,password_file=b,prefix=c,cacert=d,cert=e,protocol=https,etcd_prefix=c,ssl_cert_key=f"
     spec, said = told(f"{line} --rdzv-conf={conf}", DLROVER_ETCD_PASSWORD="")
     assert said == [
-        f"{key} of --rdzv-conf has no effect, since this job has no etcd where nodes meet."
+        f"{key} of --rdzv-conf has no effect: it takes several nodes, --rdzv-backend=etcd and --rdzv-endpoint."
         for key in ("user", "password_file", "prefix")
     ]
     assert spec.etcd is None
@@ -361,7 +361,7 @@ def test_what_is_for_etcd_has_no_effect_elsewhere_and_what_torchrun_has_too_is_l
 def test_what_is_for_nodes_that_meet_has_no_effect_where_none_do(line: str) -> None:
     said = told(f"{line} --spares=0 --rdzv-conf=pend_timeout=1,lost_after=1,scale_up_delay=1,auth=required")[1]
     assert said == [
-        f"{what} has no effect, since this job has no place where nodes meet."
+        f"{what} has no effect: it takes several nodes, --rdzv-backend=c10d (or etcd) and --rdzv-endpoint."
         for what in (
             *(f"{key} of --rdzv-conf" for key in ("pend_timeout", "lost_after", "scale_up_delay", "auth")),
             "--spares",

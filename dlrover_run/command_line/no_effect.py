@@ -12,7 +12,7 @@ _IN_PLACE_OF_A_TOKEN = {
     credentials.TOKEN_VARIABLE: credentials.PASSWORD_VARIABLE,
     credentials.TOKEN_FILE_VARIABLE: credentials.PASSWORD_FILE_VARIABLE,
 }
-_PLACES = {"nodes": "place", "master": "master", "etcd": "etcd"}
+_BACKENDS = {"nodes": "c10d (or etcd)", "master": "c10d", "etcd": "etcd"}
 
 
 def without_effect(
@@ -44,4 +44,4 @@ def _of_key(key: Key, place: Meeting) -> str:
 
 
 def _without(what: str, scope: str) -> str:
-    return f"{what} has no effect, since this job has no {_PLACES[scope]} where nodes meet."
+    return f"{what} has no effect: it takes several nodes, --rdzv-backend={_BACKENDS[scope]} and --rdzv-endpoint."

@@ -299,7 +299,7 @@ def test_what_has_no_effect_is_said() -> None:
     assert warned("--max-memory=8Gi train.py") == ["--max-memory has no effect without --worker-memory or --ps-memory."]
     assert warned("--rdzv-conf=nonsense=1,bind=a train.py") == [
         "--rdzv-conf has 'nonsense', which nothing reads.",
-        "bind of --rdzv-conf has no effect, since this job has no master where nodes meet.",
+        "bind of --rdzv-conf has no effect: it takes several nodes, --rdzv-backend=c10d and --rdzv-endpoint.",
     ]
 
 
