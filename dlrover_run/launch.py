@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
         from dlrover_run.failures import signal_words
 
         how = signal_words(-code)
-        _say(spec, f"{program.name}: the launcher's agent was killed by {how}; its workers were ended too")
+        _say_now(spec, f"{program.name}: the launcher's agent was killed by {how}; its workers were ended too")
         return exit_codes.of_failure(exit_codes.of_signal(-code), spec.compat_exit_codes)
     return code
 
@@ -117,7 +118,7 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
             import traceback
 
             _say(spec, traceback.format_exc().rstrip("\n"))
-        _say(spec, f"{program.name}: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it")
+        _say_now(spec, f"{program.name}: internal error: {error!r}; run with LOGLEVEL=DEBUG and report it")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -125,13 +126,20 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
 
 
 def _cannot_start(error: OSError, spec: JobSpec, program: Program) -> int:
-    _say(spec, f"{program.name}: the launcher's own processes could not be started: {explain(error)}")
+    _say_now(spec, f"{program.name}: the launcher's own processes could not be started: {explain(error)}")
     return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
 
 
 def _say(spec: JobSpec, text: str) -> None:
     """Print what there is no voice for, before there is an agent or after its end."""
     print(marked(text, spec.console_name), file=sys.stderr)
+
+
+def _say_now(spec: JobSpec, line: str) -> None:
+    """The same with the time of day, for what happens while a job goes on."""
+    from dlrover_run.console.words import time_of_day
+
+    _say(spec, f"{time_of_day(time.time())} {line}")
 
 
 def _open_standard_streams() -> None:

@@ -201,3 +201,8 @@ class JobSpec:
         """What only those processes may know that speak to a master or to etcd."""
         found = (self.master.token if self.master else "", self.etcd.password if self.etcd else "")
         return tuple(filter(None, found))
+
+    @property
+    def alone(self) -> bool:
+        """Whether the job has one node only."""
+        return self.backend == "memory" or (self.backend == "static" and self.rules.most == 1)

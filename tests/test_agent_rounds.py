@@ -103,7 +103,10 @@ def test_a_word_that_comes_while_workers_end_is_answered_before_they_have(stage:
     assert played.verdict.ends[0].code == 0, "it was released, and not killed after its grace"
 
 
-def test_each_round_says_what_it_gave_in_torchs_words(stage: Path) -> None:
+def test_each_round_says_what_it_gave_in_torchs_words_to_whoever_asks_for_more(
+    stage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGLEVEL", "INFO")
     place = seat(
         4,
         restart_count=2,
@@ -120,6 +123,7 @@ def test_each_round_says_what_it_gave_in_torchs_words(stage: Path) -> None:
     play = Play(stage, "exit 0", spec={"workers_per_node": 2}).on(WAITING, training(place))
     said = play.on(SUCCEEDED, over(PlanPhase.FINISHED, 4)).run().said
     assert said == (
+        "dlrover-run: round 4: ranks 2 to 3 of 6, as node rank 1 of 3; the store is at node-a:1234\n"
         "dlrover-run: Rendezvous complete for workers. Result:\n"
         "  restart_count=2\n"
         "  master_addr=node-a\n"
@@ -399,12 +403,17 @@ class TestTwoLaunchers:
         nodes = [self.join(mailbox, free_port, script, *flags) for _ in range(2)]
         ended = [finish(node) for node in nodes]
         assert sorted(each.code for each in ended) == codes
-        for each in ended:
-            _, _, report = each.err.partition("Root Cause (first observed failure):\n")
-            assert re.match(r"  rank 1 (on \S+ )?exited with code 9\n", report), each.err
-            assert re.search(r"^  rank      : 1\b", report, re.MULTILINE)
-            assert "    ValueError: the disk is gone\n" in report
-            assert f"The launcher exits with code {each.code}." in report
+        (whole,) = (each for each in ended if "Root Cause" in each.err)
+        (other,) = (each for each in ended if each is not whole)
+        _, _, report = whole.err.partition("Root Cause (first observed failure):\n")
+        assert report.startswith("  rank 1 exited with code 9\n"), whole.err
+        assert re.search(r"^  rank      : 1\b", report, re.MULTILINE)
+        assert "    ValueError: the disk is gone\n" in report
+        assert f"The launcher exits with code {whole.code}." in report
+        node = f"node 1 ({socket.gethostname()})"
+        line = f"dlrover-run: the job failed: rank 1 on {node} exited with code 9; the full report is on the console "
+        assert other.err.count(f"{line}of {node}; this launcher exits with code {other.code}\n") == 1, other.err
+        assert "Traceback" not in other.err
 
     def test_when_one_is_asked_to_go_the_other_goes_on_without_a_time_out(
         self, mailbox: Mailbox, free_port: int
@@ -428,4 +437,6 @@ class TestTwoLaunchers:
     def test_a_node_that_stays_alone_says_what_is_missing(self, mailbox: Mailbox, free_port: int) -> None:
         ended = finish(self.join(mailbox, free_port, WORKERS / "hold.py", conf="join_timeout=1"))
         assert ended.code == exit_codes.TOO_FEW_NODES
-        assert re.search(r"^dlrover-run: the job failed: .*\b1 of .*\b2 nodes\b", ended.err, re.MULTILINE), ended.err
+        assert re.search(
+            r"^\d\d:\d\d:\d\d dlrover-run: the job failed: .*\b1 of .*\b2 nodes\b", ended.err, re.MULTILINE
+        ), ended.err

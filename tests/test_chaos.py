@@ -279,7 +279,8 @@ def test_in_a_cluster_a_killed_node_is_replaced(mailbox: Mailbox) -> None:
     with in_front(mailbox, "kill-node", TWO_NODES, WORKER_ID="0") as job:
         job.until_says("start_chaos: node 0: killed with all its processes")
         job.until_says("node 2 takes its place")
-        job.until_says("[node 2] dlrover-run: round ")
+        job.until_says("[node 2] ")
+        job.until_says(" dlrover-run: round ")
         job.signal(signal.SIGTERM)
         assert job.finish() == 128 + signal.SIGTERM
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 
 import msgspec
@@ -19,6 +20,7 @@ from dlrover_run.console.check_table import (
     render_live,
     render_own,
 )
+from dlrover_run.console.paint import wants_color
 from dlrover_run.console.voice import TICK, Voice
 from dlrover_run.console.words import cells, clip
 from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
@@ -232,8 +234,10 @@ def narrated(
         entrypoint=Entrypoint("program", "/bin/sh", ("-c", "")), run_id="job", backend="master", rules=rules or Rules()
     )
 
+    color = wants_color(columns is not None, {"TERM": "xterm", **os.environ})
+
     async def run() -> None:
-        narration = Narration(spec, Voice(written.append, lambda: columns, lambda: lines))
+        narration = Narration(spec, Voice(written.append, lambda: columns, lambda: lines, color=color))
         for number, assignment in enumerate(told):
             narration.follow(assignment)
             await asyncio.sleep(2.5 * TICK)

@@ -45,7 +45,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def run_directory(logs: Path) -> Path:
     """The one directory of the one run in `logs`."""
-    (only,) = logs.iterdir()
+    (only,) = (entry for entry in logs.iterdir() if not entry.is_symlink())
     return only
 
 
@@ -196,7 +196,11 @@ def test_a_second_job_with_the_same_id_overwrites_nothing(launcher: Launcher, tm
     (tmp_path / "script.py").write_text("import sys\nprint(sys.argv[1])")
     jobs = [start(launcher, [*flags, tmp_path / "script.py", word], cwd=tmp_path) for word in ("one", "two")]
     assert [finish(job).code for job in jobs] == [0, 0]
-    texts = [next(iter(files(directory).values())) for directory in (tmp_path / "logs").iterdir()]
+    texts = [
+        next(iter(files(directory).values()))
+        for directory in (tmp_path / "logs").iterdir()
+        if not directory.is_symlink()
+    ]
     assert sorted(texts) == [b"one\n", b"two\n"]
 
 
@@ -238,6 +242,36 @@ def test_the_report_has_the_traceback_that_nobody_recorded(tmp_path: Path, redir
         assert "above, on this console" in report
         assert str(tmp_path / "tmp") not in report
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_full_disk_under_the_log_directory_is_named(tmp_path: Path) -> None:
+    (disk := tmp_path / "disk").mkdir()
+    code = (
+        f"with open({str(disk / 'filler')!r}, 'wb', buffering=0) as file:\n"
+        "    try:\n"
+        "        while True: file.write(bytes(4096))\n"
+        "    except OSError: pass\n"
+        "print('these words find no room', flush=True)\n"
+    )
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "full-log-dir", disk], check=True)
+    try:
+        ended = launch(OURS, tmp_path, code, "-r", "3", f"--log-dir={disk / 'logs'}")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert ended.code != 0
+    words = " ".join(ended.err.split())
+    assert f"and no space is left on the disk of {disk}/logs/" in words, ended.err
+
+
+def test_a_job_says_where_its_logs_are_and_without_any_it_says_nothing(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    filed = launch(OURS, tmp_path, "print(rank)\n", "--nproc-per-node=2", "-r", "3", f"--log-dir={logs}")
+    run = run_directory(logs)
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d dlrover-run: 2 workers on this node, logs in {run}\n", filed.err)
+    assert (logs / "latest" / "attempt_0" / "1" / "stdout.log").read_text() == "1\n"
+    assert (logs / "latest").resolve() == run
+    assert launch(OURS, tmp_path, "pass\n", "--nproc-per-node=2").err == ""
 
 
 def test_two_workers_that_write_200_mb_each_lose_no_line(tmp_path: Path) -> None:

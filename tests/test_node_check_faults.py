@@ -94,7 +94,9 @@ def test_the_console_of_a_node_has_the_lines_that_people_grep_for(checked: Check
     succeed(cluster.world(2), *nodes)
     said = cluster.told()
     # Nobody has linked with the broken one, so that its neighbours have one number each.
-    assert re.search(r"^dlrover-run: Round 0: The node elapsed time are \{0: \d+\.\d+, 2: \d+\.\d+\}$", said, re.M)
+    assert re.search(
+        r"^\d\d:\d\d:\d\d dlrover-run: Round 0: The node elapsed time are \{0: \d+\.\d+, 2: \d+\.\d+\}$", said, re.M
+    )
     assert said.count("dlrover-run: Round 0: The node status are {0: True, 1: False, 2: True}.\n") == 1
     assert said.count("dlrover-run: Fault nodes are: [1] and stragglers are: [].\n") == 1
 

@@ -7,19 +7,21 @@ import re
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from datetime import timezone
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from virtual_loop import run_virtually
 
+from dlrover_run.console.paint import wants_color
 from dlrover_run.console.report import (
     MAX_GROUPS,
     MAX_TRACE_LINES,
     FailureReport,
+    render_elsewhere,
     render_failure,
 )
-from dlrover_run.console.rounds import render_regrouping, render_restart, render_seat, render_waiting
+from dlrover_run.console.rounds import render_regrouping, render_restart, render_seat, render_stop, render_waiting
 from dlrover_run.console.voice import REPEAT_AFTER, TICK, Voice
 from dlrover_run.console.words import duration, rank_words
 from dlrover_run.coordination.records import Failure, RoundKey, Seat
@@ -220,7 +222,7 @@ def test_colour_changes_nothing_but_the_colour() -> None:
     ends = [end(1, 1, stderr_tail=TRACE), stopped(0)]
     coloured = render(*ends, color=True)
     assert "\x1b[" in coloured
-    assert re.sub(r"\x1b\[\d+m", "", coloured) == render(*ends)
+    assert re.sub(r"\x1b\[[\d;]+m", "", coloured) == render(*ends)
     assert render(*ends).isascii()
 
 
@@ -241,6 +243,67 @@ def test_no_word_of_another_node_steers_this_ones_terminal() -> None:
     assert "rank 3 on nodeabc raised abc" in text
     assert "    abc\n" in text
     assert "Xabc." in text
+
+
+def test_the_cause_stands_above_every_traceback() -> None:
+    lines = render(end(1, 1, stderr_tail=TRACE), stopped(0), color=True).splitlines()
+    cause = next(number for number, line in enumerate(lines) if line.startswith("\x1b[1;31m  rank 1 raised "))
+    assert cause < next(number for number, line in enumerate(lines) if "Traceback" in line)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environ", "colored"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (False, {"TERM": "xterm"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (True, {}, False),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (True, {"TERM": "xterm", "NO_COLOR": ""}, True),
+        (False, {"FORCE_COLOR": "1"}, True),
+        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_what_decides_on_colour(terminal: bool, environ: dict[str, str], colored: bool) -> None:
+    assert wants_color(terminal, environ) is colored
+
+
+def test_lines_have_the_time_of_day_and_the_name_before_it() -> None:
+    written: list[str] = []
+    moment = datetime(2026, 11, 22, 4, 12, 7).timestamp()
+    for name in ("", "node 1"):
+        voice = Voice(written.append, lambda: None, name=name, clock=lambda: moment)
+        voice.say("hello")
+        voice.print("a report\nof lines")
+    Voice(written.append, lambda: 80, clock=lambda: moment, color=True).alarm("it ended")
+    assert written == [
+        "04:12:07 dlrover-run: hello\n",
+        "a report\nof lines\n",
+        "[node 1] 04:12:07 dlrover-run: hello\n",
+        "[node 1] a report\n[node 1] of lines\n",
+        "04:12:07 \x1b[1;31mdlrover-run: it ended\x1b[0m\n",
+    ]
+
+
+def test_a_node_that_did_not_fail_says_in_one_line_where_the_report_is() -> None:
+    failure = Failure(3, "gpu09", "raised ValueError: x", node_rank=1)
+    assert render_elsewhere(f"{failure}; all 2 restarts were used", failure, 74) == (
+        "the job failed: rank 3 on node 1 (gpu09) raised ValueError: x; all 2 restarts were used; "
+        "the full report is on the console of node 1 (gpu09); this launcher exits with code 74"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "alone", "again", "words"),
+    [
+        (None, True, False, "this job stops"),
+        (None, False, True, "this node leaves the job"),
+        (30.0, True, False, "the workers are told and get 30 s to end"),
+        (30.0, False, True, "the workers are told and get 30 s to end; press Ctrl-C again to kill them at once"),
+    ],
+)
+def test_what_a_signal_leads_to(seconds: float | None, alone: bool, again: bool, words: str) -> None:
+    assert render_stop("workers", seconds, alone=alone, again=again) == words
 
 
 def test_a_restart_is_one_line() -> None:

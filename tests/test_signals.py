@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import sys
 
@@ -103,12 +104,16 @@ def test_ctrl_c_in_a_terminal_is_one_interrupt(mailbox: Mailbox) -> None:
     mailbox.gather(2)
     os.write(terminal, b"\x03")
     assert [m["signal"] for m in mailbox.gather(2)] == ["SIGINT", "SIGINT"]
+    shown = b""
     with watched(pid) as guard:
         while still_alive(guard, 0):
             try:
-                os.read(terminal, 4096)
+                shown += os.read(terminal, 4096)
             except OSError:
                 break
+    # On a line of its own, whatever the terminal shows of the key.
+    line = rb"\^C\r\n\d\d:\d\d:\d\d \S*dlrover-run: SIGINT received: [^\r\n]*; press Ctrl-C again to kill them at once"
+    assert re.search(line, shown), shown
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGINT
     os.close(terminal)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -36,22 +37,25 @@ def test_each_round_is_told_as_torchrun_tells_it_and_so_is_the_wait_before_it(cl
     os.kill(world[0]["pid"], signal.SIGKILL)
     again = cluster.world(3)
     for restart, members in enumerate((world, again)):
-        for rank, node, ranks in ((0, first, "[0]"), (1, second, "[1, 2]")):
-            node.until_says("Rendezvous complete for workers. Result:")
-            for line in (
-                f"restart_count={restart}",
-                "master_addr=127.0.0.1",
-                f"master_port={members[0]['port']}",
-                f"group_rank={rank}",
-                "group_world_size=2",
-                "local_ranks=",
-                f"role_ranks={ranks}",
-                f"global_ranks={ranks}",
-                "role_world_sizes=[3",
-                "global_world_sizes=[3",
-            ):
-                node.until_says(f"\n  {line}")
+        first.until_says(f"dlrover-run: round {restart + 1}: rank 0 of 3, as node rank 0 of 2; the store is at ")
+        second.until_says(f"dlrover-run: round {restart + 1}: ranks 1 to 2 of 3, as node rank 1 of 2; the store is at ")
+        first.until_says("Rendezvous complete for workers. Result:")
+        for line in (
+            f"restart_count={restart}",
+            "master_addr=127.0.0.1",
+            f"master_port={members[0]['port']}",
+            "group_rank=0",
+            "group_world_size=2",
+            "local_ranks=",
+            "role_ranks=[0]",
+            "global_ranks=[0]",
+            "role_world_sizes=[3",
+            "global_world_sizes=[3",
+        ):
+            first.until_says(f"\n  {line}")
     succeed(again, first, second)
+    assert not second.has_said("Rendezvous complete"), "one node has torchrun's block"
+    assert re.search(r"^\d\d:\d\d:\d\d dlrover-run: restart 1 of 1 after ", second.said, re.MULTILINE), second.said
 
 
 def test_nodes_may_have_different_numbers_of_workers(cluster: Cluster) -> None:
@@ -250,20 +254,22 @@ def test_all_nodes_may_be_asked_to_go_and_the_same_commands_are_another_job_then
     assert not any("--max-restarts" in node.said for node in again)
 
 
-def test_when_the_job_fails_each_node_prints_the_same_root_cause(cluster: Cluster) -> None:
+def test_when_the_job_fails_each_node_names_the_root_cause_and_one_reports_it_in_full(cluster: Cluster) -> None:
     """torchrun leaves the other node in a barrier for 300 s and has it exit with 0."""
     nodes = {name: cluster.node(name, "3") for name in "abc"}
     failing = cluster.world(3)[1]
     tell([failing], signal.SIGUSR2)
     codes = {name: node.finish() for name, node in nodes.items()}
     assert set(codes.values()) == {1}
-    for node in nodes.values():
+    whole = [name for name, node in nodes.items() if "No restarts were allowed" in node.said]
+    assert whole == [failing["node"]]
+    assert "raise RuntimeError" in nodes[whole[0]].said
+    for name, node in nodes.items():
         node.until_says("RuntimeError: the disk under this worker is gone")
         assert "rank 1 " in node.said
-        assert "No restarts were allowed" in node.said
-    for name, node in nodes.items():
-        # The traceback of the first failure, on every node once in the report.
-        assert "raise RuntimeError" in node.said, name
+        if name not in whole:
+            assert node.has_said("; the full report is on the console of node 1 ("), node.said
+            assert "Traceback" not in node.said
 
 
 @pytest.mark.torchrun

@@ -29,6 +29,7 @@ from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.statement import last_words, statement
 from dlrover_run.agent.verdict import Ending, Verdict, judge
 from dlrover_run.backends.board import Board, Listener
+from dlrover_run.console.rounds import render_stop
 from dlrover_run.console.voice import Voice
 from dlrover_run.coordination.records import OVER, Seat
 from dlrover_run.descent import lineage
@@ -99,6 +100,7 @@ class Agent:
         if self._run_dir.path is not None and not self._run_dir.keep:
             # The relay is the last to end, so the directory goes even when guard and agent are killed together.
             self._relay.remove_at_end(self._run_dir.path)
+        self._narration.begin(self._run_dir)
         try:
             await self._follow_plan()
         except (StuckWorkers, SpecError, OSError) as error:
@@ -309,9 +311,11 @@ class Agent:
         self._hurry()
         if self._departure.signal is None:
             live = self._round is not None and self._round.group.live
-            then = (
-                f"the workers are told and get {self._spec.shutdown_timeout:g} s to end" if live else "this node leaves"
-            )
+            seconds = self._spec.shutdown_timeout if live else None
+            key = number is signal.SIGINT
+            if key:
+                self._voice.break_line()
+            then = render_stop("workers", seconds, alone=self._spec.alone, again=key)
             self._voice.say(f"{received_words(number, meant)}: {then}")
             if not self._stopping:
                 # The stop that follows now passes it on.

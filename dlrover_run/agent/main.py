@@ -10,9 +10,11 @@ from dataclasses import replace
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import told_name
 from dlrover_run.agent.loop import Agent
+from dlrover_run.agent.narration import is_verbose
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.opening import open_board
-from dlrover_run.console.voice import Voice, terminal_columns, terminal_lines
+from dlrover_run.console.voice import Voice, console_voice
+from dlrover_run.coordination.records import Failure
 from dlrover_run.descent import lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing
@@ -23,10 +25,7 @@ async def run_agent(
     spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], relay: Relay, verdict_fd: int | None
 ) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
-
-    voice = Voice(
-        relay.say, lambda: terminal_columns(2, os.environ.get("TERM")), lambda: terminal_lines(2), spec.console_name
-    )
+    voice = console_voice(relay.say, spec.console_name)
     relay.attach(voice.say)
     try:
         agent = Agent(spec, run_dir, relay, lifelines, voice, lambda listener: open_board(spec, listener, voice.say))
@@ -61,11 +60,15 @@ def _without_paths(verdict: Verdict) -> Verdict:
 
 def _tell(spec: JobSpec, verdict: Verdict, voice: Voice) -> None:
     if verdict.error is not None:
-        voice.say(verdict.error)
+        voice.alarm(verdict.error, timed=verdict.exit_code != exit_codes.BAD_COMMAND_LINE)
     root = verdict.root or verdict.failure
     if root is None:
         return
-    from dlrover_run.console.report import FailureReport, render_failure
+    from dlrover_run.console.report import FailureReport, render_elsewhere, render_failure
+
+    if isinstance(root, Failure) and not is_verbose(os.environ):
+        voice.alarm(render_elsewhere(verdict.reason, root, verdict.exit_code))
+        return
 
     report = FailureReport(
         job=spec.entrypoint.target,
@@ -77,6 +80,4 @@ def _tell(spec: JobSpec, verdict: Verdict, voice: Voice) -> None:
         exit_code=verdict.exit_code,
         why_over=verdict.why_over,
     )
-    # The variable counts when it is not empty (no-color.org).
-    color = voice.columns is not None and not os.environ.get("NO_COLOR")
-    voice.print(render_failure(report, voice.width, color))
+    voice.print(render_failure(report, voice.width, voice.color))

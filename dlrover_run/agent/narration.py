@@ -4,6 +4,7 @@ it, each round, and why there is another one."""
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from dlrover_run import failures
 from dlrover_run.agent.round import Round
@@ -11,10 +12,17 @@ from dlrover_run.console.voice import Below, Voice
 from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
 from dlrover_run.coordination.records import OVER, Assignment, PlanPhase, Seat, Waiting
 from dlrover_run.coordination.rules import CHECK_ALWAYS
+from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec
 
 _VERBOSE = frozenset({"INFO", "DEBUG"})
 _BAD = frozenset({Verdict.STRAGGLER, Verdict.FAULT})
+
+
+def is_verbose(environ: Mapping[str, str]) -> bool:
+    """Whether the person asked for more than what has to be said (LOGLEVEL=INFO or DEBUG)."""
+    return environ.get("LOGLEVEL", "").upper() in _VERBOSE
+
 
 _Link = tuple[frozenset[str], LinkRow]
 
@@ -31,10 +39,14 @@ class Narration:
         self._checkup: Checkup | None = None
         self._others: frozenset[Checkup] = frozenset()
         self._links: frozenset[_Link] = frozenset()
-        # The variable counts when it is not empty (no-color.org).
-        self._color = not os.environ.get("NO_COLOR")
-        alone = spec.backend == "memory" or (spec.backend == "static" and spec.rules.most == 1)
-        self._shows_rounds = not alone or os.environ.get("LOGLEVEL", "").upper() in _VERBOSE
+        self._verbose = is_verbose(os.environ)
+
+    def begin(self, run_dir: RunDir) -> None:
+        """The launcher begins. One that leaves no files says nothing, as torchrun does."""
+        if run_dir.path is not None and run_dir.keep:
+            from dlrover_run.console.rounds import render_start
+
+            self._voice.say(render_start(self._spec.workers_per_node, run_dir.path, self._spec.logs))
 
     def follow(self, wanted: Assignment) -> None:
         """Show what the node waits for while it has no place in a round, and for how long still; and once for each node
@@ -60,14 +72,14 @@ class Narration:
         self._told_restarts = wanted.restart_count
         alone = self._spec.rules.most == 1
         reason = f"rank {failure.rank} {failure.what}" if alone else str(failure)
-        self._voice.say(render_check_again(reason, wanted.restart_count))
+        self._voice.alarm(render_check_again(reason, wanted.restart_count))
 
     def _table(self, rows: tuple[Checkup, ...]) -> Below | None:
         if not rows:
             return None
         from dlrover_run.console.check_table import render_live
 
-        return lambda columns, lines: render_live(rows, columns, lines, self._color)
+        return lambda columns, lines: render_live(rows, columns, lines, self._voice.color)
 
     def _tell_bad_news(self, rows: tuple[Checkup, ...]) -> None:
         """Where no table can change, a line for each node that has just been found wanting; those that pass are told
@@ -99,7 +111,7 @@ class Narration:
             from dlrover_run.console.check_table import render_checkups
 
             self._others = frozenset(others)
-            self._voice.print(render_checkups(others, *self._paper()))
+            self._voice.print(render_checkups(others, *self._paper()), timed=True)
         links = tuple(link for link in wanted.links if max(link.one, link.other) < len(others))
         named = frozenset(_named(link, others) for link in links)
         if not self._links.issuperset(named):
@@ -107,19 +119,21 @@ class Narration:
 
             self._links = named
             threshold = self._spec.rules.straggler_threshold
-            self._voice.print(render_links(others, links, threshold, *self._paper()))
+            self._voice.print(render_links(others, links, threshold, *self._paper()), timed=True)
 
     def _paper(self) -> tuple[int, bool]:
         """How many columns there are to write on, and whether in colour."""
-        return self._voice.width, self._color and self._voice.columns is not None
+        return self._voice.width, self._voice.color
 
     def begin_round(self, seat: Seat) -> None:
-        """A round begins in which this node has that seat."""
-        if self._spec.console_name:
+        """A round begins in which this node has that seat. Each node says so in one line. torchrun's block of twelve is
+        for scripts that search a log for it: one node of those that meet has it, and all with LOGLEVEL=INFO."""
+        if not self._spec.alone:
             from dlrover_run.console.rounds import render_seat
 
             self._voice.say(render_seat(seat))
-        elif self._shows_rounds:
+        meets = self._spec.backend in ("master", "etcd") and not self._spec.console_name
+        if self._verbose or (meets and seat.node_rank == 0):
             from dlrover_run.console.rounds import render_rendezvous
 
             self._voice.say(render_rendezvous(seat, self._spec.event_log))
@@ -130,7 +144,7 @@ class Narration:
 
         # A master that has forgotten what was before counts anew.
         if seat.restart_count <= ended.seat.restart_count:
-            self._voice.say(render_regrouping(wanted.reason, seat, ended.lasted))
+            self._voice.alarm(render_regrouping(wanted.reason, seat, ended.lasted))
             return
         reason, failure = wanted.reason, wanted.failure
         if failure is None or ended.seat.has(failure.rank):
@@ -139,7 +153,7 @@ class Narration:
             reason = f"rank {root.rank} {failures.describe_end(root)}" if root else reason
         rules = self._spec.rules
         line = render_restart(reason, seat.restart_count, rules.max_restarts, ended.lasted, rules.restart_window)
-        self._voice.say(line)
+        self._voice.alarm(line)
 
     def end(self) -> None:
         """The job is over for this node."""

@@ -10,6 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from dlrover_run.console.paint import BOLD, RED, YELLOW, painted
 from dlrover_run.console.words import cells, clip, harmless
 from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
 from dlrover_run.coordination.words import counted
@@ -30,7 +31,6 @@ _VERDICTS = {
     Verdict.FAULT: "fault",
 }
 _URGENT = [Verdict.FAULT, Verdict.STRAGGLER, Verdict.PENDING, Verdict.UNCHECKED, Verdict.PASSED]
-_BOLD, _RED, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[33m", "\x1b[0m"
 
 
 def render_live(rows: Sequence[Checkup], width: int, lines: int, color: bool = False) -> list[str]:
@@ -142,7 +142,7 @@ def _table(labelled: Sequence[tuple[str, Checkup]], width: int, color: bool, in_
     # What is left beside the other columns, the longest verdict, and two columns before each of the four.
     names = max(4, min(names, MAX_NAME, width - compute - communication - len("straggler") - 8))
     lines = [f"{_pad(line[0], names)}  {line[1]:>{compute}}  {line[2]:>{communication}}" for line in table]
-    drawn = _entry(lines[0], "verdict", "", width, _BOLD if color else "")
+    drawn = _entry(lines[0], "verdict", "", width, BOLD if color else "")
     for line, (_, row) in zip(lines[1:], labelled, strict=True):
         word, reason, paint = _VERDICTS[row.verdict], _plain(row.reason), _paint(row, color)
         drawn += _entry(line, word, reason, width, paint, marked=_asks(row), in_full=in_full)
@@ -167,9 +167,9 @@ def _entry(
     row = f"{'!' if marked else ' '} {line}  {word}".rstrip()
     beside = f"{row}: {reason}" if reason else row
     if cells(beside) <= width or not in_full:
-        return [_painted(clip(beside, width), paint)]
+        return [painted(clip(beside, width), paint)]
     wrapped = textwrap.wrap(reason, max(width, 2 * len(_INDENT)), initial_indent=_INDENT, subsequent_indent=_INDENT)
-    return [_painted(text, paint) for text in [clip(row, width), *wrapped]]
+    return [painted(text, paint) for text in [clip(row, width), *wrapped]]
 
 
 def _asks(row: Checkup) -> bool:
@@ -185,15 +185,11 @@ def _paint(row: Checkup, color: bool) -> str:
 
 
 def _red(color: bool) -> str:
-    return _RED if color else ""
+    return RED if color else ""
 
 
 def _yellow(color: bool) -> str:
-    return _YELLOW if color else ""
-
-
-def _painted(text: str, paint: str) -> str:
-    return f"{paint}{text}{_PLAIN}" if paint else text
+    return YELLOW if color else ""
 
 
 def _failed(link: LinkRow) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
+from dlrover_run.console.paint import BOLD, RED, painted
 from dlrover_run.console.words import duration, harmless, rank_words
 from dlrover_run.coordination.records import Failure
 from dlrover_run.failures import MAX_WORDS, describe_end, error_words, lost_its_peer, trace_lines
@@ -27,7 +28,6 @@ MAX_GROUPS = 8
 
 _MIN_WIDTH = 40
 _MAX_WIDTH = 100
-_BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
     """
     width = max(_MIN_WIDTH, min(width, _MAX_WIDTH))
     root = report.root
-    paint = _Paint(color)
+    bold, red = (BOLD, RED) if color else ("", "")
     rule, thin = "=" * width, "-" * width
-    lines = [rule, paint.bold(f"{report.job} FAILED"), thin]
+    lines = [rule, painted(f"{report.job} FAILED", bold), thin]
     lines.append("Root Cause (first observed failure):")
     if isinstance(root, Failure):
         host, node = harmless(root.host), harmless(root.node)
-        lines += [paint.red(line) for line in _wrapped(harmless(str(root)), width, "  ")]
+        lines += [painted(line, red) for line in _wrapped(harmless(str(root)), width, "  ")]
         lines += [f"  host      : {host}", f"  rank      : {root.rank}"]
         lines += _traceback(plain_lines(root.trace)) if root.trace else []
         lines += _wrapped(f"Its output is on {node}: on that launcher's console, or in its log files.", width, "  ")
     else:
-        lines += [paint.red(line) for line in _wrapped(f"{root.who} {describe_end(root)}", width, "  ")]
+        lines += [painted(line, red) for line in _wrapped(f"{root.who} {describe_end(root)}", width, "  ")]
         lines += _fields(root, report.host, width, zone)
         lines += _own_words(root)
         lines += _where_to_look(root, width)
@@ -81,15 +81,11 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
     return "\n".join(lines)
 
 
-class _Paint:
-    def __init__(self, color: bool) -> None:
-        self._color = color
-
-    def bold(self, text: str) -> str:
-        return f"{_BOLD}{text}{_PLAIN}" if self._color else text
-
-    def red(self, text: str) -> str:
-        return f"{_BOLD}{_RED}{text}{_PLAIN}" if self._color else text
+def render_elsewhere(reason: str, failure: Failure, exit_code: int) -> str:
+    """One line for a node whose own workers are not the cause: the coordinator's `reason`, which names the failure, and
+    where that is told in full."""
+    where = f"the full report is on the console of {failure.node}"
+    return f"the job failed: {reason}; {where}; this launcher exits with code {exit_code}"
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:

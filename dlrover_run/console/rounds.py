@@ -7,6 +7,7 @@ import math
 from dlrover_run.console.words import duration
 from dlrover_run.coordination.records import Seat
 from dlrover_run.coordination.words import counted
+from dlrover_run.spec import LogSpec
 from dlrover_run.wire.address import join_address
 
 
@@ -46,6 +47,21 @@ def render_rendezvous(seat: Seat, event_log: str) -> str:
     }
     lines = [f"  {name}={value}" for name, value in values.items()]
     return "\n".join(["Rendezvous complete for workers. Result:", *lines])
+
+
+def render_start(workers: int, directory: str, logs: LogSpec) -> str:
+    """One line at the start of a job that writes files: how many workers there are here, and where the files are."""
+    files = "logs" if logs.redirects.any() or logs.tee.any() or logs.plugin else "error files"
+    return f"{counted(workers, 'worker')} on this node, {files} in {directory}"
+
+
+def render_stop(processes: str, seconds: float | None, *, alone: bool, again: bool) -> str:
+    """What follows from a signal that ends this launcher. `processes` get `seconds` to end, None where none runs;
+    `alone` says that the job has no other node, `again` that the same key ends the processes at once."""
+    if seconds is None:
+        return "this job stops" if alone else "this node leaves the job"
+    then = f"the {processes} are told and get {seconds:g} s to end"
+    return f"{then}; press Ctrl-C again to kill them at once" if again else then
 
 
 def render_seat(seat: Seat) -> str:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import time
 from collections.abc import Callable
 
 from dlrover_run.console.mark import mark_of, marked
+from dlrover_run.console.paint import BOLD, RED, painted, wants_color
 from dlrover_run.console.rounds import render_waiting
-from dlrover_run.console.words import clip, harmless
+from dlrover_run.console.words import clip, harmless, time_of_day
 
 TICK = 1.0
 """Seconds between two sights of a line that changes on a terminal, and before its first: who waits for less long need
@@ -44,7 +46,9 @@ class Voice:
 
     `name` is what this node is called on a console that it shares with others, empty where it has one to itself. The
     name stands before each line then, and nothing is drawn that changes: what is erased would be somebody else's.
-    `program` is the launcher's own name, which begins its lines.
+    `program` is the launcher's own name, which begins its lines, after the time of day by `clock` (Unix time) if that
+    is given. The line that changes has no time: it is gone when somebody asks when something was. `color` says whether
+    to write in colour.
     """
 
     def __init__(
@@ -54,12 +58,16 @@ class Voice:
         lines: Callable[[], int] = lambda: PLAIN_LINES,
         name: str = "",
         program: str = "dlrover-run",
+        clock: Callable[[], float] | None = None,
+        color: bool = False,
     ) -> None:
         self._write = write
         self._columns = columns if not name else lambda: None
         self._lines = lines
         self._name = name
         self._program = program
+        self._clock = clock
+        self.color = color
         self._text = ""
         self._below: Below | None = None
         self._until: float | None = None
@@ -81,13 +89,29 @@ class Voice:
 
     def say(self, line: str) -> None:
         """Print one line under the launcher's name; it is made harmless."""
-        self.print(f"{self._program}: {harmless(line)}")
+        self._say(line, BOLD)
 
-    def print(self, text: str) -> None:
-        """Print lines as they are, after the node's name if it has one, and let the changing line follow them."""
+    def alarm(self, line: str, *, timed: bool = True) -> None:
+        """The same for what a person looks for first among all the lines: why something ended. A mistake on the command
+        line has no time, wherever it is found."""
+        self._say(line, RED, timed)
+
+    def _say(self, line: str, paint: str, timed: bool = True) -> None:
+        text = f"{self._program}: {harmless(line)}"
+        self.print(painted(text, paint if self.color else ""), timed=timed)
+
+    def break_line(self) -> None:
+        """End the line of a terminal on which it shows a key, such as ^C; elsewhere do nothing."""
+        if self._columns() is not None and not self._drawn:
+            self._write("\n")
+
+    def print(self, text: str, *, timed: bool = False) -> None:
+        """Print lines as they are, after the node's name if it has one, and let the changing line follow them. `timed`
+        puts the time of day before the first."""
         was_drawn = self._drawn
         self._erase()
-        self._write(marked(text, self._name) + "\n")
+        when = f"{time_of_day(self._clock())} " if timed and self._clock is not None else ""
+        self._write(marked(when + text, self._name) + "\n")
         if was_drawn:
             self._draw(self._columns())
 
@@ -148,6 +172,13 @@ def _under(lines: list[str]) -> str:
     if not lines:
         return ""
     return "".join(f"\r\n{line}" for line in lines) + f"\r\x1b[{len(lines)}A"
+
+
+def console_voice(write: Callable[[str], None], name: str = "", program: str = "dlrover-run") -> Voice:
+    """The voice of a launcher whose standard error is the console, in the words of `Voice`."""
+    term = os.environ.get("TERM")
+    color = wants_color(os.isatty(2), os.environ)
+    return Voice(write, lambda: terminal_columns(2, term), lambda: terminal_lines(2), name, program, time.time, color)
 
 
 def terminal_columns(fd: int, term: str | None) -> int | None:

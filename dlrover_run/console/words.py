@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from dlrover_run.failures.tracebacks import plain_lines
+
+
+def time_of_day(unix_time: float) -> str:
+    """The local time of day: `04:12:07`."""
+    return time.strftime("%H:%M:%S", time.localtime(unix_time))
 
 
 def duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.master_process import NotListening
+from dlrover_run.console.paint import wants_color
 from dlrover_run.console.voice import Voice
 from dlrover_run.descent import lifeline, lineage, signals
 from dlrover_run.descent.strays import StraySweep
@@ -64,7 +66,8 @@ async def _supervise(
     spec: JobSpec, local: LocalSpec, relay: Relay, lifeline_fd: int | None, verdict_fd: int | None
 ) -> int:
     # Nodes share the console, so nothing on it may change once it is written.
-    voice = Voice(relay.say, lambda: None)
+    color = wants_color(os.isatty(2), os.environ)
+    voice = Voice(relay.say, lambda: None, clock=time.time, color=color)
     relay.attach(voice.say)
     supervisor = Supervisor(spec, local, relay, voice.say)
     try:
@@ -232,6 +235,9 @@ class Supervisor:
 
     def _pass_on(self, number: signal.Signals) -> None:
         self._relay.hurry()
+        if number is signal.SIGINT and os.isatty(2):
+            # The terminal shows the key where the cursor is.
+            self._relay.say("\n")
         self._carry_out(supervision.stop(self._cluster, number))
         for process in self._nodes.values():
             process.signal(number)

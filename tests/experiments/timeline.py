@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.history import Round, rounds_of
 from experiments.records import Began, Done, Record, Saved
 
-LAUNCHERS_LINE = re.compile(r"(\[node \d+\] )?dlrover-run: ")
+LAUNCHERS_LINE = re.compile(r"(\[node \d+\] )?\d\d:\d\d:\d\d dlrover-run: ")
 
 
 @dataclass(frozen=True)

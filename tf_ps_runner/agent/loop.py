@@ -16,6 +16,7 @@ from dlrover_run.agent.departure import Departure, received_words
 from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
 from dlrover_run.backends.board import Board, Listener
+from dlrover_run.console.rounds import render_stop
 from dlrover_run.console.voice import Voice
 from dlrover_run.coordination.cluster.records import Hosting, Order, Role, Targets
 from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus, Waiting
@@ -99,6 +100,8 @@ class Agent:
         if self._run_dir.path is not None and not self._run_dir.keep:
             # The relay is the last to end, so the directory goes even when guard and agent are killed together.
             self._relay.remove_at_end(self._run_dir.path)
+        elif self._run_dir.path is not None:
+            self._voice.say(f"logs in {self._run_dir.path}")
         try:
             self._channel.open()
             await self._queues.listen()
@@ -269,8 +272,11 @@ class Agent:
             self._standing.ended_by = number.name
         self._hurry()
         if self._departure.signal is None:
-            seconds = self._spec.job.shutdown_timeout
-            then = f"the tasks are told and get {seconds:g} s to end" if self._tasks.live else "this node leaves"
+            seconds, key = self._spec.job.shutdown_timeout, number is signal.SIGINT
+            if key:
+                self._voice.break_line()
+            live = seconds if self._tasks.live else None
+            then = render_stop("tasks", live, alone=self._spec.job.alone, again=key)
             if self._tasks.live and number is signal.SIGTERM and self._spec.job.backend in ("master", "etcd"):
                 # Whoever evicts a node says it like this, and what it hosts may go on elsewhere with nothing lost.
                 self._moving = True

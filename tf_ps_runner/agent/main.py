@@ -8,8 +8,10 @@ from functools import partial
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import told_name
+from dlrover_run.agent.narration import is_verbose
 from dlrover_run.backends.opening import open_board
-from dlrover_run.console.voice import Voice, terminal_columns, terminal_lines
+from dlrover_run.console.voice import Voice, console_voice
+from dlrover_run.coordination.records import Failure
 from dlrover_run.descent import lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing
@@ -22,13 +24,7 @@ from tf_ps_runner.spec import ServersSpec
 async def run_agent(spec: ServersSpec, run_dir: RunDir, lifelines: Sequence[int], relay: Relay) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
     job = spec.job
-    voice = Voice(
-        relay.say,
-        lambda: terminal_columns(2, os.environ.get("TERM")),
-        lambda: terminal_lines(2),
-        job.console_name,
-        "tf-ps-run",
-    )
+    voice = console_voice(relay.say, job.console_name, "tf-ps-run")
     relay.attach(voice.say)
     pids_to_spare: set[int] = set()
     try:
@@ -49,13 +45,17 @@ async def run_agent(spec: ServersSpec, run_dir: RunDir, lifelines: Sequence[int]
 
 def _tell(spec: ServersSpec, verdict: Verdict, voice: Voice) -> None:
     if verdict.error is not None:
-        voice.say(verdict.error)
+        voice.alarm(verdict.error, timed=verdict.exit_code != exit_codes.BAD_COMMAND_LINE)
     if verdict.warning is not None:
         voice.say(verdict.warning)
     root = verdict.root or verdict.failure
     if root is None:
         return
-    from dlrover_run.console.report import FailureReport, render_failure
+    from dlrover_run.console.report import FailureReport, render_elsewhere, render_failure
+
+    if isinstance(root, Failure) and not is_verbose(os.environ):
+        voice.alarm(render_elsewhere(verdict.reason, root, verdict.exit_code))
+        return
 
     report = FailureReport(
         job=spec.job.entrypoint.target,
@@ -67,6 +67,4 @@ def _tell(spec: ServersSpec, verdict: Verdict, voice: Voice) -> None:
         exit_code=verdict.exit_code,
         why_over=verdict.why_over,
     )
-    # The variable counts when it is not empty (no-color.org).
-    color = voice.columns is not None and not os.environ.get("NO_COLOR")
-    voice.print(render_failure(report, voice.width, color))
+    voice.print(render_failure(report, voice.width, voice.color))

@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +52,7 @@ class Order:
 
 def note(text: str) -> None:
     """Tell the person one line, on this process's own error stream."""
-    print(f"tf-ps-run: {text}", file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')} tf-ps-run: {text}", file=sys.stderr, flush=True)
 
 
 class Channel:
