@@ -9,7 +9,7 @@ import pytest
 
 from dlrover_run.coordination.cluster.records import EndCause, Role
 from dlrover_run.failures.outcome import WorkerEnd
-from tf_ps_runner.agent.endings import REPEATED_WITHIN, Found, raised, task_end
+from tf_ps_runner.agent.endings import REPEATED_BEFORE_STEP, REPEATED_WITHIN, Found, raised, task_end
 
 
 def end(code: int, stderr: str = "", stopped: signal.Signals | None = None) -> WorkerEnd:
@@ -73,6 +73,20 @@ def test_the_same_exception_soon_after_the_start_is_repeated() -> None:
     assert cause(Role.WORKER, 1, words, before="ValueError: y") is EndCause.FAILURE
     assert cause(Role.WORKER, 1, words, before=None) is EndCause.FAILURE
     assert cause(Role.WORKER, 1, words, before="ValueError: x", lived=REPEATED_WITHIN + 1) is EndCause.FAILURE
+
+
+def test_a_task_that_has_made_no_step_has_longer_for_the_same_exception() -> None:
+    words, late = trace("ValueError: x"), {"before": "ValueError: x", "lived": REPEATED_WITHIN + 1}
+    assert cause(Role.WORKER, 1, words, stepped=False, **late) is EndCause.REPEATED
+    assert cause(Role.WORKER, 1, words, stepped=True, **late) is EndCause.FAILURE
+    far = {"before": "ValueError: x", "lived": REPEATED_BEFORE_STEP + 1}
+    assert cause(Role.WORKER, 1, words, stepped=False, **far) is EndCause.FAILURE
+
+
+def test_an_exception_is_the_same_whatever_its_temporary_file_is_called() -> None:
+    words = "PermissionDeniedError: /m/ckpt-{}_temp/part-0.data.tempstate{}; Read-only file system"
+    assert cause(Role.CHIEF, 1, trace(words.format(1, 1234567890)), before=words.format(1, 98765)) is EndCause.REPEATED
+    assert cause(Role.CHIEF, 1, trace(words.format(1, 12345)), before=words.format(2, 12345)) is EndCause.FAILURE
 
 
 def test_whoever_lost_a_server_is_not_the_failure() -> None:

@@ -18,6 +18,13 @@ REPEATED_WITHIN = 10.0
 """Seconds from a task's start within which the very exception that ended its predecessor is a sign that the next start
 would meet it again. A mistake in a script shows when it begins; what comes later may have another cause."""
 
+REPEATED_BEFORE_STEP = 60.0
+"""The same for a task that has made no step: importing TensorFlow and building a model take more than ten seconds on a
+busy machine."""
+
+_PASSING = re.compile(r"0x[0-9a-fA-F]+|\d{5,}")
+"""What differs in the words of one and the same exception. A short number may be the step that it was raised at."""
+
 _LOST_SERVER = re.compile(
     r"UnavailableError|AbortedError|Connection reset by peer|Socket closed|failed to connect to all addresses"
     r"|recvmsg:|Broken pipe|Graph handle is not found"
@@ -30,8 +37,8 @@ class Found:
     """How a process ended, and what is known of why.
 
     `silent` is why it was given up, if it was; `memory` why it was killed for memory. `dismissed` says that it was told
-    to leave, or stopped, by its agent. `lived` are the seconds from its start to its end, and `before` is what the
-    predecessor of the same role and rank has raised.
+    to leave, or stopped, by its agent. `stepped` says that it has made a step. `lived` are the seconds from its start
+    to its end, and `before` is what the predecessor of the same role and rank has raised.
     """
 
     role: Role
@@ -40,6 +47,7 @@ class Found:
     silent: str | None = None
     memory: str | None = None
     dismissed: bool = False
+    stepped: bool = True
     before: str | None = None
 
 
@@ -64,7 +72,8 @@ def task_end(found: Found) -> TaskEnd:
     words = raised(end)
     if words is not None and _LOST_SERVER.search(words):
         return TaskEnd(EndCause.MEMBERSHIP, f"lost a parameter server: {failures.describe_end(end)}"[:MAX_WHAT])
-    if words is not None and words == found.before and found.lived <= REPEATED_WITHIN:
+    soon = found.lived <= (REPEATED_WITHIN if found.stepped else REPEATED_BEFORE_STEP)
+    if soon and words is not None and found.before is not None and _same(words, found.before):
         return _failure(end, f"{failures.describe_end(end)}, as the one before it did", EndCause.REPEATED)
     return _failure(end, failures.describe_end(end))
 
@@ -78,6 +87,12 @@ def let_go_end(left: bool) -> TaskEnd:
 def raised(end: WorkerEnd) -> str | None:
     """The exception that ended a task, by its own words; None where it left none."""
     return None if end.code in (0, LEFT) or end.code == -signal.SIGKILL else failures.error_words(end)
+
+
+def _same(words: str, before: str) -> bool:
+    """Whether two exceptions say the same, but for addresses in memory, process ids, times and names of temporary
+    files."""
+    return _PASSING.sub("", words) == _PASSING.sub("", before)
 
 
 def _failure(end: WorkerEnd, what: str, cause: EndCause = EndCause.FAILURE) -> TaskEnd:

@@ -56,6 +56,7 @@ class Findings:
                 silent=hosted.silent,
                 memory=killed,
                 dismissed=stopped is not None or hosted.leaving,
+                stepped=hosted.step > hosted.restored,
                 before=self._raised.get(place),
             )
         )
