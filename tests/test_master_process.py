@@ -8,12 +8,14 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import master_process
 import psutil
 import pytest
 from cluster import NEVER, Cluster, succeed
@@ -200,6 +202,48 @@ def test_the_master_says_that_its_token_is_weak() -> None:
     assert sum("has fewer than 16 characters" in line for line in said.splitlines()) == 1
 
 
+def hold_connections(address: str, number: int) -> list[socket.socket]:
+    """Connections of a stranger that says no more than a byte."""
+    host, _, port = address.rpartition(":")
+    held = []
+    for _ in range(number):
+        with contextlib.suppress(OSError):
+            held.append(socket.create_connection((host, int(port))))
+            held[-1].send(b"P")
+    return held
+
+
+PATIENT = """
+import sys
+from dlrover_run.wire import transport
+transport.SERVER_OPTIONS[:] = [
+    (name, 3_600_000 if name.endswith("_ms") else value) for name, value in transport.SERVER_OPTIONS
+]
+from dlrover_run.master.command import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""A master that gives strangers an hour, so that it is not the time that makes room for others."""
+
+
+def test_idle_connections_keep_out_no_node_that_knows_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def come(channel: Any) -> None:
+        while True:
+            with contextlib.suppress(Ended):
+                await Node(channel, status("a"), token="a-token-of-this-test").join()
+                return
+            await asyncio.sleep(0.05)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+
+    monkeypatch.setattr(master_process, "COMMAND", (sys.executable, "-c", PATIENT))
+    with master(env={"DLROVER_RDZV_TOKEN": "a-token-of-this-test"}, preexec_fn=limit) as one:
+        strangers = hold_connections(one.address, 300)
+        talk(one.address, come)
+        for stranger in strangers:
+            stranger.close()
+
+
 @pytest.mark.parametrize("place", ["taken", "192.0.2.1:0", "no-such-host.invalid:0"])
 def test_an_address_that_cannot_be_had_is_one_line_with_a_reason(place: str) -> None:
     with master() as other:
@@ -242,6 +286,7 @@ def test_a_token_comes_in_by_no_argument_and_never_out(way: str, tmp_path: Path)
     fds: list[int] = []
     if way == "file":
         (tmp_path / "token").write_text(f"{secret}\n")
+        (tmp_path / "token").chmod(0o600)
         args = ["--token-file", str(tmp_path / "token")]
     if way == "descriptor":
         fds = [os.memfd_create("token")]

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dlrover_run.master.connections import MAX_STRANGERS, Connections, most_connections
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.session import Session
 from dlrover_run.wire.messages import METHOD, Refused
 from dlrover_run.wire.transport import SERVER_OPTIONS, load_grpc
 
-MAX_STRANGERS = 4096
-"""Streams that may be in their handshake at a time. More than a large job opens at once; what one of them has said is
-at most one message."""
+MOST_CONNECTIONS_OPTION = "grpc.max_allowed_incoming_connections"
+"""Beyond that many connections gRPC closes a new one at once."""
 
 STOP_TIMEOUT = 3.0
 """Seconds that streams and connections get to end when the master does; what is left then is cut."""
@@ -48,7 +48,9 @@ class MasterServer:
         self._strangers: set[Session] = set()
         self._refusals = 0
         self._refusals_told = -REFUSALS_INTERVAL
-        self._server = self.grpc.aio.server(options=SERVER_OPTIONS)
+        most = most_connections()
+        self._connections = Connections(most)
+        self._server = self.grpc.aio.server(options=[*SERVER_OPTIONS, (MOST_CONNECTIONS_OPTION, most)])
         service, _, method = METHOD.strip("/").partition("/")
         handler = self.grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers((self.grpc.method_handlers_generic_handler(service, {method: handler}),))
@@ -65,10 +67,12 @@ class MasterServer:
         if not port:
             raise OSError(f"cannot listen on {address}")
         await self._server.start()
+        self._connections.watch(int(port))
         return int(port)
 
     async def stop(self, reason: str) -> None:
         """End every stream with these words, and stop listening, within STOP_TIMEOUT seconds."""
+        self._connections.close()
         self.jobs.close(reason)
         for session in list(self._sessions):
             session.end(Refused(reason, retry=True))
@@ -91,10 +95,16 @@ class MasterServer:
             session.end(Refused("too many nodes are in their handshake with this master", retry=True))
         self._sessions.add(session)
         self._strangers.add(session)
+        peer = stream.peer()
+
+        def note_joined() -> None:
+            self._strangers.discard(session)
+            self._connections.joined(peer)
+
         try:
-            await session.run(
-                lambda: self._strangers.discard(session), lambda reason: self._note_refusal(stream.peer(), reason)
-            )
+            await session.run(note_joined, lambda reason: self._note_refusal(peer, reason))
         finally:
             self._sessions.discard(session)
+            if session not in self._strangers:
+                self._connections.left(peer)
             self._strangers.discard(session)
