@@ -1,4 +1,4 @@
-# `make demo` and `make test` need nothing but Python 3.10 to 3.13 on Linux; both make .venv and install into it. TensorFlow
+# `make demo` and `make test` need nothing but Python 3.11 to 3.14 on Linux; both make .venv and install into it. TensorFlow
 # has environments of its own, as it has where people train: what starts it never imports it.
 PYTHON ?= python3
 VENV := .venv

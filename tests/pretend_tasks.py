@@ -126,7 +126,7 @@ class PretendNode:
 
         try:
             await asyncio.wait_for(see(), WAIT)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise AssertionError(
                 f"{self.name}: in vain; {self.board.problem}; {self.said}; {self.assignment}; {self.tasks}"
             ) from None

@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -57,7 +57,7 @@ def render(*ends: WorkerEnd, width: int = 80, color: bool = False, **more: objec
     root = root_cause(ends)
     assert root is not None
     report = FailureReport("train.py", "node-a", root, ends, restarts=0, max_restarts=0, exit_code=1)
-    return render_failure(replace(report, **more), width, color, timezone.utc)  # type: ignore[arg-type]
+    return render_failure(replace(report, **more), width, color, UTC)  # type: ignore[arg-type]
 
 
 def test_an_exception_from_its_traceback_to_what_the_others_did() -> None:

@@ -20,7 +20,7 @@ def test_tasks_events_and_time_outs_run_in_virtual_time() -> None:
         found = []
         try:
             await asyncio.wait_for(event.wait(), 20)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             found.append("too late")
         await asyncio.wait([asyncio.ensure_future(event.wait())])
         queue: asyncio.Queue[str] = asyncio.Queue()
@@ -58,7 +58,7 @@ def test_a_process_that_goes_on_hears_what_came_before_it_sees_what_is_late() ->
     async def ask() -> str:
         try:
             await asyncio.wait_for(bed.client.grant(5), 3)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return "late"
         return "heard"
 

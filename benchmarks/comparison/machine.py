@@ -55,7 +55,7 @@ def torch_version(version: Callable[[str], str] = importlib.metadata.version) ->
 
 def now() -> str:
     """The time of day, in UTC."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def look(repository: Path, proc: Path = Path("/proc")) -> Machine:

@@ -233,7 +233,7 @@ class Template:
                 # One request is under way at a time, so a packet of one byte always finds room.
                 socket.send_fds(self._control, [b"r"], [body, *fds])
                 answer: dict[str, Any] = json.loads(await asyncio.wait_for(self._answer, timeout))
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 self._process.kill()
                 raise TemplateError(f"the template did not answer within {timeout:g} seconds and was killed") from None
             except (BrokenPipeError, ConnectionResetError):

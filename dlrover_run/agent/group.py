@@ -77,7 +77,7 @@ class WorkerGroup:
             worker.stop(number, grace, told_at)
         try:
             await asyncio.wait_for(self._wait_for_all(), grace + KILL_TIMEOUT)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             stuck = ", ".join(f"rank {w.rank} (pid {w.pid})" for w in self._workers if w.live)
             raise StuckWorkers(
                 f"SIGKILL did not end {stuck} in {KILL_TIMEOUT:g} s: the kernel holds it; look at its device or disk"

@@ -123,7 +123,7 @@ class MasterBoard(RemoteBoard):
             if status != sent or now >= next_report:
                 try:
                     await asyncio.wait_for(session.tell(Report(status)), self._rules.silence_limit)
-                except asyncio.TimeoutError:
+                except TimeoutError:
                     raise SessionEnded(f"it has read nothing for {self._rules.silence_limit:g} s") from None
                 sent = status
                 next_report = now + interval

@@ -90,7 +90,7 @@ class MasterProcess:
         """Wait until it listens; its port. Raises NotListening when it does not."""
         try:
             told = await asyncio.wait_for(_read_to_end(self._ready), READY_TIMEOUT)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self.signal(9)
             raise NotListening(f"it did not listen within {READY_TIMEOUT:g} s and was killed") from None
         finally:

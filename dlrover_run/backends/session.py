@@ -93,7 +93,7 @@ class Session:
         """Prove each other and take part. Raises SessionEnded, MasterRefuses and MasterUnproven."""
         try:
             return await asyncio.wait_for(self._join(job, status, rules), HANDSHAKE_TIMEOUT)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise SessionEnded(f"it did not answer within {HANDSHAKE_TIMEOUT:g} s") from None
 
     async def _join(self, job: str, status: NodeStatus, rules: Rules) -> Welcome:

@@ -35,7 +35,7 @@ CPU = "cpu"
 """The name of the device of a local rank that computes without an accelerator."""
 
 
-class Verdict(str, enum.Enum):
+class Verdict(enum.StrEnum):
     """What a check has come to for one node. PENDING: it goes on. UNCHECKED: it takes no part in any."""
 
     PENDING = "pending"

@@ -27,7 +27,7 @@ from dlrover_run.coordination.cluster.records import Cluster, Hosting, Order
 from dlrover_run.coordination.words import node_name
 
 
-class NodePhase(str, enum.Enum):
+class NodePhase(enum.StrEnum):
     """What a node is doing in the round whose seat it has.
 
     LEAVING: it was asked to go, and its workers have their grace. LEFT: it takes no part any more.
@@ -41,7 +41,7 @@ class NodePhase(str, enum.Enum):
     LEFT = "left"
 
 
-class PlanPhase(str, enum.Enum):
+class PlanPhase(enum.StrEnum):
     """What the whole job is doing."""
 
     GATHERING = "gathering"

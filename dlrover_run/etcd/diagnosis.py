@@ -72,7 +72,7 @@ async def _examine(
     probe = _probe_plain(endpoint) if tls is None or context is None else _probe_tls(endpoint, tls, context)
     try:
         return await asyncio.wait_for(probe, PROBE_TIMEOUT)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return ETCD.silent
     except ConnectionRefusedError:
         return clauses.REFUSED

@@ -49,7 +49,7 @@ class LogsPlugin:
         self._send(environments)
         try:
             line = await asyncio.wait_for(self._reader.readline(), ANSWER_TIMEOUT)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise SpecError(f"{flag}: the plugin did not answer within {ANSWER_TIMEOUT:g} s.") from None
         except ConnectionError:
             line = b""

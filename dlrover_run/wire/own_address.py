@@ -72,7 +72,7 @@ async def look_up(host: str, port: int) -> list[Address]:
         threading.Thread(target=ask, name="look-up", daemon=True).start()
     try:
         return await asyncio.wait_for(found, LOOKUP_TIMEOUT)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise Unknown(f"no name server told the address of {host} within {LOOKUP_TIMEOUT:g} s") from None
 
 

@@ -144,7 +144,7 @@ class QueueCaller:
         opening = asyncio.open_connection(host.strip("[]"), int(port), limit=MAX_LINE)
         try:
             reader, writer = await asyncio.wait_for(opening, HANDSHAKE_TIMEOUT)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise LinkBroken(f"nobody answered within {HANDSHAKE_TIMEOUT:g} s") from None
         except OSError as error:
             raise LinkBroken(error.strerror or str(error)) from None
@@ -155,7 +155,7 @@ class QueueCaller:
             with contextlib.suppress(LinkBroken):
                 while self._writer is writer:
                     self._hear(await from_server(reader))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise LinkBroken(f"whoever listens there said nothing for {HANDSHAKE_TIMEOUT:g} s") from None
         except OSError as error:
             raise LinkBroken(error.strerror or str(error)) from None

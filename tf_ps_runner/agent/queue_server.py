@@ -121,7 +121,7 @@ class QueueServer:
             self._strangers.pop(writer, None)
             if session is not None:
                 await self._listen_to(session, reader, writer)
-        except (LinkBroken, asyncio.TimeoutError, OSError):
+        except (TimeoutError, LinkBroken, OSError):
             pass
         finally:
             self._strangers.pop(writer, None)

@@ -94,7 +94,7 @@ class WishDesk:
                 if reply is not None:
                     writer.write(wishes.reply_line(reply))
                     await asyncio.wait_for(writer.drain(), LINE_TIMEOUT)
-        except (OSError, asyncio.TimeoutError, ValueError):
+        except (TimeoutError, OSError, ValueError):
             # Whoever asked has gone, or does not read.
             pass
         finally:
@@ -104,7 +104,7 @@ class WishDesk:
     async def _answer(self, reader: asyncio.StreamReader) -> Reply | None:
         try:
             wish = wishes.read_wish(await asyncio.wait_for(reader.readline(), LINE_TIMEOUT))
-        except (asyncio.TimeoutError, msgspec.DecodeError, ValueError):
+        except (TimeoutError, msgspec.DecodeError, ValueError):
             return None
         if (problem := wishes.why_not(wish, self._rules)) is not None:
             return Reply(heard=False, text=problem)

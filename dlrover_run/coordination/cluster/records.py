@@ -31,7 +31,7 @@ QueueKey = Annotated[str, Meta(max_length=64)]
 know it is to take part, also where the job has no token because etcd decides who may."""
 
 
-class Role(str, enum.Enum):
+class Role(enum.StrEnum):
     """What a process does in the cluster, as `TF_CONFIG` names it."""
 
     CHIEF = "chief"
@@ -50,7 +50,7 @@ class TaskKey(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=Tru
         return f"{self.role.value}-{self.id}"
 
 
-class TaskStage(str, enum.Enum):
+class TaskStage(enum.StrEnum):
     """How far a task has come, as its host says.
 
     HELD: a port is held for it, and nothing was started. STARTED: its process runs. READY: a server answers; a chief
@@ -64,7 +64,7 @@ class TaskStage(str, enum.Enum):
     ENDED = "ended"
 
 
-class EndCause(str, enum.Enum):
+class EndCause(enum.StrEnum):
     """Why a task has ended, which decides what that costs.
 
     SUCCESS: exit code 0. MEMBERSHIP: it left because it was told to, or because the cluster has changed (exit code 75);
@@ -244,7 +244,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return f"[{self.address}]:{port}" if ":" in self.address else f"{self.address}:{port}"
 
 
-class Stage(str, enum.Enum):
+class Stage(enum.StrEnum):
     """What the cluster is at.
 
     STARTING: its servers are being started, the chief with them. TRAINING: the chief has a whole model, and the workers
