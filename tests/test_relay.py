@@ -100,7 +100,6 @@ def test_tee_shows_every_line_of_two_busy_ranks_once_and_in_order(tmp_path: Path
         assert [worker.wait(PATIENCE) for worker in workers] == [0, 0]
         await relay.end_round()
         await relay.close()
-        assert relay.closed.result() == ""
 
     asyncio.run(run())
     shown = (tmp_path / "out").read_text().splitlines()
@@ -551,53 +550,126 @@ def test_bytes_taken_before_a_drain_are_no_progress_and_a_stuck_console_is_remem
     assert timeouts[:3] == [STUCK_TIMEOUT, STUCK_TIMEOUT, NO_PATIENCE]
 
 
-def test_a_killed_relay_is_told_and_kills_no_worker(console: tuple[int, int]) -> None:
-    relay = Relay.start(console)
+def _kill(pid: int) -> None:
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    _wait_for(pidfd)
 
+
+async def _replaced(relay: Relay, pid: int) -> None:
+    """Wait until another process is the relay."""
+    while relay.pid == pid:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["as it is", "prefixed", "teed"])
+def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
+    tmp_path: Path, console: tuple[int, int], kind: str
+) -> None:
+    """Killed again and again while it is busy."""
+    relay = Relay.start(console)
+    count, kills = 60_000, 4
     told: list[str] = []
 
     async def run() -> None:
         relay.attach(told.append)
-        stderr = relay.open_stderr("0", show=True)
-        os.kill(relay.pid, signal.SIGKILL)
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", WRITE_LINES, "0", "100000", "2", stderr=stderr
-        )
-        os.close(stderr)
-        # More than the pipe holds, so the worker could not end if nobody read.
-        assert await asyncio.wait_for(child.wait(), PATIENCE) == 0
-        assert "was killed by SIGKILL" in await asyncio.wait_for(relay.closed, PATIENCE)
-        late = relay.open_stderr("1", show=True)
-        os.write(late, b"late\n")
-        os.close(late)
-        tails = await relay.end_round(["0", "1"])
-        assert tails["0"].endswith(_lines(0, 100_000)[-1] + "\n")
-        assert tails["1"] == "late\n"
+        children = []
+        for rank in (0, 1):
+            if kind == "teed":
+                fd = _log(tmp_path / f"{rank}.log")
+                relay.add_tail(
+                    str(tmp_path / f"{rank}.log"), 2, f"[{rank}]", ["line 59999 "], str(tmp_path / "filtered")
+                )
+            else:
+                fd = relay.open_stderr(str(rank), show=True, prefix=f"[{rank}]" if kind == "prefixed" else None)
+            command = [sys.executable, "-c", WRITE_LINES, str(rank), str(count), "2"]
+            children.append(await asyncio.create_subprocess_exec(*command, stderr=fd))
+            os.close(fd)
+        for _ in range(kills):
+            grown = os.fstat(console[1]).st_size
+            while os.fstat(console[1]).st_size <= grown + 100_000:
+                await asyncio.sleep(0)
+            pid = relay.pid
+            _kill(pid)
+            relay.say("the agent's own words\n")
+            await asyncio.wait_for(_replaced(relay, pid), PATIENCE)
+        for child in children:
+            assert await asyncio.wait_for(child.wait(), PATIENCE) == 0
+        tails = await asyncio.wait_for(relay.end_round(["0", "1"], timeout=PATIENCE), PATIENCE)
+        if kind != "teed":
+            assert tails["1"].endswith(_lines(1, count)[-1] + "\n")
         await relay.close()
 
     asyncio.run(run())
-    assert ["was killed by SIGKILL" in text for text in told] == [True]
+    assert ["was killed by SIGKILL" in text for text in told] == [True] * kills
+    text = (tmp_path / "err").read_text()
+    words = "the agent's own words\n"
+    assert text.count(words) == kills
+    if kind == "as it is":
+        # Bytes of two workers are mixed as they come, but none is lost or repeated.
+        assert sorted(text.replace(words, "")) == sorted("\n".join(_lines(0, count) + _lines(1, count)) + "\n")
+        return
+    lines = text.replace(words, "").splitlines()
+    for rank in (0, 1):
+        shown = [line.removeprefix(f"[{rank}]") for line in lines if line.startswith(f"[{rank}]")]
+        assert shown == _lines(rank, count)
+    if kind == "teed":
+        last = _lines(0, count)[-1], _lines(1, count)[-1]
+        filtered = (tmp_path / "filtered").read_text().splitlines()
+        assert sorted(filtered) == sorted(f"[{rank}]{last[rank]}" for rank in (0, 1))
 
 
-def test_a_drain_that_waits_ends_when_the_relay_is_killed(tmp_path: Path) -> None:
+def test_a_terminal_goes_on_after_the_relay_was_killed() -> None:
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    relay = Relay.start((slave, slave))
+
+    async def run() -> None:
+        relay.attach(lambda text: None)
+        stderr = relay.open_stderr("0", show=True)
+        assert os.isatty(stderr)
+        os.write(stderr, b"before\n")
+        await relay.drain()
+        pid = relay.pid
+        _kill(pid)
+        os.write(stderr, b"between\n")
+        await asyncio.wait_for(_replaced(relay, pid), PATIENCE)
+        os.write(stderr, b"after\n")
+        tails = await relay.end_round(["0"])
+        assert tails == {"0": "before\nbetween\nafter\n"}
+        os.close(stderr)
+        await relay.close()
+
+    asyncio.run(run())
+    expected = b"before\nbetween\nafter\n"
+    assert _read_exactly(master, len(expected)) == expected
+    os.close(slave)
+    os.close(master)
+
+
+def test_what_a_stuck_console_has_not_taken_is_shown_by_the_successor_of_the_relay(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     relay = Relay.start((writer, writer))
-    os.close(writer)
-
-    told: list[str] = []
+    text = b"".join(b"line %d\n" % number for number in range(100_000))
 
     async def run() -> None:
-        relay.attach(told.append)
-        (tmp_path / "log").write_bytes(b"x\n" * 500_000)
+        relay.attach(lambda text: None)
+        (tmp_path / "log").write_bytes(text)
         relay.add_tail(str(tmp_path / "log"), 1, "")
-        waiting = asyncio.ensure_future(relay.drain(timeout=PATIENCE))
-        await relay.drain(timeout=NO_PATIENCE)
-        os.kill(relay.pid, signal.SIGKILL)
-        await asyncio.wait_for(waiting, PATIENCE)
+        assert await relay.end_round(timeout=NO_PATIENCE) == {}
+        pid = relay.pid
+        _kill(pid)
+        await asyncio.wait_for(_replaced(relay, pid), PATIENCE)
+        shown = bytearray()
+        while len(shown) < len(text):
+            await asyncio.sleep(0)
+            shown += await asyncio.to_thread(os.read, reader, PIPE_BYTES)
+        assert bytes(shown) == text
+        await relay.drain()
         await relay.close()
 
     asyncio.run(run())
-    assert ["was killed by SIGKILL" in text for text in told] == [True]
+    os.close(writer)
     os.close(reader)
 
 
@@ -697,7 +769,7 @@ def test_a_worker_that_has_ended_is_forgotten_while_another_goes_on(tmp_path: Pa
 
     async def run() -> None:
         relay.attach(pytest.fail)
-        before = set(os.listdir("/proc/self/fd"))
+        before = len(os.listdir("/proc/self/fd"))
         ended, goes_on = (relay.open_stderr(key, show=True, prefix=f"{key}: ") for key in ("a", "b"))
         log = _log(tmp_path / "a.log")
         relay.add_tail(str(tmp_path / "a.log"), 1, "a: ")
@@ -710,7 +782,7 @@ def test_a_worker_that_has_ended_is_forgotten_while_another_goes_on(tmp_path: Pa
         os.write(goes_on, b"still here\n")
         os.close(goes_on)
         assert await relay.end_round(["b"]) == {"b": "still here\n"}
-        assert set(os.listdir("/proc/self/fd")) <= before
+        assert len(os.listdir("/proc/self/fd")) == before
         await relay.close()
 
     asyncio.run(run())

@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.output.relay_lines import LineCutter, Ring, matching, piece_of, pieces_of, prefixed
-from dlrover_run.output.relay_ports import LineWriter, Sink
+from dlrover_run.output.relay_lines import LineCutter, Ring, matching, piece_of, prefixed
+from dlrover_run.output.relay_marks import Mark
+from dlrover_run.output.relay_ports import Part, Sink
+from dlrover_run.output.relay_sources import LineWriter
 
 PIECES = st.lists(st.text(alphabet="ab\r\n", max_size=6).map(str.encode), max_size=8)
 LINES = st.lists(st.text(alphabet="abc", max_size=4).map(lambda text: text.encode() + b"\n"), max_size=6)
@@ -48,6 +50,13 @@ WRITES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.floats(0, 3
 """Which of three workers writes how many bytes more of its output, and after how many seconds."""
 
 
+class Unrecorded:
+    """A source of which nobody goes on."""
+
+    def record(self, mark: Mark) -> None:
+        pass
+
+
 @given(WRITES, st.lists(LINES, min_size=3, max_size=3), st.sampled_from([b"", b"> "]))
 def test_writers_of_one_sink_never_join_their_lines(
     writes: list[tuple[int, int, float]], outputs: list[list[bytes]], prefix: bytes
@@ -58,24 +67,27 @@ def test_writers_of_one_sink_never_join_their_lines(
     sink.unfinished_after = 1.0
     left = [b"".join(f"{number}".encode() + line for line in lines) for number, lines in enumerate(outputs)]
     expected = [len(output.splitlines()) for output in left]
-    writers = [LineWriter(sink, prefix) for _ in left]
+    writers = [LineWriter(sink, prefix, None, Mark(0, 0)) for _ in left]
     now = 0.0
+
+    def put(writer: LineWriter, data: bytes) -> None:
+        sink.put(Part(memoryview(data), Unrecorded(), 0, 0, 0, False), writer)
 
     def show() -> None:
         for writer in writers:
-            writer.show_unfinished(now)
+            put(writer, writer.unfinished(now))
         sink.flush()
 
     for number, count, seconds in writes:
         now += seconds
         show()
-        writers[number].feed(left[number][:count], now)
+        put(writers[number], writers[number].feed(left[number][:count], now))
         left[number] = left[number][count:]
         show()
     for number, rest in enumerate(left):
-        writers[number].feed(rest, now)
+        put(writers[number], writers[number].feed(rest, now))
     for writer in writers:
-        writer.finish()
+        put(writer, writer.finish())
     sink.flush()
     lines = bytes(shown).splitlines()
     assert all(line.startswith(prefix) for line in lines)
@@ -111,14 +123,6 @@ def test_what_is_written_beside_others_is_whole_lines_that_fit_or_one_that_does_
         elif left:
             following = bytes(left).partition(b"\n")[0]
             assert len(piece) + len(following) + 1 > most, "another line had fitted"
-
-
-@given(st.text(alphabet="aß\n", max_size=60), st.integers(1, 9))
-def test_a_long_text_is_cut_where_lines_end(text: str, most: int) -> None:
-    pieces = list(pieces_of(text, most))
-    assert "".join(pieces) == text
-    assert all(0 < len(piece) <= most for piece in pieces)
-    assert all(piece.endswith("\n") or "\n" not in piece for piece in pieces[:-1])
 
 
 @given(st.lists(st.binary(max_size=7), max_size=8))

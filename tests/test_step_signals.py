@@ -85,9 +85,32 @@ def test_no_line_is_lost_when_every_process_of_the_step_is_signalled(
     _signal_own(launcher, signal.SIGRTMIN + 3)
     ended = finish(launcher)
     assert ended.code == 0, ended.out
-    shown = [line[line.index("rank ") :] for line in ended.out.splitlines() if " line " in line]
-    shown = [line[line.rindex("rank ") :] for line in shown]
+    shown = [line[line.rindex("rank ") :] for line in ended.out.splitlines() if " line " in line]
     assert sorted(shown) == sorted(f"rank {rank} line {line}" for rank in range(count) for line in range(each))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("flags", [(), ("--tee=3",)], ids=["console", "teed"])
+def test_no_line_is_lost_when_the_relay_is_killed(
+    mailbox: Mailbox, method: str, place: Sequence[str], flags: Sequence[str]
+) -> None:
+    count = workers_of(place)
+    each = 240 // count
+    script = mailbox.script("lines.py", LINES.format(half=each // 2))
+    arguments = [*place, *flags, f"--start-method={method}", "--forward-signals=USR1,USR2", script]
+    launcher = launch(mailbox, *arguments, stderr=subprocess.STDOUT)
+    mailbox.gather(count)
+    relays = [process for process in step_of(launcher) if process.name().startswith("dlrover-relay")]
+    for relay in relays:
+        relay.kill()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        launcher.send_signal(number)
+    ended = finish(launcher)
+    assert ended.code == 0, ended.out
+    shown = [line[line.rindex("rank ") :] for line in ended.out.splitlines() if " line " in line]
+    assert sorted(shown) == sorted(f"rank {rank} line {line}" for rank in range(count) for line in range(each))
+    assert ended.out.count("was killed by SIGKILL; another one goes on, and no output is lost") == len(relays)
 
 
 def _signal_own(launcher: subprocess.Popen[str], number: int) -> None:
@@ -140,7 +163,8 @@ def test_data_loaders_live_until_their_worker_has_saved(
         # A kernel that signals data loaders too ends them, whatever a launcher does.
         for process in step_of(launcher):
             if process.pid not in children:
-                os.kill(process.pid, signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGTERM)
     else:
         launcher.terminate()
     said = mailbox.gather(count)
@@ -178,7 +202,8 @@ def test_a_master_outlives_the_nodes_of_its_step_and_nobody_misses_it(mailbox: M
     processes = {process.pid for node in nodes for process in step_of(node.process)}
     assert any(is_master(psutil.Process(pid)) for pid in processes)
     for pid in processes:
-        os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
     assert [message["told"] for message in mailbox.gather(3)] == ["SIGTERM"] * 3
     for member in members:
         os.kill(member["pid"], signal.SIGKILL)

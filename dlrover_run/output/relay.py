@@ -5,23 +5,28 @@ Why a process and not a thread or a task of the agent's loop: a console can stop
 death within a millisecond. A thread would share the interpreter lock with the agent, keep it from forking safely, and
 die with it; this process survives a SIGKILL of the agent for as long as it takes to write out the workers' last words.
 
-It is forked from the agent before the agent has a loop, talks with it over one SOCK_SEQPACKET socket, and ends when
-that socket does. Each message is one line of JSON, which a newline and raw bytes may follow.
+The first is forked from the agent before the agent has a loop. One that is killed is replaced by a fresh interpreter,
+which goes on where it was: every source has a file and a position in `relay_marks`, which the agent holds as well. A
+relay talks with the agent over one SOCK_SEQPACKET socket, and ends when that socket does. Each message is one line of
+JSON, which a newline and raw bytes may follow. Sources go by numbers that the agent gives.
 
     agent -> relay
-        {"do": "pipe", "key", "out", "prefix", "whole"} and a descriptor   remember the last of its bytes; copy them to
-                                                         fd `out`, null for nowhere: line by line and with `prefix`
-                                                         before each where it is not null, else in `whole` lines or as
-                                                         they come
-        {"do": "say", "text"}                            a word of the agent's own for fd 2
-        {"do": "tail", "path", "out", "prefix", "needles", "filtered"}   show a log file
-        {"do": "tails", "number", "keys"}                tell the ends of what these pipes were given
-        {"do": "drain", "number", "keys", "end"}         the same, and write all out; `end`: and forget the sources
-        {"do": "forget", "keys", "paths"}                these pipes and log files are of a worker that has ended: what
-                                                         they were given goes out, and they are let go of
+        {"do": "marks"} and a descriptor                 the file of `relay_marks`; the first message
+        {"do": "pipe", "source", "out", "prefix", "whole"} and one or two descriptors    a memory file, and the pipe to
+                                                         empty into it; copy it to fd `out`, null for nowhere: line by
+                                                         line behind `prefix` where it is not null, else in `whole`
+                                                         lines or as it is
+        {"do": "say", "source"}                          the agent's own words, for fd 2, are in the file of that source
+        {"do": "tail", "source", "path", "out", "prefix"}    show a log file
+        {"do": "tail", "source", "path", "prefix", "needles", "filtered"}    copy lines of it to the file `filtered`
+        {"do": "tails", "number", "tails"}               tell the ends of what these pipes were given
+        {"do": "drain", "number", "tails", "end"}        the same, and write all out, and forget the sources `end`
+        {"do": "forget", "sources"}                      they are of a worker that has ended: what they were given goes
+                                                         out, and they are let go of
         {"do": "own", "path"}                            a directory to remove when the relay ends
     relay -> agent
-        {"tell": "tail", "number", "key", "cut"} and bytes   the end of what one pipe was given
+        {"tell": "tail", "number", "source", "cut"} and bytes    the end of what one pipe was given
+        {"tell": "gone", "sources"}                      these are shown in full, and forgotten
         {"tell": "progress"}, {"tell": "done", "number"}, {"tell": "warning", "text"}
 """
 
@@ -35,12 +40,16 @@ import select
 import shutil
 import signal
 import socket
+import sys
 import time
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from dlrover_run.descent import lineage, signals
 from dlrover_run.output.relay_lines import MAX_MESSAGE
-from dlrover_run.output.relay_ports import Inotify, LineWriter, Pipe, Sink, Tail, console_sink, file_sink
+from dlrover_run.output.relay_marks import Marks
+from dlrover_run.output.relay_ports import Inotify, Sink, console_sink, file_sink
+from dlrover_run.output.relay_sources import Pipe, Source
 
 ORPHAN_SECONDS = 0.3
 """How long the relay goes on after the agent's end, for workers that are being killed and a console that is slow.
@@ -66,10 +75,21 @@ DRAIN_PIPE_BYTES = 2 * 1024 * 1024
 
 
 def main(control: socket.socket, parent: int, console: tuple[int, int], shared: bool) -> NoReturn:
-    """The child's whole life; it must never return into the code that the agent was running when it forked."""
+    """A forked relay's whole life; it must never return into the code that the agent was running when it forked."""
+    _live(control, parent, shared, lambda: _leave_the_agent(control, console))
+
+
+def run() -> NoReturn:
+    """The whole life of a relay with an interpreter of its own, whose console is its descriptors 1 and 2."""
+    control, parent, shared = (int(word) for word in sys.argv[1:4])
+    _live(socket.socket(fileno=control), parent, bool(shared), _ignore_signals)
+
+
+def _live(control: socket.socket, parent: int, shared: bool, begin: Callable[[], None]) -> NoReturn:
     code = 70
     try:
-        _leave_the_agent(control, console)
+        begin()
+        lineage.name_process("dlrover-relay")
         _Relay(control, parent, shared).run()
         code = 0
     except BaseException as error:
@@ -90,12 +110,15 @@ def _leave_the_agent(control: socket.socket, console: tuple[int, int]) -> None:
     os.closerange(3, control.fileno())
     os.closerange(control.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     signal.set_wakeup_fd(-1)
+    _ignore_signals()
+
+
+def _ignore_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # The relay ends when the agent does. SIGTTOU would stop the copying.
     for number in (*signals.SENDABLE, signal.SIGPIPE, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     signals.release()
-    lineage.name_process("dlrover-relay")
 
 
 def _tell(control: socket.socket, message: dict[str, Any], payload: bytes = b"") -> None:
@@ -106,12 +129,13 @@ def _tell(control: socket.socket, message: dict[str, Any], payload: bytes = b"")
 class _Drain:
     """A wish of the agent's to have everything written that was there when it asked.
 
-    `goals` says how far each log file is to be read. Once all are, `marks` says how many bytes each sink must take.
+    `goals` says how far each source is to be read. Once all are, `marks` says how many bytes each sink must take. The
+    sources `end` are forgotten then.
     """
 
-    def __init__(self, number: int, end: bool, goals: dict[Tail, int]) -> None:
+    def __init__(self, number: int, end: Iterable[Source], goals: dict[Source, int]) -> None:
         self.number = number
-        self.end = end
+        self.end = list(end)
         self.goals = goals
         self.marks: dict[Sink, int] | None = None
 
@@ -127,8 +151,9 @@ class _Relay:
         self.consoles: dict[int, Sink] = {1: err if same else console_sink(1, shared=shared), 2: err}
         self.sinks: list[Sink] = list(dict.fromkeys(self.consoles.values()))
         self.files: dict[str, Sink] = {}
-        self.pipes: list[Pipe] = []
-        self.tails: list[Tail] = []
+        self.marks: Marks
+        self.sources: dict[int, Source] = {}
+        self.words: Source | None = None
         self.drains: list[_Drain] = []
         self.inotify: Inotify | None = None
         self.listen_at: float | None = None
@@ -153,44 +178,53 @@ class _Relay:
         if os.getppid() != parent:
             self._agent_is_gone()
 
+    @property
+    def pipes(self) -> list[Pipe]:
+        return [source for source in self.sources.values() if isinstance(source, Pipe)]
+
+    @property
+    def tails(self) -> list[Source]:
+        return [source for source in self.sources.values() if source.path]
+
+    @property
+    def all(self) -> list[Source]:
+        """All sources; the agent's own words come after what workers had written by then."""
+        return [*self.sources.values(), *([self.words] if self.words is not None else [])]
+
     def run(self) -> None:
         while not self._over():
             for fd, _ in self.poller.poll(self._wait()):
                 self._ready(fd)
             self._listen_again()
-            for tail in self.tails:
-                if self.look:
-                    tail.grown = True
-                if tail.can_copy:
-                    tail.copy()
-            for lines in self._line_writers():
-                lines.show_unfinished(time.monotonic())
+            for source in self.all:
+                if self.look and source.path:
+                    source.grown = True
+                if source.can_copy:
+                    source.copy()
+                source.show_unfinished(time.monotonic())
             self._flush()
             self._advance_drains()
             self._choose_what_to_wait_for()
         for pipe in self.pipes:
             pipe.close()
-        for tail in self.tails:
-            tail.finish()
+        for source in self.all:
+            source.finish()
         self._flush()
         for path in self.owned:
             shutil.rmtree(path, ignore_errors=True)
 
-    def _line_writers(self) -> list[LineWriter]:
-        return [pipe.lines for pipe in self.pipes if pipe.lines is not None] + [tail.lines for tail in self.tails]
-
     def _over(self) -> bool:
         if self.deadline is None:
             return False
-        rest = any(pipe.fd >= 0 for pipe in self.pipes) or any(sink.pending for sink in self.sinks)
-        return time.monotonic() >= self.deadline or not (rest or any(tail.grown for tail in self.tails))
+        rest = any(pipe.pipe >= 0 for pipe in self.pipes) or any(sink.pending for sink in self.sinks)
+        return time.monotonic() >= self.deadline or not (rest or any(source.grown for source in self.all))
 
     def _wait(self) -> float | None:
         """Seconds until there is something to do without an event; None is for ever."""
-        if any(tail.can_copy for tail in self.tails):
+        if any(source.can_copy for source in self.all):
             return 0
         waits = [LOOK_SECONDS] if self.look and self.tails else []
-        unfinished = (lines.due for lines in self._line_writers())
+        unfinished = (source.lines.due for source in self.all if source.lines is not None)
         times = [at for at in (self.deadline, self.listen_at, *unfinished) if at is not None]
         return min(waits + [max(0.0, at - time.monotonic()) for at in times], default=None)
 
@@ -212,14 +246,14 @@ class _Relay:
                 tail.grown = tail.grown or changed is None or tail.watch in changed
         else:
             for pipe in self.pipes:
-                if pipe.fd == fd:
-                    pipe.take()
+                if pipe.pipe == fd:
+                    pipe.fill()
                     if pipe.terminal:
                         self._copy_window_size()
 
     def _hear(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 1)
+            data, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 2)
         except OSError:
             data, fds = b"", []
         if not data:
@@ -227,11 +261,15 @@ class _Relay:
             return
         message = json.loads(data)
         what = message["do"]
-        if what == "pipe":
-            self._add_pipe(message, fds[0])
+        if what == "marks":
+            self.marks = Marks(fds[0])
+        elif what == "pipe":
+            self._add_pipe(message, *fds)
         elif what == "say":
-            # Text that was read from somewhere may hold what no encoding has.
-            self.consoles[2].put(message["text"].encode(errors="backslashreplace"))
+            if fds:
+                self.words = Pipe(message["source"], fds[0], -1, self.consoles[2], self.marks, self.poller)
+            elif self.words is not None:
+                self.words.grown = True
         elif what == "tail":
             self._add_tail(message)
         elif what == "tails":
@@ -244,41 +282,42 @@ class _Relay:
         elif what == "own":
             self.owned.append(message["path"])
 
-    def _add_pipe(self, message: dict[str, Any], fd: int) -> None:
-        os.set_blocking(fd, False)
+    def _add_pipe(self, message: dict[str, Any], spool: int, pipe: int = -1) -> None:
         sink = None if message["out"] is None else self.consoles[message["out"]]
-        prefix = message["prefix"]
-        lines = None
-        if sink is not None and (prefix is not None or message["whole"]):
-            lines = LineWriter(sink, os.fsencode(prefix or ""), keep_returns=prefix is None)
-        self.pipes.append(Pipe(message["key"], fd, sink, self.poller, lines))
+        prefix = None if message["prefix"] is None else os.fsencode(message["prefix"])
+        number = message["source"]
+        whole = message["whole"]
+        self.sources[number] = Pipe(number, spool, pipe, sink, self.marks, self.poller, prefix, whole=whole)
 
     def _add_tail(self, message: dict[str, Any]) -> None:
-        path, prefix = message["path"], os.fsencode(message["prefix"])
-        wanted: list[tuple[Sink, tuple[bytes, ...] | None]] = [(self.consoles[message["out"]], None)]
-        if message["needles"] and message["filtered"]:
-            filtered = message["filtered"]
-            if filtered not in self.files:
-                self.files[filtered] = file_sink(filtered)
-                self.sinks.append(self.files[filtered])
-            wanted.append((self.files[filtered], tuple(os.fsencode(needle) for needle in message["needles"])))
-        for sink, needles in wanted:
-            # Each has a place in the file of its own, so that a console that is stuck does not hold the filtered file.
-            try:
-                tail = Tail(path, sink, prefix, needles, message["start"])
-            except OSError as error:
-                self._warn(f"cannot read {path}, so it is not shown: {error.strerror}")
-                return
-            self.tails.append(tail)
-            try:
-                if self.inotify is None:
-                    self.inotify = Inotify()
-                    self.poller.register(self.inotify.fd, select.EPOLLIN | select.EPOLLONESHOT)
-                tail.watch = self.inotify.watch(path)
-            except OSError as error:
-                if not self.look:
-                    self._warn(f"no inotify watch for log files ({error.strerror}): they are read every 0.1 s instead")
-                self.look = True
+        path, number = message["path"], message["source"]
+        needles = None
+        sink = self.consoles.get(message.get("out", 0))
+        try:
+            if sink is None:
+                filtered, needles = message["filtered"], tuple(os.fsencode(needle) for needle in message["needles"])
+                if filtered not in self.files:
+                    self.files[filtered] = file_sink(filtered)
+                    self.sinks.append(self.files[filtered])
+                sink = self.files[filtered]
+            # The order in which the worker's end and ours open the file does not matter, so either may create it.
+            fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            self._warn(f"cannot read {path}, so it is not shown: {error.strerror}")
+            self._tell_gone([number])
+            return
+        # Each has a place in the file of its own, so that a console that is stuck does not hold the filtered file.
+        tail = self.sources[number] = Source(number, fd, sink, self.marks, os.fsencode(message["prefix"]), needles)
+        tail.path = path
+        try:
+            if self.inotify is None:
+                self.inotify = Inotify()
+                self.poller.register(self.inotify.fd, select.EPOLLIN | select.EPOLLONESHOT)
+            tail.watch = self.inotify.watch(path)
+        except OSError as error:
+            if not self.look:
+                self._warn(f"no inotify watch for log files ({error.strerror}): they are read every 0.1 s instead")
+            self.look = True
 
     def _warn(self, text: str) -> None:
         with contextlib.suppress(OSError):
@@ -291,62 +330,64 @@ class _Relay:
         self.poller.unregister(self.control.fileno())
         if self.parent >= 0:
             self.poller.unregister(self.parent)
-        for tail in self.tails:
-            tail.grown = True
+        for source in self.all:
+            source.grown = True
 
     def _tell_tails(self, message: dict[str, Any]) -> None:
         for pipe in self.pipes:
-            # Beyond what a stuck console leaves room for: a dead worker's last words must be in its ring.
-            left = DRAIN_PIPE_BYTES
-            while left > 0 and (count := pipe.take(left)):
-                left -= count
-            if pipe.key in message["keys"]:
+            # Beyond what a stuck console leaves room for: a dead worker's last words must be there.
+            _empty(pipe)
+            if pipe.number in message["tails"]:
+                content, cut = pipe.tail()
                 with contextlib.suppress(OSError):
-                    told = {"tell": "tail", "number": message["number"], "key": pipe.key, "cut": pipe.ring.cut}
-                    _tell(self.control, told, pipe.ring.content())
+                    told = {"tell": "tail", "number": message["number"], "source": pipe.number, "cut": cut}
+                    _tell(self.control, told, content)
 
     def _tell_end(self, number: int) -> None:
         with contextlib.suppress(OSError):
             _tell(self.control, {"tell": "done", "number": number})
 
+    def _tell_gone(self, numbers: list[int]) -> None:
+        with contextlib.suppress(OSError):
+            _tell(self.control, {"tell": "gone", "sources": numbers})
+
     def _start_drain(self, message: dict[str, Any]) -> None:
-        number, end = message["number"], message["end"]
         self._tell_tails(message)
-        if end:
-            for pipe in self.pipes:
-                pipe.close()
-            self.pipes = []
         # What was written before the wish is no progress.
         self.progress = (self._written(), self.progress[1])
-        self.drains.append(_Drain(number, end, {tail: tail.size() for tail in self.tails}))
-        for tail in self.tails:
-            tail.grown = True
+        self._drain(message["number"], self._end(message["end"]), self.all)
 
     def _forget_some(self, message: dict[str, Any]) -> None:
-        keys, paths = set(message["keys"]), set(message["paths"])
-        for pipe in [pipe for pipe in self.pipes if pipe.key in keys]:
-            left = DRAIN_PIPE_BYTES
-            while left > 0 and (count := pipe.take(left)):
-                left -= count
-            pipe.close()
-            self.pipes.remove(pipe)
-        goals = {tail: tail.size() for tail in self.tails if tail.path in paths}
-        for tail in goals:
-            tail.grown = True
-        if goals:
-            # Nobody waits for this one, and its number is nobody's.
-            self.drains.append(_Drain(0, True, goals))
+        # Nobody waits for this one, and its number is nobody's.
+        ended = self._end(message["sources"])
+        self._drain(0, ended, ended)
+
+    def _end(self, numbers: Iterable[int]) -> list[Source]:
+        """Take the last from these sources."""
+        ended = [self.sources[number] for number in numbers if number in self.sources]
+        for source in ended:
+            if isinstance(source, Pipe):
+                _empty(source)
+                source.close()
+        return ended
+
+    def _drain(self, number: int, end: list[Source], sources: list[Source]) -> None:
+        self.drains.append(_Drain(number, end, {source: source.size() for source in sources}))
+        for source in sources:
+            source.grown = True
 
     def _advance_drains(self) -> None:
         for drain in list(self.drains):
             if drain.marks is None:
-                if any(tail in self.tails and tail.behind(goal) for tail, goal in drain.goals.items()):
+                here = self.all
+                if any(source in here and source.behind(goal) for source, goal in drain.goals.items()):
                     continue
-                if drain.end:
-                    self._forget(drain.goals)
+                self._finish(drain.end)
                 drain.marks = {sink: sink.put_bytes for sink in self.sinks}
             if all(sink.written_bytes >= mark for sink, mark in drain.marks.items()):
                 self.drains.remove(drain)
+                if drain.end:
+                    self._tell_gone([source.number for source in drain.end])
                 self._tell_end(drain.number)
         self._say_progress()
 
@@ -362,13 +403,13 @@ class _Relay:
     def _written(self) -> int:
         return sum(sink.written_bytes for sink in self.sinks)
 
-    def _forget(self, ended: dict[Tail, int]) -> None:
-        for tail in ended:
-            if tail in self.tails:
-                tail.finish()
-                self.tails.remove(tail)
-                if self.inotify is not None and tail.watch >= 0 and all(t.watch != tail.watch for t in self.tails):
-                    self.inotify.forget(tail.watch)
+    def _finish(self, ended: list[Source]) -> None:
+        for source in ended:
+            if self.sources.pop(source.number, None) is None:
+                continue
+            source.finish()
+            if self.inotify is not None and source.watch >= 0 and all(t.watch != source.watch for t in self.tails):
+                self.inotify.forget(source.watch)
         self._flush()
         for path, sink in list(self.files.items()):
             if all(tail.sink is not sink for tail in self.tails):
@@ -385,7 +426,7 @@ class _Relay:
 
     def _choose_what_to_wait_for(self) -> None:
         for pipe in self.pipes:
-            pipe.watch()
+            pipe.wait()
         for sink in self.consoles.values():
             wants = sink.pending and sink.waits
             if wants != (sink in self.writable):
@@ -409,5 +450,11 @@ class _Relay:
             if size != self.window_size:
                 self.window_size = size
                 for each in self.pipes:
-                    if each.terminal and each.fd >= 0:
-                        fcntl.ioctl(each.fd, termios.TIOCSWINSZ, size)
+                    if each.terminal and each.pipe >= 0:
+                        fcntl.ioctl(each.pipe, termios.TIOCSWINSZ, size)
+
+
+def _empty(pipe: Pipe) -> None:
+    left = DRAIN_PIPE_BYTES
+    while left > 0 and (count := pipe.fill(left)):
+        left -= count

@@ -1,9 +1,9 @@
 """The agent's side of the relay: start it, hand it what it shall copy, hear how a worker's output ended.
 
-Everything is non-blocking on the agent's loop, without threads. The agent keeps its own copy of the reading end of
-every worker's pipe until the round ends. That costs a descriptor a worker and buys this: if the relay is killed, the
-pipes do not break, so no worker dies of SIGPIPE; the agent then reads them itself, so no worker waits on a full pipe
-either. It only remembers the end of what it reads, for it must not write to a console that may block.
+Everything is non-blocking on the agent's loop, without threads. The agent holds what a relay works with: the reading
+end of every worker's pipe, so that no worker dies of SIGPIPE when the relay is killed; the memory files into which the
+pipes are emptied; and how far each of them has been shown. So a relay that is killed is replaced, and its successor
+goes on where it was. That costs two descriptors a pipe.
 """
 
 from __future__ import annotations
@@ -11,17 +11,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import signal
 import socket
+import subprocess
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from dlrover_run.descent import lifeline
+from dlrover_run import launch_request
+from dlrover_run.descent import lifeline, signals
 from dlrover_run.failures import process_end
-from dlrover_run.output.relay_lines import MAX_MESSAGE, Ring, pieces_of
+from dlrover_run.output.relay_lines import MAX_MESSAGE
+from dlrover_run.output.relay_marks import begin_mark, new_marks
 from dlrover_run.output.streams import tail_text
 
 DRAIN_TIMEOUT = 5.0
@@ -36,43 +42,63 @@ CLOSE_TIMEOUT = 2.0
 PIPE_BYTES = 1024 * 1024
 """The size of a worker's pipe, the most that any user may ask for: 10 ms of a worker that writes 100 MB a second."""
 
-READ_BYTES = 256 * 1024
+WORDS = 0
+"""The number of the source that has the agent's own words."""
 
-SAY_CHARACTERS = 4096
-"""Characters of one message that `say` sends: JSON may need twelve bytes for each."""
+REPLACE_PAUSE = 1.0
+"""Seconds before a relay is replaced that lived no longer than that, or could not be started."""
 
 
 class _Wait:
-    def __init__(self, done: asyncio.Future[None]) -> None:
+    def __init__(self, done: asyncio.Future[None], message: dict[str, Any]) -> None:
         self.done = done
+        self.message = message
         self.moved = False
         self.tails: dict[str, str] = {}
+
+
+@dataclass
+class _Source:
+    """What the relay was given to show, and is given again if it is replaced. `fds` are the memory file and the pipe of
+    a worker's output; the pipe is let go of when the source has `ended`."""
+
+    key: str
+    message: dict[str, Any]
+    fds: list[int]
+    ended: bool = False
 
 
 class Relay:
     """A running relay. `start` it before there is a loop or a thread, `attach` it inside the loop, `close` it last.
 
-    `closed` is done as soon as the relay process is gone. Its result is empty after `close`; otherwise it is a sentence
-    that says that the relay ended of itself.
+    A relay process that dies is replaced. `closed` is done once it has been ended by `close`.
     """
 
-    closed: asyncio.Future[str]
+    closed: asyncio.Future[None]
     _on_warning: Callable[[str], None]
 
-    def __init__(self, pid: int, control: socket.socket, console: tuple[int, int]) -> None:
+    def __init__(self, pid: int, control: socket.socket, console: tuple[int, int], shared: bool) -> None:
         self.pid = pid
+        """The process that is the relay now; one that has ended until it is replaced."""
         self._control = control
         self._console = console
+        self._shared = shared
         self.one_console = _one_file(console)
         """Whether both descriptors of the console lead to one place, in which the order of all bytes can be seen."""
         self._closing = False
+        self._lives = True
+        self._began = time.monotonic()
+        self._replacing: asyncio.TimerHandle | None = None
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._waits: dict[int, _Wait] = {}
         self._count = 0
-        self._kept: dict[str, int] = {}
-        self._orphans: dict[str, Ring] = {}
+        self._marks = new_marks()
+        self._words = os.memfd_create("dlrover-run words", os.MFD_CLOEXEC)
+        self._sources: dict[int, _Source] = {}
+        self._owned: list[str] = []
         self._hurried = False
         self._stuck = False
+        self._told = ""
 
     @classmethod
     def start(cls, console: tuple[int, int] = (1, 2), *, shared: bool = False, secrets: Collection[str] = ()) -> Relay:
@@ -82,7 +108,7 @@ class Relay:
         It keeps none of the `secrets` that this process knows.
         """
         parent = os.getpid()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = _socket_pair()
         pid = os.fork()
         if pid == 0:
             # Imported in the child alone: the agent never runs this code and starts sooner without it.
@@ -92,16 +118,29 @@ class Relay:
             scrub(secrets)
             main(theirs, parent, console, shared)
         theirs.close()
-        ours.setblocking(False)
-        return cls(pid, ours, console)
+        return cls(pid, ours, console, shared)
 
     def attach(self, on_warning: Callable[[str], None]) -> None:
         """Join the running loop; `on_warning` is called with sentences that a person should read."""
-        loop = asyncio.get_running_loop()
         self._on_warning = on_warning
-        self.closed = loop.create_future()
-        loop.add_reader(self._control.fileno(), self._hear)
+        self.closed = asyncio.get_running_loop().create_future()
+        self._join()
+
+    def _join(self) -> None:
+        """Give a relay that was just started all that it needs, which is all that its predecessor had."""
+        asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
         lifeline.watch_child(self.pid, self._reap)
+        self._send({"do": "marks"}, self._marks)
+        self._send({"do": "say", "source": WORDS}, self._words)
+        for path in self._owned:
+            self._send({"do": "own", "path": path})
+        for source in self._sources.values():
+            self._send(source.message, *source.fds)
+        ended = [number for number, source in self._sources.items() if source.ended]
+        if ended:
+            self._send({"do": "forget", "sources": ended})
+        for wait in self._waits.values():
+            self._send(wait.message)
 
     def open_stderr(self, key: str, *, show: bool, prefix: str | None = None, whole_lines: bool = False) -> int:
         """A descriptor for one worker's standard error, shown on the console if `show`; close it once it is passed on.
@@ -130,13 +169,10 @@ class Relay:
 
     def _add_pipe(self, key: str, fd: int, out: Literal[1, 2] | None, prefix: str | None, whole_lines: bool) -> None:
         """Let the relay read `fd`, which belongs to this object from now on."""
-        if key in self._kept:
-            self._drop(key)
-        self._kept[key] = fd
-        if self.closed.done():
-            self._read_myself(key, fd)
-        else:
-            self._send({"do": "pipe", "key": key, "out": out, "prefix": prefix, "whole": whole_lines}, fd)
+        self._end([number for number, source in self._sources.items() if source.key == key and not source.ended])
+        os.set_blocking(fd, False)
+        spool = os.memfd_create("dlrover-run output", os.MFD_CLOEXEC)
+        self._add(key, {"do": "pipe", "out": out, "prefix": prefix, "whole": whole_lines}, 0, spool, fd)
 
     def add_tail(
         self,
@@ -151,22 +187,32 @@ class Relay:
 
         The first `start` bytes of the log file are left out.
         """
-        where = filtered and os.path.abspath(filtered)
-        told = {"do": "tail", "path": os.path.abspath(path), "out": out, "prefix": prefix, "start": start}
-        self._send({**told, "needles": list(needles), "filtered": where})
+        told = {"do": "tail", "path": os.path.abspath(path), "prefix": prefix}
+        self._add(told["path"], {**told, "out": out}, start)
+        if needles and filtered:
+            self._add(told["path"], {**told, "needles": list(needles), "filtered": os.path.abspath(filtered)}, start)
+
+    def _add(self, key: str, message: dict[str, Any], start: int, *fds: int) -> None:
+        number = next(number for number in itertools.count(WORDS + 1) if number not in self._sources)
+        begin_mark(self._marks, number, start)
+        self._sources[number] = _Source(key, {**message, "source": number}, list(fds))
+        self._send(self._sources[number].message, *fds)
 
     def say(self, text: str) -> None:
         """Write `text` to the console's standard error, after what the workers have written; never waits for it."""
+        data = text.encode(errors="backslashreplace")
         if self.closed.done() or self._closing:
             # There is nobody left to write it for us, and a console that has gone is no reason to fail.
             with contextlib.suppress(OSError):
-                os.write(self._console[1], text.encode(errors="backslashreplace"))
-        for piece in pieces_of(text, SAY_CHARACTERS):
-            self._send({"do": "say", "text": piece})
+                os.write(self._console[1], data)
+            return
+        os.write(self._words, data)
+        self._send({"do": "say"})
 
     def remove_at_end(self, path: str) -> None:
         """Name a directory that the relay removes when it ends, so that even SIGKILL leaves nothing in /tmp."""
-        self._send({"do": "own", "path": os.path.abspath(path)})
+        self._owned.append(os.path.abspath(path))
+        self._send({"do": "own", "path": self._owned[-1]})
 
     async def drain(self, timeout: float | None = DRAIN_TIMEOUT) -> None:
         """Have all output written that is there now.
@@ -174,14 +220,14 @@ class Relay:
         Gives up when the console takes nothing for `timeout` seconds, not when there is only much to write. None waits
         for as long as it takes, as a program does that writes to its console itself, until somebody says `hurry`.
         """
-        await self._drain((), timeout, end=False)
+        await self._drain((), timeout, [])
 
     async def tails(self, keys: Collection[str]) -> dict[str, str]:
         """The end of the standard error of each worker in `keys` that is known, though it may not be shown yet: a
         console that takes nothing is not waited for."""
         with self._asking("tails", keys) as wait:
             await asyncio.wait({wait.done}, timeout=STUCK_TIMEOUT)
-        return self._tails_heard(wait, keys)
+        return wait.tails
 
     async def end_round(self, keys: Collection[str] = (), timeout: float | None = DRAIN_TIMEOUT) -> dict[str, str]:
         """`drain`, and the round's pipes and log files are forgotten; partial lines are completed.
@@ -190,22 +236,37 @@ class Relay:
 
         Where the console was too slow, the relay goes on with the log files whenever it takes bytes again.
         """
+        live = [number for number, source in self._sources.items() if not source.ended]
         try:
-            return await self._drain(keys, timeout, end=True)
+            return await self._drain(keys, timeout, live)
         finally:
-            for key in list(self._kept):
-                self._drop(key)
-            self._orphans.clear()
+            self._let_go(live)
 
     def forget(self, keys: Collection[str], paths: Collection[str] = ()) -> None:
         """Let go of the pipes of workers that have ended, and of their log files, while others go on. What they have
         been given is still shown."""
-        names = [name for key in keys for name in (key, f"{key} stdout")]
-        for name in names:
-            if name in self._kept:
-                self._drop(name)
-            self._orphans.pop(name, None)
-        self._send({"do": "forget", "keys": names, "paths": [os.path.abspath(path) for path in paths]})
+        names = {name for key in keys for name in (key, f"{key} stdout")} | {os.path.abspath(path) for path in paths}
+        self._end([number for number, source in self._sources.items() if source.key in names and not source.ended])
+
+    def _end(self, numbers: Collection[int]) -> None:
+        if numbers:
+            self._send({"do": "forget", "sources": list(numbers)})
+            self._let_go(numbers)
+
+    def _let_go(self, numbers: Collection[int]) -> None:
+        """Hold only what a successor of the relay would still have to show of these sources."""
+        for number in numbers:
+            source = self._sources.get(number)
+            if source is not None and not source.ended:
+                source.ended = True
+                for fd in source.fds[1:]:
+                    os.close(fd)
+                del source.fds[1:]
+
+    def _drop(self, number: int) -> None:
+        source = self._sources.pop(number, None)
+        for fd in source.fds if source is not None else ():
+            os.close(fd)
 
     def hurry(self) -> None:
         """Somebody wants an end: drains that wait now give up, and later ones wait `DRAIN_TIMEOUT` at most.
@@ -219,20 +280,26 @@ class Relay:
 
     async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End the relay and wait for its end."""
-        self._closing = True
-        if self._control.fileno() >= 0 and not self.closed.done():
-            asyncio.get_running_loop().remove_reader(self._control.fileno())
-            asyncio.get_running_loop().remove_writer(self._control.fileno())
-            self._control.close()
-        await asyncio.wait({self.closed}, timeout=timeout)
         if not self.closed.done():
-            os.kill(self.pid, signal.SIGKILL)
-            await self.closed
-        for key in list(self._kept):
-            self._drop(key)
+            self._closing = True
+            if self._replacing is not None:
+                self._replacing.cancel()
+            if self._lives:
+                self._close_control()
+                await asyncio.wait({self.closed}, timeout=timeout)
+                if not self.closed.done():
+                    os.kill(self.pid, signal.SIGKILL)
+                    await self.closed
+            else:
+                self.closed.set_result(None)
+        for number in list(self._sources):
+            self._drop(number)
+        for fd in {self._marks, self._words} - {-1}:
+            os.close(fd)
+        self._marks = self._words = -1
 
-    async def _drain(self, keys: Collection[str], timeout: float | None, *, end: bool) -> dict[str, str]:
-        with self._asking("drain", keys, end=end) as wait:
+    async def _drain(self, keys: Collection[str], timeout: float | None, end: Collection[int]) -> dict[str, str]:
+        with self._asking("drain", keys, end=list(end)) as wait:
             while not wait.done.done():
                 wait.moved = False
                 patience = timeout
@@ -242,34 +309,35 @@ class Relay:
                 self._stuck = not (wait.moved or wait.done.done())
                 if self._stuck:
                     break
-        return self._tails_heard(wait, keys)
+        return wait.tails
 
     @contextlib.contextmanager
-    def _asking(self, what: str, keys: Collection[str], **more: bool) -> Iterator[_Wait]:
+    def _asking(self, what: str, keys: Collection[str], **more: list[int]) -> Iterator[_Wait]:
         """Ask the relay, and listen for its answer until the end of this context."""
         self._count += 1
+        tails = [number for number, source in self._sources.items() if source.key in keys and not source.ended]
         number = self._count
-        wait = self._waits[number] = _Wait(asyncio.get_running_loop().create_future())
+        message = {"do": what, "number": number, "tails": tails, **more}
+        wait = self._waits[number] = _Wait(asyncio.get_running_loop().create_future(), message)
         try:
             if self.closed.done():
                 wait.done.set_result(None)
-            self._send({"do": what, "number": number, "keys": list(keys), **more})
+            self._send(message)
             yield wait
         finally:
             del self._waits[number]
 
-    def _tails_heard(self, wait: _Wait, keys: Collection[str]) -> dict[str, str]:
-        # What the relay said before it died is newer than nothing, and older than what was read after its death.
-        return {**wait.tails, **self._own_tails(keys)}
+    def _send(self, message: dict[str, Any], *fds: int) -> None:
+        """Send in order, now or when the socket takes it. Raises `ValueError` for a message beyond `MAX_MESSAGE`.
 
-    def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
-        """Send in order, now or when the socket takes it. Raises `ValueError` for a message beyond `MAX_MESSAGE`."""
+        Nothing is sent while there is no relay: its successor is given all anew.
+        """
         data = json.dumps(message).encode()
         if len(data) > MAX_MESSAGE:
             raise ValueError(f"a message of {len(data)} bytes to the output relay is over the limit of {MAX_MESSAGE}")
-        if self.closed.done() or self._closing:
+        if self.closed.done() or self._closing or not self._lives:
             return
-        self._outbox.append((data, [] if fd is None else [fd]))
+        self._outbox.append((data, [os.dup(fd) for fd in fds]))
         if len(self._outbox) == 1:
             self._flush()
 
@@ -283,8 +351,9 @@ class Relay:
                 loop.add_writer(self._control.fileno(), self._flush)
                 return
             except OSError:
-                self._outbox.clear()  # The relay is gone; `_reap` hears of it by itself.
+                self._clear_outbox()  # The relay is gone; `_reap` hears of it by itself.
                 break
+            _close_all(fds)
             self._outbox.popleft()
         loop.remove_writer(self._control.fileno())
 
@@ -308,70 +377,83 @@ class Relay:
                 for each in self._waits.values():
                     each.moved = True
             elif what == "tail" and wait is not None:
-                wait.tails[message["key"]] = tail_text(payload, message["cut"])
+                source = self._sources.get(message["source"])
+                if source is not None:
+                    wait.tails[source.key] = tail_text(payload, message["cut"])
+            elif what == "gone":
+                for number in message["sources"]:
+                    self._drop(number)
             elif what == "done" and wait is not None and not wait.done.done():
                 wait.done.set_result(None)
 
     def _reap(self) -> None:
         """The relay process has ended."""
-        loop = asyncio.get_running_loop()
         status = 0
         with contextlib.suppress(ChildProcessError):
             _, status = os.waitpid(self.pid, 0)
         if self._control.fileno() >= 0:
             self._hear()
-            loop.remove_reader(self._control.fileno())
-            loop.remove_writer(self._control.fileno())
-            self._control.close()
-        self._outbox.clear()
-        epitaph = "" if self._closing else _epitaph(os.waitstatus_to_exitcode(status))
-        self.closed.set_result(epitaph)
-        if epitaph:
-            self._on_warning(epitaph)
-        self.hurry()
-        for key, fd in list(self._kept.items()):
-            self._read_myself(key, fd)
+        self._lives = False
+        self._close_control()
+        self._clear_outbox()
+        if self._closing:
+            self.closed.set_result(None)
+            return
+        # A relay that cannot live, for want of memory perhaps, is not started again without a pause.
+        pause = 0.0 if time.monotonic() - self._began >= REPLACE_PAUSE else REPLACE_PAUSE
+        self._replacing = asyncio.get_running_loop().call_later(pause, self._replace)
+        code = os.waitstatus_to_exitcode(status)
+        self._on_warning(f"the output relay {process_end(code)}; another one goes on, and no output is lost")
 
-    def _read_myself(self, key: str, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._orphans[key] = Ring()
-        asyncio.get_running_loop().add_reader(fd, self._take, key, fd)
-
-    def _take(self, key: str, fd: int) -> bool:
-        """Read once from a pipe that has lost its relay; whether there was something."""
+    def _replace(self) -> None:
+        """Start another relay: a fresh interpreter, since this process may have threads by now and cannot be forked."""
+        self._replacing = None
+        self._began = time.monotonic()
+        ours, theirs = _socket_pair()
+        command = launch_request.command(theirs.fileno(), "dlrover_run.output.relay")
         try:
-            data = os.read(fd, READ_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""  # The end of a pseudo-terminal.
-        if data:
-            self._orphans[key].add(data)
-        else:
-            asyncio.get_running_loop().remove_reader(fd)
-        return bool(data)
+            with theirs, signals.held_back():
+                process = subprocess.Popen(
+                    [*command, str(os.getpid()), str(int(self._shared))],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._console[0],
+                    stderr=self._console[1],
+                    pass_fds=(theirs.fileno(),),
+                )
+        except OSError as error:
+            ours.close()
+            self._replacing = asyncio.get_running_loop().call_later(REPLACE_PAUSE, self._replace)
+            sentence = f"no output relay can be started ({error.strerror}): output is shown as soon as one can be"
+            if sentence != self._told:
+                self._told = sentence
+                self._on_warning(sentence)
+            return
+        # It is collected through a pidfd; with a return code set, Popen does not warn that it is still running.
+        process.returncode = 0
+        self.pid, self._control, self._lives, self._told = process.pid, ours, True, ""
+        self._join()
 
-    def _own_tails(self, keys: Collection[str]) -> dict[str, str]:
-        tails: dict[str, str] = {}
-        for key in keys:
-            if key in self._orphans and key in self._kept:
-                # As much as the pipe can hold: what a dead worker left there, and no more of a live one.
-                for _ in range(PIPE_BYTES // READ_BYTES + 1):
-                    if not self._take(key, self._kept[key]):
-                        break
-                if content := self._orphans[key].content():
-                    tails[key] = tail_text(content, self._orphans[key].cut)
-        return tails
+    def _close_control(self) -> None:
+        if self._control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            asyncio.get_running_loop().remove_writer(self._control.fileno())
+            self._control.close()
 
-    def _drop(self, key: str) -> None:
-        fd = self._kept.pop(key)
-        asyncio.get_running_loop().remove_reader(fd)
+    def _clear_outbox(self) -> None:
+        for _, fds in self._outbox:
+            _close_all(fds)
+        self._outbox.clear()
+
+
+def _close_all(fds: Collection[int]) -> None:
+    for fd in fds:
         os.close(fd)
 
 
-def _epitaph(code: int) -> str:
-    consequence = "the workers go on, but their output is no longer shown, only written to log files"
-    return f"the output relay {process_end(code)}; {consequence}"
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return ours, theirs
 
 
 def _one_file(console: tuple[int, int]) -> bool:

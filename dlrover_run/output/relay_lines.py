@@ -6,8 +6,6 @@ Pure: bytes in, bytes out. Nothing here loops over lines in Python unless a line
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from dlrover_run.output.streams import TAIL_BYTES
 
 LONGEST_LINE = 4 * 1024 * 1024
@@ -24,11 +22,16 @@ class LineCutter:
     newline, as in torchrun, unless `keep_returns` is set: then no byte is changed.
     """
 
-    def __init__(self, longest: int = LONGEST_LINE, *, keep_returns: bool = False) -> None:
+    def __init__(self, longest: int = LONGEST_LINE, *, keep_returns: bool = False, after_return: bool = False) -> None:
         self._longest = longest
         self._keep_returns = keep_returns
         self._rest = bytearray()
-        self._after_return = False
+        self._after_return = after_return
+
+    @property
+    def held(self) -> int:
+        """Bytes of the unfinished line."""
+        return len(self._rest)
 
     def feed(self, data: bytes) -> bytes:
         """The lines that are whole now, each with its newline; empty when there is none."""
@@ -54,11 +57,6 @@ class LineCutter:
         lines = bytes(self._rest) + data[:end] if self._rest else data[:end]
         self._rest[:] = data[end:]
         return lines
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether an unfinished line is held back."""
-        return bool(self._rest)
 
     def take_unfinished(self) -> bytes:
         """The unfinished line as it is, which is held back no longer; what follows is the rest of it."""
@@ -94,17 +92,6 @@ def piece_of(view: memoryview, most: int) -> memoryview:
         end = looked + place + 1 if place >= 0 else 0
         looked, width = looked + width, 2 * width
     return view[: end or len(view)]
-
-
-def pieces_of(text: str, most: int) -> Iterator[str]:
-    """Parts of a text of `most` characters at most, cut at the ends of lines as far as those are not too long."""
-    start = 0
-    while start < len(text):
-        end = start + most
-        if end < len(text):
-            end = text.rfind("\n", start, end) + 1 or end
-        yield text[start:end]
-        start = end
 
 
 def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:

@@ -7,16 +7,19 @@ workers, so it cannot be made non-blocking; it is opened a second time instead, 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
 import stat
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
-from dlrover_run.output.relay_lines import LineCutter, Ring, matching, piece_of, prefixed
+from dlrover_run.output.relay_lines import piece_of
+from dlrover_run.output.relay_marks import Mark
 
 CHUNK = 1024 * 1024
 """Bytes of one read: a whole pipe of the size that the agent makes."""
@@ -41,6 +44,30 @@ Write = Callable[[memoryview], int]
 """Writes some of the bytes and answers how many; raises BlockingIOError when the place takes none for now."""
 
 
+class Recorder(Protocol):
+    """What is told how far its bytes have got."""
+
+    def record(self, mark: Mark) -> None: ...
+
+
+@dataclass
+class Part:
+    """What `source` has from byte `begin` to byte `end`, as it appears on a console, without the first `skip` bytes of
+    that. `resumed` says that the line at `begin` had been begun before."""
+
+    view: memoryview
+    source: Recorder
+    begin: int
+    end: int
+    skip: int
+    resumed: bool
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it ends within a line."""
+        return bytes(self.view[-1:]) not in (b"\n", b"\r")
+
+
 class Sink:
     """A place to write to, with a queue of what it has not taken yet.
 
@@ -59,7 +86,9 @@ class Sink:
         self.unfinished_by: object = None
         """The writer whose unfinished line is the last that was put; None where a line begins."""
         self._write = write
-        self._queue: deque[memoryview] = deque()
+        self._queue: deque[Part] = deque()
+        self._regular = fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode)
+        self._start = self._place() if self._regular else 0
 
     @property
     def dead(self) -> bool:
@@ -73,30 +102,57 @@ class Sink:
     def has_room(self) -> bool:
         return self.put_bytes - self.written_bytes < QUEUE_LIMIT
 
-    def put(self, data: bytes, writer: object = None) -> None:
-        if data and not self.dead:
-            if self.unfinished_by not in (None, writer) and not data.startswith(b"\r"):
-                data = b"\n" + data
-            self.unfinished_by = None if data.endswith((b"\n", b"\r")) else writer
-            self._queue.append(memoryview(data))
-            self.put_bytes += len(data)
+    def put(self, part: Part, writer: object = None) -> None:
+        """Queue a part. `writer` is who says of himself when his last line is unfinished, None for one who does not."""
+        if not part.view or self.dead:
+            return
+        if self.unfinished_by not in (None, writer) and bytes(part.view[:1]) != b"\r":
+            part.view = memoryview(b"\n" + part.view)
+            part.skip -= 1
+        self.unfinished_by = writer if part.unfinished else None
+        self._queue.append(part)
+        self.put_bytes += len(part.view)
 
     def flush(self) -> None:
         """Write what the place takes now."""
         while self._queue:
-            view = self._queue[0]
+            part = self._queue[0]
             try:
-                count = self._write(view)
+                if self._regular:
+                    # A signal that comes during the write ends the relay after it, before it is recorded.
+                    part.source.record(Mark(part.begin, max(0, part.skip), part.resumed, self._place() + 1))
+                count = self._write(part.view)
             except BlockingIOError:
                 return
             except OSError as error:
                 self.fail(error)
                 return
-            self.written_bytes += count
-            if count == len(view):
+            # At once. Where the place is no file, the successor of a relay that is killed before this repeats it.
+            if count == len(part.view):
+                part.source.record(Mark(part.end, 0, part.unfinished))
                 self._queue.popleft()
             else:
-                self._queue[0] = view[count:]
+                part.skip += count
+                part.view = part.view[count:]
+                part.source.record(Mark(part.begin, max(0, part.skip), part.resumed))
+            self.written_bytes += count
+
+    def written_at(self, place: int, data: bytes) -> int:
+        """How much of `data` a relay wrote to a file, at that place, that was killed before it recorded that: all that
+        was there when this relay began, unless others write to the file too."""
+        data = data[: max(0, self._start - place)]
+        with contextlib.suppress(OSError):
+            file = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return len(data) if os.pread(file, len(data), place) == data else 0
+            finally:
+                os.close(file)
+        return 0
+
+    def _place(self) -> int:
+        """Where the next write to a file goes."""
+        appends = fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND
+        return os.fstat(self.fd).st_size if appends else os.lseek(self.fd, 0, os.SEEK_CUR)
 
     def fail(self, error: OSError) -> None:
         """Give the place up: drop what waits for it."""
@@ -176,181 +232,6 @@ def file_sink(path: str) -> Sink:
     except OSError as error:
         return _failed(-1, error)
     return Sink(fd, lambda view: os.write(fd, view))
-
-
-class LineWriter:
-    """Passes the output of one source on to a sink in whole lines, because other sources write there too.
-
-    An unfinished line is shown once its source has been quiet for the sink's `unfinished_after` seconds, if no other
-    unfinished line stands there. What another source writes after it begins a new line. The last line is completed
-    when the output ends. With `needles` only lines that contain one of them are passed on.
-    """
-
-    def __init__(
-        self,
-        sink: Sink,
-        prefix: bytes = b"",
-        needles: tuple[bytes, ...] | None = None,
-        *,
-        keep_returns: bool = False,
-    ) -> None:
-        self._sink = sink
-        self._prefix = prefix
-        self._needles = needles
-        self._cutter = LineCutter(keep_returns=keep_returns)
-        self._due: float | None = None
-        self._shown = False
-        """Whether the beginning of the line that comes next was shown already."""
-
-    @property
-    def due(self) -> float | None:
-        """When the unfinished line is to be shown if nothing more comes; None when there is none, or while it would
-        stand behind another one."""
-        return self._due if self._sink.unfinished_by is None or self._sink.unfinished_by is self else None
-
-    def feed(self, data: bytes, now: float) -> None:
-        """Pass on what makes whole lines, and hold back the rest."""
-        if not data:
-            return
-        self._put(self._cutter.feed(data))
-        after = self._sink.unfinished_after
-        self._due = now + after if self._cutter.unfinished and after is not None else None
-
-    def show_unfinished(self, now: float) -> None:
-        """Show the unfinished line if it is due."""
-        if self.due is None or now < self.due:
-            return
-        self._due = None
-        text = self._cutter.take_unfinished()
-        self._sink.put(text if self._sink.unfinished_by is self else self._prefix + text, self)
-        self._shown = True
-
-    def finish(self) -> None:
-        """Complete the unfinished line, because the output has ended."""
-        self._due = None
-        self._put(self._cutter.finish())
-        if self._sink.unfinished_by is self:
-            self._sink.put(b"\n", self)
-
-    def _put(self, lines: bytes) -> None:
-        if not lines:
-            return
-        if self._needles is not None:
-            lines = matching(lines, self._needles)
-        continued = self._sink.unfinished_by is self
-        if self._shown and not continued and lines.startswith(b"\n"):
-            # Another writer has ended the line that this newline belongs to.
-            lines = lines[1:]
-        self._shown = False
-        self._sink.put(prefixed(lines, self._prefix)[len(self._prefix) if continued else 0 :], self)
-
-
-class Pipe:
-    """The reading end of one output of a worker: a pipe, or the master of a pseudo-terminal.
-
-    The sink gets the bytes as they come, or by way of `lines`. The ring has what the worker wrote, in either case.
-    After its end `fd` is -1 and its ring stays.
-    """
-
-    def __init__(
-        self, key: str, fd: int, sink: Sink | None, poller: select.epoll, lines: LineWriter | None = None
-    ) -> None:
-        self.key = key
-        self.fd = fd
-        self.ring = Ring()
-        self.terminal = os.isatty(fd)
-        self._sink = sink
-        self.lines = lines
-        self._poller = poller
-        self._watched = False
-
-    def watch(self) -> None:
-        """Wait for its bytes or not: a console that takes nothing makes its writers wait, as without a relay."""
-        wanted = self.fd >= 0 and (self._sink is None or self._sink.has_room)
-        if wanted and not self._watched:
-            self._poller.register(self.fd, select.EPOLLIN)
-        elif self._watched and not wanted:
-            self._poller.unregister(self.fd)
-        self._watched = wanted
-
-    def take(self, most: int = CHUNK) -> int:
-        """Read once and pass on; the count of bytes, 0 when there is nothing now or never again."""
-        if self.fd < 0:
-            return 0
-        try:
-            data = os.read(self.fd, most)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            data = b""  # EIO is how a pseudo-terminal says that its last writer has closed it.
-        if not data:
-            self.close()
-            return 0
-        self.ring.add(data)
-        if self.lines is not None:
-            self.lines.feed(data, time.monotonic())
-        elif self._sink is not None:
-            self._sink.put(data)
-        return len(data)
-
-    def close(self) -> None:
-        if self.fd < 0:
-            return
-        if self.lines is not None:
-            self.lines.finish()
-        if self._watched:
-            # Closing is not enough: the agent has the same open file, so epoll would go on speaking of it for ever.
-            self._poller.unregister(self.fd)
-            self._watched = False
-        os.close(self.fd)
-        self.fd = -1
-
-
-class Tail:
-    """One log file on its way to one sink: to the console, or its matching lines to the filtered file.
-
-    The first `start` bytes of it are left out.
-    """
-
-    def __init__(self, path: str, sink: Sink, prefix: bytes, needles: tuple[bytes, ...] | None, start: int = 0) -> None:
-        self.path = path
-        self.sink = sink
-        self.offset = start
-        self.grown = True
-        """Whether the file may hold more than was read."""
-        self.watch = -1
-        self.lines = LineWriter(sink, prefix, needles)
-        # The order in which the worker's end and ours open the file does not matter, so either may create it.
-        self._fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if start:
-            os.lseek(self._fd, start, os.SEEK_SET)
-
-    def size(self) -> int:
-        return os.fstat(self._fd).st_size
-
-    @property
-    def can_copy(self) -> bool:
-        return self.grown and self.sink.has_room
-
-    def behind(self, goal: int) -> bool:
-        """Whether there is more to read before `goal`; a file that was cut short does not get there, but it ends."""
-        return self.grown and self.offset < goal and not self.sink.dead
-
-    def copy(self) -> None:
-        """Read once and pass on the lines that are whole."""
-        data = b""
-        if not self.sink.dead:
-            # A log on a network that has gone is no reason to end: the other logs are still there.
-            with contextlib.suppress(OSError):
-                data = os.read(self._fd, CHUNK)
-        self.offset += len(data)
-        self.grown = len(data) == CHUNK
-        self.lines.feed(data, time.monotonic())
-
-    def finish(self) -> None:
-        """Pass on the unfinished line that is left and let the file go."""
-        self.lines.finish()
-        os.close(self._fd)
 
 
 class Inotify:
