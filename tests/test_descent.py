@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -180,3 +181,11 @@ def test_the_directory_in_tmp_goes_even_when_relay_and_guard_are_killed(mailbox:
         finish(guard)
         assert still_alive(pidfds, WAIT) == 0
     assert [p.name for p in mailbox.directory.iterdir()] == []
+
+
+def test_a_guard_that_is_killed_before_it_has_an_agent_leaves_no_directory(tmp_path: Path) -> None:
+    killed = "import os, signal, sys\nos.fork = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
+    code = f"{killed}from dlrover_run.cli import main\nsys.exit(main([{str(WORKERS / 'hold.py')!r}]))\n"
+    ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ from dlrover_run.output.streams import (
     leave_nothing,
     line_prefix,
     make_dirs,
+    make_temp_dir,
     open_output,
     plan_streams,
     prune_empty,
@@ -155,12 +156,17 @@ def test_run_dir_without_a_log_dir(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run = create_run_dir(LogSpec(redirects=redirects), "job")
     assert run.keep is keep
+    told: list[str] = []
+    if not keep:
+        assert list(tmp_path.iterdir()) == [], "nobody would remove it if the guard were killed now"
+        assert make_temp_dir(run, told.append) == run
+        assert told == [run.path]
     assert [entry.name.startswith("dlrover_run_") for entry in tmp_path.iterdir()] == [True]
 
 
 def test_where_nothing_can_be_written_a_job_runs_unless_it_wants_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/dev/null/nowhere")
-    assert create_run_dir(LogSpec(), "job") == RunDir(None, keep=False)
+    assert make_temp_dir(create_run_dir(LogSpec(), "job"), lambda path: None) == RunDir(None, keep=False)
     with pytest.raises(SpecError, match=r"--redirects, --tee: .*; name one with --log-dir"):
         create_run_dir(LogSpec(redirects=BOTH), "job")
     with pytest.raises(SpecError, match=r"--log-dir: cannot make a directory in /proc/x .*; name another one"):

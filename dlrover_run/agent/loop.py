@@ -97,9 +97,6 @@ class Agent:
         # Before the departure listens: this call makes the loop's wake-up pipe, which the departure then quietens.
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._strays.reap)
         self._departure.listen(self._lifelines)
-        if self._run_dir.path is not None and not self._run_dir.keep:
-            # The relay is the last to end, so the directory goes even when guard and agent are killed together.
-            self._relay.remove_at_end(self._run_dir.path)
         self._narration.begin(self._run_dir)
         try:
             await self._follow_plan()

@@ -17,7 +17,7 @@ from dlrover_run.console.voice import Voice, console_voice
 from dlrover_run.coordination.records import Failure
 from dlrover_run.descent import lineage
 from dlrover_run.output.relay_client import Relay
-from dlrover_run.output.streams import RunDir, leave_nothing
+from dlrover_run.output.streams import RunDir, leave_nothing, make_temp_dir
 from dlrover_run.spec import JobSpec, SpecError
 
 
@@ -27,6 +27,8 @@ async def run_agent(
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
     voice = console_voice(relay.say, spec.console_name)
     relay.attach(voice.say)
+    # The relay is the last to end, so the directory goes even when guard and agent are killed together.
+    run_dir = make_temp_dir(run_dir, relay.remove_at_end)
     try:
         agent = Agent(spec, run_dir, relay, lifelines, voice, lambda listener: open_board(spec, listener, voice.say))
     except SpecError as mistake:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -28,7 +26,7 @@ from dlrover_run.launch_request import LaunchRequest, command
 from dlrover_run.local_cluster.network import Namespace
 from dlrover_run.local_cluster.supervision import EndKind, Node, NodeEnd
 from dlrover_run.memory_file import memory_file
-from dlrover_run.output.streams import TEMP_PREFIX
+from dlrover_run.output.streams import unused_temp_dir
 from dlrover_run.spec import JobSpec, MasterSpec
 
 NODE_VARIABLE = "DLROVER_LOCAL_NODE"
@@ -207,7 +205,7 @@ class NodeProcess:
 def _unused_temp_dir() -> str | None:
     """The name of a temporary directory that the node may make; None where there is no room for one."""
     with contextlib.suppress(OSError):
-        return os.path.join(tempfile.gettempdir(), f"{TEMP_PREFIX}{secrets.token_hex(8)}")
+        return unused_temp_dir()
     return None
 
 

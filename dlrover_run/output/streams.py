@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from string import Template
 from typing import Literal
@@ -179,7 +181,7 @@ class RunDir:
 
 
 def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
-    """Make the run's directory; it is kept when the user asked for logs.
+    """Make the run's directory if it is to be kept, because the user asked for logs, else name one (`make_temp_dir`).
 
     A machine on which nothing can be written runs jobs all the same, without error files. Raises `SpecError` when the
     user asked for logs and there is no place for them.
@@ -191,9 +193,9 @@ def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
     if not logs.log_dir:
         keep = logs.redirects.any() or logs.tee.any()
         try:
-            if logs.temp_dir is not None and not keep:
-                os.mkdir(logs.temp_dir, 0o700)
-                return RunDir(logs.temp_dir, keep)
+            if not keep:
+                # The agent makes it, once its relay is to remove it: a guard that is killed now leaves nothing.
+                return RunDir(logs.temp_dir or unused_temp_dir(), keep)
             return RunDir(tempfile.mkdtemp(prefix=TEMP_PREFIX), keep)
         except OSError as error:
             if not keep:
@@ -230,6 +232,24 @@ def _link_latest(run_dir: str | None) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(partial)
+
+
+def unused_temp_dir() -> str:
+    """The name of a temporary directory that may be made. Raises OSError where there is no room for one."""
+    return os.path.join(tempfile.gettempdir(), f"{TEMP_PREFIX}{secrets.token_hex(8)}")
+
+
+def make_temp_dir(run_dir: RunDir, remove_at_end: Callable[[str], None]) -> RunDir:
+    """Make the directory of a run that is not kept, after whoever shall remove it has been told; the run without one
+    where it cannot be made."""
+    if run_dir.path is None or run_dir.keep:
+        return run_dir
+    remove_at_end(run_dir.path)
+    try:
+        os.mkdir(run_dir.path, 0o700)
+    except OSError:
+        return RunDir(None, keep=False)
+    return run_dir
 
 
 def make_dirs(plan: StreamPlan) -> None:

@@ -97,10 +97,7 @@ class Agent:
         # Before the departure listens: this call makes the loop's wake-up pipe, which the departure then quietens.
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._strays.reap)
         self._departure.listen(self._lifelines)
-        if self._run_dir.path is not None and not self._run_dir.keep:
-            # The relay is the last to end, so the directory goes even when guard and agent are killed together.
-            self._relay.remove_at_end(self._run_dir.path)
-        elif self._run_dir.path is not None:
+        if self._run_dir.path is not None and self._run_dir.keep:
             self._voice.say(f"logs in {self._run_dir.path}")
         try:
             self._channel.open()

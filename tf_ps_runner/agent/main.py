@@ -14,7 +14,7 @@ from dlrover_run.console.voice import Voice, console_voice
 from dlrover_run.coordination.records import Failure
 from dlrover_run.descent import lineage
 from dlrover_run.output.relay_client import Relay
-from dlrover_run.output.streams import RunDir, leave_nothing
+from dlrover_run.output.streams import RunDir, leave_nothing, make_temp_dir
 from dlrover_run.spec import SpecError
 from tf_ps_runner.agent.loop import Agent
 from tf_ps_runner.agent.verdict import Verdict
@@ -26,6 +26,8 @@ async def run_agent(spec: ServersSpec, run_dir: RunDir, lifelines: Sequence[int]
     job = spec.job
     voice = console_voice(relay.say, job.console_name, "tf-ps-run")
     relay.attach(voice.say)
+    # The relay is the last to end, so the directory goes even when guard and agent are killed together.
+    run_dir = make_temp_dir(run_dir, relay.remove_at_end)
     pids_to_spare: set[int] = set()
     try:
         agent = Agent(spec, run_dir, relay, lifelines, voice, partial(open_board, job))
