@@ -226,6 +226,13 @@ def test_a_job_that_cannot_have_the_servers_of_the_checkpoint_ends_and_names_the
     assert remedy in plan.reason
 
 
+def test_a_checkpoint_whose_parts_cannot_be_read_ends_the_job() -> None:
+    node = Node()
+    plan = refusing(begun(node, 2), node, **bounds(0, 0, parts=0, refused=2))
+    assert plan.phase is PlanPhase.FAILED
+    assert "how many parts it holds of the table 'users' cannot be read" in plan.reason
+
+
 def test_servers_that_were_tried_in_vain_are_not_tried_again() -> None:
     node = Node()
     plan = refusing(begun(node, 2), node, **bounds(3, 3, parts=3, refused=2))

@@ -78,10 +78,11 @@ def bounded(cluster: Cluster) -> str:
 
 def not_restored(task: Task, bounds: ServerBounds, present: int) -> str:
     """Why the chief of a version with `present` servers did not restore the model."""
-    return (
-        f"{task.key} on {task.host} did not restore the checkpoint: it holds {counted(bounds.parts, 'part')} of the "
-        f"table {bounds.table!r}, and the script makes {bounds.refused} with {servers(present)}"
-    )
+    before = f"{task.key} on {task.host} did not restore the checkpoint: "
+    if not bounds.parts:
+        return f"{before}how many parts it holds of the table {bounds.table!r} cannot be read"
+    held = f"it holds {counted(bounds.parts, 'part')} of the table {bounds.table!r}"
+    return f"{before}{held}, and the script makes {bounds.refused} with {servers(present)}"
 
 
 def began(restored: int, before: int, paused: bool) -> str:
