@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 
 import psutil
@@ -62,7 +63,7 @@ def test_a_budget_that_is_used_up_ends_the_job(mailbox: Mailbox) -> None:
     ended = finish(start(OURS, ["--max-restarts=2", script], cwd=mailbox.directory))
     assert ended.code == 9
     assert "2 of 2 restarts were used" in ended.err
-    assert [line.split(" after ")[0] for line in ended.err.splitlines() if "dlrover-run: restart" in line] == [
+    assert re.findall(r"^\S+ (dlrover-run: restart .*?) after ", ended.err, re.MULTILINE) == [
         "dlrover-run: restart 1 of 2",
         "dlrover-run: restart 2 of 2",
     ]
