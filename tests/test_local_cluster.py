@@ -277,7 +277,7 @@ def test_logs_of_each_node_have_a_directory(cluster: Cluster) -> None:
     assert job.finish() == 0
     logs = cluster.directory / "logs"
     assert sorted(path.name for path in logs.iterdir()) == ["node-0", "node-1"]
-    assert len(list(logs.glob("node-1/*/attempt_0/0/stdout.log"))) == 1
+    assert len(list(logs.glob("node-1/latest/attempt_0/0/stdout.log"))) == 1
 
 
 def test_a_program_that_calls_is_told_which_worker_failed(capfd: pytest.CaptureFixture[str]) -> None:
