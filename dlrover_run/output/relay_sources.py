@@ -173,6 +173,8 @@ class Source:
         """Complete the last line and let the file go."""
         self.complete()
         os.close(self._fd)
+        # What the console has not taken yet is still recorded, and by then the number may be another source's file.
+        self._fd = -1
 
     def record(self, mark: Mark) -> None:
         """Remember how far this has been shown."""
@@ -257,7 +259,7 @@ class Pipe(Source):
     def record(self, mark: Mark) -> None:
         super().record(mark)
         unused = min(mark.position, self.offset - TAIL_BYTES) // PAGE * PAGE
-        if unused - self._freed >= CHUNK:
+        if self._fd >= 0 and unused - self._freed >= CHUNK:
             free(self._fd, self._freed, unused - self._freed)
             self._freed = unused
 

@@ -1,0 +1,107 @@
+"""The relay's sources in this process, with memory files, pipes and a console that a test makes take or refuse."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+
+import pytest
+
+from dlrover_run.output.relay_marks import Marks, begin_mark, new_marks
+from dlrover_run.output.relay_ports import CHUNK, Sink
+from dlrover_run.output.relay_sources import Pipe
+
+
+class Console:
+    """Takes bytes while it is `open`, and fails once it has an `error`."""
+
+    def __init__(self) -> None:
+        self.shown = bytearray()
+        self.open = True
+        self.error: OSError | None = None
+        self.sink = Sink(-1, self._write)
+
+    def _write(self, view: memoryview) -> int:
+        if self.error is not None:
+            raise self.error
+        if not self.open:
+            raise BlockingIOError
+        self.shown.extend(view)
+        return len(view)
+
+
+class Rig:
+    """What a relay has of its agent: marks, and a memory file and a pipe for each source."""
+
+    def __init__(self) -> None:
+        self.poller = select.epoll()
+        self.marks_fd = new_marks()
+        self.fds: list[int] = [self.marks_fd]
+        self.writers: dict[int, int] = {}
+        self.spools: dict[int, int] = {}
+        self.readers: dict[int, int] = {}
+
+    def pipe(self, number: int, sink: Sink | None, prefix: bytes | None = None) -> Pipe:
+        """A source as the first relay has it."""
+        begin_mark(self.marks_fd, number, 0)
+        self.readers[number], self.writers[number] = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.spools[number] = os.memfd_create("spool")
+        self.fds += [self.readers[number], self.writers[number], self.spools[number]]
+        return self.again(number, sink, prefix)
+
+    def again(self, number: int, sink: Sink | None, prefix: bytes | None = None) -> Pipe:
+        """The same source as a successor has it."""
+        ends = os.dup(self.spools[number]), os.dup(self.readers[number])
+        return Pipe(number, *ends, sink, Marks(os.dup(self.marks_fd)), self.poller, prefix)
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.poller.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.close()
+
+
+def _say(rig: Rig, pipe: Pipe, text: bytes) -> None:
+    """Have a worker write `text`, and the relay take it from the pipe as far as its file does."""
+    view = memoryview(text)
+    while view:
+        view = view[os.write(rig.writers[pipe.number], view) :]
+        pipe.fill()
+
+
+def _copy(pipe: Pipe) -> None:
+    """What the relay does with it until there is nothing to do."""
+    while pipe.can_copy:
+        pipe.copy()
+        if pipe.sink is not None:
+            pipe.sink.flush()
+
+
+def test_what_a_source_shows_after_its_end_touches_no_file_that_has_its_number_then(rig: Rig) -> None:
+    console = Console()
+    pipe = rig.pipe(1, console.sink)
+    first = pipe._fd
+    console.open = False
+    _say(rig, pipe, b"x" * (2 * CHUNK))
+    _copy(pipe)
+    pipe.close()
+    pipe.finish()
+    # The next worker's file gets the lowest number that is free.
+    text = b"y" * (2 * CHUNK)
+    spool = os.memfd_create("the next worker's")
+    os.dup2(spool, first)
+    os.pwrite(first, text, 0)
+    console.open = True
+    console.sink.flush()
+    assert console.shown.count(b"x") == 2 * CHUNK
+    zeros = os.pread(spool, 2 * CHUNK, 0).count(0)
+    assert zeros == 0
+    for fd in {spool, first}:
+        os.close(fd)
