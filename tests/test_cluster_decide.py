@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SILENT, SUCCESS, VirtualCluster, rules
 
+from dlrover_run.coordination.cluster.account import with_answer
 from dlrover_run.coordination.cluster.placing import spread
 from dlrover_run.coordination.cluster.records import Role, Stage, TaskStage
 from dlrover_run.coordination.cluster.rules import RESTARTS
+from dlrover_run.coordination.cluster.wishes import MOST_ANSWERS
 from dlrover_run.coordination.records import NodeKey, NodePhase, PlanPhase
 
 
@@ -554,6 +556,15 @@ def waiting(job: VirtualCluster) -> str:
     return job.coordinator.waiting(job.now).text
 
 
+NOT_DECIDED = (False, "")
+
+
+def answer(job: VirtualCluster) -> tuple[bool, str]:
+    """Whether the last wish of the node `a` is refused, and the answer in words."""
+    order = with_answer(job.order("a"), job.cluster, "a")
+    return order.wish_refused, order.wish_answer
+
+
 class TestWishes:
     def test_workers_come_and_go_without_a_new_version(self) -> None:
         job = running(2, 3)
@@ -564,16 +575,80 @@ class TestWishes:
         job.wish("a", 2, workers=3)
         assert (job.ids(Role.WORKER), job.plan.key.number) == (["worker-0", "worker-3", "worker-4"], 1)
 
-    def test_an_unreasonable_one_is_clipped_and_answered(self) -> None:
-        job = running(1, 2, most_ps=3)
-        job.wish("a", 1, ps=9)
-        assert job.plan.reason == "a asked for 9 parameter servers, and the job may have 1 to 3, so it shall have 3"
-        assert job.stage is Stage.TRAINING
+    @pytest.mark.parametrize(
+        ("wish", "why"),
+        [
+            ({"ps": 7}, "started with --ps=2:6, so it cannot have 7: give 2 to 6"),
+            ({"workers": 9}, "started with --workers=0:8, so it cannot have 9: give 0 to 8"),
+            ({"workers": 7}, "there is room for 4 workers now"),
+            ({"ps": 5}, "there is room for 4 parameter servers now"),
+            ({"ps": 5, "workers": 7}, "there is room for 4 parameter servers and 4 workers now"),
+            ({"ps": 3, "workers": 7}, "there is room for 4 workers now"),
+        ],
+    )
+    def test_one_that_cannot_be_carried_out_is_refused_as_a_whole(self, wish: dict[str, int], why: str) -> None:
+        job = running(2, 8, most_ps=6)
+        before = job.cluster
+        job.wish("a", 1, **wish)
+        refused, said = answer(job)
+        assert refused
+        assert why in said
+        assert job.plan.reason.endswith(f"which is refused: {said}")
+        assert (job.cluster.targets, job.cluster.tasks, job.stage) == (before.targets, before.tasks, Stage.TRAINING)
 
-    def test_one_beyond_the_room_is_answered(self) -> None:
-        job = running(2, 8)
-        job.wish("a", 1, workers=7)
-        assert job.plan.reason == "a asked for 7 workers; there is room for 4 now"
+    def test_one_with_a_fixed_number_is_told_how_to_have_a_range(self) -> None:
+        job = running()
+        job.wish("a", 1, ps=3)
+        assert "start it with --ps=MIN:MAX" in answer(job)[1]
+
+    def test_one_is_not_refused_while_a_node_may_come_back(self) -> None:
+        job = VirtualCluster(rules(2, 4))
+        job.come("a")
+        job.come("d", chief=0, ps=0)
+        job.wait(30.1)
+        job.train()
+        key = job.statuses["d"].key
+        job.coordinator.disconnect(key, job.now)
+        job.wish("a", 1, workers=4)
+        assert answer(job) == NOT_DECIDED
+        job.phase("d", NodePhase.WAITING)
+        assert answer(job)[0] is False
+        assert answer(job) != NOT_DECIDED
+        job.lose("d")
+        job.wish("a", 2, workers=4)
+        job.wait(60)
+        assert answer(job)[0] is True
+
+    def test_servers_that_have_failed_too_often_are_not_tried_again_and_that_is_said(self) -> None:
+        job = running(1, 2, most_ps=3, max_restarts=0)
+        job.wish("a", 1, ps=2)
+        job.obey()
+        job.end("ps-3")
+        job.wish("a", 2, ps=2)
+        refused, said = answer(job)
+        assert refused
+        assert said.endswith("failed too often to be tried again, so training goes on with 3")
+        job.wish("a", 3, ps=3, workers=1)
+        assert not answer(job)[0]
+
+    def test_what_follows_is_said(self) -> None:
+        job = running(1, 3, most_ps=2)
+        job.wish("a", 1, ps=2, workers=3)
+        assert answer(job) == (False, "2 parameter servers are there already; 3 workers are there already")
+        job.wish("a", 2, ps=1, workers=2)
+        refused, said = answer(job)
+        assert not refused
+        assert said.startswith("1 parameter server: a new set is started")
+        assert said.endswith("; 2 workers: nobody else pauses for that")
+
+    def test_only_the_newest_answers_are_kept_in_words(self) -> None:
+        job = running(2, 3)
+        for number in range(MOST_ANSWERS + 2):
+            job.come(f"v{number}", chief=0, workers=0, ps=0)
+            job.wish(f"v{number}", 1, workers=3)
+        kept = job.cluster.wishes
+        assert len(kept) == MOST_ANSWERS + 2
+        assert [bool(one.answer) for one in kept] == [False] * 2 + [True] * MOST_ANSWERS
 
     def test_is_granted_once(self) -> None:
         job = running(2, 3)

@@ -90,6 +90,15 @@ def patched(*places: tuple[Any, str], by: Any) -> Variant:
     return variant
 
 
+@contextmanager
+def wishes_without_bound() -> Iterator[None]:
+    """Any number is granted, and had."""
+    granted = patched((wishes, "_out_of_range"), by=lambda wish, limits: "")
+    had = patched((placing, "clip"), by=lambda t, a, b: b if t is None else t)
+    with granted(), had():
+        yield
+
+
 def steps_without(name: str) -> Variant:
     """A variant that has forgotten one of its rules."""
     return patched((decide, "STEPS"), by=tuple(step for step in decide.STEPS if step.__name__ != name))
@@ -166,7 +175,7 @@ BROKEN: dict[str, Variant] = {
         (versions, "rooms"),
         by=lambda scene, role: {p.status.key: 99 for p in scene.hosts},
     ),
-    "wishes have no bound": patched((placing, "clip"), (wishes, "clip"), by=lambda t, a, b: b if t is None else t),
+    "wishes have no bound": wishes_without_bound,
     "nobody has a deadline": patched((Scene, "deadline"), by=lambda self, cluster, task: None),
     "nobody looks when something falls due": patched((Coordinator, "wake_at"), by=lambda self: None),
     "lost nodes are forgotten": patched((Coordinator, "disconnect"), by=lambda self, key, now: None),

@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from dlrover_run.coordination.cluster.account import answer_to
+from dlrover_run.coordination.cluster.account import with_answer
 from dlrover_run.coordination.cluster.decide import decide
 from dlrover_run.coordination.cluster.records import (
     MOST_TASKS,
     Cluster,
     EndCause,
     Hosting,
+    Order,
     Role,
     Room,
     ServerBounds,
@@ -91,6 +92,12 @@ def bounds(least: int, most: int = MOST_TASKS, parts: int = 2, refused: int = 0)
     return {"server_bounds": ServerBounds(least=least, most=most, table="users", parts=parts, refused=refused)}
 
 
+def answer(plan: Plan) -> tuple[int, bool]:
+    """The number of the last wish of the first node that was decided on, and whether it is refused."""
+    order = with_answer(Order(version=1), step_of(plan), "a")
+    return order.heard_wish, order.wish_refused
+
+
 def test_with_fixed_servers_a_wish_for_another_number_is_refused_before_anything_is_stopped() -> None:
     node = Node()
     plan = training(node, 2)
@@ -103,7 +110,8 @@ def test_with_fixed_servers_a_wish_for_another_number_is_refused_before_anything
         "a asked for 3 parameter servers, which is refused: the number of parameter servers stays 2" in refused.reason
     )
     assert 'partition_strategy="mod"' in refused.reason
-    assert answer_to(step_of(refused), "a") == (1, bounded(step_of(refused)))
+    assert answer(refused) == (1, True)
+    assert with_answer(Order(version=1), step_of(refused), "a").wish_answer == bounded(step_of(refused))
     assert "'users'" in bounded(step_of(refused))
 
 
@@ -122,7 +130,7 @@ def test_with_fewer_parts_than_servers_as_many_servers_as_parts_are_needed(wante
     node.changes[Role.CHIEF] = bounds(2)
     node.wish = Targets(ps=wanted)
     plan = settle(plan, node)
-    assert bool(answer_to(step_of(plan), "a")[1]) == refused
+    assert answer(plan) == (1, refused)
     assert len(step_of(plan).coming) == (0 if refused else wanted)
 
 
@@ -190,7 +198,7 @@ def test_a_chief_that_does_not_restore_the_model_has_the_servers_of_before_come_
     node.changes = {Role.CHIEF: bounds(2)}
     node.wish = Targets(ps=2)
     plan = decide(RULES, plan, {status.key: Presence(node.status(plan), 0.0, 0.0)}, 1.0).plan
-    assert answer_to(step_of(plan), "a") == (1, ""), "this is the number of the wish of before"
+    assert answer(plan) == (1, False), "this is the number of the wish of before"
     assert step_of(plan).server_bounds == ServerBounds(least=3, most=3, table="users", parts=3)
 
 

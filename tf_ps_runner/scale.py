@@ -92,9 +92,17 @@ def _tell_here(asked: Asked) -> str:
             raise Unheard(f"the job {run_id!r} cannot be told: {error.strerror or error}.") from None
     if reply is None:
         raise Unheard(f"the job {run_id!r} ended before it had heard of it.")
-    if not reply.heard:
-        raise Unheard(f"the job {run_id!r} does not do that: {reply.text}.")
-    return f"the job {run_id!r} has heard of it: {reply.text or wishes.what_follows(asked.wish)}."
+    return _what_follows(run_id, reply)
+
+
+def _what_follows(run_id: str, reply: wishes.Reply) -> str:
+    """The sentence about a wish that is granted. Raises Unheard for one that is not."""
+    from tf_ps_runner.agent.words import plain
+
+    text = f": {plain(reply.text)}." if reply.text else "."
+    if not reply.granted:
+        raise Unheard(f"the job {run_id!r} does not do that{text}")
+    return f"the job {run_id!r} has heard of it{text}"
 
 
 def _reply(connection: socket.socket, deadline: float) -> wishes.Reply | None:
@@ -150,6 +158,6 @@ def _tell_elsewhere(asked: Asked, settings: Settings, environ: Mapping[str, str]
     spec = job_to_visit(settings, environ, asked.timeout)
     conceal(credentials.VARIABLES)
     outcome = visit(spec, asked.wish, asked.timeout, lambda sentence: replies.say(SCALE, sentence))
-    if outcome.problem:
+    if outcome.reply is None:
         raise Unheard(f"{plain(outcome.problem)}.")
-    return f"the job {spec.run_id!r} has heard of it: {plain(outcome.said) or wishes.what_follows(asked.wish)}."
+    return _what_follows(spec.run_id, outcome.reply)

@@ -21,16 +21,17 @@ from dlrover_run.coordination.records import OVER, NodePhase, NodeStatus
 from dlrover_run.nursery import wait_until
 from dlrover_run.spec import Entrypoint, JobSpec
 from tf_ps_runner.command_line.place import find_place
+from tf_ps_runner.wishes import Reply
 
 WISH = 1
 """The number of a visitor's only wish."""
 
 
 class Outcome(NamedTuple):
-    """What came of a visit: what the job said of the wish, or the sentence without its full stop about why it does not
-    know of it."""
+    """What came of a visit: what was decided on the wish, or the sentence, without its full stop, about why nothing
+    was."""
 
-    said: str = ""
+    reply: Reply | None = None
     problem: str = ""
 
 
@@ -75,9 +76,7 @@ async def _visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[st
             news.clear()
             told = board.assignment
             if told.cluster is not None and told.cluster.heard_wish >= WISH:
-                if told.cluster.refusal:
-                    return Outcome(problem=f"the job {spec.run_id!r} does not do that: {told.cluster.refusal}")
-                return Outcome(said=told.reason)
+                return Outcome(Reply(granted=not told.cluster.wish_refused, text=told.cluster.wish_answer))
             if told.phase in OVER:
                 return Outcome(problem=f"the job {spec.run_id!r} is over")
             if board.problem is not None:

@@ -12,12 +12,7 @@ import struct
 
 import msgspec
 
-from dlrover_run.coordination.cluster.records import Order, Targets
-from dlrover_run.coordination.cluster.rules import ClusterRules
-from dlrover_run.coordination.words import counted
-
-NOT_KNOWN = Targets()
-"""How many processes a job has, for somebody who does not know."""
+from dlrover_run.coordination.cluster.records import Targets
 
 MOST_BYTES = 4096
 """The longest line that either side reads."""
@@ -29,12 +24,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an agent answers, once the coordinator knows of the wish or it is certain that it never will.
+    """What an agent answers, once the coordinator has decided on the wish or it is certain that it never will.
 
-    `text` says what follows, or why nothing does.
+    `text` is the coordinator's: what follows, or why nothing does.
     """
 
-    heard: bool
+    granted: bool
     text: str = ""
 
 
@@ -83,48 +78,3 @@ def reply_line(reply: Reply) -> bytes:
 def read_reply(line: bytes) -> Reply:
     """The answer of a line. Raises msgspec.DecodeError for what is none."""
     return msgspec.json.decode(line, type=Reply)
-
-
-def why_not(wish: Targets, rules: ClusterRules) -> str | None:
-    """A clause about a wish that a job with these rules cannot fulfil, else None."""
-    for flag, wanted, least, most in (
-        ("--ps", wish.ps, rules.least_ps, rules.most_ps),
-        ("--workers", wish.workers, rules.least_workers, rules.most_workers),
-    ):
-        if wanted is not None and not least <= wanted <= most:
-            began = f"{flag}={least}" if least == most else f"{flag}={least}:{most}"
-            remedy = f"start it with {flag}=MIN:MAX" if least == most else f"give {least} to {most}"
-            return f"the job was started with {began}, so it cannot have {wanted}: {remedy}"
-    return None
-
-
-def present_in(order: Order | None) -> Targets:
-    """How many processes there are by an order; what is not known, or about to change, is None."""
-    if order is None or not order.servers:
-        return NOT_KNOWN
-    changing = order.pause or bool(order.next_servers) or any(task.version > order.version for task in order.tasks)
-    return Targets(ps=None if changing else len(order.servers), workers=len(order.workers))
-
-
-def what_follows(wish: Targets, present: Targets = NOT_KNOWN) -> str:
-    """A clause that says what the job does once it has heard of a wish, when it has as many as `present` says."""
-    parts = []
-    if wish.ps is not None:
-        servers = counted(wish.ps, "parameter server")
-        parts.append(
-            f"{servers} {_are(wish.ps)} there already"
-            if wish.ps == present.ps
-            else f"{servers}: a new set is started while training goes on; then the workers pause, the chief "
-            "saves, and all go on with the new set"
-        )
-    if wish.workers is not None:
-        workers = counted(wish.workers, "worker")
-        there = wish.workers == present.workers
-        parts.append(
-            f"{workers} {_are(wish.workers)} there already" if there else f"{workers}: nobody else pauses for that"
-        )
-    return "; ".join(parts)
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"

@@ -11,7 +11,7 @@ from msgspec import Meta
 from dlrover_run.coordination.check_records import MOST_LINK_ROWS, MOST_ROWS, CheckTask, Checkup, LinkRow
 from dlrover_run.coordination.check_round import key_of, tasks
 from dlrover_run.coordination.check_words import shown
-from dlrover_run.coordination.cluster.account import account_of, answer_to
+from dlrover_run.coordination.cluster.account import account_of, with_answer
 from dlrover_run.coordination.cluster.orders import orders
 from dlrover_run.coordination.cluster.records import Cluster, Order
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, Plan, Seat, Waiting, assignment, seats
@@ -61,8 +61,7 @@ def _cluster_parts(plan: Plan, cluster: Cluster) -> dict[NodeKey, Part]:
     account = account_of(cluster)
 
     def part(key: NodeKey, order: Order) -> Part:
-        heard, refusal = answer_to(cluster, key.node_id)
-        return Part(cluster=msgspec.structs.replace(order, heard_wish=heard, refusal=refusal, account=account))
+        return Part(cluster=with_answer(msgspec.structs.replace(order, account=account), cluster, key.node_id))
 
     return {key: part(key, order) for key, order in orders(plan).items()}
 
@@ -72,9 +71,9 @@ def part_of(plan: Plan, found: Mapping[NodeKey, Part], key: NodeKey) -> Part:
     its node id."""
     part = found.get(key, NOBODY)
     if part.cluster is None and plan.cluster is not None:
-        number, refusal = answer_to(plan.cluster, key.node_id)
-        if number:
-            return Part(cluster=Order(version=plan.cluster.version, heard_wish=number, refusal=refusal))
+        order = with_answer(Order(version=plan.cluster.version), plan.cluster, key.node_id)
+        if order.heard_wish:
+            return Part(cluster=order)
     return part
 
 

@@ -12,7 +12,7 @@ from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, Rules
 from dlrover_run.coordination.seating import seat_nodes
-from dlrover_run.coordination.words import names, node_name
+from dlrover_run.coordination.words import departure, names, node_name
 
 
 def train(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
@@ -141,9 +141,9 @@ def _departure_words(plan: Plan, gone: Known) -> str:
             return "was lost"
         if p.status.failure is not None:
             return f"left: {p.status.failure.what}"
-        if p.status.ended_by:
-            return f"was ended by {p.status.ended_by}"
-        return "left, as it was asked to" if p.status.phase is NodePhase.LEFT else "was asked to leave"
+        if p.status.phase is NodePhase.LEFT and not p.status.ended_by:
+            return "left, as it was asked to"
+        return departure(p.status.ended_by)
 
     by_verb: dict[str, list[str]] = {}
     for member, p in gone:

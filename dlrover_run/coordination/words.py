@@ -24,6 +24,11 @@ def node_name(host: str, rank: int | None = None) -> str:
     return f"node {rank} ({host or 'host unknown'})"
 
 
+def departure(signal: str) -> str:
+    """What became of a node that goes before the job is over, because of that signal or an empty string."""
+    return f"was ended by {signal}" if signal else "was asked to leave"
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things: `1 node`, `3 nodes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -47,6 +47,10 @@ class Job:
                 return told
             self._told.append(told)
 
+    def heard_more(self, what: str) -> bool:
+        """Whether a task has told this and it was not heard yet; to be asked after the end of the job."""
+        return any(told["at"] == what for told in (*self._told, *self._mailbox.pending()))
+
     def up(self, name: str) -> Told:
         """Wait until that task obeys, or serves."""
         return self.hear(lambda told: told["name"] == name and told["at"] in ("up", "serving"))

@@ -170,16 +170,21 @@ def test_a_chief_whose_workers_only_serve_it_is_told_of_a_planned_change_and_lea
     assert "steps lost" not in out
 
 
+def meeting(request: pytest.FixtureRequest, backend: str) -> tuple[str, ...]:
+    """The flags with which nodes meet, and `scale` finds the job; none for one that is reached on its machine."""
+    if backend == "master":
+        return ("--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{quiet_port()}")
+    if backend == "etcd":
+        host, port = request.getfixturevalue("shared_etcd").places[0]
+        return ("--rdzv-backend=etcd", f"--rdzv-endpoint={host}:{port}")
+    return ()
+
+
 @pytest.mark.parametrize("backend", ["memory", "master", "etcd"])
 def test_a_chief_whose_table_allows_no_other_number_of_servers_has_it_refused(
     start: Callable[..., Job], request: pytest.FixtureRequest, backend: str
 ) -> None:
-    meet: tuple[str, ...] = ()
-    if backend == "master":
-        meet = ("--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{quiet_port()}")
-    elif backend == "etcd":
-        host, port = request.getfixturevalue("shared_etcd").places[0]
-        meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={host}:{port}")
+    meet = meeting(request, backend)
     job = start("--ps=1:3", "--workers=0:1", *meet)
     for name in ("ps-0", "ps-1", "ps-2", "chief-0", "worker-0"):
         job.up(name)
@@ -197,6 +202,81 @@ def test_a_chief_whose_table_allows_no_other_number_of_servers_has_it_refused(
     out = job.finish("chief-0")
     assert out.count("'users' has 3 parts\n") == 1
     assert "ps-3" not in out
+
+
+@pytest.mark.parametrize("backend", ["memory", "master", "etcd"])
+def test_scale_says_that_new_servers_are_not_tried_again(
+    start: Callable[..., Job], request: pytest.FixtureRequest, backend: str
+) -> None:
+    meet = meeting(request, backend)
+    job = start("--ps=1:3", "--workers=0", "--max-restarts=0", *meet, args=("fail later",))
+    job.up("chief-0")
+    job.train()
+    job.told("chief-0", open=True)
+    granted = scale(job, "--ps=2", *meet)
+    assert (granted.returncode, granted.stderr) == (0, "")
+    assert "2 parameter servers: a new set is started" in granted.stdout
+    assert job.process.stdout is not None
+    assert any("the change is given up, and training goes on" in line for line in job.process.stdout), "the job is over"
+    refused = scale(job, "--ps=2", *meet)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "does not do that: new parameter servers have failed too often to be tried again" in refused.stderr
+    there = scale(job, "--ps=3", *meet)
+    assert (there.returncode, there.stderr) == (0, "")
+    assert "3 parameter servers are there already" in there.stdout
+    job.finish("chief-0")
+
+
+@pytest.mark.parametrize("backend", ["master", "etcd"])
+def test_scale_says_that_there_is_no_room(
+    start: Callable[..., Job], request: pytest.FixtureRequest, backend: str
+) -> None:
+    meet = meeting(request, backend)
+    nodes = [start(*meet, "--ps=1:3", "--workers=0:2", f"--role={role}") for role in ("chief", "ps", "worker")]
+    job = nodes[0]
+    job.up("worker-0")
+    job.train()
+    job.told("worker-0", open=True)
+    for way in ((), meet):
+        for wish, room in (("--ps=2", "1 parameter server"), ("--workers=2", "1 worker")):
+            refused = scale(job, wish, *way)
+            assert (refused.returncode, refused.stdout) == (1, "")
+            assert f"does not do that: there is room for {room} now" in refused.stderr
+    job.finish("chief-0")
+    for node in nodes[1:]:
+        node.ended(0)
+
+
+@pytest.mark.parametrize("backend", ["memory", "master"])
+def test_scale_outside_the_range_of_the_job_is_refused_wherever_it_comes_from(
+    start: Callable[..., Job], request: pytest.FixtureRequest, backend: str
+) -> None:
+    meet = meeting(request, backend)
+    job = start("--ps=1:3", "--workers=0", *meet)
+    job.up("chief-0")
+    job.train()
+    for wish, why in (("--ps=4", "it cannot have 4: give 1 to 3"), ("--workers=1", "start it with --workers=MIN:MAX")):
+        refused = scale(job, wish, *meet)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert why in refused.stderr
+    job.finish("chief-0")
+
+
+def test_a_forwarded_signal_reaches_each_process_once_and_the_job_goes_on(start: Callable[..., Job]) -> None:
+    job = start("--ps=2", "--workers=1", "--forward-signals=USR1")
+    names = ("ps-0", "ps-1", "chief-0", "worker-0")
+    for name in names:
+        job.up(name)
+    job.train()
+    job.told("worker-0", open=True)
+    for _ in range(2):
+        job.process.send_signal(signal.SIGUSR1)
+        for name in names:
+            job.hear(lambda told, name=name: (told["name"], told["at"]) == (name, "signalled"))
+    job.say("chief-0", say="step", step=8)
+    out = job.finish("chief-0")
+    assert not job.heard_more("signalled")
+    assert not re.search("(ps-2|chief-1|worker-1) begins", out)
 
 
 def test_a_chief_that_does_not_restore_the_model_is_given_the_servers_of_the_checkpoint(
@@ -374,7 +454,7 @@ def test_a_node_that_is_asked_to_leave_has_its_server_moved_and_nothing_is_lost(
     chief.up("chief-1")
     assert "SIGTERM received: what runs here is moved to other nodes" in one.ended(143)
     chief.train("chief-1", "checkpoint", 7, "/pretend/model.ckpt-7")
-    chief.finish("chief-1")
+    assert re.search("was ended by SIGTERM: ps-1 is started", chief.finish("chief-1"))
     other.ended(0)
 
 

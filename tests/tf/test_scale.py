@@ -13,8 +13,7 @@ import pytest
 from asked import go_to_empty_place
 
 from dlrover_run import exit_codes
-from dlrover_run.coordination.cluster.records import Order, Targets
-from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.coordination.cluster.records import Targets
 from dlrover_run.spec import SpecError
 from tf_ps_runner import scale, wishes
 from tf_ps_runner.cli import main
@@ -92,30 +91,17 @@ def test_a_wish_that_is_heard_is_said_with_what_follows(
     desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("heard")
-    desk = desks(job, lambda wish: wishes.reply_line(Reply(heard=True, text=wishes.what_follows(wish))))
+    desk = desks(job, lambda wish: wishes.reply_line(Reply(granted=True, text="a new set is started")))
     assert main(["scale", "--ps=3", "--workers=2", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
     assert desk.wishes == [Targets(ps=3, workers=2)]
     said = capsys.readouterr()
     assert said.err == ""
-    assert said.out.startswith(f"tf-ps-run scale: the job {job!r} has heard of it: 3 parameter servers: a new set is")
-    assert said.out.endswith("2 workers: nobody else pauses for that.\n")
-
-
-def test_a_wish_for_as_many_as_there_are_is_said_to_be_fulfilled() -> None:
-    order = Order(version=1, servers=("a:1", "a:2"), workers=("a:3",))
-    present = wishes.present_in(order)
-    assert wishes.what_follows(Targets(ps=2, workers=1), present) == (
-        "2 parameter servers are there already; 1 worker is there already"
-    )
-    assert "a new set is started" in wishes.what_follows(Targets(ps=3), present)
-    changing = msgspec.structs.replace(order, next_servers=("a:4",))
-    assert "a new set is started" in wishes.what_follows(Targets(ps=2), wishes.present_in(changing))
-    assert wishes.present_in(Order(version=0)) == wishes.present_in(None) == Targets()
+    assert said.out == f"tf-ps-run scale: the job {job!r} has heard of it: a new set is started.\n"
 
 
 def test_a_number_that_is_not_given_is_left_as_it_is(desks: Callable[[str, Answer], Desk]) -> None:
     job = name_of("one")
-    desk = desks(job, lambda wish: wishes.reply_line(Reply(heard=True)))
+    desk = desks(job, lambda wish: wishes.reply_line(Reply(granted=True)))
     assert main(["scale", "--workers=0", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
     assert desk.wishes == [Targets(ps=None, workers=0)]
 
@@ -124,12 +110,12 @@ def test_a_wish_that_is_refused_is_a_sentence_and_exit_code_1(
     desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("refused")
-    rules = ClusterRules(least_ps=1, most_ps=4)
-    desks(job, lambda wish: wishes.reply_line(Reply(heard=False, text=wishes.why_not(wish, rules) or "")))
+    desks(job, lambda wish: wishes.reply_line(Reply(granted=False, text="there is no \x1b[2Jroom now")))
     assert main(["scale", "--ps=5", f"--rdzv-id={job}"]) == 1
-    assert capsys.readouterr().err == (
-        f"tf-ps-run scale: the job {job!r} does not do that: the job was started with --ps=1:4, so it cannot have 5: "
-        "give 1 to 4.\n"
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "",
+        f"tf-ps-run scale: the job {job!r} does not do that: there is no [2Jroom now.\n",
     )
 
 
@@ -233,17 +219,6 @@ def test_a_line_with_something_else_in_it_is_no_wish() -> None:
             wishes.read_wish(line)
 
 
-def test_a_wish_outside_the_range_of_the_job_is_one_that_it_cannot_have() -> None:
-    rules = ClusterRules(least_ps=2, most_ps=2, least_workers=1, most_workers=8)
-    assert wishes.why_not(Targets(ps=2, workers=8), rules) is None
-    assert wishes.why_not(Targets(ps=3), rules) == (
-        "the job was started with --ps=2, so it cannot have 3: start it with --ps=MIN:MAX"
-    )
-    assert wishes.why_not(Targets(workers=9), rules) == (
-        "the job was started with --workers=1:8, so it cannot have 9: give 1 to 8"
-    )
-
-
 @pytest.mark.parametrize("backend", [["--rdzv-backend=master"], []])
 def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(
     monkeypatch: pytest.MonkeyPatch, backend: list[str]
@@ -254,7 +229,7 @@ def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(
 
     def visit(spec: object, wish: Targets, timeout: float, say: object) -> visiting.Outcome:
         visits.append((spec, wish, timeout))
-        return visiting.Outcome(said="node0 asked for 3 parameter servers")
+        return visiting.Outcome(Reply(granted=True, text="a new set is started"))
 
     monkeypatch.setattr(visiting, "visit", visit)
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")

@@ -25,7 +25,6 @@ from dlrover_run.descent.strays import StraySweep
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import SpecError
-from tf_ps_runner import wishes
 from tf_ps_runner.agent.channel import Channel
 from tf_ps_runner.agent.environment import PACKAGE
 from tf_ps_runner.agent.queue_words import Membership
@@ -36,6 +35,7 @@ from tf_ps_runner.agent.telling import Telling
 from tf_ps_runner.agent.verdict import Ending, Verdict, judge
 from tf_ps_runner.agent.wish_desk import WishDesk
 from tf_ps_runner.spec import ServersSpec
+from tf_ps_runner.wishes import Reply
 
 MOVE_PATIENCE = 2.0
 """Seconds that a node which was asked to leave gives the coordinator to begin with moving its tasks to others. What has
@@ -78,9 +78,7 @@ class Agent:
         self._tasks.warm()
         self._departure = Departure(job, self._take_signal, self._forward_signal, self._lose_launcher)
         self._board = open_board(self._hear, self._say_of_job)
-        self._desk = WishDesk(
-            job.run_id, job.rules.cluster, self._take_wish, lambda: wishes.present_in(self._board.assignment.cluster)
-        )
+        self._desk = WishDesk(job.run_id, self._take_wish)
         self._wish: Targets | None = None
         self._wishes = 0
         self._waiting: Waiting | None = None
@@ -168,7 +166,8 @@ class Agent:
             self._show_waiting(wanted)
             self._telling.follow(wanted)
         if wanted.cluster is not None:
-            self._desk.heard(wanted.cluster.heard_wish, wanted.cluster.refusal)
+            order = wanted.cluster
+            self._desk.decided(order.heard_wish, Reply(granted=not order.wish_refused, text=order.wish_answer))
 
     @property
     def _goes_alone(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
@@ -12,7 +11,6 @@ from collections.abc import Callable
 import msgspec
 
 from dlrover_run.coordination.cluster.records import Targets
-from dlrover_run.coordination.cluster.rules import ClusterRules
 from tf_ps_runner import wishes
 from tf_ps_runner.wishes import Reply
 
@@ -23,27 +21,23 @@ MOST_AT_ONCE = 16
 """Connections at one time; with more, newcomers are not listened to until others have gone."""
 
 
+OVER = Reply(granted=False, text="the job is coming to its end")
+"""The answer to whoever comes too late."""
+
+
 class WishDesk:
     """Takes wishes of this machine's user. `on_wish` is called with each; its answer is that wish's number.
 
-    `present` says how many there are of what may be wished for, as far as that is known. `heard` is told the number of
-    the last wish that the coordinator has decided on, with its reason where that is refused. A running loop is needed.
+    `decided` is told the number of the last wish that the coordinator has decided on, with its answer. A running loop
+    is needed.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        rules: ClusterRules,
-        on_wish: Callable[[Targets], int],
-        present: Callable[[], Targets] = lambda: wishes.NOT_KNOWN,
-    ) -> None:
+    def __init__(self, run_id: str, on_wish: Callable[[Targets], int]) -> None:
         self._address = wishes.socket_address(os.geteuid(), run_id)
         self._run_id = run_id
-        self._rules = rules
         self._on_wish = on_wish
-        self._present = present
         self._server: asyncio.Server | None = None
-        self._waiting: dict[int, list[asyncio.Future[str]]] = {}
+        self._waiting: dict[int, list[asyncio.Future[Reply]]] = {}
         self._talks: set[asyncio.Task[None]] = set()
         self._over = False
 
@@ -64,12 +58,12 @@ class WishDesk:
         self._server = await asyncio.start_unix_server(self._talk, sock=listener, limit=wishes.MOST_BYTES)
         return None
 
-    def heard(self, number: int, refusal: str) -> None:
+    def decided(self, number: int, answer: Reply) -> None:
         """The coordinator has decided on all wishes up to that number, of which each contains those before it."""
         for each in [each for each in self._waiting if each <= number]:
             for future in self._waiting.pop(each):
                 if not future.done():
-                    future.set_result(refusal)
+                    future.set_result(answer)
 
     async def close(self) -> None:
         """Listen no more, and tell those who wait that nothing follows."""
@@ -79,7 +73,7 @@ class WishDesk:
         for futures in self._waiting.values():
             for future in futures:
                 if not future.done():
-                    future.set_result("")
+                    future.set_result(OVER)
         if self._talks:
             await asyncio.wait(self._talks)
 
@@ -106,18 +100,8 @@ class WishDesk:
             wish = wishes.read_wish(await asyncio.wait_for(reader.readline(), LINE_TIMEOUT))
         except (TimeoutError, msgspec.DecodeError, ValueError):
             return None
-        if (problem := wishes.why_not(wish, self._rules)) is not None:
-            return Reply(heard=False, text=problem)
         if self._over:
-            return Reply(heard=False, text="the job is coming to its end")
-        known: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        present = self._present()
+            return OVER
+        known: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(self._on_wish(wish), []).append(known)
-        refusal = ""
-        with contextlib.suppress(asyncio.CancelledError):
-            refusal = await known
-        if self._over:
-            return Reply(heard=False, text="the job is coming to its end")
-        if refusal:
-            return Reply(heard=False, text=refusal)
-        return Reply(heard=True, text=wishes.what_follows(wish, present))
+        return await known

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.coordination.cluster.records import Account, Cluster, Given, Hosting, Order, Role, TaskEnd, TaskStatus
-from dlrover_run.coordination.cluster.words import bounded
 
 ROOM_FOR_ENDS = 48 * 1024
 """Bytes of all ends in one status that are told whole. When a server dies each process of the node may leave a
@@ -34,12 +33,14 @@ def account_of(cluster: Cluster) -> Account:
     )
 
 
-def answer_to(cluster: Cluster, node_id: str) -> tuple[int, str]:
-    """The number of the last wish of that node that the job knows of, 0 for none, and why it is refused."""
+def with_answer(order: Order, cluster: Cluster, node_id: str) -> Order:
+    """The order with what was decided on the last wish of that node."""
     for wish in cluster.wishes:
         if wish.node_id == node_id:
-            return wish.number, bounded(cluster) if wish.refused else ""
-    return 0, ""
+            return msgspec.structs.replace(
+                order, heard_wish=wish.number, wish_refused=wish.refused, wish_answer=wish.answer
+            )
+    return order
 
 
 def as_before(hosting: Hosting) -> Order | None:
@@ -50,14 +51,23 @@ def as_before(hosting: Hosting) -> Order | None:
 
 def parted(order: Order) -> tuple[Order, Order]:
     """What all nodes with an order are told alike, which may be long, and what is this node's own."""
-    alike = msgspec.structs.replace(order, tasks=(), heard_wish=0, refusal="")
-    own = Order(version=order.version, tasks=order.tasks, heard_wish=order.heard_wish, refusal=order.refusal)
-    return alike, own
+    alike = msgspec.structs.replace(order, tasks=(), heard_wish=0, wish_refused=False, wish_answer="")
+    return alike, _with_own(Order(version=order.version), order)
 
 
 def joined(alike: Order, own: Order) -> Order:
     """The order that was parted."""
-    return msgspec.structs.replace(alike, tasks=own.tasks, heard_wish=own.heard_wish, refusal=own.refusal)
+    return _with_own(alike, own)
+
+
+def _with_own(order: Order, own: Order) -> Order:
+    return msgspec.structs.replace(
+        order,
+        tasks=own.tasks,
+        heard_wish=own.heard_wish,
+        wish_refused=own.wish_refused,
+        wish_answer=own.wish_answer,
+    )
 
 
 class Memory(NamedTuple):

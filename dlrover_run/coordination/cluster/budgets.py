@@ -31,6 +31,12 @@ def with_spent(cluster: Cluster, spent: Spent) -> Cluster:
     return msgspec.structs.replace(cluster, spent=tuple(sorted([*others, spent], key=lambda one: one.role)))
 
 
+def may_try_servers(limits: ClusterRules, cluster: Cluster) -> bool:
+    """Whether new servers may be tried beside those that train. When they fail too often that does not end the job, but
+    no more are tried then."""
+    return spent_of(cluster, Role.PS).failures <= limits.max_restarts
+
+
 def limit_of(limits: ClusterRules, cluster: Cluster, role: Role, rank: int) -> int:
     """The memory in MiB that a new task of that rank gets, 0 for no limit."""
     first = limits.ps_memory if role is Role.PS else limits.worker_memory

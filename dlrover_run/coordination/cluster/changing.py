@@ -8,6 +8,7 @@ import msgspec
 from dlrover_run.coordination.cluster.budgets import (
     charge_one_of,
     limit_of,
+    may_try_servers,
     more_memory,
     raise_limit,
     spent_of,
@@ -83,7 +84,7 @@ def _swell(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
         ):
             continue
         spent = spent_of(cluster, Role.PS)
-        if spent.memory >= limits.memory_restarts or not _may_change(scene, cluster):
+        if spent.memory >= limits.memory_restarts or not may_try_servers(limits, cluster):
             continue
         cluster = with_spent(cluster, msgspec.structs.replace(spent, memory=spent.memory + 1))
         cluster = raise_limit(limits, cluster, task)
@@ -91,12 +92,6 @@ def _swell(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
         reason = f"{named(task)} is near its limit of {size(task.memory)}, and is to get {size(memory)}"
         return changed(plan, scene.now, cluster=cluster, reason=reason)
     return None
-
-
-def _may_change(scene: Scene, cluster: Cluster) -> bool:
-    """Whether new servers may be tried. When they fail too often that does not end a job that trains, but no more are
-    tried then."""
-    return spent_of(cluster, Role.PS).failures <= scene.limits.max_restarts
 
 
 def _wanted(scene: Scene, cluster: Cluster) -> tuple[Places, str] | None:
@@ -110,14 +105,11 @@ def _wanted(scene: Scene, cluster: Cluster) -> tuple[Places, str] | None:
         return places, f"{servers(len(places))} {'is' if len(places) == 1 else 'are'} wanted instead of {len(current)}"
     leaving = [task for task in current if scene.going(host_of(task))]
     if leaving:
-        return (
-            places,
-            f"{names([task.host for task in leaving])} {'was' if len(leaving) == 1 else 'were'} asked to leave",
-        )
+        return places, names(list(dict.fromkeys(scene.departure(task) for task in leaving)))
     chiefs = [task for task in tasks_of(cluster, Role.CHIEF) if scene.going(host_of(task))]
     if chiefs and any(rooms(scene, Role.CHIEF).values()):
         # It saves before it goes: the queues of the data are on its node, and their state goes with the checkpoint.
-        return places, f"{names([task.host for task in chiefs])} was asked to leave, and the chief moves"
+        return places, f"{scene.departure(chiefs[0])}, and the chief moves"
     small = [task for task in current if task.memory < limit_of(scene.limits, cluster, Role.PS, task.rank)]
     if small:
         return (
@@ -128,7 +120,7 @@ def _wanted(scene: Scene, cluster: Cluster) -> tuple[Places, str] | None:
 
 
 def _begin(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
-    if scene.broken(plan) is not None or not _may_change(scene, cluster):
+    if scene.broken(plan) is not None or not may_try_servers(scene.limits, cluster):
         return None
     wanted = _wanted(scene, cluster)
     if wanted is None:

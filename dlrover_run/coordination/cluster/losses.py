@@ -62,7 +62,7 @@ def move_from_leaving(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None
         if place is None:
             continue
         moved, successor = give(scene, without, task.role, task.rank, cluster.version, place)
-        reason = f"{task.host} was asked to leave; {named(successor)} takes the place of {task.key}"
+        reason = f"{scene.departure(task)}; {named(successor)} takes the place of {task.key}"
         moved = msgspec.structs.replace(moved, tasks=(*moved.tasks, successor))
         return changed(plan, scene.now, cluster=moved, reason=reason)
     return None

@@ -278,11 +278,13 @@ class Uncalled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HeardWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The number of the last wish of a node that the coordinator has decided on, and whether it was refused."""
+    """The number of the last wish of a node that the coordinator has decided on, whether it was refused, and the answer
+    in words: why, or else what follows. An old one has no words any more."""
 
     node_id: str
     number: Total
     refused: bool = False
+    answer: str = ""
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -340,9 +342,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     holds a port yet; and none is known while `servers` is empty. The evaluator is started once `servers` are known.
     `open` lets workers in. `pause` tells workers to leave after the step that they are at, and `save` the chief to save
     and to leave; both with exit code 75. `ending` tells all but servers to come to an end by themselves. `heard_wish`
-    is the number of the last wish of this node that the job knows of, and `refusal` says why it is refused, empty where
-    it is granted. `account` is for the node to repeat. `queue_at` is the address where the chief's host answers about
-    the queues of the data, empty while none is known, and `queue_key` what it has to be shown.
+    is the number of the last wish of this node that the job has decided on, `wish_refused` whether it is refused, and
+    `wish_answer` says why, or else what follows. `account` is for the node to repeat. `queue_at` is the address where
+    the chief's host answers about the queues of the data, empty while none is known, and `queue_key` what it has to be
+    shown.
 
     `keep` says that nothing of all this is known yet to a coordinator that has just begun, and that the node shall go
     on as it is: its board makes the last order of before of that, so that an agent sees none.
@@ -359,7 +362,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     save: bool = False
     ending: bool = False
     heard_wish: Total = 0
-    refusal: Annotated[str, Meta(max_length=MAX_WHAT)] = ""
+    wish_refused: bool = False
+    wish_answer: Annotated[str, Meta(max_length=MAX_WHAT)] = ""
     account: Account | None = None
     queue_at: Name = ""
     queue_key: QueueKey = ""

@@ -22,6 +22,7 @@ from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import NodeKey, Plan
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.coordination.seating import natural_order
+from dlrover_run.coordination.words import departure
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ class Scene:
     def going(self, key: NodeKey) -> bool:
         """Whether that node is gone, or was asked to go."""
         return self.gone(key) or self.present[key].going
+
+    def departure(self, task: Task) -> str:
+        """That the task's node goes, and because of which signal if that is known."""
+        p = self.present.get(host_of(task))
+        return f"{task.host} {departure(p.status.ended_by if p is not None else '')}"
 
     def broken(self, plan: Plan) -> float | None:
         """When it is known of the last member whose connection has just broken whether it is lost, if there is one."""

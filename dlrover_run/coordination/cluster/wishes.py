@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.cluster.placing import clip, rooms
-from dlrover_run.coordination.cluster.records import Cluster, HeardWish, Role, Targets
-from dlrover_run.coordination.cluster.scene import Scene
-from dlrover_run.coordination.cluster.words import bounded
+from dlrover_run.coordination.cluster.budgets import may_try_servers
+from dlrover_run.coordination.cluster.placing import rooms
+from dlrover_run.coordination.cluster.records import Cluster, HeardWish, Role, Stage, Targets
+from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.coordination.cluster.scene import Scene, tasks_of
+from dlrover_run.coordination.cluster.words import bounded, servers
 from dlrover_run.coordination.decision import changed
-from dlrover_run.coordination.records import NodeStatus, Plan
+from dlrover_run.coordination.records import Plan, PlanPhase
 from dlrover_run.coordination.words import counted
 
 MOST_WISHES = 1000
 """The nodes whose last wish is remembered, so that it is granted once. Older ones are forgotten first."""
 
+MOST_ANSWERS = 20
+"""The newest wishes whose answers are kept in words, for whoever asked to read them; each visitor is a node of its own,
+and goes once it has read."""
+
 
 def grant(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan after a wish that was not heard before; None when there is none. A wish is granted as a whole or refused
-    as a whole."""
+    as a whole, and whoever asked is told what follows, or why nothing does."""
     heard = {wish.node_id: wish for wish in cluster.wishes}
     for key in sorted(scene.present):
         status = scene.present[key].status
@@ -28,44 +34,111 @@ def grant(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
         before = heard.get(status.node_id)
         if before is not None and hosting.wish_number <= before.number:
             continue
+        short = _short(scene, plan, cluster, hosting.wish)
+        if short and scene.broken(plan) is not None:
+            # Whether the node whose connection has just broken comes back is known in a moment.
+            continue
+        refusal = _problem(scene, plan, cluster, hosting.wish) or short
+        words = f"{status.host} asked for {_asked(hosting.wish)}"
+        targets = cluster.targets if refusal else _with_wish(cluster.targets, hosting.wish)
+        answer = refusal or _follows(scene, plan, cluster, hosting.wish)
         heard.pop(status.node_id, None)
-        refused = _refused(scene, cluster, hosting.wish)
-        wishes = (*heard.values(), HeardWish(status.node_id, hosting.wish_number, refused))[-MOST_WISHES:]
-        targets, words = _clipped(scene, cluster, hosting.wish, status)
-        if refused:
-            targets, words = cluster.targets, f"{words}, which is refused: {bounded(cluster)}"
+        wishes = _kept([*heard.values(), HeardWish(status.node_id, hosting.wish_number, bool(refusal), answer)])
         answered = msgspec.structs.replace(cluster, targets=targets, wishes=wishes)
-        return changed(plan, scene.now, cluster=answered, reason=words)
+        reason = f"{words}, which is refused: {refusal}" if refusal else words
+        return changed(plan, scene.now, cluster=answered, reason=reason)
     return None
 
 
-def _refused(scene: Scene, cluster: Cluster, wish: Targets) -> bool:
-    """Whether the tables of the model do not allow what somebody wishes."""
-    if wish.ps is None or cluster.server_bounds is None:
-        return False
-    return not cluster.server_bounds.allow(clip(wish.ps, scene.limits.least_ps, scene.limits.most_ps))
+def _kept(wishes: list[HeardWish]) -> tuple[HeardWish, ...]:
+    wishes = wishes[-MOST_WISHES:]
+    old = [msgspec.structs.replace(wish, answer="") if wish.answer else wish for wish in wishes[:-MOST_ANSWERS]]
+    return (*old, *wishes[-MOST_ANSWERS:])
 
 
-def _clipped(scene: Scene, cluster: Cluster, wish: Targets, status: NodeStatus) -> tuple[Targets, str]:
-    """What the job may have of a wish, and the answer to whoever asked."""
-    limits = scene.limits
-    targets, said = cluster.targets, []
-    if wish.ps is not None:
-        number = clip(wish.ps, limits.least_ps, limits.most_ps)
-        targets = msgspec.structs.replace(targets, ps=number)
-        said.append(_answer(scene, Role.PS, "parameter server", wish.ps, number, limits.least_ps, limits.most_ps))
+def _with_wish(targets: Targets, wish: Targets) -> Targets:
+    return Targets(
+        ps=targets.ps if wish.ps is None else wish.ps,
+        workers=targets.workers if wish.workers is None else wish.workers,
+    )
+
+
+def _problem(scene: Scene, plan: Plan, cluster: Cluster, wish: Targets) -> str:
+    """Why the job cannot do that, whatever room there is; empty when it can."""
+    if problem := _out_of_range(wish, scene.limits):
+        return problem
+    if wish.ps is None:
+        return ""
+    if cluster.server_bounds is not None and not cluster.server_bounds.allow(wish.ps):
+        return bounded(cluster)
+    present = len(tasks_of(cluster, Role.PS))
+    if plan.phase is PlanPhase.TRAINING and wish.ps != present and not may_try_servers(scene.limits, cluster):
+        return f"new parameter servers have failed too often to be tried again, so training goes on with {present}"
+    return ""
+
+
+def _out_of_range(wish: Targets, limits: ClusterRules) -> str:
+    for flag, wanted, least, most in (
+        ("--ps", wish.ps, limits.least_ps, limits.most_ps),
+        ("--workers", wish.workers, limits.least_workers, limits.most_workers),
+    ):
+        if wanted is not None and not least <= wanted <= most:
+            began = f"{flag}={least}" if least == most else f"{flag}={least}:{most}"
+            remedy = f"start it with {flag}=MIN:MAX" if least == most else f"give {least} to {most}"
+            return f"the job was started with {began}, so it cannot have {wanted}: {remedy}"
+    return ""
+
+
+def _short(scene: Scene, plan: Plan, cluster: Cluster, wish: Targets) -> str:
+    """What a version that runs has no room for, in words; one that gathers takes what room there is by then."""
+    if plan.phase is not PlanPhase.TRAINING:
+        return ""
+    ranks = [rank for rank in range(wish.workers or 0) if rank not in cluster.done]
+    needs = ((Role.PS, wish.ps or 0, "parameter server"), (Role.WORKER, len(ranks), "worker"))
+    short = [counted(room, noun) for role, needed, noun in needs if (room := _room(scene, role)) < needed]
+    return f"there is room for {' and '.join(short)} now: start more nodes first, or ask for less" if short else ""
+
+
+def _room(scene: Scene, role: Role) -> int:
+    return sum(rooms(scene, role).values())
+
+
+def _asked(wish: Targets) -> str:
+    said = [] if wish.ps is None else [servers(wish.ps)]
     if wish.workers is not None:
-        number = clip(wish.workers, limits.least_workers, limits.most_workers)
-        targets = msgspec.structs.replace(targets, workers=number)
-        said.append(
-            _answer(scene, Role.WORKER, "worker", wish.workers, number, limits.least_workers, limits.most_workers)
-        )
-    return targets, f"{status.host} asked for {'; and for '.join(said) or 'nothing'}"
+        said.append(counted(wish.workers, "worker"))
+    return "; and for ".join(said) or "nothing"
 
 
-def _answer(scene: Scene, role: Role, noun: str, asked: int, number: int, least: int, most: int) -> str:
-    answer = counted(asked, noun)
-    if asked != number:
-        answer += f", and the job may have {least} to {most}, so it shall have {number}"
-    room = sum(rooms(scene, role).values())
-    return answer if room >= number else f"{answer}; there is room for {room} now"
+def _follows(scene: Scene, plan: Plan, cluster: Cluster, wish: Targets) -> str:
+    """What the job does now that it grants a wish."""
+    gathers = plan.phase is not PlanPhase.TRAINING
+    said = []
+    if wish.ps is not None:
+        said.append(f"{servers(wish.ps)}{_of_gathering(scene, Role.PS) if gathers else _of_servers(cluster, wish.ps)}")
+    if wish.workers is not None:
+        there = wish.workers == len(tasks_of(cluster, Role.WORKER))
+        follows = _already(wish.workers) if there else ": nobody else pauses for that"
+        workers = counted(wish.workers, "worker")
+        said.append(f"{workers}{_of_gathering(scene, Role.WORKER) if gathers else follows}")
+    return "; ".join(said)
+
+
+def _of_gathering(scene: Scene, role: Role) -> str:
+    return f", once the job trains, if there is room by then: there is room for {_room(scene, role)} now"
+
+
+def _of_servers(cluster: Cluster, number: int) -> str:
+    if cluster.stage in (Stage.PAUSING, Stage.SAVING):
+        if number == len(cluster.coming):
+            return ": the set that all go on with already has as many"
+    elif number == len(tasks_of(cluster, Role.PS)):
+        return _already(number)
+    return (
+        ": a new set is started while training goes on; then the workers pause, the chief saves, and all go on with "
+        "the new set"
+    )
+
+
+def _already(number: int) -> str:
+    return f" {'is' if number == 1 else 'are'} there already"

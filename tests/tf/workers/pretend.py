@@ -17,6 +17,8 @@ HERE = Path(os.environ["PRETEND"])
 CONFIG = json.loads(os.environ["TF_CONFIG"])
 ROLE, INDEX = CONFIG["task"]["type"], CONFIG["task"]["index"]
 SERVED = sys.argv[1:] == ["serve"]
+FAILS_LATER = sys.argv[1:] == ["fail later"]
+"""No server of a version after the first begins."""
 NAME = f"{ROLE}-{os.environ['WORKER_ID']}"
 
 
@@ -91,7 +93,10 @@ def listen(channel: Channel) -> None:
 
 
 print(f"{NAME} begins", flush=True)
+signal.signal(signal.SIGUSR1, lambda number, frame: post(at="signalled"))
 if ROLE == "ps":
+    if FAILS_LATER and os.environ["TF_PS_VERSION"] != "1":
+        sys.exit(3)
     serve()
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 channel = Channel()
