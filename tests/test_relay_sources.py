@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Iterator
@@ -11,6 +12,13 @@ import pytest
 from dlrover_run.output.relay_marks import Marks, begin_mark, new_marks
 from dlrover_run.output.relay_ports import CHUNK, Sink
 from dlrover_run.output.relay_sources import Pipe
+from dlrover_run.output.streams import TAIL_BYTES
+
+BLOCK = 512
+"""Bytes of one block in what `fstat` says."""
+
+SOME = 20 * CHUNK
+"""Bytes of output that are more than a source may keep in memory."""
 
 
 class Console:
@@ -105,3 +113,22 @@ def test_what_a_source_shows_after_its_end_touches_no_file_that_has_its_number_t
     assert zeros == 0
     for fd in {spool, first}:
         os.close(fd)
+
+
+@pytest.mark.parametrize("prefix", [None, b"> "])
+@pytest.mark.parametrize("when", ["before the output", "while it waits"])
+def test_the_output_for_a_console_that_has_failed_fills_no_memory(rig: Rig, prefix: bytes | None, when: str) -> None:
+    console = Console()
+    pipe = rig.pipe(1, console.sink, prefix)
+    if when == "while it waits":
+        console.open = False
+        _say(rig, pipe, b"a line\n" * (CHUNK // 7))
+        _copy(pipe)
+    console.error = OSError(errno.EPIPE, "Broken pipe")
+    for _ in range(SOME // CHUNK):
+        _say(rig, pipe, b"a line\n" * (CHUNK // 7))
+        _copy(pipe)
+    kept = os.fstat(rig.spools[1]).st_blocks * BLOCK
+    assert kept <= 2 * CHUNK
+    # What a worker wrote last is known all the same.
+    assert pipe.tail() == ((b"a line\n" * (CHUNK // 7))[-TAIL_BYTES:], True)

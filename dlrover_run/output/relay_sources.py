@@ -146,16 +146,21 @@ class Source:
         """Read once and pass on what can be shown."""
         data, begin = b"", self._shown_to
         resumed = self.lines is not None and self.lines.resumes
-        if self.sink is None:
-            self.offset = self.size()
-            self.record(Mark(self.offset, 0))
-        elif not self.sink.dead:
+        if self.sink is None or self.sink.dead:
+            self._pass_over()
+        else:
             # A log on a network that has gone is no reason to end: the other logs are still there.
             with contextlib.suppress(OSError):
                 data = os.pread(self._fd, CHUNK, self.offset)
         self.offset += len(data)
         self.grown = len(data) == CHUNK
         self._put(data if self.lines is None else self.lines.feed(data, time.monotonic()), begin, resumed)
+
+    def _pass_over(self) -> None:
+        """Take all for shown, since nobody will see it: its memory can be given back."""
+        with contextlib.suppress(OSError):
+            self.offset = self.size()
+        self.record(Mark(self.offset, 0))
 
     def show_unfinished(self, now: float) -> None:
         """Show the line that has no end yet if it is due."""
