@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -505,3 +507,32 @@ def test_the_notice_names_what_differs() -> None:
     assert differences(Rules(most=4, max_restarts=3), Rules(most=2)) == (
         "the rules of the job's first node hold: --nnodes (most) is 4, not 2; --max-restarts is 3, not 0"
     )
+
+
+def calls_for_a_failure(nodes: int) -> int:
+    """How many functions the master calls for one more status of a node that has failed: no load changes that."""
+    names = [f"n{number}" for number in range(nodes)]
+    bed = Bed(dataclasses.replace(FAST, least=nodes, most=nodes))
+    bed.join(*names)
+    bed.take_seats()
+    seat = bed.statuses[names[0]].seat
+    assert seat is not None
+    failure = Failure(seat.first_rank, bed.statuses[names[0]].host, "was broken", lost_peer=True)
+    bed.say(names[0], phase=NodePhase.FAILED, failure=failure)
+    count = 0
+
+    def note(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        bed.job.hear(bed.lines[names[0]], bed.statuses[names[0]], bed.now)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_a_report_of_a_failure_costs_the_same_in_a_job_of_any_size() -> None:
+    assert calls_for_a_failure(40) < 2 * calls_for_a_failure(4)

@@ -65,7 +65,7 @@ class Attendance:
         problem = misfit(coordinator.rules, status)
         if problem is not None:
             self.strangers |= {node_id}
-        problem = problem or implausible(status, coordinator.plan)
+        problem = problem or implausible(status, coordinator.plan, coordinator.seat(status.key))
         if status.node_id != node_id:
             problem = f"that of {status.node_id}"
         elif len(self._nodes) >= MOST_NODES and node_id not in self._nodes:

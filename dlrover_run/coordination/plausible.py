@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.cluster.records import MOST_HOSTED, MOST_TASKS, Hosting, Role
-from dlrover_run.coordination.records import Failure, NodeStatus, Plan, seats
+from dlrover_run.coordination.records import Failure, NodeStatus, Plan, Seat
 from dlrover_run.coordination.rules import MOST_NODES
 
 MAX_EPOCH = 2**62
@@ -27,8 +27,9 @@ MAX_ADDRESS = 100
 """Characters of the address of a node with parameter servers: each node is told those of all tasks."""
 
 
-def implausible(status: NodeStatus, plan: Plan) -> str | None:
-    """A sentence about what is wrong with a status; None for one that a coordinator with this plan may hear."""
+def implausible(status: NodeStatus, plan: Plan, assigned: Seat | None = None) -> str | None:
+    """A sentence about what is wrong with a status; None for one that a coordinator with this plan may hear. `assigned`
+    is the node's place in the plan's round."""
     keys = [status.heard]
     tasks = [status.computed.key] if status.computed is not None else []
     tasks += [status.linked.key] if status.linked is not None else []
@@ -50,18 +51,18 @@ def implausible(status: NodeStatus, plan: Plan) -> str | None:
         return _implausible_hosting(status.cluster, last_round, status.address)
     if not 1 <= status.workers <= MAX_WORKERS:
         return f"a node has 1 to {MAX_WORKERS} workers, and this one says {status.workers}"
-    return None if status.failure is None else _not_its_own(status, status.failure, plan)
+    return None if status.failure is None else _not_its_own(status, status.failure, assigned)
 
 
-def _not_its_own(status: NodeStatus, failure: Failure, plan: Plan) -> str | None:
+def _not_its_own(status: NodeStatus, failure: Failure, assigned: Seat | None) -> str | None:
     """Why the failure is not one of the node's own workers. The host and rank in it are shown on every node's console
     as the cause of a restart, so a node could otherwise have another one blamed."""
     if failure.host != status.host:
         return f"{status.host} reports a failure on another host, {failure.host}"
     seat = status.seat
-    if seat is not None and seat.key == plan.key:
+    if seat is not None and assigned is not None and seat.key == assigned.key:
         # What the coordinator assigned counts, not what the node says was assigned to it.
-        seat = seats(plan).get(status.key, seat)
+        seat = assigned
     if seat is None:
         return f"{status.host} reports a failure of rank {failure.rank} and has no ranks"
     if not seat.has(failure.rank):

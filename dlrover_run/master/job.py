@@ -299,7 +299,10 @@ class Job:
 
     def _check(self, status: NodeStatus, now: float) -> None:
         """Raise Refusal for what no node of this job says."""
-        if problem := misfit(self._coordinator.rules, status) or implausible(status, self._coordinator.plan):
+        coordinator = self._coordinator
+        problem = misfit(coordinator.rules, status)
+        problem = problem or implausible(status, coordinator.plan, coordinator.seat(status.key))
+        if problem:
             raise Refusal(problem)
         if doubt := self._coordinator.doubt(status, now):
             # Once those others are gone it is believed.

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.logging import get_logger
 
-from dlrover_run.agent.host import host_name
+from dlrover_run.agent.host import told_name
 from dlrover_run.coordination.records import OVER, Failure, NodePhase, PlanPhase, Seat
 from dlrover_run.spec import SpecError
 from dlrover_run.torchrun.membership import Membership, View
@@ -49,6 +49,7 @@ class DlroverRendezvous(RendezvousHandler):
         spec = job_spec(params, _log.warning)
         self._patience = spec.rules.join_timeout
         self._membership = Membership(spec, _log.warning)
+        self._node_name = told_name(spec)
         self._seat: Seat | None = None
         self._closed = False
 
@@ -113,13 +114,13 @@ class DlroverRendezvous(RendezvousHandler):
         """Leave the job, in a bounded time. Torchrun calls this unless a signal ended it."""
         self._closed = True
         seat = self._seat
-        self._membership.leave(None if seat is None else _failure(seat, GAVE_UP))
+        self._membership.leave(None if seat is None else self._failure(seat, GAVE_UP))
         return True
 
     def _ask(self) -> None:
         """Ask for a new round, unless there is one that torchrun has heard of or will."""
         if self._seat is not None and not is_unwanted(self._seat, self._membership.view):
-            self._membership.tell(NodePhase.FAILED, self._seat.key, _failure(self._seat, ASKED_AGAIN))
+            self._membership.tell(NodePhase.FAILED, self._seat.key, self._failure(self._seat, ASKED_AGAIN))
 
     def _await_seat(self, tried: Seat | None) -> Seat:
         """A place in another round than the one that was tried last."""
@@ -168,7 +169,7 @@ class DlroverRendezvous(RendezvousHandler):
             return store if store is not None and store.meet(deadline) else None
         except StoreFailure:
             # If not its host has gone but only a connection to it, nobody else would ask for another round.
-            self._membership.tell(NodePhase.FAILED, seat.key, _failure(seat, LOST_STORE, lost_peer=True))
+            self._membership.tell(NodePhase.FAILED, seat.key, self._failure(seat, LOST_STORE, lost_peer=True))
             return None
 
     def _host(self, seat: Seat) -> RoundStore | None:
@@ -187,6 +188,5 @@ class DlroverRendezvous(RendezvousHandler):
                 "name an address that is this machine's own with --local-addr."
             ) from error
 
-
-def _failure(seat: Seat, what: str, lost_peer: bool = False) -> Failure:
-    return Failure(seat.first_rank, host_name(), what, lost_peer)
+    def _failure(self, seat: Seat, what: str, lost_peer: bool = False) -> Failure:
+        return Failure(seat.first_rank, self._node_name, what, lost_peer)
