@@ -232,9 +232,12 @@ def test_scale_says_that_there_is_no_room(
     start: Callable[..., Job], request: pytest.FixtureRequest, backend: str
 ) -> None:
     meet = meeting(request, backend)
-    nodes = [start(*meet, "--ps=1:3", "--workers=0:2", f"--role={role}") for role in ("chief", "ps", "worker")]
+    # Nobody else comes, so that nothing depends on how long the last call is.
+    flags = (*meet, "--ps=1:3", "--workers=0:2", "--rdzv-conf=last_call_timeout=0.1")
+    nodes = [start(*flags, f"--role={role}") for role in ("chief", "ps", "worker")]
     job = nodes[0]
-    job.up("worker-0")
+    for name in ("ps-0", "chief-0", "worker-0"):
+        job.up(name)
     job.train()
     job.told("worker-0", open=True)
     for way in ((), meet):
