@@ -90,8 +90,9 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
     etcd = etcd_place.find_etcd(place.members, conf, environ) if place.members else None
     if place.members and etcd:
         warnings += etcd_place.in_the_open(place.members, conf, etcd)
-    if place.endpoint is not None:
-        warnings += credentials.weaknesses_of_token(conf, environ)
+    master = find_master(place, conf, environ)
+    if master is not None:
+        warnings += credentials.weaknesses_of_token(master.token, conf, environ)
     spec = JobSpec(
         entrypoint=_entrypoint(line, settings, environ),
         run_id=place.run_id,
@@ -99,7 +100,7 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
         gpu_each=size.workers.text == "gpu",
         rules=rules,
         backend=place.backend,
-        master=find_master(place, conf, environ),
+        master=master,
         etcd=etcd,
         node_rank=place.node_rank,
         node_id=place.node_id,

@@ -23,9 +23,11 @@ from harness import WAIT, environment
 from master_node import FAST, Ended, Node, grpc, status
 from master_process import COMMAND, Master, master, read_line
 
+from dlrover_run.cli import parse
 from dlrover_run.coordination.records import NodePhase, PlanPhase
 from dlrover_run.master import command
 from dlrover_run.master.options import Options, read_options
+from dlrover_run.spec import JobSpec
 from dlrover_run.wire.messages import Proof, rule_values
 from dlrover_run.wire.transport import CHANNEL_OPTIONS
 
@@ -193,6 +195,27 @@ def test_a_weak_token_is_warned_of_in_one_line(tmp_path: Path, token: str, mode:
     assert all("DLROVER_RDZV_TOKEN_FILE" in sentence and f" {token} " not in sentence for sentence in told)
     by_variable = read_options(["--listen", "127.0.0.1:0"], {"DLROVER_RDZV_TOKEN": token}).warnings
     assert len(by_variable) == ("fewer" in str(warnings))
+
+
+def test_a_token_that_can_be_read_once_is_taken_by_each_program() -> None:
+    by_line: dict[str, Callable[[dict[str, str]], str]] = {
+        "master": lambda env: read_options(["--listen", "127.0.0.1:0"], env).token,
+        "job": lambda env: found(parse(["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=a:1", __file__], env)),
+    }
+    for program, read in by_line.items():
+        reading, writing = os.pipe()
+        os.write(writing, b"x" * 16)
+        os.close(writing)
+        try:
+            token = read({"DLROVER_RDZV_TOKEN_FILE": f"/dev/fd/{reading}"})
+        finally:
+            os.close(reading)
+        assert token == "x" * 16, program
+
+
+def found(spec: JobSpec) -> str:
+    assert spec.master is not None
+    return spec.master.token
 
 
 def test_the_master_says_that_its_token_is_weak() -> None:

@@ -72,8 +72,9 @@ def _job(
     etcd = etcd_place.find_etcd(place.members, conf, environ) if place.members else None
     if place.members and etcd:
         warnings += etcd_place.in_the_open(place.members, conf, etcd)
-    if place.endpoint is not None:
-        warnings += credentials.weaknesses_of_token(conf, environ)
+    master = find_master(place, conf, environ)
+    if master is not None:
+        warnings += credentials.weaknesses_of_token(master.token, conf, environ)
     local_addr = settings.text("local_addr")
     entrypoint = find_python_program(line, environ, module=settings.on("module"))
     require(entrypoint.python)
@@ -82,7 +83,7 @@ def _job(
         run_id=place.run_id,
         rules=_rules(place, conf, cluster),
         backend=place.backend,
-        master=find_master(place, conf, environ),
+        master=master,
         etcd=etcd,
         node_id=place.node_id,
         local_addr=flags.host(*local_addr) if local_addr.text else None,

@@ -38,9 +38,11 @@ def find_token(conf: RendezvousConf, environ: Mapping[str, str]) -> str:
     return _find_secret("token", conf.token_file, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, environ)
 
 
-def weaknesses_of_token(conf: RendezvousConf, environ: Mapping[str, str]) -> list[str]:
-    """One sentence when others could guess or read the token that `find_token` finds; none without a token."""
-    token = find_token(conf, environ)
+def weaknesses_of_token(token: str, conf: RendezvousConf, environ: Mapping[str, str]) -> list[str]:
+    """One sentence when others could guess or read the token that `find_token` has found; none without a token.
+
+    The file is not read again: it may be a pipe.
+    """
     if not token:
         return []
     file = _file_of(conf.token_file, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, environ)
@@ -48,7 +50,9 @@ def weaknesses_of_token(conf: RendezvousConf, environ: Mapping[str, str]) -> lis
     if len(token) < LEAST_TOKEN:
         found.append(f"has fewer than {LEAST_TOKEN} characters, so that it can be guessed (`openssl rand -hex 32`)")
     if file is not None and _readable_by_others(file.text):
-        found.append(f"can be read by other users (`chmod 600 {file.text}`)")
+        found.append(
+            f"can be read by other users (`chmod 600 {file.text}`; `defaultMode: 0400` for a Secret of Kubernetes)"
+        )
     where = TOKEN_VARIABLE if file is None else f"{file.place} {file.text!r}"
     return [f"the token of {where} {' and '.join(found)}."] if found else []
 

@@ -111,7 +111,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         ready_fd=_descriptor("--ready-fd", given.ready_fd),
         report_fd=_descriptor("--report-fd", given.report_fd),
         lifeline_fd=_descriptor("--lifeline-fd", given.lifeline_fd),
-        warnings=() if given.token_fd is not None else tuple(credentials.weaknesses_of_token(conf, environ)),
+        warnings=() if given.token_fd is not None else tuple(credentials.weaknesses_of_token(token, conf, environ)),
     )
 
 
