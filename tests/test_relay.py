@@ -647,6 +647,52 @@ def test_a_terminal_goes_on_after_the_relay_was_killed() -> None:
     os.close(master)
 
 
+@pytest.mark.parametrize("why", ["cannot be started", "dies at once"])
+def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
+    tmp_path: Path, console: tuple[int, int], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr("dlrover_run.output.relay_client.REPLACE_PAUSE", 0.0)
+    monkeypatch.setattr("dlrover_run.output.relay_client.TRIES", 5)
+    program = [sys.executable, "-c", "raise SystemExit(1)"] if why == "dies at once" else ["/nonexistent/relay"]
+    monkeypatch.setattr("dlrover_run.launch_request.command", lambda *_: program)
+    relay = Relay.start(console)
+    told: list[str] = []
+    count = 60_000
+    private = tmp_path / "private"
+    private.mkdir()
+
+    async def run() -> None:
+        relay.attach(told.append)
+        relay.remove_at_end(str(private))
+        stderr = relay.open_stderr("0", show=True)
+        os.write(stderr, b"before\n")
+        await relay.drain()
+        _kill(relay.pid)
+        # More than the pipe holds, so that it ends only if somebody reads.
+        command = [sys.executable, "-c", WRITE_LINES, "0", str(count), "2"]
+        worker = await asyncio.create_subprocess_exec(*command, stderr=stderr)
+        os.close(stderr)
+        # The end of a job waits for its output as long as it takes.
+        await asyncio.wait_for(relay.drain(timeout=None), PATIENCE)
+        assert await asyncio.wait_for(worker.wait(), PATIENCE) == 0
+        tails = await asyncio.wait_for(relay.end_round(["0"], timeout=None), PATIENCE)
+        assert tails["0"].endswith(_lines(0, count)[-1] + "\n")
+        before = len(os.listdir("/proc/self/fd"))
+        late = relay.open_stderr("1", show=True)
+        os.write(late, b"the worker of the next round\n")
+        assert await relay.tails(["1"]) == {"1": "the worker of the next round\n"}
+        os.close(late)
+        assert await relay.end_round(["1"], timeout=None) == {"1": "the worker of the next round\n"}
+        assert len(os.listdir("/proc/self/fd")) == before
+        relay.say("the job has ended\n")
+        await relay.close()
+
+    asyncio.run(run())
+    assert (tmp_path / "err").read_text() == "before\nthe job has ended\n"
+    assert ["output is not shown any more" in text for text in told] == [False] * (len(told) - 1) + [True]
+    assert not private.exists()
+
+
 def test_what_a_stuck_console_has_not_taken_is_shown_by_the_successor_of_the_relay(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     relay = Relay.start((writer, writer))

@@ -3,7 +3,7 @@
 Everything is non-blocking on the agent's loop, without threads. The agent holds what a relay works with: the reading
 end of every worker's pipe, so that no worker dies of SIGPIPE when the relay is killed; the memory files into which the
 pipes are emptied; and how far each of them has been shown. So a relay that is killed is replaced, and its successor
-goes on where it was. That costs two descriptors a pipe.
+goes on where it was. That costs two descriptors a pipe. Where no relay can live, training goes on without one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import fcntl
 import itertools
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +31,7 @@ from dlrover_run.failures import process_end
 from dlrover_run.output.relay_lines import MAX_MESSAGE
 from dlrover_run.output.relay_marks import begin_mark, new_marks
 from dlrover_run.output.streams import tail_text
+from dlrover_run.output.unshown import Unshown
 
 DRAIN_TIMEOUT = 5.0
 """Seconds in which the console takes not one byte before a drain gives up, once somebody wants an end."""
@@ -47,6 +50,13 @@ WORDS = 0
 
 REPLACE_PAUSE = 1.0
 """Seconds before a relay is replaced that lived no longer than that, or could not be started."""
+
+STEADY_SECONDS = 10.0
+"""Seconds after which a relay counts as one that can live."""
+
+TRIES = 30
+"""How many relays in a row may die younger than that, or not be started, before there is none any more. Until then a
+worker that writes much waits, and so does the end of the job."""
 
 
 class _Wait:
@@ -71,7 +81,8 @@ class _Source:
 class Relay:
     """A running relay. `start` it before there is a loop or a thread, `attach` it inside the loop, `close` it last.
 
-    A relay process that dies is replaced. `closed` is done once it has been ended by `close`.
+    A relay process that dies is replaced. `closed` is done once it has been ended by `close`, or once no relay can
+    live: then output is not shown any more, but nobody waits for that.
     """
 
     closed: asyncio.Future[None]
@@ -99,6 +110,8 @@ class Relay:
         self._hurried = False
         self._stuck = False
         self._told = ""
+        self._failed = 0
+        self._unshown: Unshown | None = None
 
     @classmethod
     def start(cls, console: tuple[int, int] = (1, 2), *, shared: bool = False, secrets: Collection[str] = ()) -> Relay:
@@ -197,6 +210,8 @@ class Relay:
         begin_mark(self._marks, number, start)
         self._sources[number] = _Source(key, {**message, "source": number}, list(fds))
         self._send(self._sources[number].message, *fds)
+        if self._unshown is not None and fds:
+            self._unshown.read(fds[1], fds[0])
 
     def say(self, text: str) -> None:
         """Write `text` to the console's standard error, after what the workers have written; never waits for it."""
@@ -204,7 +219,10 @@ class Relay:
         if self.closed.done() or self._closing:
             # There is nobody left to write it for us, and a console that has gone is no reason to fail.
             with contextlib.suppress(OSError):
-                os.write(self._console[1], data)
+                if self._unshown is None:
+                    os.write(self._console[1], data)
+                while self._unshown is not None and data and _takes_some(self._console[1]):
+                    data = data[os.write(self._console[1], data[: select.PIPE_BUF]) :]
             return
         os.write(self._words, data)
         self._send({"do": "say"})
@@ -257,7 +275,9 @@ class Relay:
         """Hold only what a successor of the relay would still have to show of these sources."""
         for number in numbers:
             source = self._sources.get(number)
-            if source is not None and not source.ended:
+            if source is not None and self._unshown is not None:
+                self._drop(number)
+            elif source is not None and not source.ended:
                 source.ended = True
                 for fd in source.fds[1:]:
                     os.close(fd)
@@ -266,6 +286,8 @@ class Relay:
     def _drop(self, number: int) -> None:
         source = self._sources.pop(number, None)
         for fd in source.fds if source is not None else ():
+            if self._unshown is not None:
+                self._unshown.forget(fd)
             os.close(fd)
 
     def hurry(self) -> None:
@@ -292,6 +314,9 @@ class Relay:
                     await self.closed
             else:
                 self.closed.set_result(None)
+        # A relay that ended as it should has removed them.
+        for path in self._owned:
+            shutil.rmtree(path, ignore_errors=True)
         for number in list(self._sources):
             self._drop(number)
         for fd in {self._marks, self._words} - {-1}:
@@ -321,11 +346,19 @@ class Relay:
         wait = self._waits[number] = _Wait(asyncio.get_running_loop().create_future(), message)
         try:
             if self.closed.done():
-                wait.done.set_result(None)
+                self._answer_without_relay(wait)
             self._send(message)
             yield wait
         finally:
             del self._waits[number]
+
+    def _answer_without_relay(self, wait: _Wait) -> None:
+        for number in wait.message["tails"]:
+            source = self._sources.get(number)
+            if self._unshown is not None and source is not None:
+                wait.tails[source.key] = self._unshown.end(source.fds[1])
+        if not wait.done.done():
+            wait.done.set_result(None)
 
     def _send(self, message: dict[str, Any], *fds: int) -> None:
         """Send in order, now or when the socket takes it. Raises `ValueError` for a message beyond `MAX_MESSAGE`.
@@ -399,11 +432,34 @@ class Relay:
         if self._closing:
             self.closed.set_result(None)
             return
-        # A relay that cannot live, for want of memory perhaps, is not started again without a pause.
-        pause = 0.0 if time.monotonic() - self._began >= REPLACE_PAUSE else REPLACE_PAUSE
-        self._replacing = asyncio.get_running_loop().call_later(pause, self._replace)
         code = os.waitstatus_to_exitcode(status)
-        self._on_warning(f"the output relay {process_end(code)}; another one goes on, and no output is lost")
+        lived = time.monotonic() - self._began
+        if lived >= STEADY_SECONDS:
+            self._failed = 0
+        sentence = f"the output relay {process_end(code)}"
+        if self._give_up(sentence):
+            return
+        # A relay that cannot live, for want of memory perhaps, is not started again without a pause.
+        pause = 0.0 if lived >= REPLACE_PAUSE else REPLACE_PAUSE
+        self._replacing = asyncio.get_running_loop().call_later(pause, self._replace)
+        self._on_warning(f"{sentence}; another one goes on where it was")
+
+    def _give_up(self, sentence: str) -> bool:
+        """Whether too many relays have failed, the last one as `sentence` says; then nobody waits for one any more."""
+        self._failed += 1
+        if self._failed < TRIES:
+            return False
+        self._unshown = Unshown()
+        for number, source in list(self._sources.items()):
+            if source.ended or not source.fds:
+                self._drop(number)
+            else:
+                self._unshown.read(source.fds[1], source.fds[0])
+        self.closed.set_result(None)
+        for wait in self._waits.values():
+            self._answer_without_relay(wait)
+        self._on_warning(f"{sentence}, as did others before: output is not shown any more; the workers go on")
+        return True
 
     def _replace(self) -> None:
         """Start another relay: a fresh interpreter, since this process may have threads by now and cannot be forked."""
@@ -422,11 +478,13 @@ class Relay:
                 )
         except OSError as error:
             ours.close()
+            sentence = f"no output relay can be started ({error.strerror})"
+            if self._give_up(sentence):
+                return
             self._replacing = asyncio.get_running_loop().call_later(REPLACE_PAUSE, self._replace)
-            sentence = f"no output relay can be started ({error.strerror}): output is shown as soon as one can be"
             if sentence != self._told:
                 self._told = sentence
-                self._on_warning(sentence)
+                self._on_warning(f"{sentence}: output is shown as soon as one can be")
             return
         # It is collected through a pidfd; with a return code set, Popen does not warn that it is still running.
         process.returncode = 0
@@ -454,6 +512,13 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     return ours, theirs
+
+
+def _takes_some(fd: int) -> bool:
+    """Whether a write of as much as a pipe takes at once would not wait."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _one_file(console: tuple[int, int]) -> bool:
