@@ -38,7 +38,10 @@ def gave_up(words: str, code: int = 1) -> WorkerEnd:
         (GLOO, [WAITS_TOO], False, None),
         (GLOO, [COMPUTES], False, None),
         (GLOO, [STOPPED], False, "rank 1 (pid 11), which was stopped (by SIGSTOP or the like)"),
-        (GLOO, [ASLEEP, WAITS_TOO, COMPUTES], True, "rank 1 (pid 11), which slept (in hrtimer_nanosleep)"),
+        (GLOO, [STOPPED, WAITS_TOO, COMPUTES], True, "rank 1 (pid 11), which was stopped (by SIGSTOP or the like)"),
+        # A wait of torch with a time-out looks again after a short sleep.
+        (GLOO, [ASLEEP, WAITS_TOO, COMPUTES], True, None),
+        (GLOO, [ASLEEP], False, None),
         (GLOO, [WAITS_TOO, COMPUTES], True, None),
         (GLOO, [], True, None),
         (BARRIER, [STOPPED], False, "rank 1 (pid 11), which was stopped (by SIGSTOP or the like) and for rank 2"),

@@ -24,8 +24,8 @@ _GAVE_UP = re.compile(
 )
 _BARRIER = re.compile(r"Ranks? (\d+(?:, ?\d+)*) failed to pass monitoredBarrier", re.IGNORECASE)
 
-# Where no process group waits: those sleep on a futex, poll a descriptor, or spin.
-_ELSEWHERE = re.compile(r"nanosleep|pipe|\bdo_wait|wait4|sk_wait|wait_woken|unix_stream|io_schedule|folio|nfs|fuse")
+# Where no process group waits: those sleep on a futex, poll a descriptor, spin, or look again after a short sleep.
+_ELSEWHERE = re.compile(r"pipe|\bdo_wait|wait4|sk_wait|wait_woken|unix_stream|io_schedule|folio|nfs|fuse")
 
 
 @dataclass(frozen=True)
