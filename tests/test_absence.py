@@ -60,6 +60,35 @@ def test_one_that_waited_in_vain_is_no_cause_beside_one_that_failed_of_itself(wo
     assert root_cause([gave_up(words), own]) == own
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "filelock._error.Timeout: timed out waiting for the lock file /data/index.lock",
+        "pymongo.errors.WaitQueueTimeoutError: Timed out waiting for a connection from the connection pool",
+        "requests.exceptions.Timeout: wait timeout after three tries",
+    ],
+)
+def test_a_wait_for_anything_else_blames_no_worker(words: str) -> None:
+    assert waited_for(gave_up(words), [ASLEEP], all_here=True) is None
+    assert not lost_its_peer(gave_up(words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        GLOO,
+        STORE,
+        BARRIER,
+        "torch.distributed.DistStoreError: wait timeout after 10000ms, keys: /default_pg/0",
+        "torch.distributed.DistStoreError: barrier timeout after 10000ms, key: /init",
+        "torch.distributed.DistNetworkError: waitForInput: socket SocketImpl(fd=3) timed out after 10000ms",
+        "RuntimeError: Socket Timeout",
+    ],
+)
+def test_every_wait_of_torch_is_one_for_a_worker(words: str) -> None:
+    assert waited_for(gave_up(words), [STOPPED], all_here=True)
+
+
 def test_a_crowd_is_counted() -> None:
     crowd = [LiveWorker(rank, 10 + rank, "T") for rank in range(1, 9)]
     clause = waited_for(gave_up(GLOO), crowd, all_here=True)

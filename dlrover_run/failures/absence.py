@@ -11,17 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrover_run.failures.causes import own_words
+from dlrover_run.failures.causes import GAVE_UP, own_words
 from dlrover_run.failures.outcome import WorkerEnd
 
 MOST_NAMED = 3
 """Workers that the clause names."""
 
-_GAVE_UP = re.compile(
-    r"timed out waiting|\bsocket timeout\b|wait timeout after|timed out after \d+ seconds waiting for clients"
-    r"|watchdog caught collective operation timeout|failed to pass monitoredBarrier",
-    re.IGNORECASE,
-)
 _BARRIER = re.compile(r"Ranks? (\d+(?:, ?\d+)*) failed to pass monitoredBarrier", re.IGNORECASE)
 
 # Where no process group waits: those sleep on a futex, poll a descriptor, spin, or look again after a short sleep.
@@ -57,7 +52,7 @@ def waited_for(end: WorkerEnd, live: Sequence[LiveWorker], *, all_here: bool) ->
     something else.
     """
     words = own_words(end)
-    if not end.failed or not _GAVE_UP.search(words):
+    if not end.failed or not GAVE_UP.search(words):
         return None
     if named := _BARRIER.search(words):
         known = {one.rank: one for one in live}

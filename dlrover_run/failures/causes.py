@@ -34,11 +34,18 @@ _SIGNAL_MEANINGS = {
 _SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 # How gloo, NCCL and torch's store say that the other side of a connection went away or fell silent.
+# Torch's own words: other packages wait for locks and connections in much the same ones, and blame nobody.
+GAVE_UP = re.compile(
+    r"timed out waiting \d+ ?ms for (?:send|recv)|(?:wait|barrier) timeout after \d+ ?ms|\berror: socket timeout\b"
+    r"|waitForInput: socket .* timed out after|timed out after \d+ seconds waiting for clients"
+    r"|watchdog caught collective operation timeout|failed to pass monitoredBarrier",
+    re.IGNORECASE,
+)
+"""That a process group or its store waited for another worker in vain."""
+
 _PEER_LOST = re.compile(
     r"connection closed by peer|connection reset by peer|remote process exited or there was a network error"
-    r"|connection was likely closed|DistNetworkError|\bsocket timeout\b|timed out waiting"
-    r"|watchdog caught collective operation timeout|timed out after \d+ seconds waiting for clients|wait timeout after"
-    r"|failed to pass monitoredBarrier",
+    rf"|connection was likely closed|DistNetworkError|{GAVE_UP.pattern}",
     re.IGNORECASE,
 )
 
