@@ -36,7 +36,7 @@ _SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SI
 # How gloo, NCCL and torch's store say that the other side of a connection went away or fell silent.
 # Torch's own words: other packages wait for locks and connections in much the same ones, and blame nobody.
 GAVE_UP = re.compile(
-    r"timed out waiting \d+ ?ms for (?:send|recv)|(?:wait|barrier) timeout after \d+ ?ms|\berror: socket timeout\b"
+    r"timed out waiting \d+ ?ms for (?:send|recv)|(?:wait|barrier) timeout after \d+ ?ms|error: socket timeout\b"
     r"|waitForInput: socket .* timed out after|timed out after \d+ seconds waiting for clients"
     r"|watchdog caught collective operation timeout|failed to pass monitoredBarrier",
     re.IGNORECASE,
