@@ -66,7 +66,8 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
         lines += [painted(line, red) for line in _wrapped(harmless(str(root)), width, "  ")]
         lines += [f"  host      : {host}", f"  rank      : {root.rank}"]
         lines += _traceback(plain_lines(root.trace)) if root.trace else []
-        lines += _wrapped(f"Its output is on {node}: on that launcher's console, or in its log files.", width, "  ")
+        there = f"on {node}: on that launcher's console" if root.node != report.host else "above, on this console"
+        lines += _wrapped(f"Its output is {there}, or in its log files.", width, "  ")
     else:
         lines += [painted(line, red) for line in _wrapped(f"{root.who} {describe_end(root)}", width, "  ")]
         lines += _fields(root, report.host, width, zone)

@@ -305,7 +305,10 @@ def test_a_job_that_cannot_have_the_servers_of_the_checkpoint_ends_and_names_the
     job.say("chief-0", say="note", text="not restored", server_bounds=bounds)
     out = " ".join(job.ended(1).split())
     assert "it holds 2 parts of the table 'users', and the script makes 1 with 1 parameter server" in out
-    assert "start the job with --ps=2" in out
+    assert "start the job with --ps=2" in out.lower()
+    # This console is where its report belongs.
+    assert "Root Cause (first observed failure):" in out
+    assert "full report is on" not in out
 
 
 def test_a_worker_too_many_leaves_and_nobody_else_is_disturbed(start: Callable[..., Job]) -> None:

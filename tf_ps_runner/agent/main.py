@@ -55,7 +55,9 @@ def _tell(spec: ServersSpec, verdict: Verdict, voice: Voice) -> None:
         return
     from dlrover_run.console.report import FailureReport, render_elsewhere, render_failure
 
-    if isinstance(root, Failure) and not is_verbose(os.environ):
+    # What the coordinator says of a task of this node may be in other words than the node's own; nobody else tells it.
+    own = isinstance(root, Failure) and root.host == told_name(spec.job)
+    if isinstance(root, Failure) and not own and not is_verbose(os.environ):
         voice.alarm(render_elsewhere(verdict.reason, root, verdict.exit_code))
         return
 

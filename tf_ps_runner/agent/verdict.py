@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
+from dlrover_run.coordination.cluster.account import FEW_WORDS
 from dlrover_run.coordination.cluster.ending import FAILED_EVALUATION
 from dlrover_run.coordination.cluster.records import TaskEnd
 from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase
@@ -74,7 +75,11 @@ def _own_root(ends: Sequence[tuple[TaskEnd, WorkerEnd]], failure: Failure | None
     """The end of the task that the coordinator names, if that was one of this node's."""
     if failure is None or failure.host != host:
         return None
-    return next((end for told, end in reversed(ends) if (told.what, end.rank) == (failure.what, failure.rank)), None)
+    for told, end in reversed(ends):
+        # A coordinator that had been heard of with few words knows only those.
+        if end.rank == failure.rank and failure.what in (told.what, told.what[:FEW_WORDS]):
+            return end
+    return None
 
 
 def _why_over(wanted: Assignment, root: WorkerEnd | None) -> str:
