@@ -17,6 +17,7 @@ from tf_ps_runner.agent.desk import Desk
 from tf_ps_runner.agent.words import Answer, answer_line, read_line
 from tf_ps_runner.data.state import SavedState
 from tf_ps_runner.worker import checkpoints, partitioning, shard_state, shards, step_variable, strategy
+from tf_ps_runner.worker.bundle import WHOLE
 from tf_ps_runner.worker.channel import Order
 from tf_ps_runner.worker.shard_dataset import Outgoing
 from tf_ps_runner.worker.shards import AgentQueue, OpenPart, OwnQueue, Part, Reader, Spec, batches
@@ -453,12 +454,15 @@ ONE = partitioning.Table("table", 1, False, ("table",))
         (TWO, ASKED, {"table": parts_at(0, 4, 8)}, (3, 2)),
         # As many parts, and not the same ones.
         (TWO, ASKED, {"table": parts_at(0, 8)}, (2, 2)),
-        (TWO, ASKED, {}, (1, 2)),
+        (TWO, ASKED, {"table": WHOLE}, (1, 2)),
+        # A new table of the script.
+        (TWO, ASKED, {"other": WHOLE}, None),
         (TWO, ASKED, None, (0, 2)),
         (TWO, {}, {"table": parts_at(0)}, None),
         (TWO, {"table/part_0": ("a", ()), "table/part_1": ("b", ())}, {}, None),
         (ONE, {"table": ("table", ())}, {"table": parts_at(0, 6)}, (2, 1)),
         (ONE, {"table": ("table", ())}, {"table": parts_at(0)}, None),
+        (ONE, {"table": ("table", ())}, {"table": WHOLE}, None),
         (ONE, {"table": ("table", ())}, {}, None),
         (ONE, {"table": ("table", ())}, None, None),
         # Saved under another name, as averages are.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_ps_runner.worker.bundle import Damaged, crc32c, lengths, masked
+from tf_ps_runner.worker.bundle import WHOLE, Damaged, crc32c, lengths, masked, parts
 from tf_ps_runner.worker.checkpoints import newest_whole
 
 INDEX = base64.b64decode(
@@ -46,6 +46,10 @@ def folder(tmp_path: Path) -> Path:
 
 def test_an_index_says_how_long_the_data_must_be() -> None:
     assert lengths(INDEX) == [LENGTH]
+
+
+def test_an_index_names_also_the_variables_in_one_piece() -> None:
+    assert parts(INDEX) == {"alpha": WHOLE, "beta": WHOLE}
 
 
 def test_the_sums_are_those_of_the_standard() -> None:

@@ -39,17 +39,21 @@ def lengths(index: bytes) -> list[int]:
     return needed
 
 
+WHOLE: frozenset[tuple[int, ...]] = frozenset({()})
+"""The parts of a variable that is saved in one piece."""
+
+
 def parts(index: bytes) -> dict[str, frozenset[tuple[int, ...]]]:
-    """Where each part of each partitioned variable begins in the whole, as an offset in each dimension. A variable
-    that was saved in one piece is not among them. Raises Damaged."""
+    """Where each part of each variable begins in the whole, as an offset in each dimension; WHOLE for one that was
+    saved in one piece. Raises Damaged."""
     found = {}
     try:
         for key, entry in _entries(index):
             begins = frozenset(
                 tuple(_number(extent, 1) for extent in _messages(part, 1)) for part in _messages(entry, 7)
             )
-            if key and begins:
-                found[key.decode("utf-8", "replace")] = begins
+            if key:
+                found[key.decode("utf-8", "replace")] = begins or WHOLE
     except (IndexError, struct.error, OverflowError, MemoryError):
         raise Damaged("its index cannot be read") from None
     return found

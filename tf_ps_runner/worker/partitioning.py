@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tf_ps_runner.worker import checkpoints
+from tf_ps_runner.worker.bundle import WHOLE
 from tf_ps_runner.worker.channel import channel, note
 from tf_ps_runner.worker.leaving import leave
 from tf_ps_runner.worker.patching import Patch, after_import, place, takes, wrap
@@ -46,9 +47,6 @@ _ATTRIBUTE = "_tf_ps_tables"
 
 Begins = frozenset[tuple[int, ...]]
 """Where the parts of a variable begin in the whole, as an offset in each dimension."""
-
-WHOLE: Begins = frozenset({()})
-"""The parts of a variable that is saved in one piece."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,8 +186,9 @@ def mismatches(
     asked: dict[str, tuple[str, tuple[int, ...]]],
     held: dict[str, Begins] | None,
 ) -> list[Mismatch]:
-    """The tables that a checkpoint holds in other parts than the graph asks for. Where the parts in the checkpoint are
-    not known, `held` is None, that is each partitioned table; it holds 0 parts then."""
+    """The tables that a checkpoint holds in other parts than the graph asks for. Of one that it does not hold
+    TensorFlow itself says so. Where the parts in the checkpoint are not known, `held` is None, that is each partitioned
+    table; it holds 0 parts then."""
     found = []
     for table in tables:
         sources = [asked[variable] for variable in table.variables if variable in asked]
@@ -198,8 +197,8 @@ def mismatches(
             # Not restored, or separate variables: each of those is whole.
             continue
         wanted = frozenset(begin for _, begin in sources)
-        there = held.get(names.pop(), WHOLE) if held is not None else None
-        if there is None and table.partitioned:
+        there = held.get(names.pop()) if held is not None else None
+        if held is None and table.partitioned:
             found.append(Mismatch(table.name, 0, len(wanted)))
         elif there is not None and not _alike(there, wanted):
             found.append(Mismatch(table.name, len(there), len(wanted)))

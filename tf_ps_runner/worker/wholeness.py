@@ -80,7 +80,7 @@ def what_is_wrong(path: str) -> str | None:
 
 
 def parts_in(path: str) -> dict[str, frozenset[tuple[int, ...]]] | None:
-    """The parts of each partitioned variable of a checkpoint, as in `bundle.parts`; None where it has no index, as in
+    """The parts of each variable of a checkpoint, as in `bundle.parts`; None where it has no index, as in
     the format of before 2016, or one that cannot be read."""
     try:
         return parts(files.read(path + ".index"))
