@@ -13,6 +13,7 @@ from dlrover_run.failures.outcome import WorkerEnd
 GLOO = "[/pytorch/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 10000ms for recv operation to complete"
 STORE = "torch.distributed.DistStoreError: Timed out after 11 seconds waiting for clients. 1/2 clients joined."
 BARRIER = "[Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 10000 ms"
+IN_GROUP = "rank {} of the process group"
 
 STOPPED = LiveWorker(1, 11, "T", "do_signal_stop")
 ASLEEP = LiveWorker(1, 11, "S", "hrtimer_nanosleep")
@@ -45,6 +46,9 @@ def gave_up(words: str, code: int = 1) -> WorkerEnd:
         (GLOO, [WAITS_TOO, COMPUTES], True, None),
         (GLOO, [], True, None),
         (BARRIER, [STOPPED], False, "rank 1 (pid 11), which was stopped (by SIGSTOP or the like) and for rank 2"),
+        # The ranks of a group, of which nobody knows who they are in the job.
+        (BARRIER.replace("Rank 0", "Rank 1"), [STOPPED], True, f"{IN_GROUP.format(1)} and for {IN_GROUP.format(2)}"),
+        ("Rank 1 failed to pass monitoredBarrier in 10000 ms", [STOPPED], True, IN_GROUP.format(1)),
         ("Connection closed by peer", [STOPPED], True, None),
         ("bad batch", [STOPPED], True, None),
     ],

@@ -17,7 +17,7 @@ from dlrover_run.failures.outcome import WorkerEnd
 MOST_NAMED = 3
 """Workers that the clause names."""
 
-_BARRIER = re.compile(r"Ranks? (\d+(?:, ?\d+)*) failed to pass monitoredBarrier", re.IGNORECASE)
+_BARRIER = re.compile(r"(?:\[Rank (\d+)\]: *)?Ranks? (\d+(?:, ?\d+)*) failed to pass monitoredBarrier", re.IGNORECASE)
 
 # Where no process group waits: those sleep on a futex, poll a descriptor, spin, or look again after a short sleep.
 _ELSEWHERE = re.compile(r"pipe|\bdo_wait|wait4|sk_wait|wait_woken|unix_stream|io_schedule|folio|nfs|fuse")
@@ -55,15 +55,23 @@ def waited_for(end: WorkerEnd, live: Sequence[LiveWorker], *, all_here: bool) ->
     if not end.failed or not GAVE_UP.search(words):
         return None
     if named := _BARRIER.search(words):
-        known = {one.rank: one for one in live}
-        ranks = [int(rank) for rank in named.group(1).split(",")]
-        absent = [_called(known[rank]) if rank in known else f"rank {rank}" for rank in ranks]
+        absent = _named(named[1], named[2], end.rank, live)
     elif all_here and len(live) == 1:
         absent = [_called(live[0])]
     else:
         absent = [_called(one) for one in live if _was_elsewhere(one)]
     more = len(absent) - MOST_NAMED
     return " and for ".join([*absent[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]) or None
+
+
+def _named(own: str | None, ranks: str, rank: int, live: Sequence[LiveWorker]) -> list[str]:
+    """Those that a barrier names, by their ranks in its group: which are their ranks in the job for all that is known
+    where the one that speaks has the same rank in both."""
+    numbers = [int(number) for number in ranks.split(",")]
+    if own is None or int(own) != rank:
+        return [f"rank {number} of the process group" for number in numbers]
+    known = {one.rank: one for one in live}
+    return [_called(known[number]) if number in known else f"rank {number}" for number in numbers]
 
 
 def _was_elsewhere(one: LiveWorker) -> bool:
