@@ -117,6 +117,26 @@ def test_with_an_idle_timeout_it_ends_with_its_last_job_and_never_before() -> No
         assert "ends: every job is over" in said
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_of_a_terminal_ends_only_a_master_of_a_person(number: signal.Signals) -> None:
+    with master("--idle-timeout", str(10 * WAIT)) as one:
+
+        async def test(channel: Any) -> None:
+            a, b = await train(channel, "a", "b")
+            one.process.send_signal(number)
+            await a.report()
+            await a.until(bool)
+            await be_done(a, b)
+
+        talk(one.address, test)
+        code, said = one.finish()
+        assert code == 0, said
+        assert "ends: every job is over" in said
+    with master() as alone:
+        alone.process.send_signal(number)
+        assert alone.finish()[0] == -number
+
+
 def test_only_a_master_that_belongs_to_a_job_hides_its_arguments() -> None:
     with master("--idle-timeout", "100") as hosted, master() as alone:
         assert psutil.Process(hosted.process.pid).cmdline() == ["dlrover-master"]

@@ -28,14 +28,15 @@ from dlrover_run.wire.address import join_address
 
 _LOG_FD = 2
 
+_ASKED_WITH = (signal.SIGTERM, signal.SIGINT)
+"""The signals that ask a master to end."""
+
 
 def main(args: Sequence[str]) -> int:
     """Run a master; returns its exit code."""
     _open_standard_streams()
-    # One that belongs to a job was started with signals blocked, and what a scheduler sends to every process of a job
-    # step is not for it. A terminal ends the one of a person.
-    signals.ignore({signal.SIGHUP, signal.SIGQUIT})
-    signals.release()
+    # A terminal ends the master of a person.
+    signals.ignore({*_ASKED_WITH, signal.SIGHUP, signal.SIGQUIT})
     ready_fd = ready_fd_of(args)
     try:
         options = read_options(args, os.environ)
@@ -44,6 +45,10 @@ def main(args: Sequence[str]) -> int:
         if _belongs_to_job(options):
             # It shall not be ended by its job's script's name.
             lineage.name_process(lineage.MASTER_NAME)
+            # What a scheduler sends to every process of a job step is not for it.
+            signals.ignore(_ASKED_WITH)
+        # A launcher starts its master with signals blocked.
+        signals.release()
         return asyncio.run(_serve(options))
     except SpecError as mistake:
         return _fail(ready_fd, str(mistake), exit_codes.BAD_COMMAND_LINE)
@@ -115,7 +120,7 @@ async def _serve(options: Options) -> int:
         look,
         _open_report(options.report_fd),
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _ASKED_WITH:
         loop.add_signal_handler(number, ask, f"{number.name} came")
     is_open = _reachable_from_outside(options)
     tls = None if options.tls is None else _server_credentials(server.grpc, options.tls)
