@@ -143,6 +143,15 @@ def test_computing_tells_a_plausible_speed(crew: Crew) -> None:
     assert process.end() == (0, "", "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGXCPU, signal.SIGRTMIN])
+def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(crew: Crew, number: int) -> None:
+    process = crew.start()
+    process.order(do="compute", seconds=0.2)
+    process.answer()
+    process.process.send_signal(number)
+    assert process.end()[0] == 0
+
+
 @pytest.mark.parametrize("fault", ["wrong", "nan", "skipped"])
 def test_one_wrong_element_in_some_product_is_told_as_wrong(crew: Crew, fault: str) -> None:
     process = crew.start_faulty(fault)

@@ -201,6 +201,8 @@ def test_the_plugins_process_lives_as_long_as_the_job(mailbox: Mailbox, plugin: 
         try:
             messages = [mailbox.receive() for _ in range(5)]
             assert [m["plugin"] for m in messages if "plugin" in m] == [first]
+            for number in (signal.SIGQUIT, signal.SIGXCPU, signal.SIGRTMIN):
+                os.kill(first, number)  # As a scheduler does that signals every process of the job step.
             # Longer than the grace of what dead workers leave behind: the sweep of strays has spared it.
             assert still_alive(pidfds, 1.0) == 1
             job.terminate()

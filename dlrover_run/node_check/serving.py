@@ -12,10 +12,26 @@ from .orders import LONGEST, Order, OrderError, read_order
 EXIT_NO_ORDER = 2
 """The exit code after a line that is no order."""
 
+_OF_THE_STEP = (
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGXCPU,
+    signal.SIGIO,
+    signal.SIGPWR,
+    signal.SIGSTKFLT,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)
+# The launcher's own list, without those that end the check; this folder runs alone and cannot import it.
+
 
 def serve() -> None:
     """Take orders from standard input until its end, and end the process."""
-    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+    for number in _OF_THE_STEP:
         # A scheduler that signals every process of a job step does not mean the check.
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from dlrover_run.descent import signals
 from dlrover_run.spec import LogSpec, StreamMap
 
 
@@ -46,9 +47,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 def main() -> None:
     """The life of the child."""
-    # What a scheduler sends to every process of a job step; a plugin may start programs, so not all signals.
-    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
-        signal.signal(number, signal.SIG_IGN)
+    # What a scheduler sends to every process of a job step. A plugin may start programs, so it is caught, not ignored.
+    signals.catch(lambda number: None, but={signal.SIGTERM, signal.SIGINT})
     lines, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # What a plugin reads or prints is none of the conversation.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
