@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
+import tty
 from collections.abc import Iterator
 
 import pytest
 
-from dlrover_run.output.relay_marks import Marks, begin_mark, new_marks
+from dlrover_run.output.relay_marks import Mark, Marks, begin_mark, new_marks
 from dlrover_run.output.relay_ports import CHUNK, Sink
 from dlrover_run.output.relay_sources import Pipe
 from dlrover_run.output.streams import TAIL_BYTES
@@ -50,10 +52,15 @@ class Rig:
         self.spools: dict[int, int] = {}
         self.readers: dict[int, int] = {}
 
-    def pipe(self, number: int, sink: Sink | None, prefix: bytes | None = None) -> Pipe:
+    def pipe(self, number: int, sink: Sink | None, prefix: bytes | None = None, *, terminal: bool = False) -> Pipe:
         """A source as the first relay has it."""
         begin_mark(self.marks_fd, number, 0)
-        self.readers[number], self.writers[number] = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        ends = os.openpty() if terminal else os.pipe2(os.O_CLOEXEC)
+        if terminal:
+            tty.setraw(ends[1])
+        for fd in ends:
+            os.set_blocking(fd, False)
+        self.readers[number], self.writers[number] = ends
         self.spools[number] = os.memfd_create("spool")
         self.fds += [self.readers[number], self.writers[number], self.spools[number]]
         return self.again(number, sink, prefix)
@@ -62,6 +69,9 @@ class Rig:
         """The same source as a successor has it."""
         ends = os.dup(self.spools[number]), os.dup(self.readers[number])
         return Pipe(number, *ends, sink, Marks(os.dup(self.marks_fd)), self.poller, prefix)
+
+    def mark(self, number: int) -> Mark:
+        return Marks(os.dup(self.marks_fd)).get(number)
 
     def close(self) -> None:
         for fd in self.fds:
@@ -132,3 +142,75 @@ def test_the_output_for_a_console_that_has_failed_fills_no_memory(rig: Rig, pref
     assert kept <= 2 * CHUNK
     # What a worker wrote last is known all the same.
     assert pipe.tail() == ((b"a line\n" * (CHUNK // 7))[-TAIL_BYTES:], True)
+
+
+LIMIT = 3 * CHUNK + 1000
+"""The most bytes of a file where there is a limit."""
+
+
+@pytest.fixture
+def small_files(rig: Rig) -> Iterator[None]:
+    """As `ulimit -f`, once the agent has made its own."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _numbered(count: int) -> bytes:
+    return b"".join(b"line %d\n" % number for number in range(count))
+
+
+@pytest.mark.parametrize("kind", ["as it is", "prefixed", "terminal", "shown nowhere"])
+@pytest.mark.usefixtures("small_files")
+def test_output_of_more_bytes_than_a_file_may_have_is_shown_in_full(rig: Rig, kind: str) -> None:
+    console = Console()
+    prefix = b"> " if kind == "prefixed" else None
+    pipe = rig.pipe(1, None if kind == "shown nowhere" else console.sink, prefix, terminal=kind == "terminal")
+    text = b"".join(b"line %d\n" % number for number in range(1_500_000))
+    assert len(text) > 5 * LIMIT
+    left, refused = memoryview(text), 0
+    while left:
+        # The console takes nothing now and then: then the file is full, and the worker waits.
+        console.open = refused != 1
+        try:
+            left = left[os.write(rig.writers[1], left[: 64 * 1024 + 1]) :]
+            refused = 0
+        except BlockingIOError:
+            refused += 1
+            assert refused < 5, "the worker waits for ever"
+        pipe.wait()
+        if pipe._watched:
+            pipe.fill()
+        _copy(pipe)
+        console.sink.flush()
+    while pipe.fill():
+        pass
+    pipe.close()
+    while pipe.behind(pipe.size()):
+        _copy(pipe)
+    console.sink.flush()
+    assert pipe.tail() == (text[-TAIL_BYTES:], True)
+    shown = b"" if kind == "shown nowhere" else text.replace(b"line", (prefix or b"") + b"line")
+    assert (len(console.shown), bytes(console.shown) == shown) == (len(shown), True)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_successor_goes_on_with_a_file_that_began_again(rig: Rig) -> None:
+    console = Console()
+    pipe = rig.pipe(1, console.sink)
+    text = b"a line\n" * (LIMIT // 7 + 1000)
+    _say(rig, pipe, text[:LIMIT])
+    _copy(pipe)
+    before = rig.mark(1)
+    _say(rig, pipe, text[LIMIT:])
+    _copy(pipe)
+    _copy(pipe)
+    assert os.fstat(rig.spools[1]).st_size == 0
+    # Killed after it had emptied the file, and before it recorded that.
+    Marks(os.dup(rig.marks_fd)).put(1, before)
+    successor = rig.again(1, console.sink)
+    _say(rig, successor, b"the last line\n")
+    _copy(successor)
+    assert len(console.shown) == len(text) + len(b"the last line\n")
+    assert console.shown.endswith(b"a line\nthe last line\n")

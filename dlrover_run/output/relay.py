@@ -162,6 +162,7 @@ class _Relay:
         self.deadline: float | None = None
         self.progress = (0, 0.0)
         self.warned: set[Sink] = set()
+        self.told_of_loss = False
         self.window_size = b""
         self.poller = select.epoll()
         self.writable: set[Sink] = set()
@@ -248,6 +249,9 @@ class _Relay:
             for pipe in self.pipes:
                 if pipe.pipe == fd:
                     pipe.fill()
+                    if pipe.lost is not None and not self.told_of_loss:
+                        self.told_of_loss = True
+                        self._warn(f"no memory file takes output ({pipe.lost.strerror}): some is not shown")
                     if pipe.terminal:
                         self._copy_window_size()
 

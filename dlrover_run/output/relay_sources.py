@@ -7,6 +7,7 @@ where one was killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import time
@@ -70,7 +71,11 @@ class LineWriter:
 
     def unfinished(self, now: float) -> bytes:
         """The unfinished line if it is due."""
-        if self.due is None or now < self.due:
+        return self.all_held() if self.due is not None and now >= self.due else b""
+
+    def all_held(self) -> bytes:
+        """What is held back, though it is not due; what follows is the rest of that line."""
+        if not self._cutter.held:
             return b""
         self._due = None
         text = self._cutter.take_unfinished()
@@ -123,7 +128,7 @@ class Source:
         self._marks = marks
         mark = marks.get(number)
         self._skip, self._writing = mark.skip, mark.writing
-        self._freed = self.offset = mark.position
+        self._freed = self.offset = self._queued = mark.position
         if sink is not None and (prefix is not None or whole):
             keeps = prefix is None
             after_return = not keeps and self.offset > 0 and os.pread(fd, 1, self.offset - 1) == b"\r"
@@ -201,6 +206,8 @@ class Source:
             self._skip += written
         self._skip -= skip
         part = Part(memoryview(shown)[skip:], self, begin, self._shown_to, skip, resumed)
+        if part.view:
+            self._queued = part.end
         self.sink.put(part, self.lines)
 
 
@@ -209,7 +216,8 @@ class Pipe(Source):
     which it is emptied: the agent holds both, so that they outlive a relay.
 
     `pipe` is -1 once the output has ended. The file has all that the worker wrote; what nobody will ask for any more is
-    given back to the kernel.
+    given back to the kernel. A file that takes no more (`ulimit -f` counts its size, though its memory was given back)
+    begins again once all of it has been shown; until then the worker waits, as for a slow console.
     """
 
     def __init__(
@@ -224,16 +232,26 @@ class Pipe(Source):
         *,
         whole: bool = False,
     ) -> None:
+        if marks.get(number).position > os.fstat(spool).st_size:
+            # The file began again, and the relay was killed before it had recorded that.
+            marks.put(number, Mark(0, 0, marks.get(number).unfinished))
         super().__init__(number, spool, sink, marks, prefix, whole=whole)
         self.pipe = pipe
         self.terminal = pipe >= 0 and os.isatty(pipe)
         self._end = self.size()
+        self.lost: OSError | None = None
+        """Why some output was thrown away: not even an empty file takes it."""
+        self._full = False
+        self._read = b""
+        """What was read and is not in the file."""
+        self._before = b""
+        """The end of what was in the file before it began again."""
         self._poller = poller
         self._watched = False
 
     def wait(self) -> None:
         """Wait for its bytes or not: a console that takes nothing makes its writers wait, as without a relay."""
-        wanted = self.pipe >= 0 and (self.sink is None or self.sink.has_room)
+        wanted = self.pipe >= 0 and not self._full and (self.sink is None or self.sink.has_room)
         if wanted and not self._watched:
             self._poller.register(self.pipe, select.EPOLLIN)
         elif self._watched and not wanted:
@@ -242,18 +260,17 @@ class Pipe(Source):
 
     def fill(self, most: int = CHUNK) -> int:
         """Move what is in the pipe into the file; the count of bytes, 0 when there is nothing now or never again."""
-        if self.pipe < 0:
+        if self.pipe < 0 or self._full:
             return 0
         try:
-            if self.terminal:
-                count = os.pwrite(self._fd, os.read(self.pipe, most), self._end)
-            else:
-                # In the kernel, so that no byte has left the pipe that is not in the file.
-                count = os.splice(self.pipe, self._fd, most, offset_dst=self._end)
+            count = self._move(most)
         except BlockingIOError:
             return 0
-        except OSError:
-            count = 0  # EIO is how a pseudo-terminal says that its last writer has closed it.
+        except OSError as error:
+            if not (self.terminal and error.errno == errno.EIO):
+                self._file_is_full(error)
+                return 0
+            count = 0  # So a pseudo-terminal says that its last writer has closed it.
         if not count:
             self.close()
             return 0
@@ -261,22 +278,78 @@ class Pipe(Source):
         self.grown = True
         return count
 
+    def _move(self, most: int) -> int:
+        if not self.terminal:
+            # In the kernel, so that no byte has left the pipe that is not in the file.
+            return os.splice(self.pipe, self._fd, most, offset_dst=self._end)
+        self._read = self._read or os.read(self.pipe, most)
+        return self._store()
+
+    def _store(self) -> int:
+        count = os.pwrite(self._fd, self._read, self._end)
+        self._read = self._read[count:]
+        return count
+
+    def _file_is_full(self, error: OSError) -> None:
+        if self._end:
+            self._full = self.grown = True
+            return
+        # No worker waits for what can never be shown.
+        self.lost = error
+        with contextlib.suppress(BlockingIOError):
+            if not self._read and not os.read(self.pipe, CHUNK):
+                self.close()
+        self._read = b""
+
+    def _begin_again(self) -> None:
+        """Empty a full file, if all of it has been shown."""
+        if (
+            not self._full
+            or self.grown
+            or self._shown_to < self._end
+            or self._marks.get(self.number).position < self._queued
+        ):
+            return
+        self._before = (self._before + os.pread(self._fd, TAIL_BYTES, max(0, self._end - TAIL_BYTES)))[-TAIL_BYTES:]
+        mark = self._marks.get(self.number)
+        # In this order: a successor sees a position beyond the end, and not what was shown once more.
+        os.ftruncate(self._fd, 0)
+        self._full = False
+        self._freed = self.offset = self._queued = self._end = 0
+        self.record(Mark(0, 0, mark.unfinished))
+        if self._read:
+            try:
+                self._end = self._store()
+                self.grown = True
+                self._full = bool(self._read)
+            except OSError as error:
+                self._file_is_full(error)
+
+    def behind(self, goal: int) -> bool:
+        return super().behind(goal) or bool(self._read and not (self.sink is not None and self.sink.dead))
+
     def record(self, mark: Mark) -> None:
         super().record(mark)
         unused = min(mark.position, self.offset - TAIL_BYTES) // PAGE * PAGE
         if self._fd >= 0 and unused - self._freed >= CHUNK:
             free(self._fd, self._freed, unused - self._freed)
             self._freed = unused
+        self._begin_again()
 
     def copy(self) -> None:
         super().copy()
-        if self.pipe < 0 and not self.grown:
+        if self._full and not self.grown and self.lines is not None:
+            begin, resumed = self._shown_to, self.lines.resumes
+            self._put(self.lines.all_held(), begin, resumed)
+        self._begin_again()
+        if self.pipe < 0 and not self.grown and not self._read:
             self.complete()
 
     def tail(self) -> tuple[bytes, bool]:
         """The last of what the worker wrote, and whether there was more before it."""
         start = max(0, self._end - TAIL_BYTES)
-        return os.pread(self._fd, TAIL_BYTES, start), start > 0
+        text = self._before + os.pread(self._fd, TAIL_BYTES, start)
+        return text[-TAIL_BYTES:], start > 0 or len(text) > TAIL_BYTES or bool(self._before)
 
     def close(self) -> None:
         """Read nothing more from the pipe."""
@@ -286,6 +359,10 @@ class Pipe(Source):
             # Closing is not enough: the agent has the same open file, so epoll would go on speaking of it for ever.
             self._poller.unregister(self.pipe)
             self._watched = False
+        if self._full:
+            with contextlib.suppress(OSError):
+                while len(self._read) < 2 * CHUNK and (data := os.read(self.pipe, CHUNK)):
+                    self._read += data
         os.close(self.pipe)
         self.pipe = -1
         self.grown = True
