@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from tf_ps_runner.data.state import SavedState
 from tf_ps_runner.worker import checkpoints, partitioning, shard_state, shards, step_variable, strategy
 from tf_ps_runner.worker.bundle import WHOLE
 from tf_ps_runner.worker.channel import Order
+from tf_ps_runner.worker.patching import Missing
 from tf_ps_runner.worker.shard_dataset import Outgoing
 from tf_ps_runner.worker.shards import AgentQueue, OpenPart, OwnQueue, Part, Reader, Spec, batches
 
@@ -474,6 +476,52 @@ def test_the_parts_of_a_checkpoint_are_compared_with_those_of_the_graph(
 ) -> None:
     expected = [partitioning.Mismatch("table", *found)] if found is not None else []
     assert partitioning.mismatches([table], asked, held) == expected
+
+
+class Saver:
+    """As a saver of TensorFlow that has nothing to save."""
+
+    saver_def = None
+
+    def restore(self, sess: Any, save_path: Any) -> str:
+        return f"{save_path} by TensorFlow itself"
+
+
+def test_what_a_saver_needs_is_missed_before_it_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    framework = SimpleNamespace(tensor_util=SimpleNamespace(__name__="tensor_util"))
+    monkeypatch.setitem(sys.modules, "tensorflow.python.framework", framework)
+    with pytest.raises(Missing, match="constant_value"):
+        partitioning.change_saver(SimpleNamespace(Saver=Saver))
+
+
+def test_what_the_lookups_need_is_missed_before_they_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = SimpleNamespace(py_checkpoint_reader=SimpleNamespace(__name__="py_checkpoint_reader"))
+    monkeypatch.setitem(sys.modules, "tensorflow.python.training", training)
+    with pytest.raises(Missing, match="NewCheckpointReader"):
+        partitioning.change_lookups(SimpleNamespace())
+
+
+def test_a_saver_that_has_nothing_to_save_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor_util = SimpleNamespace(constant_value=None.__class__)
+    monkeypatch.setitem(sys.modules, "tensorflow.python.framework", SimpleNamespace(tensor_util=tensor_util))
+    monkeypatch.setattr(partitioning, "task", lambda: SimpleNamespace(chief=True))
+    (patch,) = partitioning.change_saver(SimpleNamespace(Saver=Saver))
+    graph = SimpleNamespace(**{partitioning._ATTRIBUTE: {"table": TWO}})
+    assert patch.replacement(Saver(), SimpleNamespace(graph=graph), "ckpt-1") == "ckpt-1 by TensorFlow itself"  # type: ignore[operator]
+
+
+def test_of_a_checkpoint_that_is_gone_the_parts_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(path: str) -> dict[str, Any]:
+        raise FileNotFoundError(path)
+
+    refused: list[list[partitioning.Mismatch]] = []
+    tables = partitioning._Tables()
+    tables.read_shapes = gone
+    tables.seen = {"table": partitioning.Table("table", 2, True, begins=parts_at(0, 6), shape=(12, 4))}
+    monkeypatch.setattr(partitioning, "_tables", tables)
+    monkeypatch.setattr(partitioning, "refuse", lambda path, found: refused.append(found))
+    partitioning._compare_without_graph("/deleted/ckpt-1")
+    assert refused == [[partitioning.Mismatch("table", 0, 2)]]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tf_ps_runner.worker import checkpoints
@@ -79,6 +79,7 @@ class _Tables:
         self.restored = False
         # The checkpoint that was restored, if one was.
         self.path: str | None = None
+        self.read_shapes: Callable[[str], dict[str, Any]] | None = None
         self.told: set[str] = set()
         self.compared: set[str] = set()
 
@@ -96,6 +97,10 @@ def register() -> None:
 
 def change_lookups(module: Any) -> Sequence[Patch]:
     """Look at what is looked up: all ways lead through one function. For `tensorflow.python.ops.embedding_ops`."""
+    from tensorflow.python.training import py_checkpoint_reader
+
+    open_checkpoint = place(py_checkpoint_reader, "NewCheckpointReader")
+    _tables.read_shapes = lambda path: open_checkpoint(path).get_variable_to_shape_map()
     partitioned = place(place(module, "variables"), "PartitionedVariable")
     takes(place(module, "_embedding_lookup_and_transform"), "params", "ids", "partition_strategy")
 
@@ -114,17 +119,22 @@ def change_lookups(module: Any) -> Sequence[Patch]:
 
 def change_saver(module: Any) -> Sequence[Patch]:
     """Restore no table onto other parts. For `tensorflow.python.training.saver`."""
+    from tensorflow.python.framework import tensor_util
+
+    constant = place(tensor_util, "constant_value")
     saver = place(module, "Saver")
     takes(place(saver, "restore"), "sess", "save_path")
 
     def restore(original: Any, self: Any, sess: Any, save_path: Any) -> Any:
         mine = task()
         graph = getattr(sess, "graph", None)
-        if mine is not None and mine.chief and graph is not None and save_path is not None:
+        # One with nothing to save, which may be made on purpose, has none.
+        definition = getattr(self, "saver_def", None)
+        if mine is not None and mine.chief and None not in (graph, save_path) and definition is not None:
             tables = getattr(graph, _ATTRIBUTE, {})
             if tables:
                 path = os.fspath(save_path)
-                asked = asked_of(graph, self.saver_def.restore_op_name)
+                asked = asked_of(graph, definition.restore_op_name, constant)
                 found = mismatches(tables.values(), asked, parts_in(path))
                 if found:
                     refuse(path, found)
@@ -162,9 +172,9 @@ def bounds(parts: int, present: int) -> tuple[int, int]:
     return (parts, MAX_SERVERS) if 1 < parts < present else (1, MAX_SERVERS)
 
 
-def asked_of(graph: Any, restore_op: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+def asked_of(graph: Any, restore_op: str, constant: Callable[[Any], Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """What a saver restores into each variable of its graph: the name in the checkpoint, and where the part begins; an
-    empty tuple for the whole. Variables are named by their operations."""
+    empty tuple for the whole. Variables are named by their operations. `constant` reads a constant of the graph."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     element = graph.as_graph_element(restore_op)
     open_, seen = [getattr(element, "op", element)], set()
@@ -174,7 +184,7 @@ def asked_of(graph: Any, restore_op: str) -> dict[str, tuple[str, tuple[int, ...
             continue
         seen.add(operation)
         if operation.type.startswith("Assign") and len(operation.inputs) >= 2:
-            source = _restored_by(operation.inputs[1])
+            source = _restored_by(operation.inputs[1], constant)
             if source is not None:
                 found[operation.inputs[0].op.name] = source
         open_ += [*operation.control_inputs, *(value.op for value in operation.inputs)]
@@ -241,7 +251,8 @@ def refuse(path: str, found: list[Mismatch]) -> NoReturn:
     else:
         text = (
             f"{path} is not restored: the parts in it of the table {first.name!r}, which is looked up with "
-            'partition_strategy="mod", cannot be read, so each id may get the row of another id; save in format V2'
+            'partition_strategy="mod", cannot be read, so each id may get the row of another id; save in '
+            "format V2, and not before the first step"
         )
     number = matching_servers(found, present)
     _say(text, number, number, first.name, first.held, refused=first.asked)
@@ -299,9 +310,12 @@ def _compare_without_graph(path: str) -> None:
     if not tables:
         return
     _tables.compared.update(table.name for table in tables)
-    from tensorflow.python.training import py_checkpoint_reader
-
-    shapes, held = py_checkpoint_reader.NewCheckpointReader(path).get_variable_to_shape_map(), parts_in(path)
+    assert _tables.read_shapes is not None, "it is there before anything is looked up"
+    try:
+        shapes, held = _tables.read_shapes(path), parts_in(path)
+    except Exception:
+        # It may be deleted by now, by the script or for a newer one.
+        shapes, held = {}, None
     found = [one for table in tables if (one := mismatch_of_shape(table, shapes, held)) is not None]
     if found:
         refuse(path, found)
@@ -345,13 +359,11 @@ def _variable_of(part: Any) -> str | None:
     return str(operation.name) if is_variable else None
 
 
-def _restored_by(value: Any) -> tuple[str, tuple[int, ...]] | None:
+def _restored_by(value: Any, constant: Callable[[Any], Any]) -> tuple[str, tuple[int, ...]] | None:
     """The name in a checkpoint of what is assigned, and where the part begins."""
-    from tensorflow.python.framework import tensor_util
-
     for tensor in _sources(value):
         if tensor.op.type == "RestoreV2":
-            names, slices = (tensor_util.constant_value(tensor.op.inputs[place]) for place in (1, 2))
+            names, slices = (constant(tensor.op.inputs[place]) for place in (1, 2))
             return names[tensor.value_index].decode(), _begin(slices[tensor.value_index].decode())
     return None
 
