@@ -113,6 +113,8 @@ def test_a_job_without_a_name_gets_another_one_each_time() -> None:
         ("--signals-to-handle SIGKILL train.py", "names SIGKILL, which no process can handle: leave SIGKILL out."),
         ("--signals-to-handle SIGTERM,SIGCHLD train.py", "which tells of the workers' ends: leave SIGCHLD out."),
         ("--signals-to-handle SIGSTOP train.py", "names SIGSTOP, which no process can handle"),
+        ("--forward-signals=usr1 train.py", "--forward-signals 'usr1' has 'usr1' in it, which is no signal's name"),
+        ("--forward-signals=SIGFOO,USR1 train.py", "--forward-signals 'SIGFOO,USR1' has 'SIGFOO' in it"),
         ("--preload torch,,numpy train.py", "--preload 'torch,,numpy' has '' in it, which is no module's name"),
         ("--log-dir train.py train.py", "--log-dir 'train.py' cannot be made, since "),
         ("--log-dir train.py/logs train.py", "--log-dir 'train.py/logs' cannot be made, since "),
@@ -140,6 +142,13 @@ def test_a_mistake_is_one_sentence_that_says_what_would_do(text: str, sentence: 
     assert sentence in str(mistake.value)
     assert "\n" not in str(mistake.value)
     assert str(mistake.value).endswith(".")
+
+
+def test_two_spellings_of_a_flag_of_our_own_are_one_flag() -> None:
+    assert parse(["--forw=USR1,SIGUSR2", "train.py"], {}).forward_signals == (signal.SIGUSR1, signal.SIGUSR2)
+    assert cut(["--forward=USR1", "train.py"]).values == {"forward_signals": ["USR1"]}
+    with pytest.raises(UsageError, match=r"it may be --preload or --precheck\."):
+        cut(["--pre=1", "train.py"])
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,15 @@ def _matches(word: str, program: Program) -> list[_Match]:
     return []
 
 
+def _one_of_ours(matches: Sequence[_Match], program: Program) -> bool:
+    """Whether it is two spellings of one flag that torchrun, which refuses those, does not have."""
+    flags = {program.by_spelling[match.spelling] for match in matches}
+    return len(flags) == 1 and all(flag.ours for flag in flags)
+
+
 def _resolve(word: str, program: Program) -> _Match:
     matches = _matches(word, program)
-    if len(matches) == 1:
+    if len(matches) == 1 or _one_of_ours(matches, program):
         return matches[0]
     head = word.partition("=")[0]
     if matches:

@@ -207,12 +207,13 @@ def needles(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def signals(place: str, text: str) -> tuple[signal.Signals, ...]:
-    """Names of signals that a process can handle, in the order given, each once."""
+def signals(place: str, text: str, prefix: str = "") -> tuple[signal.Signals, ...]:
+    """Names of signals that a process can handle, which may lack this prefix, in the order given, each once."""
     chosen: dict[signal.Signals, None] = {}
-    for name in (item.strip() for item in text.split(",")):
+    for written in (item.strip() for item in text.split(",")):
+        name = written if written.startswith(prefix) else prefix + written
         if name not in signal.Signals.__members__:
-            problem = f"has {name!r} in it, which is no signal's name"
+            problem = f"has {written!r} in it, which is no signal's name"
             raise wrong(place, text, problem, "give names such as SIGTERM,SIGINT,SIGUSR1")
         number = signal.Signals[name]
         if number in (signal.SIGKILL, signal.SIGSTOP):
@@ -227,9 +228,7 @@ def forwarded_signals(given: Given, handled: Given) -> tuple[signal.Signals, ...
     """Names of signals to pass on, with or without SIG, in the order given; none of them may be `handled`."""
     if not given.text:
         return ()
-    names = [name.strip() for name in given.text.split(",")]
-    full = ",".join(name if name.startswith("SIG") else f"SIG{name}" for name in names)
-    chosen = signals(given.place, full)
+    chosen = signals(*given, "SIG")
     for number in chosen:
         if number in signals(*handled):
             problem = f"names {number.name}, which ends the job ({handled.place} {handled.text})"

@@ -28,7 +28,8 @@ def refuse(program: Program, mistake: SpecError) -> int:
 
 def answer(program: Program, request: Flag, text: str = "") -> int:
     """Answer a flag that starts no job, given with this value; the exit code. SpecError when it has no such value."""
-    if request.choices and text != request.bare:
+    # Nothing behind a `=` is no bare flag, unless it has no value that it might lack.
+    if request.choices and (text != request.bare or not request.bare):
         flags.choice(request.spellings[0], text, request.choices)
     if request.name == "version":
         from importlib.metadata import version
