@@ -6,6 +6,7 @@ The tables come from `scripts/record_torchrun.py`; torch itself is not needed.
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import textwrap
@@ -115,6 +116,12 @@ def test_every_variable_is_read_or_set_or_documented_to_be_without_effect(theirs
     assert names == READ
     differences = (ROOT / "docs/torchrun-differences.md").read_text()
     assert {name for name in WITHOUT_EFFECT if f"`{name}" not in differences} == set()
+
+
+def test_every_flag_of_our_own_is_named_among_the_differences() -> None:
+    lines = (ROOT / "docs/torchrun-differences.md").read_text().splitlines()
+    (row,) = (line for line in lines if line.startswith("| flags of our own |"))
+    assert re.findall(r"`--([a-z-]+)`", row) == [flag.name for flag in options.TABLE if flag.ours]
 
 
 def test_every_key_of_rdzv_conf_is_known(theirs: Torchrun) -> None:
