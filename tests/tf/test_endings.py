@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from dataclasses import replace
 
 import pytest
 
-from dlrover_run.coordination.cluster.records import EndCause, Role
+from dlrover_run.coordination.cluster.records import EndCause, Role, Task, TaskKey
 from dlrover_run.failures.outcome import WorkerEnd
 from tf_ps_runner.agent.endings import REPEATED_BEFORE_STEP, REPEATED_WITHIN, Found, raised, task_end
+from tf_ps_runner.agent.hosted import Hosted
+from tf_ps_runner.agent.words import Ready, Restored, Step
 
 
 def end(code: int, stderr: str = "", stopped: signal.Signals | None = None) -> WorkerEnd:
@@ -87,6 +90,46 @@ def test_an_exception_is_the_same_whatever_its_temporary_file_is_called() -> Non
     words = "PermissionDeniedError: /m/ckpt-{}_temp/part-0.data.tempstate{}; Read-only file system"
     assert cause(Role.CHIEF, 1, trace(words.format(1, 1234567890)), before=words.format(1, 98765)) is EndCause.REPEATED
     assert cause(Role.CHIEF, 1, trace(words.format(1, 12345)), before=words.format(2, 12345)) is EndCause.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("words", "other", "same"),
+    [
+        ("NotFoundError: /m/model.ckpt-12345", "NotFoundError: /m/model.ckpt-13000", False),
+        ("ValueError: 123456 rows", "ValueError: 123457 rows", False),
+        ("TypeError: <function f at 0x7f12ab>", "TypeError: <function f at 0x7f99cd>", True),
+        ("OSError: pid 4711 holds it", "OSError: pid 12345 holds it", True),
+        ("OSError: 10.0.0.1:40001 is in use", "OSError: 10.0.0.1:40002 is in use", True),
+        ("OSError: /tmp/tmpab12cd_e/x", "OSError: /tmp/tmpzz99yy8x/x", True),
+        ("OSError: /m/ckpt-1_temp_0f3a/part", "OSError: /m/ckpt-1_temp_9bc2/part", True),
+    ],
+)
+def test_two_exceptions_are_the_same_but_for_what_is_of_one_process_alone(words: str, other: str, same: bool) -> None:
+    assert (cause(Role.CHIEF, 1, trace(words), before=other) is EndCause.REPEATED) is same
+
+
+def test_a_task_that_tells_of_no_step_is_given_no_longer_for_the_same_exception() -> None:
+    def hosted(role: Role) -> Hosted:
+        task = Task(key=TaskKey(role, 0), rank=0, version=1, node_id="node", incarnation="it", host="box")
+        return Hosted(task, 1, lambda: None)
+
+    async def look() -> None:
+        assert hosted(Role.EVALUATOR).past_beginning
+        for role in (Role.CHIEF, Role.WORKER):
+            silent = hosted(role)
+            assert not silent.past_beginning
+            # Nothing was heard of it for as long as a script without TensorFlow's usual sessions is waited for.
+            silent.be_ready()
+            assert silent.past_beginning
+            talks = hosted(role)
+            talks.hear(Ready())
+            assert not talks.past_beginning
+            talks.hear(Restored(step=7, how="checkpoint"))
+            assert not talks.past_beginning
+            talks.hear(Step(step=8))
+            assert talks.past_beginning
+
+    asyncio.run(look())
 
 
 def test_whoever_lost_a_server_is_not_the_failure() -> None:

@@ -19,11 +19,16 @@ REPEATED_WITHIN = 10.0
 would meet it again. A mistake in a script shows when it begins; what comes later may have another cause."""
 
 REPEATED_BEFORE_STEP = 60.0
-"""The same for a task that has made no step: importing TensorFlow and building a model take more than ten seconds on a
-busy machine."""
+"""The same for a task that is to make a step and has made none: importing TensorFlow and building a model take more
+than ten seconds on a busy machine."""
 
-_PASSING = re.compile(r"0x[0-9a-fA-F]+|\d{5,}")
-"""What differs in the words of one and the same exception. A short number may be the step that it was raised at."""
+_PASSING = re.compile(
+    r"0x[0-9a-fA-F]+|\b(?:pid|tid|process|thread)\b\W{0,2}\d+|\b\d+\.\d+\.\d+\.\d+:\d+"
+    r"|tempstate\d+|_temp_[0-9a-f]+|\btmp[a-z0-9_]{8}\b",
+    re.IGNORECASE,
+)
+"""What differs in the words of one and the same exception: addresses, ids of processes, temporary files. Any other
+number may be the step that it was raised at, or that of a checkpoint."""
 
 _LOST_SERVER = re.compile(
     r"UnavailableError|AbortedError|Connection reset by peer|Socket closed|failed to connect to all addresses"
@@ -37,8 +42,8 @@ class Found:
     """How a process ended, and what is known of why.
 
     `silent` is why it was given up, if it was; `memory` why it was killed for memory. `dismissed` says that it was told
-    to leave, or stopped, by its agent. `stepped` says that it has made a step. `lived` are the seconds from its start
-    to its end, and `before` is what the predecessor of the same role and rank has raised.
+    to leave, or stopped, by its agent. `stepped` says that it has made a step, as far as is known. `lived` are the
+    seconds from its start to its end, and `before` is what the predecessor of the same role and rank has raised.
     """
 
     role: Role
@@ -90,8 +95,7 @@ def raised(end: WorkerEnd) -> str | None:
 
 
 def _same(words: str, before: str) -> bool:
-    """Whether two exceptions say the same, but for addresses in memory, process ids, times and names of temporary
-    files."""
+    """Whether two exceptions say the same, but for addresses, process ids and names of temporary files."""
     return _PASSING.sub("", words) == _PASSING.sub("", before)
 
 

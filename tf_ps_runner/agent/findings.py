@@ -56,7 +56,7 @@ class Findings:
                 silent=hosted.silent,
                 memory=killed,
                 dismissed=stopped is not None or hosted.leaving,
-                stepped=hosted.step > hosted.restored,
+                stepped=hosted.past_beginning,
                 before=self._raised.get(place),
             )
         )

@@ -80,6 +80,13 @@ class Hosted:
         return self.task.role is Role.WORKER and self.begun and self.step < 0
 
     @property
+    def past_beginning(self) -> bool:
+        """Whether it has made a step. One that tells of none, as an evaluator or a script without TensorFlow's usual
+        sessions, is taken to have made one."""
+        tells_nothing = self.task.role is Role.EVALUATOR or (self.ready and not self.begun and self.restored < 0)
+        return tells_nothing or self.step > self.restored
+
+    @property
     def known(self) -> Known:
         """What the next step depends on."""
         return Known(

@@ -73,7 +73,7 @@ def charge_one_of(limits: ClusterRules, cluster: Cluster, losses: list[Loss]) ->
             continue
         cluster, cause = _cause(cluster, loss)
         if cause is EndCause.REPEATED:
-            return _with_outcome(cluster, loss.end), ", twice within seconds, so another start would not help"
+            return _with_outcome(cluster, loss.end), ", twice soon after its start, so another start would not help"
         if cause is EndCause.MEMORY and limits.max_memory and 0 < limits.max_memory <= loss.task.memory:
             return _with_outcome(
                 cluster, loss.end
