@@ -71,7 +71,7 @@ def test_writers_of_one_sink_never_join_their_lines(
     now = 0.0
 
     def put(writer: LineWriter, data: bytes) -> None:
-        sink.put(Part(memoryview(data), Unrecorded(), 0, 0, 0, False), writer)
+        sink.put(Part(memoryview(data), Unrecorded(), 0, 0, 0, 0), writer)
 
     def show() -> None:
         for writer in writers:

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import select
+import time
 import tty
 from collections.abc import Iterator
 
@@ -214,3 +215,39 @@ def test_a_successor_goes_on_with_a_file_that_began_again(rig: Rig) -> None:
     _copy(successor)
     assert len(console.shown) == len(text) + len(b"the last line\n")
     assert console.shown.endswith(b"a line\nthe last line\n")
+
+
+@pytest.mark.parametrize("prefix", [b"", b"> "])
+def test_a_successor_knows_whose_unfinished_line_another_source_has_ended(rig: Rig, prefix: bytes) -> None:
+    console = Console()
+    console.sink.unfinished_after = 0.0
+    one, other = (rig.pipe(number, console.sink, prefix) for number in (1, 2))
+    for pipe, text in ((one, b"loading ..."), (other, b"a line\n")):
+        _say(rig, pipe, text)
+        _copy(pipe)
+        pipe.show_unfinished(time.monotonic() + 1)
+        console.sink.flush()
+    assert bytes(console.shown) == prefix + b"loading ...\n" + prefix + b"a line\n"
+    # Another relay goes on from here, with a sink of its own.
+    again = Console()
+    one, other = (rig.again(number, again.sink, prefix) for number in (1, 2))
+    _say(rig, other, b"another line\n")
+    _copy(other)
+    _say(rig, one, b" done\n")
+    _copy(one)
+    assert bytes(again.shown) == prefix + b"another line\n" + prefix + b" done\n"
+
+
+def test_a_successor_goes_on_behind_the_unfinished_line_that_was_shown_last(rig: Rig) -> None:
+    console = Console()
+    console.sink.unfinished_after = 0.0
+    pipe = rig.pipe(1, console.sink, b"> ")
+    _say(rig, pipe, b"loading ...")
+    _copy(pipe)
+    pipe.show_unfinished(time.monotonic() + 1)
+    console.sink.flush()
+    again = Console()
+    successor = rig.again(1, again.sink, b"> ")
+    _say(rig, successor, b" done\n")
+    _copy(successor)
+    assert bytes(again.shown) == b" done\n"

@@ -34,10 +34,18 @@ def begin_mark(fd: int, number: int, position: int) -> None:
     os.pwrite(fd, bytes(_FIRST_ENTRY) + _ENTRY.pack(position, 0, 0, 0), number * _RECORD_BYTES)
 
 
+BEGUN = 1
+"""The beginning of a line has been shown, and nothing after it."""
+
+INTERRUPTED = 2
+"""The beginning of a line has been shown, and then what another source has; the rest of it begins a line again."""
+
+
 class Mark(NamedTuple):
     """All before `position` has been shown, and of what follows the first `skip` bytes as they appear.
 
-    `unfinished` says that the beginning of the line at `position` has been shown. `writing` is one more than where a
+    `unfinished` says whether the beginning of the line at `position` has been shown, and what became of it: `BEGUN`,
+    `INTERRUPTED`, or 0. `writing` is one more than where a
     file was written to whose write was not known to have ended, 0 for none.
     """
 

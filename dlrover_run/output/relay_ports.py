@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dlrover_run.output.relay_lines import piece_of
-from dlrover_run.output.relay_marks import Mark
+from dlrover_run.output.relay_marks import BEGUN, Mark
 
 CHUNK = 1024 * 1024
 """Bytes of one read: a whole pipe of the size that the agent makes."""
@@ -50,17 +50,26 @@ class Recorder(Protocol):
     def record(self, mark: Mark) -> None: ...
 
 
+class Writer(Protocol):
+    """What is told once its unfinished line has been followed by what another one has."""
+
+    def interrupted(self) -> None: ...
+
+
 @dataclass
 class Part:
     """What `source` has from byte `begin` to byte `end`, as it appears on a console, without the first `skip` bytes of
-    that. `resumed` says that the line at `begin` had been begun before."""
+    that. `resumed` says what became of the line at `begin` if it had been begun before, as `Mark.unfinished` does.
+    """
 
     view: memoryview
     source: Recorder
     begin: int
     end: int
     skip: int
-    resumed: bool
+    resumed: int
+    interrupts: Writer | None = None
+    """Whose unfinished line it comes after."""
 
     @property
     def unfinished(self) -> bool:
@@ -83,7 +92,7 @@ class Sink:
         self.error: OSError | None = None
         self.unfinished_after: float | None = None
         """Seconds for which a `LineWriter` holds an unfinished line back; None is until its end has come."""
-        self.unfinished_by: object = None
+        self.unfinished_by: Writer | None = None
         """The writer whose unfinished line is the last that was put; None where a line begins."""
         self._write = write
         self._queue: deque[Part] = deque()
@@ -102,13 +111,15 @@ class Sink:
     def has_room(self) -> bool:
         return self.put_bytes - self.written_bytes < QUEUE_LIMIT
 
-    def put(self, part: Part, writer: object = None) -> None:
+    def put(self, part: Part, writer: Writer | None = None) -> None:
         """Queue a part. `writer` is who says of himself when his last line is unfinished, None for one who does not."""
         if not part.view or self.dead:
             return
-        if self.unfinished_by not in (None, writer) and bytes(part.view[:1]) != b"\r":
-            part.view = memoryview(b"\n" + part.view)
-            part.skip -= 1
+        if self.unfinished_by not in (None, writer):
+            part.interrupts = self.unfinished_by
+            if bytes(part.view[:1]) != b"\r":
+                part.view = memoryview(b"\n" + part.view)
+                part.skip -= 1
         self.unfinished_by = writer if part.unfinished else None
         self._queue.append(part)
         self.put_bytes += len(part.view)
@@ -129,12 +140,15 @@ class Sink:
                 return
             # At once. Where the place is no file, the successor of a relay that is killed before this repeats it.
             if count == len(part.view):
-                part.source.record(Mark(part.end, 0, part.unfinished))
+                part.source.record(Mark(part.end, 0, BEGUN if part.unfinished else 0))
                 self._queue.popleft()
             else:
                 part.skip += count
                 part.view = part.view[count:]
                 part.source.record(Mark(part.begin, max(0, part.skip), part.resumed))
+            if part.interrupts is not None and count:
+                part.interrupts.interrupted()
+                part.interrupts = None
             self.written_bytes += count
 
     def written_at(self, place: int, data: bytes) -> int:

@@ -11,9 +11,10 @@ import errno
 import os
 import select
 import time
+from collections.abc import Callable
 
 from dlrover_run.output.relay_lines import LineCutter, matching, prefixed
-from dlrover_run.output.relay_marks import Mark, Marks, free
+from dlrover_run.output.relay_marks import BEGUN, INTERRUPTED, Mark, Marks, free
 from dlrover_run.output.relay_ports import CHUNK, Part, Sink
 from dlrover_run.output.streams import TAIL_BYTES
 
@@ -26,7 +27,8 @@ class LineWriter:
     An unfinished line is shown once its source has been quiet for the sink's `unfinished_after` seconds, if no other
     unfinished line stands there. What another source writes after it begins a new line. The last line is completed
     when the output ends. With `needles` only lines that contain one of them are passed on. `mark` is where a relay left
-    off that was killed; the byte before that was a carriage return if it was `after_return`.
+    off that was killed; the byte before that was a carriage return if it was `after_return`. `on_interrupted` is called
+    once another source has been shown after the unfinished line.
     """
 
     def __init__(
@@ -38,21 +40,28 @@ class LineWriter:
         *,
         keep_returns: bool = False,
         after_return: bool = False,
+        on_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
         self._sink = sink
+        self.interrupted = on_interrupted
         self._prefix = prefix
         self._needles = needles
         self._cutter = LineCutter(keep_returns=keep_returns, after_return=after_return)
         self._due: float | None = None
         self.resumes = bool(mark.unfinished)
         """Whether the beginning of the line that comes next was shown already."""
-        if self.resumes and sink.unfinished_by is None:
+        if mark.unfinished == BEGUN and sink.unfinished_by is None:
             sink.unfinished_by = self
 
     @property
     def held(self) -> int:
         """Bytes of the source that are held back."""
         return self._cutter.held
+
+    @property
+    def resumed(self) -> int:
+        """What became of the line whose beginning was shown, as `Mark.unfinished` says it."""
+        return (BEGUN if self._sink.unfinished_by is self else INTERRUPTED) if self.resumes else 0
 
     @property
     def due(self) -> float | None:
@@ -132,7 +141,15 @@ class Source:
         if sink is not None and (prefix is not None or whole):
             keeps = prefix is None
             after_return = not keeps and self.offset > 0 and os.pread(fd, 1, self.offset - 1) == b"\r"
-            self.lines = LineWriter(sink, prefix or b"", needles, mark, keep_returns=keeps, after_return=after_return)
+            self.lines = LineWriter(
+                sink,
+                prefix or b"",
+                needles,
+                mark,
+                keep_returns=keeps,
+                after_return=after_return,
+                on_interrupted=self._interrupted,
+            )
 
     def size(self) -> int:
         """Bytes of the file."""
@@ -150,7 +167,7 @@ class Source:
     def copy(self) -> None:
         """Read once and pass on what can be shown."""
         data, begin = b"", self._shown_to
-        resumed = self.lines is not None and self.lines.resumes
+        resumed = self.lines.resumed if self.lines is not None else 0
         if self.sink is None or self.sink.dead:
             self._pass_over()
         else:
@@ -170,13 +187,13 @@ class Source:
     def show_unfinished(self, now: float) -> None:
         """Show the line that has no end yet if it is due."""
         if self.lines is not None:
-            begin, resumed = self._shown_to, self.lines.resumes
+            begin, resumed = self._shown_to, self.lines.resumed
             self._put(self.lines.unfinished(now), begin, resumed)
 
     def complete(self) -> None:
         """Complete the line that has no end yet, because nothing more comes."""
         if self.lines is not None:
-            begin, resumed = self._shown_to, self.lines.resumes
+            begin, resumed = self._shown_to, self.lines.resumed
             self._put(self.lines.finish(), begin, resumed)
 
     def finish(self) -> None:
@@ -195,7 +212,12 @@ class Source:
         """Where the bytes begin that were not passed on."""
         return self.offset - (self.lines.held if self.lines is not None else 0)
 
-    def _put(self, shown: bytes, begin: int, resumed: bool) -> None:
+    def _interrupted(self) -> None:
+        mark = self._marks.get(self.number)
+        if mark.unfinished == BEGUN:
+            self.record(mark._replace(unfinished=INTERRUPTED))
+
+    def _put(self, shown: bytes, begin: int, resumed: int) -> None:
         if self.sink is None:
             return
         skip = min(self._skip, len(shown))
@@ -339,7 +361,7 @@ class Pipe(Source):
     def copy(self) -> None:
         super().copy()
         if self._full and not self.grown and self.lines is not None:
-            begin, resumed = self._shown_to, self.lines.resumes
+            begin, resumed = self._shown_to, self.lines.resumed
             self._put(self.lines.all_held(), begin, resumed)
         self._begin_again()
         if self.pipe < 0 and not self.grown and not self._read:
