@@ -197,6 +197,24 @@ def test_output_of_more_bytes_than_a_file_may_have_is_shown_in_full(rig: Rig, ki
 
 
 @pytest.mark.usefixtures("small_files")
+def test_a_source_may_end_while_a_slow_console_has_not_taken_its_full_file(rig: Rig) -> None:
+    console = Console()
+    console.open = False
+    pipe = rig.pipe(1, console.sink)
+    text = b"a line\n" * (LIMIT // 7)
+    _say(rig, pipe, text)
+    # The file takes not all of this.
+    os.write(rig.writers[1], b"x" * CHUNK)
+    pipe.fill()
+    pipe.fill()
+    _copy(pipe)
+    pipe.finish()
+    console.open = True
+    console.sink.flush()
+    assert console.shown.startswith(text)
+
+
+@pytest.mark.usefixtures("small_files")
 def test_a_successor_goes_on_with_a_file_that_began_again(rig: Rig) -> None:
     console = Console()
     pipe = rig.pipe(1, console.sink)

@@ -352,8 +352,10 @@ class Pipe(Source):
 
     def record(self, mark: Mark) -> None:
         super().record(mark)
+        if self._fd < 0:
+            return
         unused = min(mark.position, self.offset - TAIL_BYTES) // PAGE * PAGE
-        if self._fd >= 0 and unused - self._freed >= CHUNK:
+        if unused - self._freed >= CHUNK:
             free(self._fd, self._freed, unused - self._freed)
             self._freed = unused
         self._begin_again()
