@@ -3,7 +3,9 @@
 Everything is non-blocking on the agent's loop, without threads. The agent holds what a relay works with: the reading
 end of every worker's pipe, so that no worker dies of SIGPIPE when the relay is killed; the memory files into which the
 pipes are emptied; and how far each of them has been shown. So a relay that is killed is replaced, and its successor
-goes on where it was. That costs two descriptors a pipe. Where no relay can live, training goes on without one.
+goes on where it was. That costs two descriptors a pipe. Of a terminal's output, which the kernel does not move into a
+file, it loses what the killed one had just read: one buffer of a pseudo-terminal at most. Where no relay can live,
+training goes on without one.
 """
 
 from __future__ import annotations
