@@ -1,5 +1,5 @@
 # `make demo` and `make test` need nothing but Python 3.11 to 3.14 on Linux; both make .venv and install into it. TensorFlow
-# has environments of its own, as it has where people train: what starts it never imports it.
+# has environments of its own, as it has where people train: what starts it never imports it. It has builds for 3.11 to 3.13.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,6 +7,7 @@ PINNED_TORCH := torch==2.13.0
 # The torch of `make test-torch`, which has an environment for each version.
 TORCH ?= 2.15.0
 TENSORFLOW_NEWEST := tensorflow-cpu==2.21.0
+HAS_TENSORFLOW = $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 14))'
 KERAS := tf-keras==2.21.0
 # The last TensorFlow with tf.estimator, and the last that runs scripts of before 2.16 as they are.
 TENSORFLOW_215 := tensorflow-cpu==2.15.1
@@ -35,10 +36,10 @@ demo-tf: $(VENV)/.demo-tf $(TF)/.made ## train the Criteo example with two param
 # gets a run of neighbours, which share what a file sets up.
 PARALLEL := -n 3 --dist worksteal
 
-test: check $(TF)/.made tensorflow-2.15 ## check the code and run the tests
+test: check tensorflow-newest tensorflow-2.15 ## check the code and run the tests
 	$(BIN)/python -m pytest -m "not long" $(PARALLEL)
 
-test-long: $(VENV)/.test $(TF)/.made tensorflow-2.15 ## a hundred kills, a hundred recoveries, in both start methods
+test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 ## a hundred kills, a hundred recoveries, in both start methods
 	$(BIN)/python -m pytest -s -m long
 
 # For example: make test-other PYTHON=python3.13. Torch and what needs it is left out: not every Python has a build of it.
@@ -118,11 +119,19 @@ $(VENV)/.demo-tf:
 # tf-keras asks for the package `tensorflow`, which is `tensorflow-cpu` again with 600 MB of code for GPUs; it needs nothing
 # else that is not there.
 $(TF)/.made:
+	@$(HAS_TENSORFLOW) || { echo "TensorFlow has no build for $$($(PYTHON) --version): give Python 3.11 to 3.13," \
+		"as in: make demo-tf PYTHON=python3.13" >&2; exit 1; }
 	@echo "Installing TensorFlow into $(TF): about 300 MB to download, 1.6 GB on disk."
 	$(PYTHON) -m venv $(TF)
 	$(TF)/bin/pip install --quiet '$(TENSORFLOW_NEWEST)'
 	$(TF)/bin/pip install --quiet --no-deps '$(KERAS)'
 	@touch $@
+
+.PHONY: tensorflow-newest
+tensorflow-newest:
+	@if test -e $(TF)/.made || $(HAS_TENSORFLOW); then $(MAKE) --no-print-directory $(TF)/.made; \
+	else echo "TensorFlow has no build for $$($(PYTHON) --version); tests that need it are skipped." \
+		"With Python 3.11 to 3.13: make test PYTHON=python3.13"; fi
 
 .PHONY: tensorflow-2.15
 tensorflow-2.15:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from harness import WAIT
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,3 +29,31 @@ def test_a_download_is_announced_with_its_size(target: str, tmp_path: Path) -> N
             assert announced >= venvs, f"nothing was said before {line}"
     assert announced == 2
     assert "bin/dlrover-run" not in plan, "another package may have replaced that script"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize(
+    ("target", "code", "words"), [("tensorflow-newest", 0, "are skipped"), ("{tf}/.made", 2, "give Python")]
+)
+def test_a_python_without_a_build_of_tensorflow_is_told_so(target: str, code: int, words: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!{sys.executable}
+import sys
+if sys.argv[1:] == ["--version"]:
+    print("Python 3.14.0")
+elif sys.argv[1] == "-c":
+    sys.version_info = (3, 14, 0)
+    exec(sys.argv[2])
+else:
+    sys.exit(f"asked for {sys.argv[1:]}")
+"""
+    )
+    python.chmod(0o755)
+    where = [f"VENV={tmp_path / 'venv'}", f"TF={tmp_path / 'tf'}", f"PYTHON={python}"]
+    done = subprocess.run(
+        ["make", target.format(tf=tmp_path / "tf"), *where], cwd=ROOT, capture_output=True, text=True, timeout=WAIT
+    )
+    told = done.stdout + done.stderr
+    assert (done.returncode, words in told, "asked for" in told) == (code, True, False), told
+    assert "no build for Python 3.14.0" in told
