@@ -22,10 +22,12 @@ from cluster import NEVER, Cluster, succeed
 from harness import WAIT, environment
 from master_node import FAST, Ended, Node, grpc, status
 from master_process import COMMAND, Master, master, read_line
+from virtual_loop import run_virtually
 
 from dlrover_run.cli import parse
 from dlrover_run.coordination.records import NodePhase, PlanPhase
 from dlrover_run.master import command
+from dlrover_run.master.idleness import Idleness
 from dlrover_run.master.options import Options, read_options
 from dlrover_run.spec import JobSpec
 from dlrover_run.wire.messages import Proof, rule_values
@@ -135,6 +137,65 @@ def test_a_signal_of_a_terminal_ends_only_a_master_of_a_person(number: signal.Si
     with master() as alone:
         alone.process.send_signal(number)
         assert alone.finish()[0] == -number
+
+
+SLOW_TO_END = """
+import sys
+from dlrover_run.master import idleness
+idleness.ASKED_TIMEOUT = 3600.0
+from dlrover_run.master.command import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""A master that waits an hour for nodes to come back after it was asked to end, so that no time decides."""
+
+
+def test_a_master_that_was_asked_to_end_serves_nodes_that_only_lost_their_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(master_process, "COMMAND", (sys.executable, "-c", SLOW_TO_END))
+    with master("--idle-timeout", str(10 * WAIT)) as one:
+
+        async def test(channel: Any) -> None:
+            a, b = await train(channel, "a", "b")
+            one.process.terminate()
+            await a.report()
+            await a.until(bool)
+            for node in (a, b):
+                await node.close()
+            back = [Node(channel, status(name, "two")) for name in "ab"]
+            for node in back:
+                await node.join()
+                await node.until(bool)
+            for node in back:
+                await node.report(phase=NodePhase.LEFT)
+                await node.close()
+
+        talk(one.address, test)
+        code, said = one.finish()
+        assert code == 0, said
+        assert said.endswith("ends: SIGTERM came\n")
+
+
+@pytest.mark.parametrize(("timeout", "ended"), [(None, 5.0), (15.0, 5.0), (2.0, 2.0)])
+def test_a_master_that_was_asked_to_end_does_so_soon_after_its_last_node(timeout: float | None, ended: float) -> None:
+    async def test() -> None:
+        ends: list[tuple[float, str]] = []
+        loop = asyncio.get_running_loop()
+        idleness = Idleness(timeout, lambda reason: ends.append((loop.time(), reason)))
+        idleness.look(2, False)
+        idleness.ask("SIGTERM came")
+        idleness.look(2, False)
+        await asyncio.sleep(100.0)
+        idleness.look(0, False)
+        await asyncio.sleep(1.0)
+        idleness.look(1, False)
+        await asyncio.sleep(100.0)
+        assert ends == []
+        idleness.look(0, False)
+        await asyncio.sleep(100.0)
+        assert ends == [(201.0 + ended, "SIGTERM came")]
+
+    run_virtually(test())
 
 
 def test_only_a_master_that_belongs_to_a_job_hides_its_arguments() -> None:

@@ -95,18 +95,15 @@ async def _serve(options: Options) -> int:
         if not ended.done():
             ended.set_result(reason)
 
-    asked: list[str] = []
-
     def ask(reason: str) -> None:
         """End on a signal: a master of a job only after its nodes, which a scheduler signals together with it."""
-        if _belongs_to_job(options) and server.jobs.lines:
-            asked.append(reason)
+        if _belongs_to_job(options) and not server.jobs.empty:
+            idleness.ask(reason)
+            look()
         else:
             end(reason)
 
     def look() -> None:
-        if asked and not server.jobs.lines:
-            end(asked[0])
         idleness.look(server.jobs.lines, server.jobs.empty and server.jobs.last_one_over)
 
     if options.lifeline_fd >= 0:
