@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -653,8 +654,16 @@ class TestLeaving:
         assert judge(ending, compat=False).exit_code == 128 + signal.SIGTERM
 
     def test_a_signal_ends_a_check_that_hangs(self, stage: Stage) -> None:
-        stage.behave(f"0 compute signal {int(signal.SIGTERM)}")
-        played = stage.play(workers=2).run()
+        stage.behave("0 compute hang")
+        os.mkfifo(stage.path / "hung")
+        play = stage.play(workers=2)
+
+        def end_what_hangs() -> None:
+            (stage.path / "hung").read_text()
+            play.signal(signal.SIGTERM)
+
+        # In a thread: the agent goes on meanwhile, and starts the check process.
+        played = play.on(NodePhase.WAITING, threading.Thread(target=end_what_hangs).start).run()
         assert played.verdict.exit_code == 128 + signal.SIGTERM
         assert played.phases[-1] is NodePhase.LEFT
 

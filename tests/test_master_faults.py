@@ -61,13 +61,12 @@ def test_a_master_that_dies_while_nodes_gather(cluster: Cluster, journal: Path |
     succeed(cluster.world(2), first, second)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_master_that_dies_while_nodes_train(cluster: Cluster, journal: Path | None, number: signal.Signals) -> None:
+def test_a_master_that_dies_while_nodes_train(cluster: Cluster, journal: Path | None) -> None:
     """The node that hosted it starts another, which goes on in the same round; a newcomer shows that it knows it."""
     conf = settings(journal, **SOON)
     nodes = cluster.nodes("ab", "2:3", conf=conf)
     before = cluster.world(2)
-    cluster.master().send_signal(number)
+    cluster.master().kill()
     for node in nodes:
         node.until_says("; the workers train on")
     until_back(*nodes)

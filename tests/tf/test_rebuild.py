@@ -208,7 +208,7 @@ def test_a_process_with_another_thread_keeps_nothing_and_says_so(start: Start) -
     assert loaded(job, "chief-0") == job.up("chief-0")["pid"]
     job.train()
     out = job.finish("chief-0")
-    assert "[chief-0]:tf-ps-run: rebuild: the thread loader is running" in out
+    assert "tf-ps-run: rebuild: the thread loader is running" in out
 
 
 def test_a_spare_process_is_not_kept_for_ever_where_nobody_says_what_comes() -> None:
