@@ -28,7 +28,7 @@ from dlrover_run.coordination.records import (
 )
 from dlrover_run.descent import guard, lineage
 from dlrover_run.output.relay_client import Relay
-from dlrover_run.output.streams import create_run_dir
+from dlrover_run.output.streams import create_run_dir, make_temp_dir
 from dlrover_run.spec import Entrypoint, JobSpec
 
 PATIENCE = 60.0
@@ -209,7 +209,8 @@ class Play:
             boards.append(ScriptedBoard(self.steps, listener))
             return boards[0]
 
-        agent = Agent(spec, create_run_dir(spec.logs, spec.run_id), relay, self.lifelines, voice, open_board)
+        run_dir = make_temp_dir(create_run_dir(spec.logs, spec.run_id), relay.remove_at_end)
+        agent = Agent(spec, run_dir, relay, self.lifelines, voice, open_board)
         verdict = await agent.run()
         await relay.drain()
         await relay.close()
