@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -172,6 +172,23 @@ def launch(
 def agent_of(guard: subprocess.Popen[str]) -> psutil.Process:
     """The agent of a running launch of ours."""
     return next(p for p in psutil.Process(guard.pid).children() if p.name().startswith("dlrover-agent"))
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    """How many functions are called for something: work that no load of the machine changes."""
+    count = 0
+
+    def note(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return count
 
 
 @contextlib.contextmanager

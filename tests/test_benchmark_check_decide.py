@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import calls_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
@@ -14,21 +15,12 @@ import check_decide
 
 
 def calls(nodes: int, world: str) -> int:
-    """How many functions are called for one check: work that no load of the machine changes."""
-    count = 0
+    """How many functions are called for one check."""
 
-    def note(*_: object) -> None:
-        nonlocal count
-        count += 1
+    def check() -> None:
+        assert check_decide.check(nodes, world, limit=1e6).done
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        run = check_decide.check(nodes, world, limit=1e6)
-    finally:
-        sys.setprofile(before)
-    assert run.done
-    return count
+    return calls_of(check)
 
 
 @pytest.mark.parametrize("world", check_decide.WORLDS)

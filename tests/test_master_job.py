@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from harness import calls_of
 from hypothesis import given
 from hypothesis import strategies as st
 from master_node import FAST, status
@@ -510,7 +510,7 @@ def test_the_notice_names_what_differs() -> None:
 
 
 def calls_for_a_failure(nodes: int) -> int:
-    """How many functions the master calls for one more status of a node that has failed: no load changes that."""
+    """How many functions the master calls for one more status of a node that has failed."""
     names = [f"n{number}" for number in range(nodes)]
     bed = Bed(dataclasses.replace(FAST, least=nodes, most=nodes))
     bed.join(*names)
@@ -519,19 +519,7 @@ def calls_for_a_failure(nodes: int) -> int:
     assert seat is not None
     failure = Failure(seat.first_rank, bed.statuses[names[0]].host, "was broken", lost_peer=True)
     bed.say(names[0], phase=NodePhase.FAILED, failure=failure)
-    count = 0
-
-    def note(*_: object) -> None:
-        nonlocal count
-        count += 1
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        bed.job.hear(bed.lines[names[0]], bed.statuses[names[0]], bed.now)
-    finally:
-        sys.setprofile(before)
-    return count
+    return calls_of(lambda: bed.job.hear(bed.lines[names[0]], bed.statuses[names[0]], bed.now))
 
 
 def test_a_report_of_a_failure_costs_the_same_in_a_job_of_any_size() -> None:
