@@ -13,7 +13,6 @@ from typing import Literal, cast
 
 from dlrover_run.command_line import credentials, etcd_place, flags, lookup, meeting, rendezvous_conf, replies
 from dlrover_run.command_line.argv import CommandLine, UsageError, cut
-from dlrover_run.command_line.conceal import conceal
 from dlrover_run.command_line.entrypoint import find_python_program, need_script
 from dlrover_run.command_line.flags import Given
 from dlrover_run.command_line.job_size import find_size
@@ -252,7 +251,7 @@ def main(argv: list[str] | None = None) -> int:
         if DLROVER_RUN.completion_variable in os.environ:
             return replies.show(DLROVER_RUN, argv)
     asked = job_or_code(argv)
-    conceal(credentials.VARIABLES)
+    credentials.scrub_environment()
     if isinstance(asked, int):
         return asked
     from dlrover_run.launch import launch

@@ -14,7 +14,6 @@ from typing import Literal, cast
 from dlrover_run.cli import MOST_RESTARTS
 from dlrover_run.command_line import credentials, etcd_place, flags, lookup, rendezvous_conf, replies
 from dlrover_run.command_line.argv import CommandLine, UsageError, cut
-from dlrover_run.command_line.conceal import conceal
 from dlrover_run.command_line.entrypoint import find_python_program
 from dlrover_run.command_line.master_place import find_master, fit_to_place
 from dlrover_run.command_line.meeting import Meeting
@@ -202,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return scale(argv[1:])
     asked = job_or_code(argv)
-    conceal(credentials.VARIABLES)
+    credentials.scrub_environment()
     if isinstance(asked, int):
         return asked
     from tf_ps_runner.launch import launch

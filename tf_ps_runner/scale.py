@@ -12,7 +12,6 @@ from typing import NamedTuple
 from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials, flags, replies
 from dlrover_run.command_line.argv import UsageError, cut
-from dlrover_run.command_line.conceal import conceal
 from dlrover_run.command_line.settings import Settings
 from dlrover_run.coordination.cluster.records import MOST_TASKS, Targets
 from dlrover_run.spec import SpecError
@@ -156,7 +155,7 @@ def _tell_elsewhere(asked: Asked, settings: Settings, environ: Mapping[str, str]
     from tf_ps_runner.visiting import job_to_visit, visit
 
     spec = job_to_visit(settings, environ, asked.timeout)
-    conceal(credentials.VARIABLES)
+    credentials.scrub_environment()
     outcome = visit(spec, asked.wish, asked.timeout, lambda sentence: replies.say(SCALE, sentence))
     if outcome.reply is None:
         raise Unheard(f"{plain(outcome.problem)}.")

@@ -19,7 +19,7 @@ TOKEN_FILE_VARIABLE = "DLROVER_RDZV_TOKEN_FILE"
 PASSWORD_VARIABLE = "DLROVER_ETCD_PASSWORD"
 PASSWORD_FILE_VARIABLE = "DLROVER_ETCD_PASSWORD_FILE"
 VARIABLES = (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE)
-"""What no process but the launcher may know."""
+"""The variables that hold a secret or name its file. No child process of the launcher inherits them."""
 
 LONGEST_SECRET = 4096
 """Characters that a token or a password may have."""
@@ -30,6 +30,16 @@ LEAST_TOKEN = 16
 _MOST_BYTES = 4 * LONGEST_SECRET
 _LONGEST_PEM = 1024 * 1024
 """Bytes in which a file has to show that it is PEM: more than any bundle of certificates that people use has."""
+
+
+def scrub_environment() -> None:
+    """Remove the secrets from this process's environment, so that no child process inherits them.
+
+    The kernel goes on showing the environment with which this process was started, in `/proc/PID/environ`, to this user
+    and to root. A secret that is given by a file is not shown there.
+    """
+    for name in VARIABLES:
+        os.environ.pop(name, None)
 
 
 def find_token(conf: RendezvousConf, environ: Mapping[str, str]) -> str:

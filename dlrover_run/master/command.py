@@ -19,7 +19,6 @@ from typing import Any
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials
-from dlrover_run.command_line.conceal import conceal
 from dlrover_run.descent import lifeline, lineage, signals
 from dlrover_run.master.idleness import Idleness
 from dlrover_run.master.options import Options, read_options, ready_fd_of
@@ -41,7 +40,7 @@ def main(args: Sequence[str]) -> int:
     try:
         options = read_options(args, os.environ)
         ready_fd = options.ready_fd
-        conceal(credentials.VARIABLES)
+        credentials.scrub_environment()
         if _belongs_to_job(options):
             # It shall not be ended by its job's script's name.
             lineage.name_process(lineage.MASTER_NAME)

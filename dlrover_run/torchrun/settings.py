@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from dlrover_run import cli
 from dlrover_run.command_line import credentials, meeting
-from dlrover_run.command_line.conceal import conceal
 from dlrover_run.launch_config import LaunchConfig
 from dlrover_run.spec import JobSpec
 
@@ -44,6 +43,6 @@ def job_spec(params: RendezvousParameters, warn: Callable[[str], None]) -> JobSp
     try:
         spec = cli.parse([*config.flags(), "--no-python", sys.executable], environ, warn=warn)
     finally:
-        conceal(credentials.VARIABLES)
+        credentials.scrub_environment()
     # How often is too often is for each torchrun to say.
     return replace(spec, rules=replace(spec.rules, restart_window=0.0, early_failure_limit=0))
