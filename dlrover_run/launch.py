@@ -101,8 +101,7 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         # An agent that is stopped could not see that the guard has died.
         lineage.go_on_without_parent()
         # Imported on this side of the fork only: the guard needs none of it and stays small.
-        import asyncio
-
+        from dlrover_run.descent import event_loop
         from dlrover_run.output.relay_client import Relay
 
         run_agent = program.agent()
@@ -111,7 +110,7 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         except OSError as error:
             code = _cannot_start(error, spec, program)
         else:
-            code = asyncio.run(run_agent(spec, run_dir, lifelines, relay, verdict))
+            code = event_loop.run(run_agent(spec, run_dir, lifelines, relay, verdict))
     except BaseException as error:
         # What the person needs is a sentence; the traceback of a defect of ours is for those who ask for it.
         if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":

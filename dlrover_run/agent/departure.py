@@ -52,9 +52,6 @@ class Departure:
     def listen(self, lifelines: Sequence[int]) -> None:
         """Hear of both from now on. The signals have been held back since before the guard forked the agent."""
         loop = asyncio.get_running_loop()
-        # The pipe by which the loop wakes up is filled by a crowd of orphans that end at once. Nobody need be warned of
-        # that: each end is known by its pidfd, and signals come by the lifeline.
-        signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
 
         def note(number: int) -> None:
             with contextlib.suppress(RuntimeError):  # The loop is closed: nothing is decided by it any more.

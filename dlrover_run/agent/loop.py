@@ -94,7 +94,6 @@ class Agent:
 
     async def run(self) -> Verdict:
         """Take part in the job until it is over, and tell how it went."""
-        # Before the departure listens: this call makes the loop's wake-up pipe, which the departure then quietens.
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._strays.reap)
         self._departure.listen(self._lifelines)
         self._narration.begin(self._run_dir)

@@ -20,7 +20,7 @@ from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.master_process import NotListening
 from dlrover_run.console.paint import wants_color
 from dlrover_run.console.voice import Voice
-from dlrover_run.descent import lifeline, lineage, signals
+from dlrover_run.descent import event_loop, lifeline, lineage, signals
 from dlrover_run.descent.strays import StraySweep
 from dlrover_run.local_cluster import supervision
 from dlrover_run.local_cluster.cluster_master import ClusterMaster, reason_of
@@ -59,7 +59,7 @@ def supervise(spec: JobSpec, lifeline_fd: int | None, verdict_fd: int | None) ->
     except OSError as error:
         os.write(2, f"dlrover-run: the launcher's own processes could not be started: {explain(error)}\n".encode())
         return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
-    return asyncio.run(_supervise(spec, spec.local, relay, lifeline_fd, verdict_fd))
+    return event_loop.run(_supervise(spec, spec.local, relay, lifeline_fd, verdict_fd))
 
 
 async def _supervise(

@@ -19,7 +19,7 @@ from typing import Any
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials
-from dlrover_run.descent import lifeline, lineage, signals
+from dlrover_run.descent import event_loop, lifeline, lineage, signals
 from dlrover_run.master.idleness import Idleness
 from dlrover_run.master.options import Options, read_options, ready_fd_of
 from dlrover_run.spec import SpecError, TlsSpec
@@ -48,7 +48,7 @@ def main(args: Sequence[str]) -> int:
             signals.ignore(_ASKED_WITH)
         # A launcher starts its master with signals blocked.
         signals.release()
-        return asyncio.run(_serve(options))
+        return event_loop.run(_serve(options))
     except SpecError as mistake:
         return _fail(ready_fd, str(mistake), exit_codes.BAD_COMMAND_LINE)
     except OSError as error:
