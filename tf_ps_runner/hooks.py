@@ -27,7 +27,6 @@ __all__ = [
     "ElasticHook",  # noqa: F822
     "Task",
     "rank",
-    "rebuild",
     "run_coordinator",
     "save",
     "server",
@@ -157,22 +156,6 @@ def run_coordinator(train: Callable[[Any], Result], variable_partitioner: Any = 
     return train(tf.distribute.coordinator.ClusterCoordinator(strategy))
 
 
-def rebuild(train: Callable[[], Result]) -> Result:
-    """Keep this process, and what it has loaded, over the versions of the cluster: `train()` is called anew for each,
-    in a child that is forked for it, and what it returns is returned there.
-
-        rows = load()
-        hooks.rebuild(lambda: train(rows))
-
-    To be called in the main thread, before TensorFlow is used, though it may be imported; `train` makes the server, the
-    graph and the session. What comes after the call is run by the child that has come to the end. A server keeps
-    nothing, and without `tf-ps-run` it is an ordinary call of `train()`.
-    """
-    from tf_ps_runner.worker import rebuild
-
-    return rebuild.rebuild(train)
-
-
 def save() -> int:
     """Save now all that a chief with a coordinator saves, and return how many checkpoints that were; 0 elsewhere. With
     sessions, `tf.compat.v1.train.MonitoredTrainingSession` saves by itself."""
@@ -185,6 +168,11 @@ def __getattr__(name: str) -> Any:
     # Its base class is TensorFlow's, which is not imported before somebody wants it.
     if name == "ElasticHook":
         return _elastic_hook()
+    if name == "rebuild":
+        raise AttributeError(
+            "tf_ps_runner.hooks.rebuild was removed: load the data at the top level of an installed module, and name "
+            "that module in `tf-ps-run --preload`"
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

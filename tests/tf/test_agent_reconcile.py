@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskKey
 from tf_ps_runner.agent.reconcile import (
     Await,
-    Discard,
     Dismiss,
     Forget,
     Hold,
     Kill,
     Known,
-    LetGo,
     Situation,
-    Spare,
     Start,
     Step,
     Terminate,
@@ -177,8 +174,6 @@ states = st.sampled_from(
         {"ended": True},
         {"live": True, "dying": True},
         {"live": True, "leaving": True},
-        {"live": True, "keeps": True},
-        {"live": True, "keeps": True, "ending": True},
         {"waited": True},
     ]
 )
@@ -204,8 +199,8 @@ def test_whatever_the_situation_each_step_can_be_carried_out(
             assert all(k.key in wanted for k in occupants), "its port is that of one who is about to go"
         else:
             assert one is not None
-            assert one.live == isinstance(step, Kill | LetGo | Dismiss | Terminate)
-            assert not (one.dying and isinstance(step, Kill | LetGo | Dismiss | Terminate))
+            assert one.live == isinstance(step, Kill | Dismiss | Terminate)
+            assert not (one.dying and isinstance(step, Kill | Dismiss | Terminate))
         if isinstance(step, Start):
             assert one is not None
             assert not one.ended
@@ -245,7 +240,7 @@ def test_following_the_steps_leads_to_what_was_ordered(order: Order, known: tupl
                 here[step.task.key] = known_of(step.task, servers, live=True)
             elif isinstance(step, Forget):
                 del here[step.key]
-            elif isinstance(step, Kill | LetGo | Dismiss | Terminate):
+            elif isinstance(step, Kill | Dismiss | Terminate):
                 here[step.key] = _ended(here[step.key])
         after = {key: _ended(one) if one.dying or one.leaving or one.ending else one for key, one in here.items()}
         if not found and after == here:
@@ -259,34 +254,3 @@ def test_following_the_steps_leads_to_what_was_ordered(order: Order, known: tupl
 
 def _ended(one: Known) -> Known:
     return Known(one.key, one.rank, one.version, one.servers, ended=True)
-
-
-def test_of_a_process_that_keeps_only_the_task_is_ended() -> None:
-    following = msgspec.structs.replace(ORDER, version=2, tasks=(task(Role.WORKER, 1, 0, 2),), servers=("", ""))
-    assert steps(following, running(WORKER, keeps=True)) == (LetGo(WORKER.key),)
-    assert steps(following, running(WORKER, keeps=True, dying=True)) == ()
-    # One that a signal was sent to may be about to end, and is not waited for.
-    assert steps(following, running(WORKER, keeps=True, ending=True)) == (Kill(WORKER.key),)
-
-
-def test_a_spare_process_is_ended_once_no_task_may_come_that_it_can_become() -> None:
-    rest = msgspec.structs.replace(ORDER, tasks=())
-    spare = Spare(Role.WORKER, 0, WORKER.memory)
-    pausing = msgspec.structs.replace(rest, pause=True)
-
-    def told(order: Order | None, **more: bool) -> tuple[Step, ...]:
-        return reconcile(Situation(order, (), spares=(spare,), **more))
-
-    assert told(msgspec.structs.replace(ORDER, tasks=(WORKER,))) == (Hold(WORKER),)
-    assert told(rest) == (Discard(spare),)
-    # While training pauses for new servers, who has left stands in no order, and a node without tasks has none at all.
-    assert told(pausing) == told(None) == ()
-    assert told(pausing, over=True) == told(None, departing=True) == (Discard(spare),)
-
-
-def test_a_spare_process_becomes_no_task_of_another_place_or_limit_of_memory() -> None:
-    spare = Spare(Role.WORKER, 0, 512)
-    assert spare.suits(msgspec.structs.replace(WORKER, memory=512))
-    assert not spare.suits(msgspec.structs.replace(WORKER, memory=1024))
-    assert not spare.suits(msgspec.structs.replace(WORKER, memory=512, rank=1))
-    assert not spare.suits(msgspec.structs.replace(CHIEF, memory=512))

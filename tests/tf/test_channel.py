@@ -22,7 +22,6 @@ from dlrover_run.coordination.cluster.records import Role, ServerBounds, TaskKey
 from tf_ps_runner.agent import channel as channel_module
 from tf_ps_runner.agent import conversation
 from tf_ps_runner.agent.channel import MOST_ASKED, MOST_STRANGERS, Channel
-from tf_ps_runner.agent.kept import Keeper
 from tf_ps_runner.agent.words import (
     MAX_LINE,
     MAX_TEXT,
@@ -31,7 +30,6 @@ from tf_ps_runner.agent.words import (
     Event,
     Gone,
     Hello,
-    Keeps,
     Note,
     OrderMessage,
     Ready,
@@ -313,48 +311,6 @@ async def test_the_latest_connection_of_a_process_wins() -> None:
     pid = os.getpid()
     await agent.heard(Hello("", pid), Step(1), Step(2), Gone(), Hello("", pid), Step(3))
     assert await first.hear() is None
-    agent.channel.close()
-
-
-@running
-async def test_a_line_that_is_handed_over_is_another_ones_and_its_task_has_a_new_token() -> None:
-    agent = Agent()
-    hello = {"say": "hello", "token": agent.channel.expect(WORKER), "pid": 1}
-    agent.channel.tell(WORKER, OrderMessage(1, open=True))
-    first = Line(agent.channel.address)
-    first.say(hello, {"say": "keeps"})
-    await agent.heard(Keeps())
-    assert (await first.hear())["tell"] == "order"
-    talk = agent.channel.set_aside(WORKER)
-    assert talk is not None
-    freed: list[bool] = []
-
-    def be_free(keeper: Keeper, left: bool) -> None:
-        freed.append(left)
-        agent._more.set()
-
-    keeper = Keeper(talk, be_free)
-    keeper.begin({"TF_PS_TASK_TOKEN": agent.channel.expect(WORKER)})
-    begin = await first.hear()
-    assert (begin["tell"], begin["turn"]) == ("begin", 1)
-    stranger, child = Line(agent.channel.address), Line(agent.channel.address)
-    stranger.say(hello)
-    assert await stranger.hear() is None
-    child.say({**hello, "token": begin["variables"]["TF_PS_TASK_TOKEN"]}, {"say": "step", "step": 4})
-    await agent.heard(Step(4))
-    assert (await child.hear())["open"] is True
-    keeper.let_go()
-    assert await first.hear() == {"tell": "let_go", "turn": 1}
-    # Only what it says of its present turn counts, and only once.
-    first.say({"say": "free", "turn": 0}, {"say": "step", "step": 5}, {"say": "free", "turn": 1, "left": True})
-    await agent.until(lambda: bool(freed))
-    first.say({"say": "free", "turn": 1})
-    first.socket.close()
-    while not keeper.gone:
-        await asyncio.sleep(0)
-    assert freed == [True]
-    assert Step(5) not in [event for _, event in agent.events]
-    assert agent.channel.set_aside(CHIEF) is None
     agent.channel.close()
 
 

@@ -601,3 +601,8 @@ def test_a_chief_that_waits_for_a_part_leaves_from_there_when_the_servers_change
     assert reader.next() is None
     strategy._watch()
     assert left_from == [True]
+
+
+def test_a_script_that_still_calls_rebuild_learns_what_to_use_instead() -> None:
+    with pytest.raises(AttributeError, match="--preload"):
+        hooks.rebuild  # noqa: B018

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tf_ps_runner.worker.channel import MAX_MESSAGE, AgentGone, Channel, Order
-from tf_ps_runner.worker.channel import channel as channel_of_this_process
 
 PATIENCE = 30.0
 """Seconds for what comes in a few milliseconds."""
@@ -179,17 +178,3 @@ def test_a_forked_child_has_no_line(agent: Agent) -> None:
         os._exit(3 if channel.active else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert agent.nobody_called()
-
-
-def test_a_child_that_inherits_the_line_opens_one_of_its_own_for_whoever_holds_it(agent: Agent) -> None:
-    held = channel_of_this_process()
-    child = os.fork()
-    if child == 0:
-        # What was made before the fork, such as a queue of data, asks with what it holds.
-        held.inherit()
-        channel_of_this_process().say("step", step=1)
-        os._exit(0 if held is channel_of_this_process() and held.active and held.opened else 3)
-    assert agent.read() == {"say": "hello", "token": "secret", "pid": child}
-    assert agent.read() == {"say": "step", "step": 1}
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert not held.opened

@@ -106,19 +106,6 @@ class Channel:
         self._tasks[token], self._tokens[task] = task, token
         return token
 
-    def set_aside(self, task: TaskKey) -> Conversation | None:
-        """Make the connection of a task one that is nobody's here, for the caller to hand over; None where there is
-        none. Its token is worth nothing any more: `expect` gives one to the process that is the task from now on."""
-        talk = self._talks.pop(task, None)
-        if talk is None:
-            return None
-        del self._known[talk], self._asked[talk]
-        self._misunderstood.discard(talk)
-        self._tasks.pop(self._tokens.pop(task, ""), None)
-        if self._clerk is not None:
-            self._clerk.gone(task)
-        return talk
-
     def tell(self, task: TaskKey, order: OrderMessage) -> None:
         """What is wanted of a task from now on: told after it has greeted, and when it is another thing than before.
         For a task that is not expected this does nothing."""

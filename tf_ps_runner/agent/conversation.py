@@ -68,10 +68,6 @@ class Conversation:
         """Whether another user has connected."""
         return self.uid != os.geteuid()
 
-    def hand_over(self, hear: Callable[[Conversation, bytes], None], ended: Callable[[Conversation], None]) -> None:
-        """Have somebody else hear what is said from the next line on, and that it has ended."""
-        self._hear, self._ended = hear, ended
-
     def tell(self, line: bytes) -> None:
         """Send a line in place of the last one that was told and is not on its way yet: only the latest counts."""
         self._latest = line

@@ -83,12 +83,6 @@ def task_end(found: Found) -> TaskEnd:
     return _failure(end, failures.describe_end(end))
 
 
-def let_go_end(left: bool) -> TaskEnd:
-    """The end of a task whose process lives on: it has `left` by itself as it was told to, or was ended."""
-    what = "left for a change of the cluster" if left else "was ended for a change of the cluster"
-    return TaskEnd(EndCause.MEMBERSHIP, f"{what}; its process keeps what it has loaded")
-
-
 def raised(end: WorkerEnd) -> str | None:
     """The exception that ended a task, by its own words; None where it left none."""
     return None if end.code in (0, LEFT) or end.code == -signal.SIGKILL else failures.error_words(end)

@@ -67,7 +67,3 @@ class Findings:
             self._raised.pop(place, None)
         self.ends = [*self.ends[-MOST_ENDS:], (told, end)]
         return told
-
-    def let_go(self, hosted: Hosted) -> None:
-        """A task has ended whose process lives on: it left, or was let go, and has raised nothing."""
-        self._raised.pop((hosted.task.role, hosted.task.rank), None)

@@ -19,9 +19,8 @@ from dlrover_run.coordination.cluster.records import (
     TaskStage,
     TaskStatus,
 )
-from tf_ps_runner.agent.kept import LET_GO_TIMEOUT, Keeper, Kept
 from tf_ps_runner.agent.outputs import Outputs
-from tf_ps_runner.agent.reconcile import Known, Spare
+from tf_ps_runner.agent.reconcile import Known
 from tf_ps_runner.agent.words import Event, Hello, Note, OrderMessage, Ready, Restored, Saved, Step
 from tf_ps_runner.memory.hold import MemoryHold
 
@@ -44,7 +43,6 @@ class Hosted:
         self.process: WorkerProcess | None = None
         self.outputs: Outputs | None = None
         self.memory: MemoryHold | None = None
-        self.keeper: Keeper | None = None
         self.silent: str | None = None
         self.end: TaskEnd | None = None
         self.started_at = 0.0
@@ -100,7 +98,6 @@ class Hosted:
             ending=self.ending,
             leaving=self.leaving,
             waited=self.waited,
-            keeps=self.keeper is not None and not self.keeper.gone and self.process is not None,
         )
 
     @property
@@ -135,14 +132,6 @@ class Hosted:
     def run(self, pid: int, start: WorkerStart, on_end: Callable[[WorkerProcess], None]) -> None:
         """Its process has been started."""
         self.process = WorkerProcess(pid, start, on_end)
-        self._begin()
-
-    def take_over(self, kept: Kept) -> None:
-        """A process that was spare is its own from now on."""
-        self.process, self.keeper, self.outputs, self.memory = kept.process, kept.keeper, kept.outputs, kept.memory
-        self._begin()
-
-    def _begin(self) -> None:
         self.started_at = time.monotonic()
         if self.task.role is not Role.PS:
             self.later("speechless", SPEECHLESS, self.be_ready)
@@ -211,25 +200,6 @@ class Hosted:
         elif self.starting is not None:
             self.starting.cancel()
 
-    def let_go(self) -> None:
-        """Have its process, which keeps, end the task alone; kill both where it does not."""
-        assert self.keeper is not None, "it has said that it keeps"
-        self.dying = True
-        self.later("let go", LET_GO_TIMEOUT, self.kill)
-        self.keeper.let_go()
-
-    def set_aside(self, end: TaskEnd) -> Kept:
-        """It has ended, and its process lives on, for the caller to keep."""
-        process, keeper, outputs, memory = self.process, self.keeper, self.outputs, self.memory
-        assert process is not None, "one that keeps lives"
-        assert keeper is not None, "it has said that it keeps"
-        assert outputs is not None, "it was given with the process"
-        assert memory is not None, "it was given with the process"
-        self.process = self.keeper = self.outputs = self.memory = None
-        self.close()
-        self.end, self.over = end, True
-        return Kept(Spare(self.task.role, self.task.rank, self.task.memory), process, keeper, outputs, memory)
-
     def dismiss(self, grace: float) -> None:
         """Give it that many seconds to leave as it was told to, and as many after a SIGTERM."""
         self.leaving = True
@@ -242,9 +212,6 @@ class Hosted:
         """Its process has ended: nothing is to be done later."""
         for name in list(self._timers):
             self.cancel(name)
-        if self.keeper is not None:
-            self.keeper.close()
-            self.keeper = None
         if self.memory is not None:
             with contextlib.suppress(OSError):
                 self.memory.close()

@@ -135,7 +135,6 @@ class Agent:
             over=self._is_over,
             departing=self._departure.wanted and not self._moving,
             sparse=self._spec.sparse,
-            spares=self._tasks.spares,
         )
 
     @property

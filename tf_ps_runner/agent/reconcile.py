@@ -21,8 +21,7 @@ class Known:
     `version`, `rank` and `servers` are what it was started with, or held for. `live` says that its process runs, and
     `ended` that it has run: neither is true while only a port is held. `dying` says that SIGKILL is on its way,
     `ending` that another signal is, and `leaving` that it was told to leave in its own time. `waited` says that the
-    addresses of workers were waited for long enough. `keeps` says that its process can let go of the task and go on
-    living, for another one of the same place.
+    addresses of workers were waited for long enough.
     """
 
     key: TaskKey
@@ -35,21 +34,6 @@ class Known:
     ending: bool = False
     leaving: bool = False
     waited: bool = False
-    keeps: bool = False
-
-
-@dataclass(frozen=True)
-class Spare:
-    """A process that keeps what its script has loaded, and is no task at the moment. It may become one of the same role
-    and rank that has the same limit of memory, in MiB."""
-
-    role: Role
-    rank: int
-    memory: int
-
-    def suits(self, task: Task) -> bool:
-        """Whether it may become that task."""
-        return (self.role, self.rank, self.memory) == (task.role, task.rank, task.memory)
 
 
 @dataclass(frozen=True)
@@ -89,20 +73,6 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class LetGo:
-    """Have a process that keeps kill its task at once, and be spare; where it does not, kill it too."""
-
-    key: TaskKey
-
-
-@dataclass(frozen=True)
-class Discard:
-    """End a spare process: no task of the order may become its own."""
-
-    spare: Spare
-
-
-@dataclass(frozen=True)
 class Forget:
     """Let go of a task that has ended, or that was never started, and of its port."""
 
@@ -116,7 +86,7 @@ class Await:
     key: TaskKey
 
 
-Step = Hold | Start | Dismiss | Terminate | Kill | LetGo | Discard | Forget | Await
+Step = Hold | Start | Dismiss | Terminate | Kill | Forget | Await
 
 
 @dataclass(frozen=True)
@@ -132,18 +102,16 @@ class Situation:
     over: bool = False
     departing: bool = False
     sparse: bool = False
-    spares: tuple[Spare, ...] = ()
 
 
 def reconcile(situation: Situation) -> tuple[Step, ...]:
     """The steps that bring this node nearer to its order; none when there is nothing to do but to wait."""
     if situation.over or situation.departing:
         # An order that holds no more names what may be ended in peace.
-        ended = [Terminate(one.key) for one in _first_to_end(situation.known) if not (one.dying or one.ending)]
-        return (*ended, *map(Discard, situation.spares))
+        return tuple(Terminate(one.key) for one in _first_to_end(situation.known) if not (one.dying or one.ending))
     order = situation.order or Order(version=0)
     wanted = {task.key: task for task in order.tasks}
-    steps: list[Step] = [Discard(spare) for spare in situation.spares if not _may_be_wanted(spare, situation.order)]
+    steps: list[Step] = []
     for one in situation.known:
         task = wanted.get(one.key)
         if task is None or _is_another(one, task, order):
@@ -186,16 +154,7 @@ def _let_go(one: Known, order: Order) -> Iterable[Step]:
     same = one.version == order.version and one.servers == order.servers
     if one.key.role is Role.EVALUATOR or (one.key.role is Role.WORKER and same):
         return [] if one.leaving or one.ending else [Dismiss(one.key)]
-    # One that was sent a signal may be about to end with it, and would not answer.
-    return [LetGo(one.key) if one.keeps and not one.ending else Kill(one.key)]
-
-
-def _may_be_wanted(spare: Spare, order: Order | None) -> bool:
-    """Whether a task may come that the process can become. While training pauses for new servers, tasks that have left
-    do not stand in the order, and a node of which all have left has none."""
-    if order is None or order.pause:
-        return True
-    return any(map(spare.suits, order.tasks))
+    return [Kill(one.key)]
 
 
 def _begin(one: Known, task: Task, order: Order, sparse: bool) -> Iterable[Step]:

@@ -18,30 +18,25 @@ from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
 from tf_ps_runner.agent import environment
 from tf_ps_runner.agent.channel import Channel
-from tf_ps_runner.agent.endings import let_go_end
 from tf_ps_runner.agent.findings import Findings
 from tf_ps_runner.agent.hosted import Hosted
-from tf_ps_runner.agent.kept import LET_GO_TIMEOUT, SPARE_TIMEOUT, Keeper, KeptAside
 from tf_ps_runner.agent.outfits import Outfits
 from tf_ps_runner.agent.ports import PortBook
 from tf_ps_runner.agent.probe import Probe
 from tf_ps_runner.agent.reconcile import (
     Await,
-    Discard,
     Dismiss,
     Forget,
     Hold,
     Kill,
     Known,
-    LetGo,
-    Spare,
     Start,
     Step,
     Terminate,
 )
 from tf_ps_runner.agent.telling import Telling
 from tf_ps_runner.agent.vigil import Verdict
-from tf_ps_runner.agent.words import Event, Keeps, Note, Restored, Saved
+from tf_ps_runner.agent.words import Event, Note, Restored, Saved
 from tf_ps_runner.agent.words import Step as StepSaid
 from tf_ps_runner.spec import ServersSpec
 from tf_ps_runner.tf_config import servers_of, task_variables
@@ -86,9 +81,6 @@ class Tasks:
         self._ports = PortBook()
         self._probe = Probe(self._note_verdict)
         self._hosted: dict[TaskKey, Hosted] = {}
-        assert spec.job.rules.cluster is not None, "such a job has rules for its cluster"
-        save_timeout = spec.job.rules.cluster.save_timeout
-        self._kept = KeptAside(relay, SPARE_TIMEOUT + save_timeout)
         self._findings = Findings(relay, telling)
         self._reached = -1
         self._turn = asyncio.Lock()
@@ -109,13 +101,8 @@ class Tasks:
 
     @property
     def live(self) -> bool:
-        """Whether a process of a task runs, or one that is spare."""
-        return bool(self._kept.pids) or any(hosted.live for hosted in self._hosted.values())
-
-    @property
-    def spares(self) -> tuple[Spare, ...]:
-        """The processes that are no task, and may become one."""
-        return self._kept.spares
+        """Whether a process of a task runs."""
+        return any(hosted.live for hosted in self._hosted.values())
 
     @property
     def ends(self) -> Sequence[tuple[TaskEnd, WorkerEnd]]:
@@ -124,10 +111,9 @@ class Tasks:
 
     @property
     def pids(self) -> set[int]:
-        """The processes of tasks that run, and the spare ones."""
+        """The processes of tasks that run."""
         processes = (hosted.process for hosted in self._hosted.values())
-        live = {process.pid for process in processes if process is not None and process.live}
-        return live | self._kept.pids
+        return {process.pid for process in processes if process is not None and process.live}
 
     def warm(self) -> None:
         """Have a template ready before there is a task: what it imports takes longer than anything else."""
@@ -150,9 +136,6 @@ class Tasks:
         if isinstance(step, Hold):
             self._hold(step.task)
             return
-        if isinstance(step, Discard):
-            self._kept.discard(step.spare)
-            return
         hosted = self._hosted[step.task.key if isinstance(step, Start) else step.key]
         if isinstance(step, Start):
             self._begin(hosted, order, step)
@@ -166,9 +149,6 @@ class Tasks:
         elif isinstance(step, Kill):
             hosted.kill()
             hosted.later("stuck", KILL_TIMEOUT, lambda: self._tell_stuck(hosted))
-        elif isinstance(step, LetGo):
-            hosted.let_go()
-            hosted.later("stuck", LET_GO_TIMEOUT + KILL_TIMEOUT, lambda: self._tell_stuck(hosted))
         elif isinstance(step, Forget):
             hosted.close()
             del self._hosted[step.key]
@@ -184,8 +164,7 @@ class Tasks:
                 hosted.process.forward(number, told_at)
 
     def send(self, number: signal.Signals, told_at: float | None = None) -> None:
-        """Send a signal that shall end it to every task that runs; the spare processes are not asked, but ended."""
-        self._kept.discard_all()
+        """Send a signal that shall end it to every task that runs."""
         for hosted in self._hosted.values():
             if hosted.process is not None:
                 hosted.process.send(number, told_at)
@@ -202,7 +181,6 @@ class Tasks:
             self._step_timer.cancel()
         for hosted in self._hosted.values():
             hosted.close()
-        self._kept.close()
         await self._probe.close()
         self._ports.close()
 
@@ -213,8 +191,6 @@ class Tasks:
             return
         before = hosted.step
         hosted.hear(event)
-        if isinstance(event, Keeps):
-            self._keep(hosted)
         if isinstance(event, Restored):
             hosted.reached, self._reached = self._reached, event.step
         if isinstance(event, Note | Restored | Saved):
@@ -249,12 +225,6 @@ class Tasks:
         hosted.take(step.task)
         hosted.servers = servers_of(order, step.task)
         variables = task_variables(order, step.task, step.config, environment.master_address(self._spec))
-        kept = self._kept.take(step.task)
-        if kept is not None:
-            hosted.take_over(kept)
-            kept.keeper.begin({**variables, environment.TOKEN: self._channel.expect(hosted.key)})
-            self._follow_start(hosted, order)
-            return
         # Once for all that start together: what the first of them imports is not learned before it has had the time.
         self.warm()
         hosted.starting = self._do(self._start(hosted, variables, order))
@@ -291,35 +261,9 @@ class Tasks:
         if hosted.task.role is Role.PS:
             self._probe.watch(hosted.key, hosted.port)
         self._starter.learn_later()
-        self._follow_start(hosted, order)
-
-    def _follow_start(self, hosted: Hosted, order: Order) -> None:
         self._channel.tell(hosted.key, hosted.message(order))
         if hosted.task.memory:
             self._look_at_memory(hosted)
-        self._wake()
-
-    def _keep(self, hosted: Hosted) -> None:
-        """Its process keeps what it has loaded: the task is a child of it from now on."""
-        talk = self._channel.set_aside(hosted.key) if hosted.keeper is None else None
-        if talk is not None:
-            hosted.keeper = Keeper(talk, self._be_free)
-            hosted.keeper.begin({environment.TOKEN: self._channel.expect(hosted.key)})
-
-    def _be_free(self, keeper: Keeper, left: bool) -> None:
-        """A process that keeps has ended its task, and may become another one."""
-        hosted = next((each for each in self._hosted.values() if each.keeper is keeper), None)
-        if hosted is None or hosted.process is None or hosted.process.stopped_with is not None:
-            # It was told to end, or never began: nothing is to be kept of it.
-            keeper.close()
-            return
-        process = hosted.process
-        self._channel.finish(hosted.key)
-        self._findings.let_go(hosted)
-        self._kept.put(hosted.set_aside(let_go_end(left)))
-        # What the task has left is its own, and has the session of the process that lives on.
-        self._strays.reap()
-        self._strays.condemn_session(process.pid)
         self._wake()
 
     def _abandon(self, hosted: Hosted) -> None:
@@ -361,16 +305,12 @@ class Tasks:
         self._wake()
 
     def _note_end(self, process: WorkerProcess) -> None:
-        spare = self._kept.ended(process)
         self._strays.reap()
         if self.live:
             self._strays.condemn_session(process.pid)
-        if spare:
-            self._wake()
-            return
         hosted = next(each for each in self._hosted.values() if each.process is process)
         self._probe.forget(hosted.key)
-        for name in ("stuck", "let go", "leaving", "hang", "speechless", "memory"):
+        for name in ("stuck", "leaving", "hang", "speechless", "memory"):
             hosted.cancel(name)
         self._channel.finish(hosted.key)
         self._do(self._find_out(hosted, process))

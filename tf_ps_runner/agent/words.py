@@ -6,7 +6,6 @@ and answers. The process's interpreter may have no msgspec, so that its side of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -83,24 +82,11 @@ class Note(msgspec.Struct, frozen=True, tag_field="say", tag="note", forbid_unkn
     server_bounds: ServerBounds | None = None
 
 
-class Keeps(msgspec.Struct, frozen=True, tag_field="say", tag="keeps", forbid_unknown_fields=True):
-    """The process is none that trains: it keeps what its script has loaded, and forks a child for each version that
-    does. It takes orders of its own from now on (see `begin_line`), and each child connects with a token of its own."""
-
-
-class Free(msgspec.Struct, frozen=True, tag_field="say", tag="free", forbid_unknown_fields=True):
-    """Of a process that keeps: the child of that turn has ended, and it may be given another task. `left` says that the
-    child left by itself for a change of the cluster; else it was killed as its agent has asked."""
-
-    turn: Total
-    left: bool = False
-
-
 class Gone(msgspec.Struct, frozen=True):
     """The connection of the process has ended, mostly with the process. Never said, only found."""
 
 
-Said = Hello | Ready | Restored | Step | Saved | Note | Keeps | Free
+Said = Hello | Ready | Restored | Step | Saved | Note
 Event = Said | Gone
 
 
@@ -191,16 +177,6 @@ def tell_line(order: OrderMessage) -> bytes:
 def answer_line(number: int, answer: Answer) -> bytes:
     """The line that answers a request."""
     return _encoder.encode({"answer": number, **msgspec.to_builtins(answer)}) + b"\n"
-
-
-def begin_line(turn: int, variables: Mapping[str, str]) -> bytes:
-    """The line that has a process which keeps fork a child for a task, with these variables in its environment."""
-    return _encoder.encode({"tell": "begin", "turn": turn, "variables": dict(variables)}) + b"\n"
-
-
-def let_go_line(turn: int) -> bytes:
-    """The line that has such a process kill the child of that turn, if it is not already about to say how it ended."""
-    return _encoder.encode({"tell": "let_go", "turn": turn}) + b"\n"
 
 
 def plain(text: str) -> str:

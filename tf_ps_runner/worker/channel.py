@@ -78,15 +78,6 @@ class Channel:
         if self._pid is None:
             self._pid = os.getpid()
 
-    def inherit(self) -> None:
-        """Make this process, a child of the one that had the line and never opened it, the one that has it."""
-        self._pid = os.getpid()
-
-    @property
-    def opened(self) -> bool:
-        """Whether the line was opened, or tried to be, by this process."""
-        return self._tried
-
     @property
     def active(self) -> bool:
         """Whether this process is a task of a cluster that an agent looks after; costs nothing, and opens nothing."""
@@ -247,8 +238,7 @@ def channel() -> Channel:
 
 
 def _renew_in_child() -> None:
-    """A forked child starts without what its parent's threads held; that it has no line is seen by its own number. The
-    object stays, for a queue that the parent has made may hold it."""
+    """A forked child starts without what its parent's threads held; that it has no line is seen by its own number."""
     _channel._begin()
 
 

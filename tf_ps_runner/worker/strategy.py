@@ -8,7 +8,6 @@ script cannot go on without it.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -88,7 +87,6 @@ def register() -> None:
     """Have the modules of TensorFlow changed once they are imported."""
     lost = "a chief with ParameterServerStrategy goes back to its last checkpoint whenever it is started again"
     steps = "a planned change of servers loses the steps since the last checkpoint"
-    logging.getLogger("tensorflow").addFilter(_shorten)
     after_import("tensorflow.python.ops.resource_variable_ops", lost, live_model.change_variables)
     after_import("tensorflow.python.distribute.parameter_server_strategy_v2", lost, change_strategy)
     after_import("tensorflow.python.distribute.coordinator.cluster_coordinator", steps, change_coordinator)
@@ -380,13 +378,6 @@ def _until_told(errors: Any, original: Callable[..., Any], *args: Any, **kwargs:
         if channel().wait_for(lambda order: order.version != version or _told(order), SERVER_GONE) or channel().gone:
             leave()
         raise
-
-
-def _shorten(record: logging.LogRecord) -> bool:
-    """Let the coordinator tell of a server that has gone in one line, for each of its threads has the same ten."""
-    if record.pathname.endswith("cluster_coordinator.py") and task() is not None:
-        record.msg, record.args = record.getMessage().split("\n", 1)[0], None
-    return True
 
 
 def _newest(directory: str) -> str | None:
