@@ -1,4 +1,4 @@
-"""Puts the parts together: guard outside, agent and relay inside, one exit code at the end."""
+"""Puts the parts together: watchdog outside, agent and relay inside, one exit code at the end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
 from dlrover_run.console.mark import marked
-from dlrover_run.descent import guard, lineage
 from dlrover_run.output.streams import RunDir, create_run_dir, leave_nothing
+from dlrover_run.process_tree import tree, watchdog
 from dlrover_run.spec import JobSpec, SpecError
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Program:
-    """What the guard guards. `name` stands before its lines on the console, `process` is what `top` calls its agent.
+    """The program of a launcher. `name` precedes its lines on the console; `process` is the process name of its agent.
 
     `agent` finds the function that is the agent's whole life, which takes the job, its directory, the descriptors that
     read as ended when this node shall end, the relay and the descriptor of the verdict, and returns the exit code. It
-    is called in the agent's process: the guard imports none of what that needs, and stays small.
+    is called in the agent's process: the watchdog imports none of what that needs, and stays small.
     """
 
     name: str
@@ -46,38 +46,40 @@ def _training_agent() -> AgentMain:
 TRAINING = Program("dlrover-run", "dlrover-agent", _training_agent)
 
 
-def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = None, program: Program = TRAINING) -> int:
+def launch(
+    spec: JobSpec, parent_pipe: int | None = None, verdict: int | None = None, program: Program = TRAINING
+) -> int:
     """Run one job on this node, or on all of its nodes here, and return the exit code of the launcher.
 
-    This process becomes the guard, so it must have no other children, and the agent is forked from it, so it must have
+    This process becomes the watchdog, so it must have no other children. The agent is forked from it, so it must have
     no other threads. Raises SpecError when the log directory cannot be used.
     """
     _open_standard_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Python would answer with a traceback; the default action ends the guard, and that ends the job.
+        # Python would answer with a traceback; the default action ends the watchdog, and that ends the job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if spec.local is not None:
         from dlrover_run.local_cluster.supervisor import supervise
 
-        return supervise(spec, lifeline, verdict)
-    lineage.become_subreaper()
-    awaited = guard.block((*spec.signals, *spec.forward_signals))
+        return supervise(spec, parent_pipe, verdict)
+    tree.become_subreaper()
+    awaited = watchdog.block_signals((*spec.signals, *spec.forward_signals))
     run_dir = create_run_dir(spec.logs, spec.run_id)
     try:
-        guard_end, agent_end = os.pipe()
-        # The agent holds only the reading end, so it reads the end of file when the guard dies.
+        watchdog_end, agent_end = os.pipe()
+        # The agent holds only the reading end, so it reads the end of file when the watchdog dies.
         try:
             agent = os.fork()
         except OSError as error:
             return _cannot_start(error, spec, program)
         if agent == 0:
             os.close(agent_end)
-            lifelines = [guard_end] if lifeline is None else [guard_end, lifeline]
-            _be_agent(spec, run_dir, lifelines, verdict, program)
-        os.close(guard_end)
+            parent_pipes = [watchdog_end] if parent_pipe is None else [watchdog_end, parent_pipe]
+            _be_agent(spec, run_dir, parent_pipes, verdict, program)
+        os.close(watchdog_end)
         if verdict is not None:
             os.close(verdict)
-        code = guard.watch(agent, awaited, agent_end)
+        code = watchdog.watch(agent, awaited, agent_end)
         os.close(agent_end)
     finally:
         leave_nothing(run_dir)
@@ -90,19 +92,21 @@ def launch(spec: JobSpec, lifeline: int | None = None, verdict: int | None = Non
     return code
 
 
-def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict: int | None, program: Program) -> None:
+def _be_agent(
+    spec: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], verdict: int | None, program: Program
+) -> None:
     """The whole life of the agent process. It never returns into the frames of the process that it was forked from."""
     code = exit_codes.of_failure(exit_codes.INTERNAL_ERROR, spec.compat_exit_codes)
     try:
-        # A session of its own: the terminal's Ctrl-C comes through the guard only, and once.
+        # A session of its own: the terminal's Ctrl-C comes through the watchdog only, and once.
         os.setsid()
-        lineage.name_process(program.process)
-        lineage.become_subreaper()
-        # An agent that is stopped could not see that the guard has died.
-        lineage.go_on_without_parent()
-        # Imported on this side of the fork only: the guard needs none of it and stays small.
-        from dlrover_run.descent import event_loop
+        tree.name_process(program.process)
+        tree.become_subreaper()
+        # An agent that is stopped could not see that the watchdog has died.
+        tree.continue_without_parent()
+        # Imported on this side of the fork only: the watchdog needs none of it and stays small.
         from dlrover_run.output.relay_client import Relay
+        from dlrover_run.process_tree import event_loop
 
         run_agent = program.agent()
         try:
@@ -110,7 +114,7 @@ def _be_agent(spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], verdict:
         except OSError as error:
             code = _cannot_start(error, spec, program)
         else:
-            code = event_loop.run(run_agent(spec, run_dir, lifelines, relay, verdict))
+            code = event_loop.run(run_agent(spec, run_dir, parent_pipes, relay, verdict))
     except BaseException as error:
         # What the person needs is a sentence; the traceback of a defect of ours is for those who ask for it.
         if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
@@ -165,7 +169,7 @@ def run() -> int:
     with open(int(sys.argv[1]), "rb") as file:
         request = msgspec.json.decode(file.read(), type=LaunchRequest)
     try:
-        return launch(request.spec, request.lifeline, request.verdict)
+        return launch(request.spec, request.parent_pipe, request.verdict)
     except SpecError as mistake:
         _say(request.spec, f"dlrover-run: {mistake}")
         return exit_codes.BAD_COMMAND_LINE

@@ -12,12 +12,12 @@ from dlrover_run.spec import JobSpec
 class LaunchRequest:
     """A job, as a launcher that is started with `command` reads it.
 
-    `lifeline` is a descriptor that reads as ended when whoever wants the job is gone, `verdict` one that takes the
-    Verdict as JSON.
+    `parent_pipe` is a descriptor of the parent-death pipe of the process that wants the job. `verdict` is one to which
+    the Verdict is written as JSON.
     """
 
     spec: JobSpec
-    lifeline: int
+    parent_pipe: int
     verdict: int
 
 

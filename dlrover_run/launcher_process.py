@@ -39,9 +39,9 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
     """Run one job with a launcher of its own, and wait for its end."""
     verdict_read, verdict_write = os.pipe()
     # The launcher reads the end of this pipe when this process is gone, however it went.
-    lifeline_read, lifeline_write = os.pipe()
-    request = LaunchRequest(spec=spec, lifeline=lifeline_read, verdict=verdict_write)
-    inherited = [lifeline_read, verdict_write]
+    parent_pipe_read, parent_pipe_write = os.pipe()
+    request = LaunchRequest(spec=spec, parent_pipe=parent_pipe_read, verdict=verdict_write)
+    inherited = [parent_pipe_read, verdict_write]
     if spec.entrypoint.payload_fd >= 0:
         inherited.append(spec.entrypoint.payload_fd)
     try:
@@ -63,7 +63,7 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
                 answer = stream.read()
             code = launcher.wait()
     finally:
-        for fd in (verdict_read, verdict_write, lifeline_read, lifeline_write):
+        for fd in (verdict_read, verdict_write, parent_pipe_read, parent_pipe_write):
             if fd >= 0:
                 os.close(fd)
     verdict = msgspec.json.decode(answer, type=Verdict) if answer else None

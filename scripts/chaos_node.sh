@@ -104,10 +104,10 @@ look_at "$own_session" && leader_started=$started || leader_started=''
 brought=''
 [[ $own_session == "$$" || -z $leader_started || $terminal != 0 ]] && brought=yes
 
-find_root() { # AGENT PARENT NUMBER: the node's guard; its agent where the parent is none, as under torchrun
+find_root() { # AGENT PARENT NUMBER: the node's watchdog; its agent where the parent is none, as under torchrun
     root=$1
     read_command "$2"
-    # An agent whose guard has died is the child of somebody who is no part of the node.
+    # An agent whose watchdog has died is the child of somebody who is no part of the node.
     [[ $command == *dlrover[_-]run* ]] && read_variables "$2" && [[ $node == "$3" ]] && root=$2
 }
 

@@ -134,7 +134,7 @@ kill_process() {
 kill_node() {
     trap '' TERM INT HUP PIPE
     # Stopped, nobody starts another process or says goodbye meanwhile, as when a machine loses its power. The agent is
-    # the first to be killed, for the end of its guard would have it go on.
+    # the first to be killed, for the end of its watchdog would have it go on.
     below "$agent"
     kill -STOP "$node_root" "$agent" "${tree[@]}" 2>/dev/null
     below "$agent"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from harness import OURS, WAIT, WORKERS, Mailbox, agent_of, environment, kill_leftovers, start, still_alive, watched
 
-from dlrover_run.descent import lineage
+from dlrover_run.process_tree import tree
 
 if TYPE_CHECKING:
     from meeting_places import MeetingPlace
@@ -124,9 +124,9 @@ class Node(Talker):
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """The guard and all that is below it, but for a master: that one belongs to the job."""
-        guard = psutil.Process(self.pid)
-        return [guard, *(process for process in guard.children(recursive=True) if not is_master(process))]
+        """The watchdog and all that is below it, but for a master: that one belongs to the job."""
+        watchdog = psutil.Process(self.pid)
+        return [watchdog, *(process for process in watchdog.children(recursive=True) if not is_master(process))]
 
     def lose(self) -> None:
         """Kill all of it in one moment, as when its machine loses its power, and have it be lost at once."""
@@ -156,7 +156,7 @@ class Cluster:
         self.place = place
         self._talkers: list[Talker] = []
         self._before = {child.pid for child in psutil.Process().children(recursive=True)}
-        lineage.become_subreaper()
+        tree.become_subreaper()
 
     @property
     def port(self) -> int:
@@ -259,7 +259,7 @@ class Cluster:
                 left = [_describe(process) for process in self._below()]
         finally:
             self._end_all()
-            ctypes.CDLL(None).prctl(lineage._PR_SET_CHILD_SUBREAPER, 0)
+            ctypes.CDLL(None).prctl(tree._PR_SET_CHILD_SUBREAPER, 0)
         assert not unfinished, f"the test left {[t.name for t in unfinished]} running{self.told()}"
         assert not left, f"left behind: {left}{self.told()}"
 
@@ -289,7 +289,7 @@ class Cluster:
         return living
 
     def _end_all(self) -> None:
-        # A guard that is killed first would let what it guards begin something new.
+        # A watchdog that is killed first would let what it watches begin something new.
         while processes := self._below():
             with watched_processes(processes) as pidfds:
                 kill_leftovers(pidfds)
@@ -314,7 +314,7 @@ def watched_processes(processes: Sequence[psutil.Process]) -> Iterator[list[int]
 def is_master(process: psutil.Process) -> bool:
     """Whether it is a master that lives."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name() == lineage.MASTER_NAME and process.status() != psutil.STATUS_ZOMBIE
+        return process.name() == tree.MASTER_NAME and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

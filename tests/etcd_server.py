@@ -28,7 +28,7 @@ import pytest
 from cluster import quiet_port
 from harness import WAIT
 
-from dlrover_run.descent import lineage
+from dlrover_run.process_tree import tree
 
 HEARTBEAT = 100
 """Milliseconds between two words of a leader to its followers."""
@@ -126,7 +126,7 @@ class Member:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=lambda: lineage.die_with_parent(parent),
+                preexec_fn=lambda: tree.die_with_parent(parent),
             )
             self._process = starting.result()
 

@@ -169,9 +169,9 @@ def launch(
     return start(launcher, args, cwd=mailbox.directory, env={"TEST_MAILBOX": mailbox.name, **(env or {})}, **popen)
 
 
-def agent_of(guard: subprocess.Popen[str]) -> psutil.Process:
+def agent_of(watchdog: subprocess.Popen[str]) -> psutil.Process:
     """The agent of a running launch of ours."""
-    return next(p for p in psutil.Process(guard.pid).children() if p.name().startswith("dlrover-agent"))
+    return next(p for p in psutil.Process(watchdog.pid).children() if p.name().startswith("dlrover-agent"))
 
 
 def calls_of(act: Callable[[], object]) -> int:

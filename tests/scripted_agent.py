@@ -26,9 +26,9 @@ from dlrover_run.coordination.records import (
     Seat,
     Waiting,
 )
-from dlrover_run.descent import guard, lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import create_run_dir, make_temp_dir
+from dlrover_run.process_tree import tree, watchdog
 from dlrover_run.spec import Entrypoint, JobSpec
 
 PATIENCE = 60.0
@@ -140,12 +140,12 @@ class Play:
     shell: str
     steps: list[tuple[Callable[[NodeStatus], bool], Answer]] = field(default_factory=list)
     spec: dict[str, Any] = field(default_factory=dict)
-    lifelines: Sequence[int] = ()
-    guard_end: int = -1
+    parent_pipes: Sequence[int] = ()
+    watchdog_end: int = -1
 
     def signal(self, number: signal.Signals) -> None:
-        """Tell the agent of a signal as its guard does."""
-        guard.tell(self.guard_end, guard.Received(number, False, os.getpid()))
+        """Tell the agent of a signal as its watchdog does."""
+        watchdog.send(self.watchdog_end, watchdog.ReceivedSignal(number, False, os.getpid()))
 
     def on(self, wanted: NodePhase | Callable[[NodeStatus], bool], answer: Answer = None) -> Play:
         """The next step: what the board answers once the agent has said that."""
@@ -182,7 +182,7 @@ class Play:
     def _act(self, console: int) -> tuple[list[NodeStatus], Verdict]:
         os.setsid()
         os.chdir(self.directory)
-        lineage.become_subreaper()
+        tree.become_subreaper()
         spec = JobSpec(
             **{
                 "entrypoint": Entrypoint("program", "/bin/sh", ("-c", self.shell)),
@@ -192,10 +192,10 @@ class Play:
                 **self.spec,
             }
         )
-        guard.block(spec.signals)
-        # What a guard would write to.
-        lifeline, self.guard_end = os.pipe()
-        self.lifelines = (*self.lifelines, lifeline)
+        watchdog.block_signals(spec.signals)
+        # What a watchdog would write to.
+        parent_pipe, self.watchdog_end = os.pipe()
+        self.parent_pipes = (*self.parent_pipes, parent_pipe)
         relay = Relay.start((console, console))
         signal.alarm(int(PATIENCE))
         return asyncio.run(self._play(spec, relay))
@@ -210,9 +210,9 @@ class Play:
             return boards[0]
 
         run_dir = make_temp_dir(create_run_dir(spec.logs, spec.run_id), relay.remove_at_end)
-        agent = Agent(spec, run_dir, relay, self.lifelines, voice, open_board)
+        agent = Agent(spec, run_dir, relay, self.parent_pipes, voice, open_board)
         verdict = await agent.run()
         await relay.drain()
         await relay.close()
-        lineage.end_children()
+        tree.end_children()
         return boards[0].statuses, verdict

@@ -236,13 +236,13 @@ class TestLeaving:
         assert played.phases == [WAITING, RUNNING, SUCCEEDED]
         assert played.verdict.exit_code == 128 + signal.SIGTERM
 
-    def test_the_loss_of_its_guard_kills_and_is_said(self, stage: Path) -> None:
+    def test_the_loss_of_its_watchdog_kills_and_is_said(self, stage: Path) -> None:
         # It reads as ended once it has been opened and closed at the other end.
-        os.mkfifo(stage / "guard")
-        guard = os.open(stage / "guard", os.O_RDONLY | os.O_NONBLOCK)
-        play = Play(stage, STUBBORN, lifelines=[guard]).on(WAITING, training(seat()))
-        played = play.on(RUNNING, when_up(stage, lambda: os.close(os.open(stage / "guard", os.O_WRONLY)))).run()
-        os.close(guard)
+        os.mkfifo(stage / "watchdog")
+        watchdog = os.open(stage / "watchdog", os.O_RDONLY | os.O_NONBLOCK)
+        play = Play(stage, STUBBORN, parent_pipes=[watchdog]).on(WAITING, training(seat()))
+        played = play.on(RUNNING, when_up(stage, lambda: os.close(os.open(stage / "watchdog", os.O_WRONLY)))).run()
+        os.close(watchdog)
         assert played.phases[-2:] == [LEAVING, LEFT]
         assert played.verdict.ends[0].code == -signal.SIGKILL
 

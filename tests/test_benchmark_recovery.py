@@ -202,8 +202,8 @@ def test_the_job_is_lost_with_the_node_that_hosts_the_meeting_place() -> None:
 
 BEARS_THE_NAME = """
 import os, signal
-from dlrover_run.descent import lineage
-lineage.name_process(lineage.MASTER_NAME)
+from dlrover_run.process_tree import tree
+tree.name_process(tree.MASTER_NAME)
 with open(os.environ["LAUNCH_BENCH_ROOM"] + "/reports", "w") as reports:
     reports.write(f"named 0 0 {os.getpid()} 1\\n")
 signal.pause()

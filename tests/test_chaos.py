@@ -31,10 +31,10 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount, 
 
 
 class StandIn:
-    """A node that plays a part: its guard, agent and workers, as they said in the order of their ranks."""
+    """A node that plays a part: its watchdog, agent and workers, as they said in the order of their ranks."""
 
-    def __init__(self, guard: subprocess.Popen[bytes], begun: list[dict[str, Any]]) -> None:
-        self.guard = guard
+    def __init__(self, watchdog: subprocess.Popen[bytes], begun: list[dict[str, Any]]) -> None:
+        self.watchdog = watchdog
         self.agent: int = begun[0]["agent"]
         self.workers: list[int] = [message["pid"] for message in begun]
         self.below: list[int] = [message["below"] for message in begun]
@@ -42,7 +42,7 @@ class StandIn:
 
     @property
     def all(self) -> list[int]:
-        return [self.guard.pid, self.agent, *self.workers, *self.below, *self.services]
+        return [self.watchdog.pid, self.agent, *self.workers, *self.below, *self.services]
 
 
 class Chaos:
@@ -56,11 +56,11 @@ class Chaos:
         """A node that has begun; `prefix` is in front of its command."""
         variables = environment({"TEST_MAILBOX": self.mailbox.name, "PYTHONPATH": str(SCRIPT.parent.parent), **env})
         command = [*prefix, sys.executable, NODE, "dlrover_run", str(workers)]
-        guard = subprocess.Popen(command, env=variables, cwd=self.mailbox.directory, stdin=subprocess.PIPE)
-        self._stack.enter_context(guard)
-        node = StandIn(guard, self.mailbox.gather(workers))
-        # Whoever is started again from now on reads to the end of what the guard was given.
-        self._stack.callback(kill_leftovers, self._stack.enter_context(watched(guard.pid, node.agent)))
+        watchdog = subprocess.Popen(command, env=variables, cwd=self.mailbox.directory, stdin=subprocess.PIPE)
+        self._stack.enter_context(watchdog)
+        node = StandIn(watchdog, self.mailbox.gather(workers))
+        # Whoever is started again from now on reads to the end of what the watchdog was given.
+        self._stack.callback(kill_leftovers, self._stack.enter_context(watched(watchdog.pid, node.agent)))
         return node
 
     def cluster_node(self, number: int, workers: int = 1, *prefix: str, **env: str) -> StandIn:
@@ -221,7 +221,7 @@ def test_a_job_of_another_session_is_left_alone_and_named(chaos: Chaos) -> None:
     assert waiting.finish() == 1
     assert waiting.has_said("waits for a dlrover-run of this session; CHAOS_CLUSTER=")
     assert waiting.has_said("there is no dlrover-run")
-    chosen = chaos.script("kill-node", CHAOS_CLUSTER=str(node.guard.pid))
+    chosen = chaos.script("kill-node", CHAOS_CLUSTER=str(node.watchdog.pid))
     with watched(*node.all) as all_of_it:
         assert chosen.finish() == 0
         assert still_alive(all_of_it, WAIT) == 0
@@ -310,7 +310,7 @@ def test_it_kills_one_node_whole_and_touches_no_other(chaos: Chaos) -> None:
         assert still_alive(others, 0) == len(others)
     assert killer.has_said("start_chaos: node 1: killed with all its processes")
     # Nobody of it could do anything more.
-    assert chosen.guard.wait() == -signal.SIGKILL
+    assert chosen.watchdog.wait() == -signal.SIGKILL
     assert chaos.mailbox.pending() == []
 
 
@@ -454,7 +454,7 @@ def test_chaosblade_is_used_where_it_is(chaos: Chaos, tools: Path, verb: str, cr
     node = chaos.node()
     load = chaos.script(
         verb,
-        CHAOS_CLUSTER=str(node.guard.pid),
+        CHAOS_CLUSTER=str(node.watchdog.pid),
         CHAOS_DURATION="60",
         CHAOS_INTERFACE="none0",
         PATH=f"{tools}:{os.environ['PATH']}",
@@ -550,8 +550,8 @@ ROUTES = "default via 10.77.0.1 dev eth0 \n10.77.0.0/16 dev eth0 proto kernel sc
 # A mailbox is not heard from in another network, so these say what there is to say on their standard output.
 ISOLATED_AGENT = """
 import sys
-from dlrover_run.descent import lineage
-lineage.name_process("dlrover-agent")
+from dlrover_run.process_tree import tree
+tree.name_process("dlrover-agent")
 print("begun", flush=True)
 sys.stdin.read()
 """

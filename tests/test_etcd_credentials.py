@@ -107,7 +107,7 @@ def test_no_child_inherits_the_password_and_no_command_line_log_or_output_shows_
     os.kill(cluster.world(2)[0]["pid"], signal.SIGKILL)
     world = cluster.world(2)
     processes = [process for node in nodes for process in node.processes]
-    # Guard, agent, relay and worker of each node.
+    # Watchdog, agent, relay and worker of each node.
     assert len(processes) >= 8
     seen = {(p.pid, name): Path(f"/proc/{p.pid}/{name}").read_bytes() for p in processes for name in PUBLIC}
     assert {m["pid"] for m in world} <= {pid for pid, _ in seen}

@@ -9,7 +9,7 @@ from asyncio import selector_events
 
 import pytest
 
-from dlrover_run.descent import event_loop
+from dlrover_run.process_tree import event_loop
 
 
 def test_a_signal_while_the_loop_closes_prints_no_traceback(

@@ -22,7 +22,7 @@ from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, la
 
 from dlrover_run.backends import master_process
 from dlrover_run.backends.hosting import CannotHost, Hosting
-from dlrover_run.descent import lineage
+from dlrover_run.process_tree import tree
 from dlrover_run.spec import MasterSpec
 from dlrover_run.wire.own_address import is_own, look_up, route_source
 
@@ -115,7 +115,7 @@ def test_three_agents_that_start_at_once_have_one_master_which_ends_with_the_job
     nodes = [three.node() for _ in range(3)]
     workers = three.mailbox.gather(3)
     masters = three.masters()
-    assert [master.name() for master in masters] == [lineage.MASTER_NAME]
+    assert [master.name() for master in masters] == [tree.MASTER_NAME]
     with following(masters[0]) as lives:
         let_succeed(workers)
         ended = [finish(node) for node in nodes]
@@ -137,7 +137,7 @@ def test_a_worker_has_nothing_of_grpc(mailbox: Mailbox, free_port: int, method: 
         assert {name for name in worker["environ"] if name.startswith("GRPC_")} <= os.environ.keys()
 
 
-def test_the_guard_knows_nothing_of_grpc(job: Callable[..., Job]) -> None:
+def test_the_watchdog_knows_nothing_of_grpc(job: Callable[..., Job]) -> None:
     two = job("--nnodes=2")
     nodes = [two.node() for _ in range(2)]
     workers = two.mailbox.gather(2)
@@ -148,7 +148,7 @@ def test_the_guard_knows_nothing_of_grpc(job: Callable[..., Job]) -> None:
     assert [finish(node).code for node in nodes] == [0, 0]
 
 
-@pytest.mark.parametrize("end", ["signal", "kill the agent", "kill the guard"])
+@pytest.mark.parametrize("end", ["signal", "kill the agent", "kill the watchdog"])
 def test_the_master_outlives_the_launcher_that_started_it(job: Callable[..., Job], end: str) -> None:
     elastic = job("--nnodes=1:2", "--rdzv-conf=last_call_timeout=600")
     host = elastic.node()
@@ -162,7 +162,7 @@ def test_the_master_outlives_the_launcher_that_started_it(job: Callable[..., Job
         else:
             (agent_of(host) if end == "kill the agent" else psutil.Process(host.pid)).kill()
         # It is at the end of both its pipes, so nobody holds them who is still alive.
-        assert finish(host).code == {"signal": 143, "kill the agent": 137, "kill the guard": -9}[end]
+        assert finish(host).code == {"signal": 143, "kill the agent": 137, "kill the watchdog": -9}[end]
         # The other node goes on alone, by a decision that only the master can have made.
         (worker,) = elastic.mailbox.gather(1)
         assert worker["world"] == "1"

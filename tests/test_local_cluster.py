@@ -36,7 +36,7 @@ def command(cluster: Cluster, nodes: str, nnodes: str, *flags: str, args: tuple[
 
 
 def processes_of(supervisor: Node, number: int) -> list[psutil.Process]:
-    """What belongs to one node: its agent first, which would find the words to say goodbye, and its guard next."""
+    """What belongs to one node: its agent first, which would find the words to say goodbye, and its watchdog next."""
     mark = f"DLROVER_LOCAL_NODE={number}".encode()
     found = []
     for process in psutil.Process(supervisor.pid).children(recursive=True):

@@ -203,7 +203,7 @@ def test_the_plugins_process_lives_as_long_as_the_job(mailbox: Mailbox, plugin: 
             assert [m["plugin"] for m in messages if "plugin" in m] == [first]
             for number in (signal.SIGQUIT, signal.SIGXCPU, signal.SIGRTMIN):
                 os.kill(first, number)  # As a scheduler does that signals every process of the job step.
-            # Longer than the grace of what dead workers leave behind: the sweep of strays has spared it.
+            # Longer than the grace of what dead workers leave behind: it is not killed as an orphan.
             assert still_alive(pidfds, 1.0) == 1
             job.terminate()
             assert finish(job).code == 128 + signal.SIGTERM

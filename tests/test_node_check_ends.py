@@ -15,7 +15,7 @@ from harness import WAIT, still_alive
 pytest.importorskip("torch")
 
 
-def guard(node: Node) -> psutil.Process:
+def watchdog(node: Node) -> psutil.Process:
     return psutil.Process(node.pid)
 
 
@@ -38,7 +38,7 @@ def test_a_signal_ends_a_node_that_is_being_checked(
     assert [path.name for path in tmp_path.iterdir() if path.name != "gate-site"] == []
 
 
-@pytest.mark.parametrize("victim", [guard, agent])
+@pytest.mark.parametrize("victim", [watchdog, agent])
 @pytest.mark.parametrize("stage", ["compute", "link"])
 def test_a_launcher_that_is_killed_leaves_no_check_process(
     checked: CheckedCluster, victim: Callable[[Node], psutil.Process], stage: str, tmp_path: Path

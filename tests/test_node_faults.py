@@ -79,7 +79,7 @@ def test_a_killed_agent_takes_its_workers_along_and_the_others_go_on(cluster: Cl
     succeed(after, nodes["a"])
 
 
-def test_a_node_whose_guard_was_killed_says_that_it_leaves(cluster: Cluster) -> None:
+def test_a_node_whose_watchdog_was_killed_says_that_it_leaves(cluster: Cluster) -> None:
     # It says so, for nobody would have found it lost in this time.
     nodes = {name: cluster.node(name, "1:2", conf={"lost_after": NEVER}) for name in "ab"}
     cluster.world(2)

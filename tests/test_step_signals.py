@@ -21,7 +21,7 @@ from meeting_places import AtMaster
 
 from dlrover_run.agent.delivery import SAME_SIGNAL_SECONDS, WITNESS_SECONDS, Deliveries, Delivery
 from dlrover_run.cli import parse
-from dlrover_run.descent.guard import Received
+from dlrover_run.process_tree.watchdog import ReceivedSignal
 from dlrover_run.spec import SpecError
 
 ON_SIGNAL = str(WORKERS / "on_signal.py")
@@ -315,38 +315,38 @@ class TestDeliveries:
     """Whether the workers have a signal already."""
 
     def test_what_a_person_sends_is_passed_on_at_once(self) -> None:
-        assert Deliveries().to_launcher(Received(TERM, False, PERSON), 5.0) == [Delivery(TERM, None)]
+        assert Deliveries().to_launcher(ReceivedSignal(TERM, False, PERSON), 5.0) == [Delivery(TERM, None)]
 
     @pytest.mark.parametrize("agent_first", [True, False])
     def test_a_sender_that_signals_launcher_and_agent_signals_workers(self, agent_first: bool) -> None:
         deliveries = Deliveries()
         if agent_first:
             assert deliveries.to_agent(TERM, 5.0) == []
-            assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.1) == [Delivery(TERM, 5.0)]
+            assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.1) == [Delivery(TERM, 5.0)]
         else:
-            assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.0) == []
+            assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.0) == []
             assert deliveries.to_agent(TERM, 5.1) == [Delivery(TERM, 5.0)]
         assert deliveries.due is None
 
     def test_a_sender_that_signals_the_launcher_alone_does_not(self) -> None:
         deliveries = Deliveries()
-        assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.0) == []
+        assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.0) == []
         assert deliveries.due == 5.0 + WITNESS_SECONDS
         assert deliveries.look(5.0 + WITNESS_SECONDS) == [Delivery(TERM, None)]
 
     def test_one_copy_proves_one_signal(self) -> None:
         deliveries = Deliveries()
         deliveries.to_agent(TERM, 5.0)
-        assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.0) == [Delivery(TERM, 5.0)]
-        assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.5) == []
+        assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.0) == [Delivery(TERM, 5.0)]
+        assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.5) == []
         assert deliveries.look(6.0) == [Delivery(TERM, None)]
 
     def test_a_supervisor_that_passes_on_what_all_have_got_repeats_nothing(self) -> None:
         deliveries = Deliveries()
         deliveries.to_agent(TERM, 5.0)
-        assert deliveries.to_launcher(Received(TERM, True, STEPD), 5.0) == [Delivery(TERM, 5.0)]
-        assert deliveries.to_launcher(Received(TERM, True, SUPERVISOR), 5.2) == []
+        assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.0) == [Delivery(TERM, 5.0)]
+        assert deliveries.to_launcher(ReceivedSignal(TERM, True, SUPERVISOR), 5.2) == []
         assert deliveries.due is None
         later = 5.0 + SAME_SIGNAL_SECONDS
-        assert deliveries.to_launcher(Received(TERM, True, SUPERVISOR), later) == []
+        assert deliveries.to_launcher(ReceivedSignal(TERM, True, SUPERVISOR), later) == []
         assert deliveries.look(later + WITNESS_SECONDS) == [Delivery(TERM, None)]

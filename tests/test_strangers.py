@@ -161,7 +161,7 @@ def test_no_child_inherits_the_token_and_no_command_line_or_output_shows_it(
         # Somebody's child may have come to its end meanwhile.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             seen |= {(process.pid, name): Path(f"/proc/{process.pid}/{name}").read_bytes() for name in PUBLIC}
-    # Guard, agent, relay and worker of each node, and the master.
+    # Watchdog, agent, relay and worker of each node, and the master.
     assert len({pid for pid, _ in seen}) >= 9
     assert b"TEST_MAILBOX" in seen[world[0]["pid"], "environ"], "environments can be read here"
     showing = {place for place, content in seen.items() if TOKEN.encode() in content}
@@ -204,7 +204,7 @@ def test_the_token_is_in_the_memory_of_no_process_that_does_not_need_it(
     succeed(world, *nodes)
     assert "dlrover-agent" in holders, "memory can be read here, and the agent needs the token"
     assert "dlrover-relay" not in holders
-    # The guard has read it; the template and the workers never had it.
+    # The watchdog has read it; the template and the workers never had it.
     assert len(holders) <= 2
 
 

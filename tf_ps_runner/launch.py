@@ -1,4 +1,4 @@
-"""Puts the parts together: the guard of dlrover-run outside, the agent of this package inside."""
+"""Puts the parts together: the watchdog of dlrover-run outside, the agent of this package inside."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ PROCESS = "tf-ps-agent"
 def launch(spec: ServersSpec) -> int:
     """Run this node's part of a job and return the exit code of the launcher.
 
-    This process becomes the guard, as with `dlrover_run.launch.launch`, which says what it must not have. Raises
+    This process becomes the watchdog, as with `dlrover_run.launch.launch`, which says what it must not have. Raises
     SpecError when the log directory cannot be used.
     """
 
     def agent() -> guarded.AgentMain:
-        # Imported in the agent's process only: the guard needs none of it and stays small.
+        # Imported in the agent's process only: the watchdog needs none of it and stays small.
         from tf_ps_runner.agent.main import run_agent
 
         def run(
-            _: JobSpec, run_dir: RunDir, lifelines: Sequence[int], relay: Relay, verdict: int | None
+            _: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: Relay, verdict: int | None
         ) -> Coroutine[Any, Any, int]:
             assert verdict is None, "nobody asks this launcher for more than its exit code"
-            return run_agent(spec, run_dir, lifelines, relay)
+            return run_agent(spec, run_dir, parent_pipes, relay)
 
         return run
 

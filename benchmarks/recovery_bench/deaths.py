@@ -11,7 +11,7 @@ from launch_bench.processes import of_run
 from launch_bench.rivals import OURS_FORKSERVER, OURS_SPAWN, TORCHRUN, TORCHRUN_UNSHARED, Job, Rival, free_port
 from launch_bench.room import Report, Room
 
-from dlrover_run.descent.lineage import MASTER_NAME
+from dlrover_run.process_tree.tree import MASTER_NAME
 from recovery_bench.fault import Fault
 from recovery_bench.recovery import step, time_recovery
 from recovery_bench.rivals import ELASTIC, EVERYONE

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from comparison.lost import Lost
 
-from dlrover_run.descent.lineage import die_with_parent
+from dlrover_run.process_tree.tree import die_with_parent
 from rendezvous_bench.meeting_place import MeetingPlace
 
 READY_TIMEOUT = 30.0

@@ -16,7 +16,7 @@ from types import TracebackType
 from comparison.lost import Lost
 from comparison.memory import read_pss
 
-from dlrover_run.descent.lineage import die_with_parent
+from dlrover_run.process_tree.tree import die_with_parent
 
 READY_TIMEOUT = 60.0
 """Seconds for the process to say where it listens; importing torch takes some of them. Then the trial is lost."""

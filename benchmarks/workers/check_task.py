@@ -22,7 +22,7 @@ from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.check_records import CheckTask, Computed, Linked, LinkEnd, TaskKey
 from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import CHECK_ONCE, Rules
-from dlrover_run.descent import lineage
+from dlrover_run.process_tree import tree
 from dlrover_run.spec import Entrypoint, JobSpec
 
 ADDRESS = "127.0.0.1"
@@ -84,5 +84,5 @@ async def check(workers: int) -> None:
         await starter.close()
 
 
-lineage.become_subreaper()
+tree.become_subreaper()
 asyncio.run(check(int(sys.argv[1])))

@@ -8,8 +8,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from dlrover_run.descent import guard
 from dlrover_run.devices.health import Ailment, examine
+from dlrover_run.process_tree import signals
 from dlrover_run.spec import JobSpec
 
 
@@ -32,7 +32,7 @@ async def find_ailments(spec: JobSpec, say: Callable[[str], None]) -> tuple[str,
             found.set_result(ailments)
 
     # A driver may take seconds to answer, and a broken one never does: nobody waits for this thread at the end.
-    with guard.signals_for_this_thread():
+    with signals.blocked_in_new_threads():
         threading.Thread(target=look, name="health", daemon=True).start()
     ailments = await found
     for ailment in ailments:

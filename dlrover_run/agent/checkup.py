@@ -78,7 +78,7 @@ class CheckPart:
     """What this node does for a check, and what came of it; nothing where nobody checks.
 
     `starter` is that of the workers, whose template serves the crew too where it has one with torch. `undisturbed`
-    keeps strays from being reaped while processes are forked; `on_news` is called when there is more to say.
+    keeps orphans from being reaped while processes are forked; `on_news` is called when there is more to say.
     `find_ailments` finds what makes this node unfit as it is, sentences, of which the first is told in place of a
     speed. `say` prints a warning about devices that are slower than the node's others. `folder` is the program of
     the crew.

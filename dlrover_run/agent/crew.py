@@ -91,7 +91,7 @@ class Crew:
         return self._ready and not self._asking and all(mate.code is None for mate in self._mates)
 
     async def start(self, start_one: StartOne, undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
-        """Start the processes with `start_one`; `undisturbed` keeps strays from being reaped meanwhile.
+        """Start the processes with `start_one`; `undisturbed` keeps orphans from being reaped meanwhile.
 
         Raises what `start_one` raises; `end` ends those that were started.
         """

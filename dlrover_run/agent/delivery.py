@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlrover_run.descent.guard import Received
+from dlrover_run.process_tree.watchdog import ReceivedSignal
 
 WITNESS_SECONDS = 0.25
 """How long the agent waits for its own copy of a signal that an ancestor has sent to the launcher. A scheduler signals
@@ -35,7 +35,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class _Waiting:
-    received: Received
+    received: ReceivedSignal
     since: float
 
 
@@ -57,7 +57,7 @@ class Deliveries:
         self._own[number] = now
         return self.look(now)
 
-    def to_launcher(self, received: Received, now: float) -> list[Delivery]:
+    def to_launcher(self, received: ReceivedSignal, now: float) -> list[Delivery]:
         """The launcher has got a signal."""
         if not received.above:
             return [Delivery(received.number, None)]

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from dlrover_run.agent.delivery import Deliveries, Delivery
-from dlrover_run.descent import guard, signals
+from dlrover_run.process_tree import signals, watchdog
 from dlrover_run.spec import JobSpec
 
 
@@ -70,7 +70,7 @@ class Departure:
 
     def _hear(self, fd: int) -> None:
         loop = asyncio.get_running_loop()
-        received = guard.read(fd)
+        received = watchdog.receive(fd)
         if received is None:
             loop.remove_reader(fd)
             self.orphaned = True

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dlrover_run.descent import lifeline, signals
 from dlrover_run.failures import signal_words
+from dlrover_run.process_tree import ends, signals
 
 PREPARE_TIMEOUT = 300.0
 """Seconds for the template to start and import; a cold network disk can take minutes over torch."""
@@ -110,7 +110,7 @@ class Template:
         self._answer: asyncio.Future[bytes] | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(control.fileno(), self._readable)
-        lifeline.watch_child(process.pid, self._ended)
+        ends.watch_child(process.pid, self._ended)
 
     @property
     def pid(self) -> int:

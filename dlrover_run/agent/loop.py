@@ -1,6 +1,6 @@
 """The agent: one node's loop between the plan and its workers.
 
-Everything that happens (a new plan, the end of a worker, a signal, the loss of the guard) only marks that something
+Everything that happens (a new plan, the end of a worker, a signal, the loss of the watchdog) only marks that something
 happened; the loop then looks at the whole situation, asks `reconcile` for one action and carries it out.
 """
 
@@ -32,12 +32,12 @@ from dlrover_run.backends.board import Board, Listener
 from dlrover_run.console.rounds import render_stop
 from dlrover_run.console.voice import Voice
 from dlrover_run.coordination.records import OVER, Seat
-from dlrover_run.descent import lineage
-from dlrover_run.descent.strays import StraySweep
 from dlrover_run.failures.outcome import WorkerEnd
 from dlrover_run.output.check_file import CheckFile
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
+from dlrover_run.process_tree import tree
+from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.spec import JobSpec, SpecError
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class Agent:
         spec: JobSpec,
         run_dir: RunDir,
         relay: Relay,
-        lifelines: Sequence[int],
+        parent_pipes: Sequence[int],
         voice: Voice,
         open_board: Callable[[Listener], Board],
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
         self._relay = relay
-        self._lifelines = lifelines
+        self._parent_pipes = parent_pipes
         self._voice = voice
         self._wake = asyncio.Event()
         self._starter = Starter(spec, voice.say)
@@ -75,9 +75,9 @@ class Agent:
         self._standing = Standing(spec)
         self._plugin = _logs_plugin(spec)
         self._asking: asyncio.Future[Answer] | None = None
-        self._strays = StraySweep(self._own_children)
+        self._orphans = OrphanKiller(self._own_children)
         look = partial(_find_ailments, spec, voice.say)
-        self._check = CheckPart(spec, self._starter, self._strays.paused, self._wake.set, look, voice.say)
+        self._check = CheckPart(spec, self._starter, self._orphans.paused, self._wake.set, look, voice.say)
         self._narration = Narration(spec, voice)
         self._check_file = CheckFile(run_dir, voice.say)
         self._events = EventLog(spec, relay.say)
@@ -94,8 +94,8 @@ class Agent:
 
     async def run(self) -> Verdict:
         """Take part in the job until it is over, and tell how it went."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._strays.reap)
-        self._departure.listen(self._lifelines)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
+        self._departure.listen(self._parent_pipes)
         self._narration.begin(self._run_dir)
         try:
             await self._follow_plan()
@@ -190,7 +190,7 @@ class Agent:
         outfit = prepare(self._spec, seat, os.environ, self._run_dir.path, self._relay, placed)
         self._narration.begin_round(seat)
         self._round = Round(outfit, port, self._relay, self._note_end, self._wake.set)
-        with self._strays.paused():
+        with self._orphans.paused():
             await self._round.start(self._starter)
         self._starter.learn_later()
         self._events.round_started(seat)
@@ -203,9 +203,9 @@ class Agent:
         """Be done with a round that is over, and say why there is another one."""
         if self._spec.backend == "static":
             # The next round needs the very port that a child of the dead rank 0 may still listen on.
-            lineage.end_children(self._own_children())
+            tree.end_children(self._own_children())
         else:
-            self._strays.condemn_all()
+            self._orphans.kill_orphans()
         await ended.gather_evidence(RESTART_DRAIN_TIMEOUT)
         if self._is_wanted(seat):
             self._narration.end_round(ended, self._board.assignment, seat)
@@ -243,7 +243,7 @@ class Agent:
         if self._round is not None:
             # Who reads our output in a pager takes the time that he likes, as he would with a worker's own. What dead
             # workers left behind does not wait for him; at a usual end the sweep after this function finds it sooner.
-            sweep = asyncio.get_running_loop().call_later(lineage.STRAY_GRACE, self._strays.condemn_all)
+            sweep = asyncio.get_running_loop().call_later(tree.ORPHAN_GRACE, self._orphans.kill_orphans)
             await self._round.gather_evidence(None)
             sweep.cancel()
             ends, results = self._round.ends, self._round.results()
@@ -265,7 +265,7 @@ class Agent:
         await self._starter.close()
         if self._plugin is not None:
             await self._plugin.close()
-        self._strays.close()
+        self._orphans.close()
         await self._board.close()
         self._standing.close()
         self._events.job_ended(wanted.phase, verdict.restarts, verdict.reason)
@@ -296,10 +296,10 @@ class Agent:
 
     def _note_end(self, worker: WorkerProcess) -> None:
         self._wake.set()
-        self._strays.reap()
+        self._orphans.reap()
         if self._round is not None and self._round.group.live:
             # At the end of the round all that is left goes, whatever session it hides in.
-            self._strays.condemn_session(worker.pid)
+            self._orphans.kill_session(worker.pid)
 
     def _take_signal(self, number: signal.Signals, meant: signal.Signals, told_at: float | None) -> None:
         if self._departure.signal is None:

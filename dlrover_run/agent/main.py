@@ -15,22 +15,22 @@ from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.opening import open_board
 from dlrover_run.console.voice import Voice, console_voice
 from dlrover_run.coordination.records import Failure
-from dlrover_run.descent import lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing, make_temp_dir
+from dlrover_run.process_tree import tree
 from dlrover_run.spec import JobSpec, SpecError
 
 
 async def run_agent(
-    spec: JobSpec, run_dir: RunDir, lifelines: Sequence[int], relay: Relay, verdict_fd: int | None
+    spec: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: Relay, verdict_fd: int | None
 ) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
     voice = console_voice(relay.say, spec.console_name)
     relay.attach(voice.say)
-    # The relay is the last to end, so the directory goes even when guard and agent are killed together.
+    # The relay is the last to end, so the directory goes even when watchdog and agent are killed together.
     run_dir = make_temp_dir(run_dir, relay.remove_at_end)
     try:
-        agent = Agent(spec, run_dir, relay, lifelines, voice, lambda listener: open_board(spec, listener, voice.say))
+        agent = Agent(spec, run_dir, relay, parent_pipes, voice, lambda listener: open_board(spec, listener, voice.say))
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
         verdict = Verdict(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
@@ -43,7 +43,7 @@ async def run_agent(
     _tell(spec, verdict, voice)
     await relay.drain(timeout=None)
     await relay.close()
-    lineage.end_children(pids_to_spare)
+    tree.end_children(pids_to_spare)
     leave_nothing(run_dir)
     if verdict_fd is not None:
         import msgspec

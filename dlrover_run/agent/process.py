@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dlrover_run.descent import lifeline, lineage
+from dlrover_run.process_tree import ends, tree
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def spawn(start: WorkerStart) -> int:
     parent = os.getpid()
 
     def before_exec() -> None:
-        lineage.die_with_parent(parent)
+        tree.die_with_parent(parent)
         if start.cpus is not None:
             os.sched_setaffinity(0, start.cpus)
         if start.before_exec is not None:
@@ -79,7 +79,7 @@ class WorkerProcess:
         self._signal_group = start.signal_group
         self._on_end = on_end
         self._deadline: asyncio.TimerHandle | None = None
-        lifeline.watch_child(pid, self._collect)
+        ends.watch_child(pid, self._collect)
 
     @property
     def live(self) -> bool:
@@ -105,7 +105,7 @@ class WorkerProcess:
         that every worker that had been started then has got this signal from elsewhere, so that it is not sent again.
 
         SIGKILL goes to the worker alone in any case: Python's resource tracker, which is in its group, has to outlive
-        it to remove what it left in /dev/shm. The sweep of strays ends the others a moment later.
+        it to remove what it left in /dev/shm. The OrphanKiller ends the others a moment later.
         """
         if not self._signalable:
             return

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dlrover_run.descent import lifeline, signals
 from dlrover_run.memory_file import memory_file
+from dlrover_run.process_tree import ends, signals
 from dlrover_run.spec import MasterSpec
 
 READY_TIMEOUT = 60.0
@@ -56,7 +56,7 @@ class MasterProcess:
         self._say = say
         self._idle_timeout = idle_timeout
         self._bound = bound
-        self._lifeline = -1
+        self._parent_pipe = -1
         self._ready = -1
         self._ended = False
 
@@ -77,14 +77,14 @@ class MasterProcess:
             if self._spec.token:
                 inherited["--token-fd"] = passed_on.enter_context(memory_file(self._spec.token.encode()))
             if self._bound:
-                inherited["--lifeline-fd"], self._lifeline = os.pipe()
-                passed_on.callback(os.close, inherited["--lifeline-fd"])
-                kept.callback(os.close, self._lifeline)
+                inherited["--parent-pipe-fd"], self._parent_pipe = os.pipe()
+                passed_on.callback(os.close, inherited["--parent-pipe-fd"])
+                kept.callback(os.close, self._parent_pipe)
             self.pid = self._spawn(inherited)
             kept.pop_all()
         self._ready = ready
         _pass_on_lines(reports, self._say)
-        lifeline.watch_child(self.pid, lambda: self._collect(on_end))
+        ends.watch_child(self.pid, lambda: self._collect(on_end))
 
     async def ready(self) -> int:
         """Wait until it listens; its port. Raises NotListening when it does not."""
@@ -99,9 +99,9 @@ class MasterProcess:
 
     def end(self) -> None:
         """End a master that is `bound`, as the end of this process would."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        if self._parent_pipe >= 0:
+            os.close(self._parent_pipe)
+            self._parent_pipe = -1
 
     def signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
@@ -141,7 +141,7 @@ class MasterProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=list(inherited.values()),
-                # A session of its own is half of what tells our sweeps that this is a master (see `lineage`).
+                # A session of its own is half of what tells our sweeps that this is a master (see `process_tree.tree`).
                 start_new_session=True,
             )
         # It is collected through a pidfd; with a return code set, Popen does not warn that it is still running.

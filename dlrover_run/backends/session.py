@@ -15,7 +15,7 @@ from typing import Any
 from dlrover_run.backends.clock import clock_skew
 from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.descent import guard
+from dlrover_run.process_tree import signals
 from dlrover_run.spec import MasterSpec
 from dlrover_run.wire import calls, clauses, messages, proof, tls_files, transport
 from dlrover_run.wire.address import join_address
@@ -75,7 +75,7 @@ class Session:
         # TLS compares the certificate with the endpoint as it was named, not with what that stands for.
         options = [*transport.CHANNEL_OPTIONS, ("grpc.default_authority", join_address(spec.host, spec.port))]
         # gRPC's threads begin here, and no signal may go to one of them.
-        with guard.signals_for_this_thread():
+        with signals.blocked_in_new_threads():
             if spec.tls is None:
                 self._channel = grpc.aio.insecure_channel(target, options=options)
             else:

@@ -10,10 +10,10 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from dlrover_run.descent import guard
 from dlrover_run.etcd.answers import Broken, judge
 from dlrover_run.etcd.messages import Method
 from dlrover_run.etcd.names import Names
+from dlrover_run.process_tree import signals
 from dlrover_run.spec import EtcdSpec
 from dlrover_run.wire import calls, tls_files, transport
 from dlrover_run.wire.address import join_address
@@ -122,7 +122,7 @@ class Line:
         # TLS compares the certificate with the endpoint as it was named, not with what that stands for.
         options = [*_OPTIONS.items(), ("grpc.default_authority", self.place)]
         # gRPC's threads begin here, and no signal may go to one of them.
-        with guard.signals_for_this_thread():
+        with signals.blocked_in_new_threads():
             if self._spec.tls is None:
                 return self._grpc.aio.insecure_channel(target, options=options)
             try:

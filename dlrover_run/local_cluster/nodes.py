@@ -1,7 +1,7 @@
 """One node of a cluster on this machine: a launcher with an agent of its own, as it would run on a machine of its own.
 
-A node hangs on a lifeline, a pipe whose other end only the supervisor has: it ends as soon as that has gone, however it
-went. What it has to say at its end comes through another pipe, as a `Verdict`; a node that died says nothing.
+A node has a parent-death pipe, whose other end only the supervisor holds: the node ends when the supervisor has ended,
+however that happened. The node sends its result through another pipe, as a `Verdict`; a killed node sends none.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import msgspec
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.command_line import credentials
-from dlrover_run.descent import lifeline, lineage, signals
 from dlrover_run.launch_request import LaunchRequest, command
 from dlrover_run.local_cluster.network import Namespace
 from dlrover_run.local_cluster.supervision import EndKind, Node, NodeEnd
 from dlrover_run.memory_file import memory_file
 from dlrover_run.output.streams import unused_temp_dir
+from dlrover_run.process_tree import ends, signals, tree
 from dlrover_run.spec import JobSpec, MasterSpec
 
 NODE_VARIABLE = "DLROVER_LOCAL_NODE"
@@ -36,9 +36,9 @@ CLUSTER_VARIABLE = "DLROVER_LOCAL_CLUSTER"
 """Tells two local clusters on one machine apart, by the pid of the supervisor."""
 
 AFTERMATH_TIMEOUT = 10.0
-"""Seconds that an agent may live on after its guard was killed, in which it ends what it has started, and a guard after
-its agent has ended. It is twice what a sweep takes at most; then the guard is killed, the node counts as ended, and
-what is left of it is swept up by the supervisor."""
+"""Seconds that an agent may run after its watchdog was killed, to end what it has started, and a watchdog after its
+agent has ended. This is twice what `tree.end_children` takes at most. Then the watchdog is killed, the node counts as
+ended, and the supervisor kills what is left of it."""
 
 _RANK_VARIABLES = ("NODE_RANK", "WORKER_RANK")
 _ID_VARIABLES = ("NODE_ID", "WORKER_ID")
@@ -81,12 +81,12 @@ def environment_of(parent: Mapping[str, str], node: Node, *, isolated: bool) -> 
 
 
 class NodeProcess:
-    """The processes of a node. `on_end` is called once, when guard and agent have both ended."""
+    """The processes of a node. `on_end` is called once, when watchdog and agent have both ended."""
 
     def __init__(self, node: Node, on_end: Callable[[NodeEnd], None]) -> None:
         self.node = node
         self._on_end = on_end
-        self._lifeline = -1
+        self._parent_pipe = -1
         self._verdict_fd = -1
         self._said = bytearray()
         self._code: int | None = None
@@ -94,7 +94,7 @@ class NodeProcess:
         self._told: set[int] = set()
         self._temp_dir = _unused_temp_dir()
         self.pid = -1
-        """The pid of the guard; -1 before the start and after its end."""
+        """The pid of the watchdog; -1 before the start and after its end."""
         self.started_at = 0.0
         """When it was started, by the clock of the loop."""
         self.verdict: Verdict | None = None
@@ -110,9 +110,9 @@ class NodeProcess:
             passed_on.callback(os.close, verdict)
             kept.callback(os.close, verdict_fd)
             logs = replace(spec.logs, temp_dir=self._temp_dir)
-            request = LaunchRequest(spec=replace(spec, logs=logs), lifeline=theirs, verdict=verdict)
+            request = LaunchRequest(spec=replace(spec, logs=logs), parent_pipe=theirs, verdict=verdict)
             request_fd = passed_on.enter_context(memory_file(msgspec.json.encode(request)))
-            # A node loses none of these signals: they wait until its guard takes them.
+            # A node loses none of these signals: they wait until its watchdog takes them.
             with namespace.entered() if namespace is not None else contextlib.nullcontext(), signals.held_back():
                 process = subprocess.Popen(
                     command(request_fd),
@@ -122,11 +122,11 @@ class NodeProcess:
                     stdin=subprocess.DEVNULL,
                     # The terminal's Ctrl-C comes through the supervisor only, and once.
                     start_new_session=True,
-                    # An agent that somebody has stopped reads the end of no lifeline; the end of its guard wakes it up.
-                    preexec_fn=partial(lineage.die_with_parent, os.getpid()),
+                    # A stopped agent reads no parent-death pipe; the end of its watchdog continues it.
+                    preexec_fn=partial(tree.die_with_parent, os.getpid()),
                 )
             try:
-                lifeline.watch_child(process.pid, self._collect)
+                ends.watch_child(process.pid, self._collect)
             except OSError:
                 process.kill()
                 process.wait()
@@ -134,7 +134,7 @@ class NodeProcess:
             kept.pop_all()
         # It is collected through a pidfd; with a return code set, Popen does not warn that it is still running.
         process.returncode = 0
-        self.pid, self._lifeline, self._verdict_fd = process.pid, ours, verdict_fd
+        self.pid, self._parent_pipe, self._verdict_fd = process.pid, ours, verdict_fd
         self.started_at = asyncio.get_running_loop().time()
         os.set_blocking(verdict_fd, False)
         asyncio.get_running_loop().add_reader(verdict_fd, self._hear)
@@ -155,9 +155,9 @@ class NodeProcess:
 
     def let_go(self) -> None:
         """End the node as if the supervisor had gone: at once, without asking its workers."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        if self._parent_pipe >= 0:
+            os.close(self._parent_pipe)
+            self._parent_pipe = -1
 
     def _hear(self) -> None:
         data = os.read(self._verdict_fd, _MOST_VERDICT)
@@ -213,12 +213,12 @@ _HOPELESS = frozenset({exit_codes.BAD_COMMAND_LINE, exit_codes.INTERNAL_ERROR, e
 
 
 def end_of(number: int, code: int, verdict: Verdict | None, told: Collection[int] = ()) -> NodeEnd:
-    """How a node ended whose guard ended with `code`, as `subprocess` has it, and that left this verdict, or none.
+    """How a node ended whose watchdog ended with `code`, as `subprocess` has it, and that left this verdict, or none.
 
     `told` are the signals that were passed on to it.
     """
     if code == exit_codes.SUCCESS or (verdict is not None and verdict.exit_code == exit_codes.SUCCESS):
-        # Whatever became of a guard that has nothing left to guard.
+        # However the watchdog ended after its agent.
         return NodeEnd(number, EndKind.DONE, exit_codes.SUCCESS, "has done the job")
     if code < 0:
         kind = EndKind.LEFT if -code in told else EndKind.DIED

@@ -20,8 +20,6 @@ from dlrover_run.agent.verdict import Verdict
 from dlrover_run.backends.master_process import NotListening
 from dlrover_run.console.paint import wants_color
 from dlrover_run.console.voice import Voice
-from dlrover_run.descent import event_loop, lifeline, lineage, signals
-from dlrover_run.descent.strays import StraySweep
 from dlrover_run.local_cluster import supervision
 from dlrover_run.local_cluster.cluster_master import ClusterMaster, reason_of
 from dlrover_run.local_cluster.network import Network
@@ -29,6 +27,8 @@ from dlrover_run.local_cluster.nodes import NodeProcess, environment_of, spec_of
 from dlrover_run.local_cluster.outcome import verdict_of
 from dlrover_run.local_cluster.supervision import Node, NodeEnd, Step
 from dlrover_run.output.relay_client import Relay
+from dlrover_run.process_tree import ends, event_loop, signals, tree
+from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.spec import JobSpec, LocalSpec
 
 END_GRACE = 30.0
@@ -43,14 +43,14 @@ NEWCOMER_AGE = 15.0
 """Seconds since its start for which a node is a newcomer: it may not have joined yet on a busy machine."""
 
 
-def supervise(spec: JobSpec, lifeline_fd: int | None, verdict_fd: int | None) -> int:
+def supervise(spec: JobSpec, parent_pipe_fd: int | None, verdict_fd: int | None) -> int:
     """Run a job with all of its nodes here, and return the exit code of the command.
 
-    This process must have no other children and no threads. All ends when `lifeline_fd` does; `verdict_fd` takes the
+    This process must have no other children and no threads. All ends when `parent_pipe_fd` does; `verdict_fd` takes the
     Verdict as JSON.
     """
     assert spec.local is not None, "a job with nodes on this machine"
-    lineage.become_subreaper()
+    tree.become_subreaper()
     # Whoever started this command may have ignored the end of children, or held signals back.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signals.release()
@@ -59,11 +59,11 @@ def supervise(spec: JobSpec, lifeline_fd: int | None, verdict_fd: int | None) ->
     except OSError as error:
         os.write(2, f"dlrover-run: the launcher's own processes could not be started: {explain(error)}\n".encode())
         return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
-    return event_loop.run(_supervise(spec, spec.local, relay, lifeline_fd, verdict_fd))
+    return event_loop.run(_supervise(spec, spec.local, relay, parent_pipe_fd, verdict_fd))
 
 
 async def _supervise(
-    spec: JobSpec, local: LocalSpec, relay: Relay, lifeline_fd: int | None, verdict_fd: int | None
+    spec: JobSpec, local: LocalSpec, relay: Relay, parent_pipe_fd: int | None, verdict_fd: int | None
 ) -> int:
     # Nodes share the console, so nothing on it may change once it is written.
     color = wants_color(os.isatty(2), os.environ)
@@ -71,7 +71,7 @@ async def _supervise(
     relay.attach(voice.say)
     supervisor = Supervisor(spec, local, relay, voice.say)
     try:
-        code = await supervisor.run(lifeline_fd)
+        code = await supervisor.run(parent_pipe_fd)
     except (NotListening, OSError) as why:
         code = exit_codes.CANNOT_START
         supervisor.say(f"the nodes could not be started: {reason_of(why)}")
@@ -83,7 +83,7 @@ async def _supervise(
     # What comes now comes too late, and would meet no handler any more.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.SENDABLE)
     await relay.close()
-    lineage.end_children()
+    tree.end_children()
     if verdict_fd is not None:
         import msgspec
 
@@ -113,14 +113,14 @@ class Supervisor:
         self._begun = False
         self._joins_asked = 0
         self._ending = False
-        self._strays = StraySweep(self._own_children)
+        self._orphans = OrphanKiller(self._own_children)
 
     def say(self, sentence: str) -> None:
         """Tell the person at the console."""
         self.last_said = sentence
         self._say(sentence)
 
-    async def run(self, lifeline_fd: int | None) -> int:
+    async def run(self, parent_pipe_fd: int | None) -> int:
         """From the first node to the end of the last; the exit code. Raises NotListening and OSError when no node can
         be started."""
         with contextlib.ExitStack() as ending:
@@ -134,15 +134,15 @@ class Supervisor:
                 self._master = ClusterMaster(self._network, self.say)
                 await self._master.start()
             self._hear_signals()
-            if lifeline_fd is not None:
-                lifeline.watch(lifeline_fd, self._let_go)
+            if parent_pipe_fd is not None:
+                ends.watch_pipe(parent_pipe_fd, self._let_go)
             try:
                 self._begin()
                 await self._over.wait()
             finally:
                 for timer in self._timers:
                     timer.cancel()
-                self._strays.close()
+                self._orphans.close()
                 if self._master is not None:
                     await self._master.end()
         return supervision.exit_code(self._cluster)
@@ -195,8 +195,8 @@ class Supervisor:
         if process.verdict is not None:
             self.verdicts.append(process.verdict)
         self._disconnect(end.number)
-        # What it may have left falls to us, since its guard and its agent are gone.
-        self._strays.condemn_all()
+        # What it may have left falls to us, since its watchdog and its agent are gone.
+        self._orphans.kill_orphans()
         self._carry_out(supervision.node_ended(self._cluster, end))
 
     def _disconnect(self, number: int) -> None:
@@ -231,7 +231,7 @@ class Supervisor:
                 loop.add_signal_handler(number, self._pass_on, number)
         for number in self._spec.forward_signals:
             loop.add_signal_handler(number, self._forward, number)
-        loop.add_signal_handler(signal.SIGCHLD, self._strays.reap)
+        loop.add_signal_handler(signal.SIGCHLD, self._orphans.reap)
 
     def _pass_on(self, number: signal.Signals) -> None:
         self._relay.hurry()

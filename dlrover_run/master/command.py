@@ -19,9 +19,9 @@ from typing import Any
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials
-from dlrover_run.descent import event_loop, lifeline, lineage, signals
 from dlrover_run.master.idleness import Idleness
 from dlrover_run.master.options import Options, read_options, ready_fd_of
+from dlrover_run.process_tree import ends, event_loop, signals, tree
 from dlrover_run.spec import SpecError, TlsSpec
 from dlrover_run.wire.address import join_address
 
@@ -43,7 +43,7 @@ def main(args: Sequence[str]) -> int:
         credentials.scrub_environment()
         if _belongs_to_job(options):
             # It shall not be ended by its job's script's name.
-            lineage.name_process(lineage.MASTER_NAME)
+            tree.name_process(tree.MASTER_NAME)
             # What a scheduler sends to every process of a job step is not for it.
             signals.ignore(_ASKED_WITH)
         # A launcher starts its master with signals blocked.
@@ -57,7 +57,7 @@ def main(args: Sequence[str]) -> int:
 
 def _belongs_to_job(options: Options) -> bool:
     """Whether a launcher started this master, for the nodes of one job."""
-    return options.idle_timeout is not None or options.lifeline_fd >= 0
+    return options.idle_timeout is not None or options.parent_pipe_fd >= 0
 
 
 def say(text: str) -> None:
@@ -105,8 +105,8 @@ async def _serve(options: Options) -> int:
     def look() -> None:
         idleness.look(server.jobs.lines, server.jobs.empty and server.jobs.last_one_over)
 
-    if options.lifeline_fd >= 0:
-        lifeline.watch(options.lifeline_fd, lambda: end("whoever started it is gone"))
+    if options.parent_pipe_fd >= 0:
+        ends.watch_pipe(options.parent_pipe_fd, lambda: end("whoever started it is gone"))
     _allow_many_files()
     idleness = Idleness(options.idle_timeout, end)
     server = MasterServer(

@@ -21,7 +21,7 @@ from dlrover_run.wire.address import join_address
 @dataclass(frozen=True)
 class Options:
     """What a master was asked for. `idle_timeout` None serves for ever; `ready_fd` and `report_fd` -1 tell nobody;
-    `lifeline_fd` -1 is bound to nobody's life. `warnings` are sentences about what was given."""
+    `parent_pipe_fd` -1 is bound to nobody's life. `warnings` are sentences about what was given."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Options:
     tls: TlsSpec | None = None
     ready_fd: int = -1
     report_fd: int = -1
-    lifeline_fd: int = -1
+    parent_pipe_fd: int = -1
     warnings: tuple[str, ...] = ()
 
     @property
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--auth-required", action="store_true", help="refuse to run without a token or certificates of the nodes")
     add("--ready-fd", metavar="N", help="an inherited descriptor to write one line of JSON to once the master listens")
     add("--report-fd", metavar="N", help="an inherited descriptor to write lines to that say how nodes were checked")
-    add("--lifeline-fd", metavar="N", help="an inherited descriptor at whose end the master ends")
+    add("--parent-pipe-fd", metavar="N", help="an inherited descriptor at whose end the master ends")
     return parser
 
 
@@ -110,7 +110,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         tls=tls,
         ready_fd=_descriptor("--ready-fd", given.ready_fd),
         report_fd=_descriptor("--report-fd", given.report_fd),
-        lifeline_fd=_descriptor("--lifeline-fd", given.lifeline_fd),
+        parent_pipe_fd=_descriptor("--parent-pipe-fd", given.parent_pipe_fd),
         warnings=() if given.token_fd is not None else tuple(credentials.weaknesses_of_token(token, conf, environ)),
     )
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from dlrover_run.descent import lifeline, lineage
 from dlrover_run.failures import process_end
 from dlrover_run.output import logs_plugin
 from dlrover_run.output.logs_plugin import Answer, Setup
 from dlrover_run.output.streams import RankStreams, Stream, StreamPlan, Tee
+from dlrover_run.process_tree import ends, tree
 from dlrover_run.spec import LogSpec, SpecError
 
 ANSWER_TIMEOUT = 300.0
@@ -84,10 +84,10 @@ class LogsPlugin:
                 [sys.executable, "-m", logs_plugin.__name__],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                preexec_fn=lambda: lineage.die_with_parent(parent),  # There is one thread, so this is safe.
+                preexec_fn=lambda: tree.die_with_parent(parent),  # There is one thread, so this is safe.
             )
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        lifeline.watch_child(process.pid, lambda: self._ended.set_result(process.wait()))
+        ends.watch_child(process.pid, lambda: self._ended.set_result(process.wait()))
         self._send(Setup(self._name, sys.path, self._logs))
 
     def _send(self, message: object) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.descent import signals
+from dlrover_run.process_tree import signals
 from dlrover_run.spec import LogSpec, StreamMap
 
 

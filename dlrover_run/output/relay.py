@@ -45,16 +45,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from dlrover_run.descent import lineage, signals
 from dlrover_run.output.relay_lines import MAX_MESSAGE
 from dlrover_run.output.relay_marks import Marks
 from dlrover_run.output.relay_ports import Inotify, Sink, console_sink, file_sink
 from dlrover_run.output.relay_sources import Pipe, Source
+from dlrover_run.process_tree import signals, tree
 
 ORPHAN_SECONDS = 0.3
 """How long the relay goes on after the agent's end, for workers that are being killed and a console that is slow.
 
-Less than the grace that the guard gives to what a dead agent has left behind.
+Less than the grace that the watchdog gives to what a dead agent has left behind.
 """
 
 LOOK_SECONDS = 0.1
@@ -89,7 +89,7 @@ def _live(control: socket.socket, parent: int, shared: bool, begin: Callable[[],
     code = 70
     try:
         begin()
-        lineage.name_process("dlrover-relay")
+        tree.name_process("dlrover-relay")
         _Relay(control, parent, shared).run()
         code = 0
     except BaseException as error:

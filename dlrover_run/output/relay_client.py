@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dlrover_run import launch_request
-from dlrover_run.descent import lifeline, signals
 from dlrover_run.failures import process_end
 from dlrover_run.output.relay_lines import MAX_MESSAGE
 from dlrover_run.output.relay_marks import begin_mark, new_marks
 from dlrover_run.output.streams import tail_text
 from dlrover_run.output.unshown import Unshown
+from dlrover_run.process_tree import ends, signals
 
 DRAIN_TIMEOUT = 5.0
 """Seconds in which the console takes not one byte before a drain gives up, once somebody wants an end."""
@@ -127,8 +127,8 @@ class Relay:
         pid = os.fork()
         if pid == 0:
             # Imported in the child alone: the agent never runs this code and starts sooner without it.
-            from dlrover_run.descent.scrub import scrub
             from dlrover_run.output.relay import main
+            from dlrover_run.process_tree.scrub import scrub
 
             scrub(secrets)
             main(theirs, parent, console, shared)
@@ -144,7 +144,7 @@ class Relay:
     def _join(self) -> None:
         """Give a relay that was just started all that it needs, which is all that its predecessor had."""
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
-        lifeline.watch_child(self.pid, self._reap)
+        ends.watch_child(self.pid, self._reap)
         self._send({"do": "marks"}, self._marks)
         self._send({"do": "say", "source": WORDS}, self._words)
         for path in self._owned:

@@ -194,7 +194,7 @@ def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
         keep = logs.redirects.any() or logs.tee.any()
         try:
             if not keep:
-                # The agent makes it, once its relay is to remove it: a guard that is killed now leaves nothing.
+                # The agent makes it, once its relay is to remove it: a watchdog that is killed now leaves nothing.
                 return RunDir(logs.temp_dir or unused_temp_dir(), keep)
             return RunDir(tempfile.mkdtemp(prefix=TEMP_PREFIX), keep)
         except OSError as error:
@@ -283,7 +283,7 @@ def open_output(stream: Stream) -> int | None:
 def leave_nothing(run_dir: RunDir) -> None:
     """Remove what the user did not ask for: the whole directory, or the empty directories in one that is kept.
 
-    Guard, agent and relay all see to it, since any of them may have been killed.
+    Watchdog, agent and relay all see to it, since any of them may have been killed.
     """
     if run_dir.path is None:
         return

@@ -17,7 +17,7 @@ from dlrover_run.agent.ports import HeldPort
 from dlrover_run.agent.standing import Standing
 from dlrover_run.backends.opening import open_board
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, RoundKey, Seat
-from dlrover_run.descent import guard
+from dlrover_run.process_tree import signals
 from dlrover_run.spec import JobSpec, SpecError
 
 LEAVE_TIMEOUT = 5.0
@@ -79,7 +79,7 @@ class Membership:
         atexit.register(self.leave)
         # A daemon, so that no end of torchrun's can leave the process hanging on it.
         self._thread = threading.Thread(target=self._run, name="dlrover-rendezvous", daemon=True)
-        with guard.signals_for_this_thread():
+        with signals.blocked_in_new_threads():
             self._thread.start()
 
     def tell(self, phase: NodePhase, key: RoundKey, failure: Failure | None = None) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public, only not marked as such.
 
 from dlrover_run.coordination.records import OVER, NodePhase, Seat
-from dlrover_run.descent import guard
+from dlrover_run.process_tree import signals
 from dlrover_run.torchrun.membership import Membership, View
 
 STORE_TIMEOUT = 60.0
@@ -140,7 +140,7 @@ class _Awaited:
         self._thread = threading.Thread(
             target=self._wait, args=(key, timeout, on_end), name=f"await {key}", daemon=True
         )
-        with guard.signals_for_this_thread():
+        with signals.blocked_in_new_threads():
             self._thread.start()
 
     def join(self) -> None:

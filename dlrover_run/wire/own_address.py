@@ -10,7 +10,7 @@ import socket
 import threading
 from typing import NamedTuple
 
-from dlrover_run.descent import guard
+from dlrover_run.process_tree import signals
 from dlrover_run.wire.address import join_address
 
 LOOKUP_TIMEOUT = 10.0
@@ -68,7 +68,7 @@ async def look_up(host: str, port: int) -> list[Address]:
             loop.call_soon_threadsafe(settle, addresses, problem)
 
     # The resolver can only be asked by waiting for it. A daemon, because an agent's end waits for no name server.
-    with guard.signals_for_this_thread():
+    with signals.blocked_in_new_threads():
         threading.Thread(target=ask, name="look-up", daemon=True).start()
     try:
         return await asyncio.wait_for(found, LOOKUP_TIMEOUT)

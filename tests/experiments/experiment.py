@@ -28,7 +28,7 @@ from cluster import is_master, watched_processes
 from harness import OURS, WAIT, environment, kill_leftovers, start, still_alive
 from meeting_places import MeetingPlace
 
-from dlrover_run.descent import lineage
+from dlrover_run.process_tree import tree
 from experiments.history import Round, find_faults, rounds_of
 from experiments.records import Held, Record, Step, read
 from experiments.timeline import Event, Timeline
@@ -117,7 +117,7 @@ class Experiment:
         fcntl.fcntl(self._fifo, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         # Several write to the console: the command, and the chaos.
         self._console = os.pipe()
-        lineage.become_subreaper()
+        tree.become_subreaper()
 
     def start(self, *flags: str, conf: dict[str, object] | None = None, env: dict[str, str] | None = None) -> None:
         """Run the command of an experiment. Its first world has all nodes that start at once, however slow one is."""
@@ -209,7 +209,7 @@ class Experiment:
         return master
 
     def processes_of(self, number: int) -> list[psutil.Process]:
-        """The guard of a node, its agent and whatever these have started."""
+        """The watchdog of a node, its agent and whatever these have started."""
         mark = f"DLROVER_LOCAL_NODE={number}".encode()
         found = []
         for process in self._below():
@@ -314,7 +314,7 @@ class Experiment:
             with watched_processes(processes) as pidfds:
                 kill_leftovers(pidfds)
                 still_alive(pidfds, WAIT)
-        ctypes.CDLL(None).prctl(lineage._PR_SET_CHILD_SUBREAPER, 0)
+        ctypes.CDLL(None).prctl(tree._PR_SET_CHILD_SUBREAPER, 0)
         if self._supervisor is not None:
             self._supervisor.wait()
             os.close(self._end)

@@ -395,13 +395,13 @@ def test_tasks_are_given_a_directory_that_goes_with_the_job(
     assert not scratch.is_relative_to(tmp_path / "logs")
 
 
-@pytest.mark.parametrize("victim", ["guard", "agent"])
+@pytest.mark.parametrize("victim", ["watchdog", "agent"])
 def test_nothing_is_left_after_the_death_of_the_launcher(start: Callable[..., Job], victim: str) -> None:
     job = start("--ps=1", "--workers=1")
     pids = [job.up(name)["pid"] for name in ("ps-0", "chief-0", "worker-0")]
     agent = agent_of(job)
     with watched(*pids, agent.pid) as all_of_them:
-        os.kill(job.process.pid if victim == "guard" else agent.pid, signal.SIGKILL)
+        os.kill(job.process.pid if victim == "watchdog" else agent.pid, signal.SIGKILL)
         job.process.communicate(timeout=WAIT)
         left = still_alive(all_of_them, WAIT)
         kill_leftovers(all_of_them)

@@ -1,10 +1,10 @@
-"""Plays a node of a job for a test of chaos: a guard, an agent that starts what ends again, and its workers.
+"""Plays a node of a job for a test of chaos: a watchdog, an agent that starts what ends again, and its workers.
 
     stand_in_node.py dlrover_run NUMBER-OF-WORKERS
 
 Each worker has a process below it, as data loaders are, and has detached a service, which the agent inherits. The agent
 posts what becomes of its children: `stopped`, `continued` or `ended`. All end with their standard input, but the agent
-and the guard, which have to be killed before.
+and the watchdog, which have to be killed before.
 """
 
 import os
@@ -14,13 +14,13 @@ import sys
 from post import post
 
 
-def be_guard(workers: int) -> None:
-    from dlrover_run.descent import lineage
+def be_watchdog(workers: int) -> None:
+    from dlrover_run.process_tree import tree
 
     if os.fork() == 0:
         os.setsid()
-        lineage.name_process("dlrover-agent")
-        lineage.become_subreaper()
+        tree.name_process("dlrover-agent")
+        tree.become_subreaper()
         be_agent(workers)
     os.wait()
 
@@ -74,4 +74,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "worker":
         be_worker()
     else:
-        be_guard(int(sys.argv[2]))
+        be_watchdog(int(sys.argv[2]))

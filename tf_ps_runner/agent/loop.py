@@ -1,7 +1,7 @@
 """The agent: one node's loop between the order of the cluster and its tasks.
 
-Everything that happens (a new order, the end of a task, a word of one, a signal, the loss of the guard) only marks that
-something happened; the loop then looks at the whole situation, asks `reconcile` for steps and carries them out.
+Everything that happens (a new order, the end of a task, a word of one, a signal, the loss of the watchdog) only marks
+that something happened; the loop then looks at the whole situation, asks `reconcile` for steps and carries them out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dlrover_run.console.rounds import render_stop
 from dlrover_run.console.voice import Voice
 from dlrover_run.coordination.cluster.records import Hosting, Order, Role, Targets
 from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus, Waiting
-from dlrover_run.descent import lineage
-from dlrover_run.descent.strays import StraySweep
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
+from dlrover_run.process_tree import tree
+from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.spec import SpecError
 from tf_ps_runner.agent.channel import Channel
 from tf_ps_runner.agent.environment import PACKAGE
@@ -53,7 +53,7 @@ class Agent:
         spec: ServersSpec,
         run_dir: RunDir,
         relay: Relay,
-        lifelines: Sequence[int],
+        parent_pipes: Sequence[int],
         voice: Voice,
         open_board: Callable[[Listener, Callable[[str], None]], Board],
     ) -> None:
@@ -62,17 +62,17 @@ class Agent:
         self._spec = spec
         self._run_dir = run_dir
         self._relay = relay
-        self._lifelines = lifelines
+        self._parent_pipes = parent_pipes
         self._voice = voice
         self._wake = asyncio.Event()
         self._starter = Starter(job, voice.say, ours=[str(PACKAGE)])
-        self._strays = StraySweep(self._own_children)
+        self._orphans = OrphanKiller(self._own_children)
         self._telling = Telling(voice.say)
         self._standing = Standing(job)
         self._queues = Queues(self._membership(), voice.say)
         self._channel = Channel(lambda key, event: self._tasks.hear(key, event), self._queues)
         self._tasks = Tasks(
-            spec, run_dir, relay, self._starter, self._strays, self._channel, self._wake.set, self._telling
+            spec, run_dir, relay, self._starter, self._orphans, self._channel, self._wake.set, self._telling
         )
         # What the template imports takes longer than anything else.
         self._tasks.warm()
@@ -92,8 +92,8 @@ class Agent:
 
     async def run(self) -> Verdict:
         """Take part in the job until it is over, and tell how it went."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._strays.reap)
-        self._departure.listen(self._lifelines)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
+        self._departure.listen(self._parent_pipes)
         if self._run_dir.path is not None and self._run_dir.keep:
             self._voice.say(f"logs in {self._run_dir.path}")
         try:
@@ -237,7 +237,7 @@ class Agent:
         await self._queues.close()
         await self._tasks.close()
         # Who reads our output in a pager takes the time that he likes; what dead tasks have left does not wait for him.
-        sweep = asyncio.get_running_loop().call_later(lineage.STRAY_GRACE, self._strays.condemn_all)
+        sweep = asyncio.get_running_loop().call_later(tree.ORPHAN_GRACE, self._orphans.kill_orphans)
         await self._relay.end_round((), timeout=None)
         sweep.cancel()
         verdict = judge(
@@ -253,7 +253,7 @@ class Agent:
             self._spec.job.compat_exit_codes,
         )
         await self._starter.close()
-        self._strays.close()
+        self._orphans.close()
         await self._board.close()
         self._standing.close()
         return verdict

@@ -12,25 +12,25 @@ from dlrover_run.agent.narration import is_verbose
 from dlrover_run.backends.opening import open_board
 from dlrover_run.console.voice import Voice, console_voice
 from dlrover_run.coordination.records import Failure
-from dlrover_run.descent import lineage
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing, make_temp_dir
+from dlrover_run.process_tree import tree
 from dlrover_run.spec import SpecError
 from tf_ps_runner.agent.loop import Agent
 from tf_ps_runner.agent.verdict import Verdict
 from tf_ps_runner.spec import ServersSpec
 
 
-async def run_agent(spec: ServersSpec, run_dir: RunDir, lifelines: Sequence[int], relay: Relay) -> int:
+async def run_agent(spec: ServersSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: Relay) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
     job = spec.job
     voice = console_voice(relay.say, job.console_name, "tf-ps-run")
     relay.attach(voice.say)
-    # The relay is the last to end, so the directory goes even when guard and agent are killed together.
+    # The relay is the last to end, so the directory goes even when watchdog and agent are killed together.
     run_dir = make_temp_dir(run_dir, relay.remove_at_end)
     pids_to_spare: set[int] = set()
     try:
-        agent = Agent(spec, run_dir, relay, lifelines, voice, partial(open_board, job))
+        agent = Agent(spec, run_dir, relay, parent_pipes, voice, partial(open_board, job))
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
         verdict = Verdict(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
@@ -40,7 +40,7 @@ async def run_agent(spec: ServersSpec, run_dir: RunDir, lifelines: Sequence[int]
     _tell(spec, verdict, voice)
     await relay.drain(timeout=None)
     await relay.close()
-    lineage.end_children(pids_to_spare)
+    tree.end_children(pids_to_spare)
     leave_nothing(run_dir)
     return verdict.exit_code
 

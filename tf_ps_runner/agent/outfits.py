@@ -28,7 +28,7 @@ class Outfits:
         self._telling = telling
         self._scratch = environment.make_scratch(run_dir)
         if self._scratch is not None:
-            # The relay is the last to end, also when guard and agent are killed together.
+            # The relay is the last to end, also when watchdog and agent are killed together.
             relay.remove_at_end(self._scratch)
         self.common = environment.common_environment(os.environ, self._scratch)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from dlrover_run.coordination.cluster.records import TaskKey
 from dlrover_run.coordination.punctuality import Punctuality
-from dlrover_run.descent import guard
+from dlrover_run.process_tree import signals
 from dlrover_run.wire import transport
 from tf_ps_runner.agent.vigil import ANSWER_TIMEOUT, Verdict, Vigil
 
@@ -89,7 +89,7 @@ class Probe:
         kind = "ipv6" if ":" in address else "ipv4"
         target = f"{kind}:[{address}]:{port}" if ":" in address else f"{kind}:{address}:{port}"
         # gRPC's threads begin here, and no signal may go to one of them.
-        with guard.signals_for_this_thread():
+        with signals.blocked_in_new_threads():
             channel = self._grpc.aio.insecure_channel(target, options=_OPTIONS)
         try:
             call = channel.unary_unary(METHOD)
@@ -113,7 +113,7 @@ class Probe:
     async def _ask(self, call: Any) -> Any:
         """Ask once; None for an answer, else gRPC's word for why there is none."""
         try:
-            with guard.signals_for_this_thread():
+            with signals.blocked_in_new_threads():
                 asked = call(b"", timeout=ANSWER_TIMEOUT)
             await asked
         except self._grpc.RpcError as error:

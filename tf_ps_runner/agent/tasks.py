@@ -12,10 +12,10 @@ from dlrover_run.agent.group import KILL_TIMEOUT
 from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskEnd, TaskKey, TaskStatus
-from dlrover_run.descent.strays import StraySweep
 from dlrover_run.failures.outcome import WorkerEnd
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
+from dlrover_run.process_tree.orphans import OrphanKiller
 from tf_ps_runner.agent import environment
 from tf_ps_runner.agent.channel import Channel
 from tf_ps_runner.agent.findings import Findings
@@ -65,7 +65,7 @@ class Tasks:
         run_dir: RunDir,
         relay: Relay,
         starter: Starter,
-        strays: StraySweep,
+        orphans: OrphanKiller,
         channel: Channel,
         wake: Callable[[], None],
         telling: Telling,
@@ -74,7 +74,7 @@ class Tasks:
         self._outfits = Outfits(spec, run_dir, relay, telling)
         self._relay = relay
         self._starter = starter
-        self._strays = strays
+        self._orphans = orphans
         self._channel = channel
         self._wake = wake
         self._telling = telling
@@ -237,7 +237,7 @@ class Tasks:
             async with self._turn:
                 own = {environment.AGENT: self._channel.address, environment.TOKEN: self._channel.expect(hosted.key)}
                 start = self._outfits.give(hosted, {**variables, **own})
-                with self._strays.paused():
+                with self._orphans.paused():
                     pid = await self._starter.start(start)
                     hosted.run(pid, start, self._note_end)
                     assert hosted.memory is not None, "it was given with the outfit"
@@ -305,9 +305,9 @@ class Tasks:
         self._wake()
 
     def _note_end(self, process: WorkerProcess) -> None:
-        self._strays.reap()
+        self._orphans.reap()
         if self.live:
-            self._strays.condemn_session(process.pid)
+            self._orphans.kill_session(process.pid)
         hosted = next(each for each in self._hosted.values() if each.process is process)
         self._probe.forget(hosted.key)
         for name in ("stuck", "leaving", "hang", "speechless", "memory"):

@@ -98,7 +98,7 @@ def _step_aside(folder: Path, inside: set[int]) -> bool:
 
 
 def _launcher() -> set[int]:
-    """The guard, this agent, and what they have started."""
+    """The watchdog, this agent, and what they have started."""
     from tf_ps_runner.memory.watching import processes_of
 
     return set(processes_of(os.getppid()))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from job import EXAMPLE, Job, MakeJob
 
-from dlrover_run.descent import lineage
+from dlrover_run.process_tree import tree
 
 
 @pytest.fixture(scope="session")
@@ -33,13 +33,13 @@ def make_job(tf221: Path, clicks: Path, tmp_path: Path) -> Iterator[MakeJob]:
         return jobs[-1]
 
     # Orphans come to this process, so it can be said that none is left.
-    lineage.become_subreaper()
+    tree.become_subreaper()
     yield make
     try:
         for job in jobs:
             job.close()
     finally:
-        ctypes.CDLL(None).prctl(lineage._PR_SET_CHILD_SUBREAPER, 0)
+        ctypes.CDLL(None).prctl(tree._PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""No orphan, whoever is killed with SIGKILL: the guard, the agent or a worker, and nothing left on any disk."""
+"""No orphan, whoever is killed with SIGKILL: the watchdog, the agent or a worker, and nothing left on any disk."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def method(request: pytest.FixtureRequest) -> str:
     return f"--start-method={request.param}"
 
 
-@pytest.mark.parametrize("victim", ["guard", "agent", "worker"])
+@pytest.mark.parametrize("victim", ["watchdog", "agent", "worker"])
 def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> None:
-    guard = launch(mailbox, method, "--nproc-per-node=2", WORKERS / "family.py")
+    watchdog = launch(mailbox, method, "--nproc-per-node=2", WORKERS / "family.py")
     workers = mailbox.gather(2)
-    everyone = psutil.Process(guard.pid).children(recursive=True)
+    everyone = psutil.Process(watchdog.pid).children(recursive=True)
     family = [pid for message in workers for pid in message["family"]]
     doomed = {child.pid for child in everyone} | set(family)
-    target = {"guard": guard.pid, "agent": agent_of(guard).pid, "worker": workers[0]["pid"]}[victim]
+    target = {"watchdog": watchdog.pid, "agent": agent_of(watchdog).pid, "worker": workers[0]["pid"]}[victim]
     with watched(*doomed) as pidfds:
         try:
             killed_at = time.monotonic()
@@ -37,10 +37,10 @@ def test_nothing_outlives_a_kill(mailbox: Mailbox, victim: str, method: str) -> 
             # The README promises a second; how long it took is shown by `pytest -s`, and not judged on a busy machine.
             took = time.monotonic() - killed_at
             print(f"all {len(pidfds)} processes gone {took:.2f} s after SIGKILL of the {victim}")
-            ended = finish(guard)
+            ended = finish(watchdog)
         finally:
             kill_leftovers(pidfds)
-    assert ended.code == (-signal.SIGKILL if victim == "guard" else 128 + signal.SIGKILL)
+    assert ended.code == (-signal.SIGKILL if victim == "watchdog" else 128 + signal.SIGKILL)
     assert not [m["segment"] for m in workers if Path("/dev/shm", m["segment"].lstrip("/")).exists()]
     assert [p.name for p in mailbox.directory.iterdir()] == []
 
@@ -52,12 +52,12 @@ def test_what_a_worker_leaves_behind_ends_although_the_others_go_on(mailbox: Mai
         "if os.environ['RANK'] == '0': signal.pause()\n"
         "post(left=subprocess.Popen(['sleep', '1000']).pid)\n",
     )
-    guard = launch(mailbox, "--nproc-per-node=2", script)
+    watchdog = launch(mailbox, "--nproc-per-node=2", script)
     with watched(mailbox.receive()["left"]) as left:
         assert still_alive(left, WAIT) == 0
-        assert guard.poll() is None
-        guard.terminate()
-        assert finish(guard).code == 128 + signal.SIGTERM
+        assert watchdog.poll() is None
+        watchdog.terminate()
+        assert finish(watchdog).code == 128 + signal.SIGTERM
 
 
 def test_a_service_that_a_living_worker_detached_is_left_alone(mailbox: Mailbox) -> None:
@@ -71,13 +71,13 @@ def test_a_service_that_a_living_worker_detached_is_left_alone(mailbox: Mailbox)
         "post(service=pid)\n"
         "while True: signal.pause()\n",
     )
-    guard = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=2", script)
+    watchdog = launch(mailbox, "--nproc-per-node=2", "--shutdown-timeout=2", script)
     with watched(mailbox.receive()["service"]) as service:
         # Longer than the grace of what a dead worker left behind, which rank 1 was.
         assert still_alive(service, 1.0) == 1
-        guard.terminate()
+        watchdog.terminate()
         assert mailbox.receive()["again"]
-        assert finish(guard).code == 128 + signal.SIGTERM
+        assert finish(watchdog).code == 128 + signal.SIGTERM
         assert still_alive(service, WAIT) == 0
 
 
@@ -89,7 +89,7 @@ def test_orphans_that_end_by_themselves_leave_no_zombies(mailbox: Mailbox) -> No
         "post(orphans=[int(subprocess.run(command, stdout=subprocess.PIPE).stdout) for _ in range(20)])\n"
         "signal.pause()\n",
     )
-    guard = launch(mailbox, script)
+    watchdog = launch(mailbox, script)
     orphans = mailbox.receive()["orphans"]
     left: list[psutil.Process] = []
     for pid in orphans:
@@ -97,8 +97,8 @@ def test_orphans_that_end_by_themselves_leave_no_zombies(mailbox: Mailbox) -> No
             left.append(psutil.Process(pid))
     # psutil waits until the process id is free again, so a zombie would count as alive.
     assert psutil.wait_procs(left, timeout=WAIT)[1] == []
-    guard.terminate()
-    finish(guard)
+    watchdog.terminate()
+    finish(watchdog)
 
 
 def test_two_launches_at_once_do_not_touch_each_other(mailbox: Mailbox) -> None:
@@ -126,21 +126,21 @@ def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: 
         "sys.exit(5)\n",
     )
     few = (64, 64)
-    guard = launch(
+    watchdog = launch(
         mailbox,
         "--max-restarts=1",
         script,
         stdin=subprocess.PIPE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few),
     )
-    assert guard.stdin is not None
+    assert watchdog.stdin is not None
     with watched(*mailbox.receive()["crowd"]) as first:
-        guard.stdin.write("\n")
-        guard.stdin.flush()
+        watchdog.stdin.write("\n")
+        watchdog.stdin.flush()
         with watched(*mailbox.receive()["crowd"]) as second:
             try:
                 assert still_alive(first, WAIT) == 0
-                ended = finish(guard)
+                ended = finish(watchdog)
                 assert still_alive(second, 0) == 0
             finally:
                 kill_leftovers([*first, *second])
@@ -150,18 +150,18 @@ def test_more_orphans_than_descriptors_end_at_a_restart_and_at_the_end(mailbox: 
 
 def test_a_kill_of_all_that_bears_the_scripts_name_leaves_nothing(mailbox: Mailbox) -> None:
     """As `pkill -9 -f family.py` does it."""
-    guard = launch(mailbox, "--nproc-per-node=2", WORKERS / "family.py")
+    watchdog = launch(mailbox, "--nproc-per-node=2", WORKERS / "family.py")
     workers = mailbox.gather(2)
-    everyone = psutil.Process(guard.pid).children(recursive=True)
+    everyone = psutil.Process(watchdog.pid).children(recursive=True)
     family = [pid for message in workers for pid in message["family"]]
     named = [process.pid for process in everyone if any("family.py" in word for word in process.cmdline())]
     with watched(*{process.pid for process in everyone}, *family) as pidfds:
         try:
-            for pid in (guard.pid, *named):
-                # The guard's end takes the others along, maybe before their own turn comes.
+            for pid in (watchdog.pid, *named):
+                # The watchdog's end takes the others along, maybe before their own turn comes.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            assert finish(guard).code == -signal.SIGKILL
+            assert finish(watchdog).code == -signal.SIGKILL
             assert still_alive(pidfds, WAIT) == 0
         finally:
             kill_leftovers(pidfds)
@@ -169,21 +169,21 @@ def test_a_kill_of_all_that_bears_the_scripts_name_leaves_nothing(mailbox: Mailb
     assert [p.name for p in mailbox.directory.iterdir()] == []
 
 
-def test_the_directory_in_tmp_goes_even_when_relay_and_guard_are_killed(mailbox: Mailbox) -> None:
-    guard = launch(mailbox, "--nproc-per-node=2", WORKERS / "hold.py")
+def test_the_directory_in_tmp_goes_even_when_relay_and_watchdog_are_killed(mailbox: Mailbox) -> None:
+    watchdog = launch(mailbox, "--nproc-per-node=2", WORKERS / "hold.py")
     mailbox.gather(2)
-    agent = agent_of(guard)
+    agent = agent_of(watchdog)
     relay = next(child for child in agent.children() if child.name() == "dlrover-relay")
     assert [p.name for p in mailbox.directory.iterdir()] != []
     with watched(agent.pid, relay.pid) as pidfds:
         relay.kill()
-        guard.kill()
-        finish(guard)
+        watchdog.kill()
+        finish(watchdog)
         assert still_alive(pidfds, WAIT) == 0
     assert [p.name for p in mailbox.directory.iterdir()] == []
 
 
-def test_a_guard_that_is_killed_before_it_has_an_agent_leaves_no_directory(tmp_path: Path) -> None:
+def test_a_watchdog_that_is_killed_before_it_has_an_agent_leaves_no_directory(tmp_path: Path) -> None:
     killed = "import os, signal, sys\nos.fork = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
     code = f"{killed}from dlrover_run.cli import main\nsys.exit(main([{str(WORKERS / 'hold.py')!r}]))\n"
     ended = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)

@@ -1,11 +1,12 @@
-"""Descent: whose child a process is, and that nothing a job started outlives its owner.
+"""The processes below this one: who inherits orphans, how they are listed, reaped and ended.
 
 The kernel gives two tools. A *child subreaper* inherits every orphan among its descendants, so a daemon that a worker
-left behind comes to us instead of vanishing to process 1. A *parent death signal* ends a child when its parent dies,
-also by SIGKILL. The guard and the agent are both subreapers and watch each other; a worker has the death signal.
+left behind becomes a child of the launcher instead of process 1. A *parent death signal* ends a child when its parent
+dies, also by SIGKILL. The watchdog and the agent are both subreapers and watch each other; a worker has the death
+signal.
 
-One kind of process is spared by every look and every sweep: a master, which other nodes need after the launcher that
-started it has gone. It bears MASTER_NAME and leads a session, and it ends itself with its last node.
+One kind of process is excluded from every list and every kill: a master, which other nodes need after the launcher
+that started it has ended. It has the name MASTER_NAME and leads a session, and it ends itself with its last node.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 MASTER_NAME = "dlrover-master"
-"""How a master is known, as the guard has to know it that never heard of the process which its dead agent started."""
+"""The process name of a master. The watchdog recognizes a master by it, because it does not know which processes its
+agent started."""
 
-STRAY_GRACE = 0.4
-"""Seconds that a process left behind by a dead worker gets to end by itself before it is killed.
+ORPHAN_GRACE = 0.4
+"""Seconds from the end of a worker to the kill of the processes that it left behind.
 
-Python's resource tracker and torch's shared-memory manager need them: both notice the death, remove what the worker
-left in /dev/shm and end. Killing them at once would leave those segments for ever.
+Python's resource tracker and torch's shared-memory manager need them: both notice the end of the worker, remove its
+segments from /dev/shm and end. Killing them at once would leave those segments for ever.
 """
 
-SWEEP_TIMEOUT = 5.0
-"""Seconds after which a sweep gives up on processes that the kernel will not end (uninterruptible sleep)."""
+END_TIMEOUT = 5.0
+"""Seconds after which `end_children` gives up on processes that the kernel does not end (uninterruptible sleep)."""
 
 
 def become_subreaper() -> None:
@@ -50,14 +52,14 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies. `parent` is the pid expected; if it has died already,
     exit.
 
-    Runs in a child right after fork. The signal is bound to the thread that forked, which for us is the only one.
+    Runs in a child right after fork. The signal is bound to the thread that forked, which here is the only one.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def go_on_without_parent() -> None:
+def continue_without_parent() -> None:
     """Have the kernel continue this process, should it be stopped, when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
@@ -65,8 +67,8 @@ def go_on_without_parent() -> None:
 def name_process(name: str) -> None:
     """Set the name that `top` and `ps` show (15 bytes in `top`).
 
-    It takes the place of the whole command line, so that `pkill -9 -f train.py` ends the guard and the workers of that
-    script and leaves those that sweep up after them.
+    It replaces the whole command line, so that `pkill -9 -f train.py` kills the watchdog and the workers of that script
+    but not the processes that clean up after them.
     """
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
     title.show((name,), os.environ)
@@ -79,7 +81,7 @@ def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
 
 
 @dataclass(frozen=True)
-class Relative:
+class ProcessInfo:
     """A process below this one. `started` (clock ticks since boot) tells two processes with one pid apart."""
 
     pid: int
@@ -93,26 +95,26 @@ def children() -> set[int]:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        # There are none, as at the end of nearly every job, and nobody else's processes need be looked at to say so.
+        # There are none, as at the end of nearly every job, and /proc need not be read to know it.
         return set()
     return {process.pid for process in _processes() if process.parent == os.getpid()}
 
 
-def descendants(spared: Iterable[int] = ()) -> list[Relative]:
+def descendants(spared: Iterable[int] = ()) -> list[ProcessInfo]:
     """All processes below this one, except masters, the `spared` children and what is below those."""
     kept = set(spared)
-    # Nearly always there is nobody else. This list may miss a child while another one ends, which the next look finds;
-    # it spares us a look at every process of a large machine.
+    # Usually there are none. The kernel's list may miss a child while another one ends; the next call finds it. Reading
+    # it first saves reading every process of a large machine.
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as nearest:
         if {int(pid) for pid in nearest.read().split()} <= kept:
             return []
     return _below([os.getpid()], [process for process in _processes() if process.pid not in kept])
 
 
-def ancestors(most: int) -> list[int]:
-    """The pids of this process's ancestors, the nearest first, at most that many."""
+def ancestors(limit: int) -> list[int]:
+    """The pids of this process's ancestors, the nearest first, at most `limit`."""
     found = [os.getppid()]
-    while found[-1] > 1 and len(found) < most:
+    while found[-1] > 1 and len(found) < limit:
         try:
             with open(f"/proc/{found[-1]}/stat", "rb") as stat:
                 found.append(int(stat.read().rpartition(b")")[2].split()[1]))
@@ -121,22 +123,22 @@ def ancestors(most: int) -> list[int]:
     return found
 
 
-def end(doomed: Iterable[Relative], spared: Iterable[int]) -> None:
-    """Kill those of `doomed` that still live below this process, and what is below them."""
+def kill(processes: Iterable[ProcessInfo], spared: Iterable[int]) -> None:
+    """Kill those of `processes` that still run below this process, and their descendants."""
     here = descendants(spared)
-    # A number that was given to another process meanwhile has another start; a parent may have changed.
-    lives = {(process.pid, process.started) for process in doomed}
+    # A pid that was reused in the meantime has another start time; a parent may have changed.
+    lives = {(process.pid, process.started) for process in processes}
     still = [process for process in here if (process.pid, process.started) in lives]
     for pid in {process.pid for process in [*still, *_below([process.pid for process in still], here)]}:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _below(roots: Iterable[int], processes: Iterable[Relative]) -> list[Relative]:
-    by_parent: dict[int, list[Relative]] = {}
+def _below(roots: Iterable[int], processes: Iterable[ProcessInfo]) -> list[ProcessInfo]:
+    by_parent: dict[int, list[ProcessInfo]] = {}
     for process in processes:
         by_parent.setdefault(process.parent, []).append(process)
-    found: list[Relative] = []
+    found: list[ProcessInfo] = []
     parents = list(roots)
     while parents:
         nearer = by_parent.pop(parents.pop(), [])
@@ -145,10 +147,11 @@ def _below(roots: Iterable[int], processes: Iterable[Relative]) -> list[Relative
     return found
 
 
-def _processes() -> list[Relative]:
-    """One look at every process of this machine that /proc shows us, except masters; none where /proc is of another pid
-    namespace."""
-    found: list[Relative] = []
+def _processes() -> list[ProcessInfo]:
+    """Every process that /proc shows, except masters; none where /proc belongs to another pid namespace.
+
+    Not psutil: it reads several files per process and is much slower (see docs/architecture.md)."""
+    found: list[ProcessInfo] = []
     if os.readlink("/proc/self") != str(os.getpid()):
         return found
     for name in os.listdir("/proc"):
@@ -157,16 +160,16 @@ def _processes() -> list[Relative]:
                 # The name in parentheses may hold anything; the fields after it are numbers but for the state.
                 title, _, rest = stat.read().rpartition(b")")
                 fields = rest.split()
-                relative = Relative(int(name), int(fields[1]), int(fields[3]), int(fields[19]))
+                relative = ProcessInfo(int(name), int(fields[1]), int(fields[3]), int(fields[19]))
                 if relative.session != relative.pid or title.partition(b"(")[2] != MASTER_NAME.encode():
                     found.append(relative)
     return found
 
 
 def reap(known: Iterable[int] = ()) -> None:
-    """Collect children that have ended, up to the first of the `known` ones, whose owner wants its exit status.
+    """Collect children that have ended, up to the first of the `known` ones, whose exit status its owner collects.
 
-    The kernel shows ended children one at a time, so an owner that has collected his calls this again.
+    The kernel shows ended children one at a time, so an owner calls this again after it has collected its child.
     """
     spared = set(known)
     with contextlib.suppress(ChildProcessError):
@@ -175,20 +178,20 @@ def reap(known: Iterable[int] = ()) -> None:
 
 
 def end_children(spared: Iterable[int] = ()) -> None:
-    """End all children but the `spared` ones, their orphans too.
+    """End all children except the `spared` ones, and their orphans.
 
-    They get STRAY_GRACE seconds to end by themselves. Killing one hands us its children in turn, so this goes on until
-    none is left, or until SWEEP_TIMEOUT when the kernel itself does not let go of one.
+    They get ORPHAN_GRACE seconds to end by themselves. This process inherits the children of each one that it kills, so
+    it repeats until none is left, or until END_TIMEOUT if the kernel does not end one.
     """
     kept = set(spared)
-    give_up = time.monotonic() + SWEEP_TIMEOUT
-    soft_deadline = time.monotonic() + STRAY_GRACE
-    while (doomed := children() - kept) and time.monotonic() < give_up:
-        _wait_for_ends(doomed, soft_deadline - time.monotonic())
+    give_up = time.monotonic() + END_TIMEOUT
+    soft_deadline = time.monotonic() + ORPHAN_GRACE
+    while (ending := children() - kept) and time.monotonic() < give_up:
+        _wait_for_ends(ending, soft_deadline - time.monotonic())
         reap(kept)
-        still = doomed & children()
+        still = ending & children()
         for pid in still:
-            # Still our unreaped child, so the number cannot have been given to somebody else.
+            # Still our unreaped child, so the pid cannot have been reused.
             os.kill(pid, signal.SIGKILL)
         _wait_for_ends(still, give_up - time.monotonic())
         reap(kept)
@@ -198,7 +201,7 @@ def _wait_for_ends(pids: Iterable[int], timeout: float) -> None:
     """Return when all of `pids`, children of ours, have ended or after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     for pid in pids:
-        # One after the other: all are waited for anyway, and so any number of them takes one descriptor.
+        # One after the other: all are waited for anyway, and any number of them needs only one descriptor.
         with contextlib.suppress(ProcessLookupError):
             fd = os.pidfd_open(pid)
             try:

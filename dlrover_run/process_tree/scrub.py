@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from io import RawIOBase
 
-LEAST_LENGTH = 16
-"""Bytes of the shortest secret that is overwritten: a shorter one may be a part of this program's own names, and such a
-token is warned of."""
+MIN_LENGTH = 16
+"""Bytes of the shortest secret that is overwritten. A shorter one may be part of this program's own names; the launcher
+warns of such a token."""
 
 _CHUNK = 1024 * 1024
 _FLIP = bytes(255 - byte for byte in range(256))
@@ -19,9 +19,9 @@ _WRITABLE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw.p ", re.MULTILINE)
 
 def scrub(secrets: Iterable[str]) -> None:
     """Overwrite every copy of these in this process's own memory, wherever the parent had them: objects, buffers, and
-    what was freed. Where the kernel lets nobody write there they stay."""
+    freed memory. They stay where the kernel does not allow writing to it."""
     # Searched for with all bits flipped, so that the search makes no copies of what it looks for.
-    wanted = {form.translate(_FLIP) for text in secrets for form in _forms(text) if len(form) >= LEAST_LENGTH}
+    wanted = {form.translate(_FLIP) for text in secrets for form in _forms(text) if len(form) >= MIN_LENGTH}
     if not wanted:
         return
     window = bytearray(_CHUNK)

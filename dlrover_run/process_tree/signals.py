@@ -1,0 +1,67 @@
+"""Which signals end a process that does not handle them, and how processes of the launcher ignore or block those.
+
+A scheduler signals every process of a job step, so the launcher's own processes receive what is meant for the workers.
+Only the watchdog acts on signals; all other processes of the launcher ignore them and end when their owner ends.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from dlrover_run.template.sendable import SENDABLE as SENDABLE
+
+NAMED: frozenset[signal.Signals] = frozenset(
+    number for number in signal.Signals if number in SENDABLE and number not in (signal.SIGRTMIN, signal.SIGRTMAX)
+)
+"""The signals of SENDABLE that have a name and so a meaning: unhandled, they end the launcher."""
+
+
+def ignore(own: Collection[int] = ()) -> None:
+    """Ignore every signal of SENDABLE except the process's `own`.
+
+    Only for a process that starts no program: a program would inherit the ignored signals.
+    """
+    for number in SENDABLE - set(own):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def catch(handler: Callable[[int], None], but: Collection[int] = ()) -> None:
+    """Call `handler` with each signal of SENDABLE that is received, except `but` and those that are ignored already
+    (as after nohup).
+
+    For a process that starts programs: a caught signal has its default action in a new program, while an ignored one
+    stays ignored there.
+    """
+    for number in SENDABLE - set(but):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: handler(number))
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Block the signals of SENDABLE in this thread and in each process started inside this block.
+
+    A started process keeps them blocked until it calls `release`, so no signal finds it unprepared.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SENDABLE)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def release() -> None:
+    """Unblock all signals; a mask is inherited through fork and exec."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+@contextmanager
+def blocked_in_new_threads() -> Iterator[None]:
+    """Block all signals in threads that are started inside this block, so that only this thread receives signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
