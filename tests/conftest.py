@@ -42,9 +42,10 @@ collect_ignore = (
 )
 
 
-@pytest.fixture(params=[TORCHRUN, OURS], ids=lambda launcher: launcher.name)
+@pytest.fixture(params=[pytest.param(TORCHRUN, marks=pytest.mark.rival), OURS], ids=lambda launcher: launcher.name)
 def launcher(request: pytest.FixtureRequest) -> Launcher:
-    """Each launcher in turn: a test that takes this holds the two to the same behaviour."""
+    """Each launcher in turn: a test that takes this holds the two to the same behaviour. What torchrun does depends on
+    its version alone, so `make test` asks ours only, and `make test-long` and `make test-torch` ask both."""
     chosen: Launcher = request.param
     return chosen
 
