@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 from etcd_server import PASSWORD, Etcd
 from harness import WAIT
 
-from dlrover_run.etcd.client import EtcdClient
-from dlrover_run.etcd.operations import Absent, Change, Get, Outcome, Put, Range, Txn
-from dlrover_run.etcd.watching import Watch
+from dlrover_run.etcd.operations import Absent, Change, Get, Put, Range, Txn, TxnResult
+from dlrover_run.etcd.store import EtcdStore, Watch
 from dlrover_run.spec import EtcdSpec, TlsSpec
 
 ALL = Range("/", prefix=True)
@@ -26,11 +25,11 @@ RENEW_TIMEOUT = 3.0
 Answer = TypeVar("Answer")
 
 
-def talk(spec: EtcdSpec, conversation: Callable[[EtcdClient], Awaitable[Answer]]) -> Answer:
+def talk(spec: EtcdSpec, conversation: Callable[[EtcdStore], Awaitable[Answer]]) -> Answer:
     """Hold a conversation with etcd, beginning at the first endpoint."""
 
     async def whole() -> Answer:
-        client = EtcdClient(spec, RENEW_TIMEOUT, chance=lambda: 0.0)
+        client = EtcdStore(spec, RENEW_TIMEOUT, chance=lambda: 0.0)
         try:
             return await asyncio.wait_for(conversation(client), WAIT)
         finally:
@@ -43,12 +42,12 @@ def put(key: str, value: bytes = b"", lease: int = 0) -> Txn:
     return Txn(then=(Put(key, value, lease),))
 
 
-async def write_once(client: EtcdClient, key: str) -> None:
+async def write_once(client: EtcdStore, key: str) -> None:
     """Create a key, and do no harm when that is carried out twice."""
     await client.commit(Txn((Absent(Range(key)),), (Put(key, b""),)))
 
 
-async def read(client: EtcdClient, range: Range = ALL) -> Outcome:
+async def read(client: EtcdStore, range: Range = ALL) -> TxnResult:
     return await client.commit(Txn(then=(Get(range),)))
 
 
@@ -60,7 +59,7 @@ async def next_keys(changes: AsyncIterator[Sequence[Change]], count: int) -> lis
     return keys
 
 
-async def resumed(client: EtcdClient, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
+async def resumed(client: EtcdStore, ranges: Sequence[Range], revision: int) -> AsyncIterator[Sequence[Change]]:
     """The changes from that revision on, as of a watch that has lost its stream when it had heard all before."""
     watch = Watch(client._connection, ranges)
     watch._next_revisions = [revision] * len(ranges)
@@ -71,7 +70,7 @@ async def resumed(client: EtcdClient, ranges: Sequence[Range], revision: int) ->
         watch.end()
 
 
-async def hold(client: EtcdClient) -> None:
+async def hold(client: EtcdStore) -> None:
     """What a node does: write under a lease, read, watch, renew."""
     lease = await client.grant(60)
     outcome = await client.commit(Txn(then=(Put("/dlrover-run/a", b"1", lease),)))

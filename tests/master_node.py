@@ -14,25 +14,25 @@ from harness import WAIT
 from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.master.server import MasterServer
-from dlrover_run.wire import proof
-from dlrover_run.wire.messages import (
+from dlrover_run.transport import auth
+from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS, load_grpc
+from dlrover_run.transport.messages import (
     METHOD,
     PROTOCOL,
     Assigned,
     Challenge,
-    FromMaster,
-    FromNode,
     Hello,
     Join,
+    MasterMessage,
+    NodeMessage,
     Proof,
     Refused,
     Report,
     Welcome,
+    decode_from_master,
     encode,
-    from_master,
-    rule_values,
+    encode_rules,
 )
-from dlrover_run.wire.transport import CHANNEL_OPTIONS, load_grpc
 
 grpc = load_grpc()
 
@@ -55,19 +55,19 @@ class Node:
     def __init__(self, channel: Any, status: NodeStatus, job: str = "job", token: str = "") -> None:
         self.status = status
         self.token = token
-        self.hello = Hello(PROTOCOL, job, status.node_id, status.incarnation, proof.fresh_nonce())
+        self.hello = Hello(PROTOCOL, job, status.node_id, status.incarnation, auth.new_nonce())
         self.call = channel.stream_stream(METHOD)()
         # Unlike `read()`, the iterator gives also what the master said just before it ended the stream.
         self._incoming = aiter(self.call)
         self.assignment: Assignment | None = None
 
-    async def say(self, *messages: FromNode) -> None:
+    async def say(self, *messages: NodeMessage) -> None:
         # A master that has ended the stream meanwhile has said why, which is still to be heard.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             for message in messages:
                 await asyncio.wait_for(self.call.write(encode(message)), WAIT)
 
-    async def hear(self) -> FromMaster:
+    async def hear(self) -> MasterMessage:
         """The master's next word. Raises Ended."""
         try:
             data = await asyncio.wait_for(self._incoming.__anext__(), WAIT)
@@ -79,18 +79,18 @@ class Node:
             if self.call.cancelled():
                 raise Ended("cut") from None
             raise
-        return from_master(data)
+        return decode_from_master(data)
 
     async def join(self, rules: Rules = FAST) -> Welcome:
         """Open the stream; AssertionError with the master's reason when it refuses."""
         await self.say(self.hello)
         challenge = await self.hear()
         assert isinstance(challenge, Challenge), challenge
-        mac = proof.node_mac(self.token, self.hello, challenge.nonce)
-        await self.say(Proof(mac), Join(self.status, rule_values(rules)))
+        mac = auth.node_mac(self.token, self.hello, challenge.nonce)
+        await self.say(Proof(mac), Join(self.status, encode_rules(rules)))
         shown = await self.hear()
         assert isinstance(shown, Proof), shown
-        assert shown.mac == proof.master_mac(self.token, self.hello, challenge.nonce)
+        assert shown.mac == auth.master_mac(self.token, self.hello, challenge.nonce)
         welcome = await self.hear()
         assert isinstance(welcome, Welcome), welcome
         return welcome

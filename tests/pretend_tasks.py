@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from harness import WAIT
 
-from dlrover_run.backends.opening import open_board
 from dlrover_run.coordination.cluster.records import (
     EndCause,
     Hosting,
@@ -32,6 +31,7 @@ from dlrover_run.coordination.cluster.records import (
 from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import Entrypoint, JobSpec
 
 KILLED = TaskEnd(EndCause.FAILURE, "was killed by SIGKILL")
@@ -92,7 +92,7 @@ class PretendNode:
         self._news = asyncio.Event()
         self._leaving = False
         self._ports: dict[tuple[Role, int], int] = {}
-        self.board = open_board(spec, self._news.set, self._say)
+        self.board = open_client(spec, self._news.set, self._say)
         self._acted = asyncio.Event()
         self._acting = asyncio.ensure_future(self._act_on_news())
 
@@ -192,7 +192,7 @@ class PretendNode:
     def _publish(self) -> None:
         wanted = self.assignment
         works = bool(self.tasks)
-        self.board.publish(
+        self.board.report(
             NodeStatus(
                 node_id=self.name,
                 incarnation=f"{self.name}-1",

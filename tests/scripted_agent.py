@@ -91,13 +91,13 @@ class ScriptedBoard:
     def __init__(self, steps: Sequence[tuple[Callable[[NodeStatus], bool], Answer]], listener: Callable[[], None]):
         self.assignment = Assignment()
         self.problem: str | None = None
-        self.mistaken = False
+        self.is_user_error = False
         self.pids: set[int] = set()
         self.statuses: list[NodeStatus] = []
         self._steps = list(steps)
         self._listener = listener
 
-    def publish(self, status: NodeStatus) -> None:
+    def report(self, status: NodeStatus) -> None:
         if self.statuses and self.statuses[-1] == status:
             return
         self.statuses.append(status)

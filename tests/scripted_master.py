@@ -8,8 +8,18 @@ from typing import Any
 
 from dlrover_run.coordination.records import Assignment, NodeStatus
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.wire import messages, proof, transport
-from dlrover_run.wire.messages import Assigned, Challenge, FromMaster, FromNode, Hello, Join, Proof, Report, Welcome
+from dlrover_run.transport import auth, grpc_setup, messages
+from dlrover_run.transport.messages import (
+    Assigned,
+    Challenge,
+    Hello,
+    Join,
+    MasterMessage,
+    NodeMessage,
+    Proof,
+    Report,
+    Welcome,
+)
 
 
 class Stream:
@@ -21,13 +31,13 @@ class Stream:
         self.hello: Hello | None = None
         self.joined: NodeStatus | None = None
 
-    async def hear(self) -> FromNode:
+    async def hear(self) -> NodeMessage:
         """The node's next word; EOFError at its end."""
         async for data in self._incoming:
-            return messages.from_node(data)
+            return messages.decode_from_node(data)
         raise EOFError
 
-    async def say(self, message: FromMaster) -> None:
+    async def say(self, message: MasterMessage) -> None:
         await self._context.write(messages.encode(message))
 
     async def challenge(self, token: str = "") -> Proof:
@@ -35,11 +45,11 @@ class Stream:
         hello = await self.hear()
         assert isinstance(hello, Hello)
         self.hello = hello
-        nonce = proof.fresh_nonce()
+        nonce = auth.new_nonce()
         await self.say(Challenge(nonce))
         answer = await self.hear()
         assert isinstance(answer, Proof)
-        await self.say(Proof(proof.master_mac(token, hello, nonce)))
+        await self.say(Proof(auth.master_mac(token, hello, nonce)))
         return answer
 
     async def welcome(self, rules: Rules | None = None, notice: str = "", token: str = "") -> NodeStatus:
@@ -48,7 +58,7 @@ class Stream:
         join = await self.hear()
         assert isinstance(join, Join)
         self.joined = join.status
-        values = join.rules if rules is None else messages.rule_values(rules)
+        values = join.rules if rules is None else messages.encode_rules(rules)
         await self.say(Welcome(values, notice))
         return join.status
 
@@ -78,8 +88,8 @@ class ScriptedMaster:
         self.failure: BaseException | None = None
 
     async def start(self, port: int = 0) -> int:
-        grpc = transport.load_grpc()
-        self._server = grpc.aio.server(options=transport.SERVER_OPTIONS)
+        grpc = grpc_setup.load_grpc()
+        self._server = grpc.aio.server(options=grpc_setup.SERVER_OPTIONS)
         service, method = messages.METHOD.strip("/").split("/")
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dlrover_run.wire.calls import BrokenOff, TooLate, settle
+from dlrover_run.transport.grpc_errors import CallCancelled, CallTimeout, wait_for_call
 
 
 def complaints(conversation: Callable[[], Awaitable[None]]) -> list[str]:
@@ -28,7 +28,7 @@ def complaints(conversation: Callable[[], Awaitable[None]]) -> list[str]:
 def test_a_failure_in_the_moment_of_a_cancellation_is_not_printed() -> None:
     async def conversation() -> None:
         work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = asyncio.ensure_future(settle(work))
+        waiting = asyncio.ensure_future(wait_for_call(work))
         await asyncio.sleep(0)
         work.set_exception(ValueError("the member has died"))
         waiting.cancel()
@@ -47,13 +47,13 @@ def test_a_failure_that_giving_up_brings_about_is_not_printed(timeout: float | N
             raise ValueError("the call has ended") from None
 
     async def conversation() -> None:
-        waiting = asyncio.ensure_future(settle(fail_when_given_up(), timeout))
+        waiting = asyncio.ensure_future(wait_for_call(fail_when_given_up(), timeout))
         # Now the work has begun.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         if timeout is None:
             waiting.cancel()
-        with pytest.raises(asyncio.CancelledError if timeout is None else TooLate):
+        with pytest.raises(asyncio.CancelledError if timeout is None else CallTimeout):
             await waiting
 
     assert complaints(conversation) == []
@@ -62,10 +62,10 @@ def test_a_failure_that_giving_up_brings_about_is_not_printed(timeout: float | N
 def test_a_call_that_was_broken_off_is_no_cancellation_of_who_waits_for_it() -> None:
     async def conversation() -> None:
         work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = asyncio.ensure_future(settle(work))
+        waiting = asyncio.ensure_future(wait_for_call(work))
         await asyncio.sleep(0)
         work.cancel()
-        with pytest.raises(BrokenOff, match="the connection was broken off"):
+        with pytest.raises(CallCancelled, match="the connection was broken off"):
             await waiting
 
     assert complaints(conversation) == []
@@ -77,6 +77,6 @@ def test_what_the_work_raises_is_raised() -> None:
 
     async def conversation() -> None:
         with pytest.raises(ValueError, match="has died"):
-            await settle(fail())
+            await wait_for_call(fail())
 
     assert complaints(conversation) == []

@@ -15,7 +15,7 @@ from dlrover_run.coordination.checking import MOST_REMEMBERED, WITHOUT_CHECK
 from dlrover_run.coordination.plausible import implausible
 from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan, PlanPhase
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
-from dlrover_run.wire.messages import BadMessage, Report, encode, from_node
+from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
 
 TIMEOUT = 40.0
 
@@ -779,9 +779,9 @@ def test_no_node_speaks_of_a_task_that_nobody_gave(key: TaskKey) -> None:
 @pytest.mark.parametrize("speed", ["NaN", "Infinity", "-Infinity", "1e999", "-1", "1e13", "null", '"1"'])
 def test_only_a_speed_is_a_speed(speed: str) -> None:
     good = encode(Report(status(computed=Computed(devices=(DeviceSpeed(0, "cpu", 12345.5),)))))
-    assert isinstance(from_node(good), Report)
-    with pytest.raises(BadMessage):
-        from_node(good.replace(b"12345.5", speed.encode()))
+    assert isinstance(decode_from_node(good), Report)
+    with pytest.raises(InvalidMessage):
+        decode_from_node(good.replace(b"12345.5", speed.encode()))
 
 
 @settings(deadline=None, max_examples=150)

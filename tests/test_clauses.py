@@ -7,26 +7,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlrover_run.backends import session
-from dlrover_run.etcd.answers import judge
+from dlrover_run.etcd.errors import error_for_status
+from dlrover_run.rendezvous import master_client
 from dlrover_run.spec import EtcdSpec, TlsSpec
-from dlrover_run.wire import clauses, tls_files
+from dlrover_run.transport import auth, grpc_errors
 
 FIRST = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:2379: "
 
 
 def of_master(details: str, *, encrypted: bool = False) -> str:
-    return session._clause(SimpleNamespace(details=lambda: details), encrypted)
+    return master_client._clause(SimpleNamespace(details=lambda: details), encrypted)
 
 
 def of_etcd(details: str) -> str:
-    return str(judge("UNAVAILABLE", details, EtcdSpec((("10.0.0.1", 2379),))))
+    return str(error_for_status("UNAVAILABLE", details, EtcdSpec((("10.0.0.1", 2379),))))
 
 
 @pytest.mark.parametrize(
     ("words", "master", "etcd"),
     [
-        ("connect: Connection refused (111)", clauses.REFUSED, clauses.REFUSED),
+        ("connect: Connection refused (111)", grpc_errors.REFUSED, grpc_errors.REFUSED),
         (
             "Failed parsing HTTP/2",
             "another program listens there, which is no master: give --rdzv-endpoint another port",
@@ -68,9 +68,9 @@ def test_the_files_of_tls_are_read_in_the_order_of_grpc(tmp_path: Path) -> None:
     for name in ("ca", "key", "cert"):
         (tmp_path / name).write_text(name)
     tls = TlsSpec(ca=f"{tmp_path}/ca", cert=f"{tmp_path}/cert", key=f"{tmp_path}/key")
-    assert tls_files.read(tls) == (b"ca", b"key", b"cert")
+    assert auth.read_tls_files(tls) == (b"ca", b"key", b"cert")
 
 
 def test_a_file_of_tls_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(tls_files.Unreadable, match=r"a file of TLS cannot be read \(No such file.*\): .*/gone"):
-        tls_files.read(TlsSpec(ca=f"{tmp_path}/gone"))
+    with pytest.raises(auth.TlsFileError, match=r"a file of TLS cannot be read \(No such file.*\): .*/gone"):
+        auth.read_tls_files(TlsSpec(ca=f"{tmp_path}/gone"))

@@ -9,9 +9,6 @@ import msgspec
 import pytest
 from master_node import status
 
-from dlrover_run.backends.etcd_records import Word, bucket_of, pack, unpack
-from dlrover_run.backends.etcd_words import words_for
-from dlrover_run.backends.orders import Orders
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.cluster.account import ROOM_FOR_ENDS, Memory, account_of
 from dlrover_run.coordination.cluster.adoption import adopt_cluster
@@ -53,17 +50,25 @@ from dlrover_run.coordination.records import (
     Waiting,
 )
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.wire.messages import (
-    MAX_MESSAGE,
-    MAX_WORD,
+from dlrover_run.rendezvous.client import AssignmentTracker
+from dlrover_run.rendezvous.etcd_records import (
+    BucketMessage,
+    bucket_of,
+    decode_record,
+    encode_record,
+    messages_by_bucket,
+)
+from dlrover_run.transport.messages import (
+    MAX_MASTER_MESSAGE,
+    MAX_NODE_MESSAGE,
     Assigned,
-    BadMessage,
+    InvalidMessage,
     Report,
+    decode_from_master,
+    decode_from_node,
+    decode_rules,
     encode,
-    from_master,
-    from_node,
-    rule_values,
-    rules_from,
+    encode_rules,
 )
 
 RULES = Rules(most=4, cluster=ClusterRules(least_ps=1, most_ps=4, most_workers=8, save_timeout=2.5))
@@ -109,15 +114,15 @@ def told(plan: Plan, *keys: NodeKey) -> list[Assignment]:
 
 
 def test_rules_of_a_cluster_travel_under_names_of_their_own() -> None:
-    values = rule_values(RULES)
+    values = encode_rules(RULES)
     assert values["cluster.most_ps"] == 4
     assert values["cluster.save_timeout"] == 2.5
-    assert rules_from(values) == RULES
+    assert decode_rules(values) == RULES
 
 
 def test_a_job_without_servers_has_the_rules_that_it_always_had() -> None:
-    assert not [name for name in rule_values(Rules()) if name.startswith("cluster")]
-    assert rules_from(rule_values(Rules())) == Rules()
+    assert not [name for name in encode_rules(Rules()) if name.startswith("cluster")]
+    assert decode_rules(encode_rules(Rules())) == Rules()
 
 
 @pytest.mark.parametrize(
@@ -135,8 +140,8 @@ def test_a_job_without_servers_has_the_rules_that_it_always_had() -> None:
     ],
 )
 def test_rules_that_no_cluster_has_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadMessage, match=words):
-        rules_from({**rule_values(RULES), **changes})
+    with pytest.raises(InvalidMessage, match=words):
+        decode_rules({**encode_rules(RULES), **changes})
 
 
 def test_a_person_is_told_which_rules_of_the_cluster_are_others() -> None:
@@ -197,15 +202,15 @@ def test_a_node_reads_in_etcd_what_a_master_would_tell_it_and_no_address_twice()
     coordinator = Coordinator(RULES, 0.0, 6, heard)
     coordinator.hear(status("v", "x", cluster=Hosting(wish=Targets(ps=1), wish_number=4)), 0.0)
     waiting = Waiting("for others")
-    words = words_for(coordinator, waiting, strangers=("stranger",))
+    words = messages_by_bucket(coordinator, waiting, strangers=("stranger",))
     for node in (A, B):
-        word = unpack(pack(words[bucket_of(node.node_id)]), Word)
+        word = decode_record(encode_record(words[bucket_of(node.node_id)]), BucketMessage)
         assert word.assignment(node) == coordinator.assignment(node, waiting)
         assert all(part.cluster is None or not part.cluster.servers for _, _, part in word.parts)
     visitor = words[bucket_of("v")].assignment(NodeKey("v", "x"))
     assert visitor.cluster is not None
     assert visitor.cluster.heard_wish == 4
-    assert rules_from(words[bucket_of("stranger")].rules).cluster == RULES.cluster
+    assert decode_rules(words[bucket_of("stranger")].rules).cluster == RULES.cluster
 
 
 def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> None:
@@ -218,14 +223,14 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
     account = Account(version=MAX_ROUND, servers=1, tasks=MOST_TASKS, done=tuple(range(MOST_TASKS)))
     order = Order(version=MAX_ROUND, tasks=hosted, servers=addresses[:1], workers=addresses, account=account)
     data = encode(Assigned(Assignment(cluster=order, reason="x" * 2 * MAX_WHAT)))
-    assert MAX_MESSAGE < len(data) < MAX_WORD
-    assert isinstance(from_master(data), Assigned)
+    assert MAX_NODE_MESSAGE < len(data) < MAX_MASTER_MESSAGE
+    assert isinstance(decode_from_master(data), Assigned)
     end = TaskEnd(EndCause.FAILURE, "\n" * MAX_WHAT, "\n" * MAX_TRACE)
     ended = tuple(TaskStatus(key=one.key, stage=TaskStage.ENDED, step=MAX_STEP, end=end) for one in hosted)
     hosting = Memory().follow(order).add_to(Hosting(rooms=(Room(Role.WORKER, MOST_ROOMS),), tasks=ended))
     data = encode(Report(status("n" * 36, "i" * 36, cluster=hosting)))
-    assert len(data) < MAX_MESSAGE
-    assert isinstance(from_node(data), Report)
+    assert len(data) < MAX_NODE_MESSAGE
+    assert isinstance(decode_from_node(data), Report)
 
 
 # What nodes repeat.
@@ -325,7 +330,7 @@ def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
     assert coordinator.adopting
     word = coordinator.assignment(said.key)
     (before,) = told(PLAN, B)
-    orders = Orders()
+    orders = AssignmentTracker()
     orders.take(before)
     assert orders.take(word)
     assert orders.assignment.epoch == 9

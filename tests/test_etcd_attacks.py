@@ -16,15 +16,15 @@ from etcd_server import PASSWORD, Etcd, serving
 from harness import WAIT
 from meeting_places import InEtcd
 
-from dlrover_run.backends import etcd_board
-from dlrover_run.backends.etcd_board import EtcdBoard
-from dlrover_run.backends.etcd_records import Keys, unpack
 from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import RESULT_KEPT
-from dlrover_run.etcd.client import EtcdClient
 from dlrover_run.etcd.operations import Range
+from dlrover_run.etcd.store import EtcdStore
+from dlrover_run.rendezvous import etcd_client
+from dlrover_run.rendezvous.etcd_client import EtcdClient
+from dlrover_run.rendezvous.etcd_records import Keys, decode_record
 from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec
-from dlrover_run.wire.own_address import Address, Unknown
+from dlrover_run.transport.addresses import Address, UnresolvedHost
 
 
 @pytest.fixture
@@ -72,30 +72,30 @@ def test_a_machine_that_is_a_member_too_advertises_no_loopback(
 
     async def look_up(host: str, port: int) -> list[Address]:
         if host not in hosts:
-            raise Unknown(host)
+            raise UnresolvedHost(host)
         return [Address(socket.AF_INET, hosts[host], port)]
 
-    monkeypatch.setattr(etcd_board, "look_up", look_up)
+    monkeypatch.setattr(etcd_client, "look_up", look_up)
     routes = {"127.0.1.1": "127.0.0.1", "192.0.2.9": "192.0.2.2"}
-    monkeypatch.setattr(etcd_board, "route_source", lambda address: routes.get(address.host))
+    monkeypatch.setattr(etcd_client, "route_source", lambda address: routes.get(address.host))
 
     async def join() -> NodeStatus:
-        watching = EtcdClient(EtcdSpec(etcd.places), RENEW_TIMEOUT)
+        watching = EtcdStore(EtcdSpec(etcd.places), RENEW_TIMEOUT)
         spec = JobSpec(
             entrypoint=Entrypoint("script", "train.py"),
             run_id="job",
             backend="etcd",
             etcd=EtcdSpec(tuple((name, 2379) for name in names)),
         )
-        board = EtcdBoard(spec, lambda: None, print, EtcdClient(EtcdSpec(etcd.places), RENEW_TIMEOUT))
+        client = EtcdClient(spec, lambda: None, print, EtcdStore(EtcdSpec(etcd.places), RENEW_TIMEOUT))
         key = Keys(EtcdSpec.prefix, "job").node("n")
         async with watching.watch([Range(key)]) as watch:
-            board.publish(NodeStatus(node_id="n", incarnation="i", host="h", address="", port=0, workers=1))
+            client.report(NodeStatus(node_id="n", incarnation="i", host="h", address="", port=0, workers=1))
             (change,) = await asyncio.wait_for(anext(watch.after(1)), WAIT)
         assert change.now is not None
-        await board.close()
+        await client.close()
         await watching.close()
-        return unpack(change.now.value, NodeStatus)
+        return decode_record(change.now.value, NodeStatus)
 
     assert asyncio.run(join()).address == advertised
 

@@ -22,20 +22,20 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd
 
-from dlrover_run.etcd import line, messages
-from dlrover_run.etcd.client import EtcdClient
+from dlrover_run.etcd import codec, endpoints
 from dlrover_run.etcd.operations import (
-    Away,
     Compacted,
+    EtcdUnavailable,
     Range,
 )
+from dlrover_run.etcd.store import EtcdStore
 from dlrover_run.spec import EtcdSpec
-from dlrover_run.wire import transport
+from dlrover_run.transport import grpc_setup
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_all_goes_on_when_a_member_dies_and_nothing_is_told_twice(etcd_cluster: Etcd, victim: int) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(30)
         start = (await client.commit(put("/mine", b"", lease))).revision
         changes = resumed(client, [Range("/n/", prefix=True), Range("/mine")], start)
@@ -55,7 +55,7 @@ def test_all_goes_on_when_a_member_dies_and_nothing_is_told_twice(etcd_cluster: 
 
 
 def test_a_member_that_hangs_is_left_for_another_one(etcd_cluster: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(30)
         await write_once(client, "/n/0")
         changes = resumed(client, [ALL], 1)
@@ -72,13 +72,13 @@ def test_a_member_that_hangs_is_left_for_another_one(etcd_cluster: Etcd) -> None
 def test_a_watch_that_slept_through_a_compaction_says_so(etcd_cluster: Etcd) -> None:
     first = etcd_cluster.members[0]
 
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         await write_once(client, "/n/0")
         changes = resumed(client, [Range("/n/", prefix=True)], 1)
         assert await next_keys(changes, 1) == ["/n/0"]
         first.stop()
         # Whoever needs the leader has waited for a new one when this is answered.
-        other = EtcdClient(EtcdSpec(etcd_cluster.places[1:]), RENEW_TIMEOUT)
+        other = EtcdStore(EtcdSpec(etcd_cluster.places[1:]), RENEW_TIMEOUT)
         for _ in range(3):
             revision = (await other.commit(put("/n/1"))).revision
         await other.close()
@@ -93,11 +93,11 @@ def test_a_watch_that_slept_through_a_compaction_says_so(etcd_cluster: Etcd) -> 
 def test_calls_that_fail_together_go_on_to_the_same_member(etcd_cluster: Etcd) -> None:
     first, second, third = etcd_cluster.members
 
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         await read(client)
         first.kill()
         # The others choose a leader before they answer this, so that none of the calls below is in vain.
-        await read(EtcdClient(EtcdSpec(etcd_cluster.places[1:2]), RENEW_TIMEOUT))
+        await read(EtcdStore(EtcdSpec(etcd_cluster.places[1:2]), RENEW_TIMEOUT))
         before = third.counted("grpc_server_started_total")["Txn"]
         await asyncio.gather(*(read(client) for _ in range(10)))
         assert third.counted("grpc_server_started_total")["Txn"] == before
@@ -110,9 +110,9 @@ def test_calls_that_are_given_up_while_their_member_dies_leave_nothing_in_the_te
     complaints: list[str] = []
     working: list[asyncio.Future[Any]] = []
     all_asked = asyncio.Event()
-    ask = line.ask(messages.load().method("KV.Txn"), messages.load().message("TxnRequest")())
+    ask = endpoints.unary_call(codec.load().method("KV.Txn"), codec.load().message("TxnRequest")())
 
-    async def ask_to_the_end(channel: Any, metadata: line.Metadata) -> Any:
+    async def ask_to_the_end(channel: Any, metadata: endpoints.Metadata) -> Any:
         """As a call of gRPC does when it is cancelled in the moment in which it fails."""
         asking = asyncio.ensure_future(ask(channel, metadata))
         working.append(asking)
@@ -123,7 +123,7 @@ def test_calls_that_are_given_up_while_their_member_dies_leave_nothing_in_the_te
                 await asyncio.wait([asking])
         return asking.result()
 
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
         await read(client)
         etcd.members[0].stop()
@@ -135,7 +135,7 @@ def test_calls_that_are_given_up_while_their_member_dies_leave_nothing_in_the_te
         assert [type(end) for end in ends] == [asyncio.CancelledError] * 10
         await asyncio.to_thread(etcd.kill)
         failures = await asyncio.gather(*working, return_exceptions=True)
-        assert {type(failure) for failure in failures} == {transport.load_grpc().aio.AioRpcError}
+        assert {type(failure) for failure in failures} == {grpc_setup.load_grpc().aio.AioRpcError}
 
     talk(EtcdSpec(etcd.places), conversation)
     working.clear()
@@ -146,7 +146,7 @@ def test_calls_that_are_given_up_while_their_member_dies_leave_nothing_in_the_te
 def test_clients_begin_at_different_members(etcd_cluster: Etcd) -> None:
     async def conversation() -> None:
         for chances in ([0.5, 0.1, 0.9], [0.1, 0.5, 0.9], [0.9, 0.5, 0.1]):
-            client = EtcdClient(EtcdSpec(etcd_cluster.places), RENEW_TIMEOUT, chance=iter(chances).__next__)
+            client = EtcdStore(EtcdSpec(etcd_cluster.places), RENEW_TIMEOUT, chance=iter(chances).__next__)
             await read(client)
             await client.close()
 
@@ -158,23 +158,25 @@ def test_where_nobody_listens_etcd_is_away_and_each_endpoint_is_named(etcd: Etcd
     ports = [quiet_port(), quiet_port()]
     etcd.kill()
     for places in ([*etcd.places], [("127.0.0.1", port) for port in ports]):
-        with pytest.raises(Away, match="the connection was refused, so nobody listens there"):
+        with pytest.raises(EtcdUnavailable, match="the connection was refused, so nobody listens there"):
             talk(EtcdSpec(tuple(places)), read)
-    with pytest.raises(Away, match=r"127.0.0.1:\d+: the connection was refused.*; no-such-host.invalid:2379: no-such-"):
+    with pytest.raises(
+        EtcdUnavailable, match=r"127.0.0.1:\d+: the connection was refused.*; no-such-host.invalid:2379: no-such-"
+    ):
         talk(EtcdSpec((*etcd.places, ("no-such-host.invalid", 2379))), read)
 
 
 def test_a_server_that_comes_back_on_its_data_is_found_again(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(60)
         revision = (await client.commit(put("/k", b"1", lease))).revision
         changes = resumed(client, [ALL], revision)
         await next_keys(changes, 1)
         waiting = asyncio.ensure_future(anext(changes))
         etcd.kill()
-        with pytest.raises(Away, match="refused"):
+        with pytest.raises(EtcdUnavailable, match="refused"):
             await waiting
-        with pytest.raises(Away, match="refused"):
+        with pytest.raises(EtcdUnavailable, match="refused"):
             await client.renew(lease)
         await asyncio.to_thread(etcd.start)
         assert await client.renew(lease)
@@ -187,10 +189,10 @@ def test_members_without_a_leader_are_away(etcd_cluster: Etcd) -> None:
     etcd_cluster.members[1].kill()
     etcd_cluster.members[2].kill()
 
-    async def conversation(client: EtcdClient) -> None:
-        with pytest.raises(Away):
+    async def conversation(client: EtcdStore) -> None:
+        with pytest.raises(EtcdUnavailable):
             await client.commit(put("/k"))
-        with pytest.raises(Away):
+        with pytest.raises(EtcdUnavailable):
             await anext(resumed(client, [ALL], 1))
 
     talk(EtcdSpec(etcd_cluster.places[:1]), conversation)
@@ -201,10 +203,10 @@ def test_a_name_is_looked_up_as_the_system_does_it(etcd: Etcd) -> None:
 
 
 def test_whoever_has_let_go_of_etcd_asks_in_vain(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         await read(client)
         await client.close()
-        with pytest.raises(Away, match="has let go"):
+        with pytest.raises(EtcdUnavailable, match="has let go"):
             await read(client)
 
     talk(EtcdSpec(etcd.places), conversation)

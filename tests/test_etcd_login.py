@@ -20,11 +20,11 @@ from etcd_conversation import (
 )
 from etcd_server import PASSWORD, Etcd
 
-from dlrover_run.etcd.client import EtcdClient
 from dlrover_run.etcd.operations import (
-    Mistake,
+    EtcdMisconfigured,
     Range,
 )
+from dlrover_run.etcd.store import EtcdStore
 
 
 def test_a_user_may_do_what_is_permitted_without_tls(etcd: Etcd) -> None:
@@ -43,7 +43,7 @@ def test_a_user_may_do_what_is_permitted_without_tls(etcd: Etcd) -> None:
 )
 def test_who_is_not_known_gets_one_sentence(etcd: Etcd, changes: dict[str, str], words: str) -> None:
     etcd.demand_users()
-    with pytest.raises(Mistake, match=words) as caught:
+    with pytest.raises(EtcdMisconfigured, match=words) as caught:
         talk(known(etcd, **changes), read)
     assert "\n" not in str(caught.value)
     assert "wrong" not in str(caught.value)
@@ -54,11 +54,11 @@ def test_what_is_not_permitted_is_one_sentence(etcd: Etcd) -> None:
     etcd.demand_users()
     words = "'trainer' may not read and write below /other/ in etcd.*grant-permission --prefix ROLE readwrite /other/"
 
-    async def watch(client: EtcdClient) -> None:
+    async def watch(client: EtcdStore) -> None:
         await anext(resumed(client, [Range("/other/", prefix=True)], 1))
 
     for conversation in (lambda client: client.commit(put("/other/k")), watch):
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(EtcdMisconfigured, match=words):
             talk(known(etcd, prefix="/other"), conversation)
 
 
@@ -78,11 +78,11 @@ def forget_tokens(etcd: Etcd) -> None:
     ids=["all", "read", "watch", "many"],
 )
 def test_a_token_that_died_with_the_server_is_made_anew_once(
-    etcd: Etcd, ask: Callable[[EtcdClient], Awaitable[Any]]
+    etcd: Etcd, ask: Callable[[EtcdStore], Awaitable[Any]]
 ) -> None:
     etcd.demand_users()
 
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         await client.commit(put("/dlrover-run/k"))
         await asyncio.to_thread(forget_tokens, etcd)
         await ask(client)
@@ -94,7 +94,7 @@ def test_a_token_that_died_with_the_server_is_made_anew_once(
 def test_a_watch_goes_on_with_a_new_token(etcd_cluster: Etcd) -> None:
     etcd_cluster.demand_users()
 
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         revision = (await client.commit(put("/dlrover-run/0"))).revision
         changes = resumed(client, [OWN], revision)
         assert await next_keys(changes, 1) == ["/dlrover-run/0"]
@@ -113,7 +113,7 @@ def test_a_watch_goes_on_with_a_new_token(etcd_cluster: Etcd) -> None:
 def test_users_survive_the_death_of_a_member(etcd_cluster: Etcd) -> None:
     etcd_cluster.demand_users()
 
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         changes = resumed(client, [Range("/dlrover-run/", prefix=True)], 1)
         for member in etcd_cluster.members:
             await write_once(client, f"/dlrover-run/{member.name}")
@@ -125,7 +125,7 @@ def test_users_survive_the_death_of_a_member(etcd_cluster: Etcd) -> None:
 
 
 def test_a_user_that_etcd_does_not_ask_for_yet_does_no_harm(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         await hold(client)
         await asyncio.to_thread(etcd.demand_users)
         await hold(client)

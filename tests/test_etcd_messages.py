@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from harness import WAIT
 
-from dlrover_run.etcd import messages
-from dlrover_run.etcd.messages import PackageMissing
+from dlrover_run.etcd import codec
+from dlrover_run.etcd.codec import PackageMissing
 from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec
 from dlrover_run.torchrun.membership import Membership
 
@@ -31,7 +31,7 @@ METHODS = [
 
 @pytest.fixture(autouse=True)
 def _loaded_anew() -> Iterator[None]:
-    load = messages.load
+    load = codec.load
     load.cache_clear()
     yield
     load.cache_clear()
@@ -47,7 +47,7 @@ def run_program(body: str, path: Path | None = None) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_knows_its_path_and_what_it_takes_and_gives(name: str) -> None:
-    method = messages.load().method(name)
+    method = codec.load().method(name)
     assert method.path == "/etcdserverpb." + name.replace(".", "/")
     assert method.request.DESCRIPTOR.full_name.endswith("Request")
     assert method.response.DESCRIPTOR.full_name.endswith("Response")
@@ -55,7 +55,7 @@ def test_a_method_knows_its_path_and_what_it_takes_and_gives(name: str) -> None:
 
 
 def test_a_message_travels_as_the_api_says() -> None:
-    put = messages.load().message("PutRequest")(key=b"a", value=b"bc", lease=5)
+    put = codec.load().message("PutRequest")(key=b"a", value=b"bc", lease=5)
     assert put.SerializeToString() == b"\x0a\x01a\x12\x02bc\x18\x05"
 
 
@@ -63,8 +63,8 @@ def test_nothing_is_left_where_others_could_meet_it() -> None:
     run_program("""
         import os, sys
         before = dict(os.environ)
-        from dlrover_run.etcd import messages
-        messages.load().method("KV.Txn")
+        from dlrover_run.etcd import codec
+        codec.load().method("KV.Txn")
         from google.protobuf import descriptor_pool
         from google.protobuf.internal import api_implementation
         assert api_implementation.Type() == "upb"
@@ -84,7 +84,7 @@ def test_another_client_of_etcd_lives_in_the_same_process(first: str) -> None:
     """Each has files called `kv.proto` with messages of the same names and other contents."""
     run_program(f"""
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-        from dlrover_run.etcd import messages
+        from dlrover_run.etcd import codec
 
         def theirs():
             file = descriptor_pb2.FileDescriptorProto(name="kv.proto", package="mvccpb")
@@ -92,7 +92,7 @@ def test_another_client_of_etcd_lives_in_the_same_process(first: str) -> None:
             descriptor_pool.Default().Add(file)
 
         def ours():
-            assert messages.load().message("PutRequest")(key=b"k").key == b"k"
+            assert codec.load().message("PutRequest")(key=b"k").key == b"k"
 
         for load in (ours, theirs) if {first == "ours"} else (theirs, ours):
             load()
@@ -112,7 +112,7 @@ def test_a_later_release_is_imported_as_any_package(tmp_path: Path) -> None:
     folder = Path((installed.submodule_search_locations or [])[0], "etcdrpc")
     body = ["from google.protobuf import descriptor_pool"]
     for name in ("kv", "auth", "rpc"):
-        described = messages._read_literal([folder / f"{name}_pb2.py"])
+        described = codec._read_literal([folder / f"{name}_pb2.py"])
         body.append(f"DESCRIPTOR = descriptor_pool.Default().AddSerializedFile({described!r})")
     (package / "rpc_pb2.py").write_text("\n".join(body))
     information = tmp_path / "etcd3-0.13.0.dist-info"
@@ -121,8 +121,8 @@ def test_a_later_release_is_imported_as_any_package(tmp_path: Path) -> None:
     run_program(
         """
         import sys
-        from dlrover_run.etcd import messages
-        api = messages.load()
+        from dlrover_run.etcd import codec
+        api = codec.load()
         assert "etcd3.etcdrpc.rpc_pb2" in sys.modules
         assert api.method("KV.Txn").request(success=[]) == api.message("TxnRequest")()
         """,
@@ -135,9 +135,9 @@ def test_a_later_release_that_refuses_the_protobuf_here_is_one_sentence(monkeypa
         raise TypeError("Descriptors cannot be created directly.")
 
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.13.0")
-    monkeypatch.setattr(messages.importlib, "import_module", refuse)
+    monkeypatch.setattr(codec.importlib, "import_module", refuse)
     with pytest.raises(PackageMissing, match=r"Descriptors cannot be .* pip install etcd3==0\.12\.0"):
-        messages.load()
+        codec.load()
 
 
 def test_a_missing_package_is_a_sentence_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,17 +146,17 @@ def test_a_missing_package_is_a_sentence_that_says_what_to_install(monkeypatch: 
 
     monkeypatch.setattr(importlib.metadata, "version", nowhere)
     with pytest.raises(PackageMissing, match=r"etcd3.*pip install 'dlrover-run\[etcd\]'"):
-        messages.load()
+        codec.load()
 
 
 def test_a_missing_protobuf_is_the_same_sentence() -> None:
     run_program("""
         import sys
         sys.modules["google.protobuf"] = None
-        from dlrover_run.etcd import messages
+        from dlrover_run.etcd import codec
         try:
-            messages.load()
-        except messages.PackageMissing as error:
+            codec.load()
+        except codec.PackageMissing as error:
             assert "pip install 'dlrover-run[etcd]'" in str(error), error
         else:
             raise AssertionError
@@ -169,7 +169,7 @@ def test_a_package_that_another_one_has_overwritten_is_named(tmp_path: Path, mon
     (tmp_path / "etcd3" / "etcdrpc" / "kv_pb2.py").write_text("# nothing of what is looked for\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PackageMissing, match="pip uninstall etcd3-py"):
-        messages.load()
+        codec.load()
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_torchrun_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise PackageMissing("What a client of etcd needs is not installed.")
 
-    monkeypatch.setattr(messages, "load", refuse)
+    monkeypatch.setattr(codec, "load", refuse)
     spec = JobSpec(
         entrypoint=Entrypoint("script", "train.py"), backend="etcd", etcd=EtcdSpec((("127.0.0.1", 1),)), run_id="job"
     )

@@ -10,14 +10,14 @@ import pytest
 from etcd_conversation import read, talk
 from etcd_server import Etcd
 
-from dlrover_run.etcd import diagnosis, line
-from dlrover_run.etcd.answers import Broken
-from dlrover_run.etcd.client import EtcdClient
-from dlrover_run.etcd.names import Names
-from dlrover_run.etcd.operations import Away
+from dlrover_run.etcd import diagnosis, endpoints
+from dlrover_run.etcd.endpoints import AddressCache
+from dlrover_run.etcd.errors import EndpointFailed
+from dlrover_run.etcd.operations import EtcdUnavailable
+from dlrover_run.etcd.store import EtcdStore
 from dlrover_run.spec import EtcdSpec
-from dlrover_run.wire import own_address
-from dlrover_run.wire.own_address import Address
+from dlrover_run.transport import addresses
+from dlrover_run.transport.addresses import Address
 
 HERE = Address(socket.AF_INET, "127.0.0.1", 2379)
 ELSEWHERE = Address(socket.AF_INET, "127.0.0.2", 2379)
@@ -27,7 +27,7 @@ class NameServer:
     """Answers each question with `answer` as it is then: addresses, a problem, or None: nothing until `speak`."""
 
     def __init__(self) -> None:
-        self.answer: list[Address] | own_address.Unknown | None = None
+        self.answer: list[Address] | addresses.UnresolvedHost | None = None
         self.asked = 0
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -38,7 +38,7 @@ class NameServer:
             self._waiting.append(silence)
             await silence
         assert self.answer is not None
-        if isinstance(self.answer, own_address.Unknown):
+        if isinstance(self.answer, addresses.UnresolvedHost):
             raise self.answer
         return [address._replace(port=port) for address in self.answer]
 
@@ -51,38 +51,38 @@ class NameServer:
 @pytest.fixture
 def name_server(monkeypatch: pytest.MonkeyPatch) -> NameServer:
     server = NameServer()
-    monkeypatch.setattr(own_address, "look_up", server.look_up)
-    monkeypatch.setattr(line, "LOOKUP_SHARE", 0.01)
+    monkeypatch.setattr(addresses, "resolve", server.look_up)
+    monkeypatch.setattr(endpoints, "LOOKUP_SHARE", 0.01)
     monkeypatch.setattr(diagnosis, "PROBE_TIMEOUT", 0.01)
     return server
 
 
-def ask(question: Callable[[Names], Awaitable[None]]) -> None:
+def ask(question: Callable[[AddressCache], Awaitable[None]]) -> None:
     async def whole() -> None:
-        names = Names()
+        names = AddressCache()
         await question(names)
         names.close()
 
     asyncio.run(whole())
 
 
-@pytest.mark.parametrize("answer", [None, own_address.Unknown("etcd.test has no address")], ids=["silent", "lost"])
+@pytest.mark.parametrize("answer", [None, addresses.UnresolvedHost("etcd.test has no address")], ids=["silent", "lost"])
 def test_a_name_that_nobody_tells_any_more_stands_for_what_it_stood_for(
-    name_server: NameServer, answer: own_address.Unknown | None
+    name_server: NameServer, answer: addresses.UnresolvedHost | None
 ) -> None:
-    async def question(names: Names) -> None:
+    async def question(names: AddressCache) -> None:
         name_server.answer = [HERE]
         await names.find("etcd.test", 2379, 1)
         name_server.answer = answer
         assert await names.find("etcd.test", 2379, 0.01) == [HERE]
-        with pytest.raises(Broken):
+        with pytest.raises(EndpointFailed):
             await names.find("other.test", 2379, 0.01)
 
     ask(question)
 
 
 def test_a_name_that_has_moved_is_found_where_it_is_now(name_server: NameServer) -> None:
-    async def question(names: Names) -> None:
+    async def question(names: AddressCache) -> None:
         for answer in ([HERE], [ELSEWHERE]):
             name_server.answer = answer
             assert await names.find("etcd.test", 2379, 1) == answer
@@ -91,9 +91,9 @@ def test_a_name_that_has_moved_is_found_where_it_is_now(name_server: NameServer)
 
 
 def test_an_answer_that_comes_late_serves_whoever_asks_next(name_server: NameServer) -> None:
-    async def question(names: Names) -> None:
+    async def question(names: AddressCache) -> None:
         for _ in range(3):
-            with pytest.raises(Broken, match=r"no name server told the address of etcd\.test within 0\.01 s"):
+            with pytest.raises(EndpointFailed, match=r"no name server told the address of etcd\.test within 0\.01 s"):
                 await names.find("etcd.test", 2379, 0.01)
         name_server.speak([HERE])
         assert await names.find("etcd.test", 2379, 1) == [HERE]
@@ -105,12 +105,12 @@ def test_an_answer_that_comes_late_serves_whoever_asks_next(name_server: NameSer
 def test_a_lease_is_renewed_over_a_new_connection_while_no_name_server_answers(
     etcd: Etcd, name_server: NameServer
 ) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         name_server.answer = [HERE]
         lease = await client.grant(60)
         name_server.answer = None
         etcd.kill()
-        with pytest.raises(Away, match="refused"):
+        with pytest.raises(EtcdUnavailable, match="refused"):
             await client.renew(lease)
         await asyncio.to_thread(etcd.start)
         assert await client.renew(lease)
@@ -119,8 +119,8 @@ def test_a_lease_is_renewed_over_a_new_connection_while_no_name_server_answers(
 
 
 def test_a_name_server_that_never_answers_is_said_and_holds_up_no_call(etcd: Etcd, name_server: NameServer) -> None:
-    async def conversation(client: EtcdClient) -> None:
-        with pytest.raises(Away, match=r"no name server told the address of etcd\.test"):
+    async def conversation(client: EtcdStore) -> None:
+        with pytest.raises(EtcdUnavailable, match=r"no name server told the address of etcd\.test"):
             await asyncio.gather(*(read(client) for _ in range(5)))
         name_server.speak([HERE])
         await read(client)

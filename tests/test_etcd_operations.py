@@ -17,24 +17,24 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd
 
-from dlrover_run.etcd.client import EtcdClient
 from dlrover_run.etcd.operations import (
     Absent,
-    Away,
     Change,
-    Changed,
     Compacted,
-    Created,
+    CreateRevisionIs,
     Delete,
+    EtcdMisconfigured,
+    EtcdUnavailable,
     Get,
     KeyValue,
-    LeaseGone,
-    Mistake,
-    Outcome,
+    LeaseExpired,
+    ModRevisionIs,
     Put,
     Range,
     Txn,
+    TxnResult,
 )
+from dlrover_run.etcd.store import EtcdStore
 from dlrover_run.spec import EtcdSpec
 
 
@@ -46,17 +46,17 @@ from dlrover_run.spec import EtcdSpec
         (lambda key: Absent(Range("/k", prefix=True)), False),
         (lambda key: Absent(Range("/k/", prefix=True)), True),
         (lambda key: Absent(Range("", prefix=True)), False),
-        (lambda key: Created("/k", key.created), True),
-        (lambda key: Created("/k", key.changed), False),
-        (lambda key: Created("/other", key.created), False),
-        (lambda key: Changed("/k", key.changed), True),
-        (lambda key: Changed("/k", key.created), False),
+        (lambda key: CreateRevisionIs("/k", key.created), True),
+        (lambda key: CreateRevisionIs("/k", key.changed), False),
+        (lambda key: CreateRevisionIs("/other", key.created), False),
+        (lambda key: ModRevisionIs("/k", key.changed), True),
+        (lambda key: ModRevisionIs("/k", key.created), False),
     ],
 )
 def test_a_condition_decides_which_branch_is_carried_out(
     etcd: Etcd, condition: Callable[[KeyValue], Any], holds: bool
 ) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         await client.commit(put("/k", b"1"))
         await client.commit(put("/k", b"2"))
         key = (await read(client)).found["/k"]
@@ -69,7 +69,7 @@ def test_a_condition_decides_which_branch_is_carried_out(
 
 
 def test_all_conditions_have_to_hold(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         await client.commit(put("/k"))
         outcome = await client.commit(Txn((Absent(Range("/new")), Absent(Range("/k"))), (Put("/new", b""),)))
         assert not outcome.succeeded
@@ -81,7 +81,7 @@ def test_all_conditions_have_to_hold(etcd: Etcd) -> None:
 def test_what_nested_transactions_read_is_found_with_the_rest(etcd: Etcd) -> None:
     """And a branch sees what it has written itself."""
 
-    async def conversation(client: EtcdClient) -> Outcome:
+    async def conversation(client: EtcdStore) -> TxnResult:
         await client.commit(put("/word", "ein Wörtchen".encode()))
         lead = Txn(
             (Absent(Range("/leader")),), (Put("/leader", b"me"), Get(Range("/leader"))), (Get(Range("/leader")),)
@@ -100,7 +100,7 @@ def test_what_nested_transactions_read_is_found_with_the_rest(etcd: Etcd) -> Non
 
 
 def test_a_deletion_takes_the_range_and_no_more(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         for key in ("/a", "/a/1", "/a/2", "/b"):
             await client.commit(put(key))
         await client.commit(Txn(then=(Delete(Range("/a/", prefix=True)),)))
@@ -114,7 +114,7 @@ def test_a_deletion_takes_the_range_and_no_more(etcd: Etcd) -> None:
 def test_values_of_a_megabyte_and_thousands_of_keys_come_whole(etcd: Etcd) -> None:
     """Together they are many times what gRPC takes by itself."""
 
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         start = (await read(client)).revision + 1
         values = {f"/big/{number}": bytes([number]) * 1_000_000 for number in range(20)}
         for key, value in values.items():
@@ -137,7 +137,7 @@ def test_values_of_a_megabyte_and_thousands_of_keys_come_whole(etcd: Etcd) -> No
     ],
 )
 def test_what_is_too_much_for_etcd_is_refused_in_one_sentence(etcd: Etcd, txn: Txn, remedy: str) -> None:
-    with pytest.raises(Mistake, match=remedy):
+    with pytest.raises(EtcdMisconfigured, match=remedy):
         talk(EtcdSpec(etcd.places), lambda client: client.commit(txn))
 
 
@@ -145,7 +145,7 @@ def test_what_is_too_much_for_etcd_is_refused_in_one_sentence(etcd: Etcd, txn: T
 
 
 def test_a_lease_lives_while_it_is_renewed_and_takes_its_keys_along(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(1)
         outcome = await client.commit(put("/k", b"", lease))
         changes = resumed(client, [ALL], outcome.revision + 1)
@@ -153,7 +153,7 @@ def test_a_lease_lives_while_it_is_renewed_and_takes_its_keys_along(etcd: Etcd) 
         assert (await read(client)).found["/k"].lease == lease
         assert await anext(changes) == [Change("/k", None)]
         assert not await client.renew(lease)
-        with pytest.raises(LeaseGone):
+        with pytest.raises(LeaseExpired):
             await client.commit(put("/k", b"", lease))
         assert not (await read(client)).found
         await client.revoke(lease)
@@ -162,7 +162,7 @@ def test_a_lease_lives_while_it_is_renewed_and_takes_its_keys_along(etcd: Etcd) 
 
 
 def test_a_revoked_lease_takes_its_keys_along_at_once(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         lease = await client.grant(3600)
         await client.commit(put("/k", b"", lease))
         await client.revoke(lease)
@@ -176,7 +176,7 @@ def test_a_revoked_lease_takes_its_keys_along_at_once(etcd: Etcd) -> None:
 
 
 def test_whoever_watches_before_he_reads_hears_what_changes_after_that_and_nothing_before(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         async with client.watch([Range("/a"), Range("/b")]) as watch:
             await client.commit(put("/a", b"old"))
             read_at = (await client.commit(put("/b", b"old"))).revision
@@ -191,7 +191,7 @@ def test_whoever_watches_before_he_reads_hears_what_changes_after_that_and_nothi
 
 
 def test_a_member_that_dies_between_watching_and_reading_hides_nothing(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         async with client.watch([Range("/a")]) as watch:
             etcd.kill()
             await asyncio.to_thread(etcd.start)
@@ -205,19 +205,19 @@ def test_a_member_that_dies_between_watching_and_reading_hides_nothing(etcd: Etc
 def test_a_watch_that_knows_more_than_etcd_does_is_not_deaf_but_says_so(etcd: Etcd) -> None:
     """As after a loss of data, or where a backup was restored."""
 
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         revision = (await client.commit(put("/a"))).revision
-        with pytest.raises(Away, match="does not know yet what others have told"):
+        with pytest.raises(EtcdUnavailable, match="does not know yet what others have told"):
             await anext(resumed(client, [ALL], revision + 2))
         async with client.watch([ALL]) as watch:
-            with pytest.raises(Away, match="lost data since the watch began"):
+            with pytest.raises(EtcdUnavailable, match="lost data since the watch began"):
                 await anext(watch.after(revision - 1))
 
     talk(EtcdSpec(etcd.places), conversation)
 
 
 def test_a_watch_tells_all_from_its_revision_on_in_order(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         await client.commit(put("/before"))
         start = (await client.commit(put("/a", b"1"))).revision
         await client.commit(put("/a", b"2"))
@@ -234,7 +234,7 @@ def test_a_watch_tells_all_from_its_revision_on_in_order(etcd: Etcd) -> None:
 
 
 def test_all_ranges_of_a_watch_share_one_stream(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         changes = resumed(client, [Range("/leader"), Range("/words/", prefix=True)], 1)
         told = asyncio.ensure_future(next_keys(changes, 3))
         for key in ("/words/1", "/leader", "/other", "/words/2"):
@@ -246,7 +246,7 @@ def test_all_ranges_of_a_watch_share_one_stream(etcd: Etcd) -> None:
 
 
 def test_a_watch_from_a_revision_that_is_not_kept_says_so(etcd: Etcd) -> None:
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         for _ in range(3):
             revision = (await client.commit(put("/k"))).revision
         etcd.ctl("compaction", str(revision))
@@ -260,7 +260,7 @@ def test_a_watch_from_a_revision_that_is_not_kept_says_so(etcd: Etcd) -> None:
 def test_whoever_is_cancelled_while_he_waits_is_told_so(etcd: Etcd) -> None:
     """gRPC uses the same exception for a connection that was broken off."""
 
-    async def conversation(client: EtcdClient) -> None:
+    async def conversation(client: EtcdStore) -> None:
         revision = (await client.commit(put("/k"))).revision
         changes = resumed(client, [ALL], revision)
         await anext(changes)

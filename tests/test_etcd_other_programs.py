@@ -21,21 +21,21 @@ from etcd_conversation import (
 )
 from harness import WAIT
 
-from dlrover_run.etcd import diagnosis, messages
-from dlrover_run.etcd.client import EtcdClient
-from dlrover_run.etcd.names import Names
+from dlrover_run.etcd import codec, diagnosis
+from dlrover_run.etcd.endpoints import AddressCache
 from dlrover_run.etcd.operations import (
-    Away,
+    EtcdUnavailable,
 )
+from dlrover_run.etcd.store import EtcdStore
 from dlrover_run.spec import EtcdSpec
-from dlrover_run.wire import transport
+from dlrover_run.transport import grpc_setup
 
 
 @contextlib.asynccontextmanager
 async def gateway(watch: Callable[[Any, Any], AsyncIterator[Any]] | None = None) -> AsyncIterator[EtcdSpec]:
     """A server of gRPC that offers this handler for watches, if any, and nothing else."""
-    grpc = transport.load_grpc()
-    method = messages.load().method("Watch.Watch")
+    grpc = grpc_setup.load_grpc()
+    method = codec.load().method("Watch.Watch")
     decode, encode = method.request.FromString, method.response.SerializeToString
     handlers = {} if watch is None else {"Watch": grpc.stream_stream_rpc_method_handler(watch, decode, encode)}
     server = grpc.aio.server()
@@ -55,12 +55,12 @@ def test_a_stream_that_ends_whenever_it_is_opened_is_not_opened_for_ever() -> No
         nonlocal opened
         opened += 1
         await anext(requests)
-        yield messages.load().message("WatchResponse")(created=True)
+        yield codec.load().message("WatchResponse")(created=True)
 
     async def conversation() -> None:
         async with gateway(end_at_once) as spec:
-            client = EtcdClient(spec, RENEW_TIMEOUT)
-            with pytest.raises(Away, match="it ended the connection"):
+            client = EtcdStore(spec, RENEW_TIMEOUT)
+            with pytest.raises(EtcdUnavailable, match="it ended the connection"):
                 await anext(resumed(client, [ALL], 1))
             await client.close()
 
@@ -71,8 +71,8 @@ def test_a_stream_that_ends_whenever_it_is_opened_is_not_opened_for_ever() -> No
 def test_a_server_of_grpc_that_is_no_etcd_is_away() -> None:
     async def conversation() -> None:
         async with gateway() as spec:
-            client = EtcdClient(spec, RENEW_TIMEOUT)
-            with pytest.raises(Away, match="another program listens there, which is no etcd v3"):
+            client = EtcdStore(spec, RENEW_TIMEOUT)
+            with pytest.raises(EtcdUnavailable, match="another program listens there, which is no etcd v3"):
                 await read(client)
             await client.close()
 
@@ -102,14 +102,17 @@ def other_program(says: bytes | None) -> Iterator[tuple[str, int]]:
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0-Other\r\n", b""])
 def test_another_program_is_no_etcd(etcd_certificates: Path, says: bytes, tls: bool) -> None:
-    with other_program(says) as place, pytest.raises(Away, match="another program listens there, which is no etcd"):
+    with (
+        other_program(says) as place,
+        pytest.raises(EtcdUnavailable, match="another program listens there, which is no etcd"),
+    ):
         talk(EtcdSpec((place,), tls=files(etcd_certificates) if tls else None), read)
 
 
 def test_a_program_that_says_nothing_is_no_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "PROBE_TIMEOUT", 0.2)
     with other_program(None) as place:
-        found = asyncio.run(diagnosis.examine(EtcdSpec((place,)), Names()))
+        found = asyncio.run(diagnosis.examine(EtcdSpec((place,)), AddressCache()))
     assert found == {
         f"127.0.0.1:{place[1]}": "whoever listens there says nothing: another program, or a member that is stopped"
     }

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from master_node import status
 from scripted_agent import seat
 
-from dlrover_run.backends import etcd_records
-from dlrover_run.backends.etcd_records import BUCKETS, Keys, Stored, Word, bucket_of, pack, rules_of, unpack
 from dlrover_run.coordination.parts import Part
 from dlrover_run.coordination.records import (
     Assignment,
@@ -25,21 +23,32 @@ from dlrover_run.coordination.records import (
     Waiting,
 )
 from dlrover_run.coordination.rules import MOST_NODES, Rules
-from dlrover_run.wire.messages import BadMessage, rule_values
+from dlrover_run.rendezvous import etcd_records
+from dlrover_run.rendezvous.etcd_records import (
+    BUCKETS,
+    BucketMessage,
+    Keys,
+    StoredPlan,
+    bucket_of,
+    decode_record,
+    encode_record,
+    rules_of,
+)
+from dlrover_run.transport.messages import InvalidMessage, encode_rules
 
-RULES = rule_values(Rules(least=2, most=4))
+RULES = encode_rules(Rules(least=2, most=4))
 names = st.text(min_size=1, max_size=20)
 
 
 def test_each_kind_of_record_comes_back_as_it_was() -> None:
     failure = Failure(1, "b", "was killed by SIGKILL", trace="é\x1b[31m\x00\U0001f525" * 1000)
-    word = Word(
+    word = BucketMessage(
         RULES, Assignment(epoch=3, failure=failure), Waiting("2 more nodes", 3.5), (("a", "1", Part(seat=seat())),)
     )
-    assert unpack(pack(word), Word) == word
-    assert unpack(pack(status("a")), NodeStatus) == status("a")
-    stored = Stored(RULES, Plan(epoch=7, charged=(1.5, 2.25), members=(Member("a", "1", "host", 8),)))
-    assert unpack(pack(stored), Stored) == stored
+    assert decode_record(encode_record(word), BucketMessage) == word
+    assert decode_record(encode_record(status("a")), NodeStatus) == status("a")
+    stored = StoredPlan(RULES, Plan(epoch=7, charged=(1.5, 2.25), members=(Member("a", "1", "host", 8),)))
+    assert decode_record(encode_record(stored), StoredPlan) == stored
     assert rules_of(stored) == Rules(least=2, most=4)
 
 
@@ -48,17 +57,17 @@ def test_the_plan_of_the_largest_job_fits_into_one_request() -> None:
         Member(f"{i}-{zlib.crc32(b'%d' % i):012x}", f"{i * 7919 * 10**25:032x}", f"node-{i}.cluster", 8)
         for i in range(MOST_NODES)
     )
-    stored = Stored(RULES, Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members))
-    packed = pack(stored)
+    stored = StoredPlan(RULES, Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members))
+    packed = encode_record(stored)
     assert len(packed) < 1_400_000
-    assert unpack(packed, Stored) == stored
+    assert decode_record(packed, StoredPlan) == stored
 
 
 @given(st.binary(max_size=200))
 def test_rubbish_is_known_for_what_it_is(data: bytes) -> None:
-    for kind in (NodeStatus, Stored, Word):
-        with pytest.raises(BadMessage):
-            unpack(data, kind)
+    for kind in (NodeStatus, StoredPlan, BucketMessage):
+        with pytest.raises(InvalidMessage):
+            decode_record(data, kind)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +82,22 @@ def test_rubbish_is_known_for_what_it_is(data: bytes) -> None:
     ],
 )
 def test_what_is_almost_a_record_is_none(data: bytes) -> None:
-    with pytest.raises(BadMessage):
-        unpack(data, Stored)
+    with pytest.raises(InvalidMessage):
+        decode_record(data, StoredPlan)
 
 
 def test_what_would_fill_the_memory_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_records, "MOST_UNPACKED", 1000)
-    with pytest.raises(BadMessage, match="longer than any record"):
-        unpack(zlib.compress(b" " * 1001), Stored)
+    monkeypatch.setattr(etcd_records, "MAX_DECODED", 1000)
+    with pytest.raises(InvalidMessage, match="longer than any record"):
+        decode_record(zlib.compress(b" " * 1001), StoredPlan)
 
 
 def test_a_node_finds_its_own_seat_and_without_one_what_it_waits_for() -> None:
     first, second = seat(node_rank=0), seat(node_rank=1)
     waiting = Waiting("a place")
-    word = Word(RULES, Assignment(epoch=3), waiting, (("a", "1", Part(seat=first)), ("b", "1", Part(seat=second))))
+    word = BucketMessage(
+        RULES, Assignment(epoch=3), waiting, (("a", "1", Part(seat=first)), ("b", "1", Part(seat=second)))
+    )
     assert word.assignment(NodeKey("b", "1")) == Assignment(epoch=3, seat=second)
     assert word.assignment(NodeKey("b", "2")) == Assignment(epoch=3, waiting=waiting)
     assert word.assignment(NodeKey("c", "1")) == Assignment(epoch=3, waiting=waiting)

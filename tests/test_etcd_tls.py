@@ -16,7 +16,7 @@ from etcd_conversation import (
 from etcd_server import Etcd, Tls, serving
 
 from dlrover_run.etcd.operations import (
-    Mistake,
+    EtcdMisconfigured,
 )
 from dlrover_run.spec import EtcdSpec
 
@@ -56,7 +56,7 @@ def test_a_server_may_demand_no_certificates(tmp_path: Path, etcd_certificates: 
 def test_each_wrong_file_of_tls_is_one_sentence(
     etcd_tls: Etcd, etcd_certificates: Path, given: dict[str, str | None], words: str
 ) -> None:
-    with pytest.raises(Mistake, match=words) as caught:
+    with pytest.raises(EtcdMisconfigured, match=words) as caught:
         talk(EtcdSpec(etcd_tls.places, tls=files(etcd_certificates, **given)), read)
     assert "\n" not in str(caught.value)
 
@@ -64,7 +64,7 @@ def test_each_wrong_file_of_tls_is_one_sentence(
 def test_a_certificate_for_another_name_is_one_sentence(tmp_path: Path, etcd_certificates: Path) -> None:
     with (
         serving(tmp_path / "e", tls=Tls(etcd_certificates, "elsewhere", None)) as server,
-        pytest.raises(Mistake, match=r"is for another name than 127\.0\.0\.1.*--rdzv-endpoint"),
+        pytest.raises(EtcdMisconfigured, match=r"is for another name than 127\.0\.0\.1.*--rdzv-endpoint"),
     ):
         talk(EtcdSpec(server.places, tls=files(etcd_certificates)), read)
 
@@ -75,13 +75,13 @@ def test_plain_words_to_a_server_with_tls_are_one_sentence(
 ) -> None:
     with (
         serving(tmp_path / "e", tls=Tls(etcd_certificates, authority=authority)) as server,
-        pytest.raises(Mistake, match=r"speaks TLS: add protocol=https.*cacert=PATH"),
+        pytest.raises(EtcdMisconfigured, match=r"speaks TLS: add protocol=https.*cacert=PATH"),
     ):
         talk(EtcdSpec(server.places), read)
 
 
 def test_tls_to_a_server_without_it_is_one_sentence(etcd: Etcd, etcd_certificates: Path) -> None:
-    with pytest.raises(Mistake, match="does not speak TLS: leave protocol=https"):
+    with pytest.raises(EtcdMisconfigured, match="does not speak TLS: leave protocol=https"):
         talk(EtcdSpec(etcd.places, tls=files(etcd_certificates)), read)
 
 

@@ -9,9 +9,6 @@ from master_node import status
 from node_truth import Truth
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.backends.etcd_attendance import Attendance
-from dlrover_run.backends.etcd_records import BUCKETS, Keys, bucket_of, pack, unpack
-from dlrover_run.backends.etcd_words import words_for
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.plausible import MAX_EPOCH
 from dlrover_run.coordination.records import (
@@ -27,6 +24,15 @@ from dlrover_run.coordination.records import (
 )
 from dlrover_run.coordination.rules import CHECK_ONCE
 from dlrover_run.etcd.operations import Change, KeyValue
+from dlrover_run.rendezvous.etcd_leader import MembershipWatch
+from dlrover_run.rendezvous.etcd_records import (
+    BUCKETS,
+    Keys,
+    bucket_of,
+    decode_record,
+    encode_record,
+    messages_by_bucket,
+)
 
 KEYS = Keys("/dlrover-run", "job")
 WAITING = Waiting("2 nodes of 3 are here", 12.0)
@@ -42,7 +48,7 @@ def test_each_node_reads_what_a_master_would_tell_it() -> None:
     names = [f"node-{i}" for i in range(80)]
     job = job_of(*names, most=80)
     job.come("late")
-    words = words_for(job.coordinator, WAITING)
+    words = messages_by_bucket(job.coordinator, WAITING)
     for name in (*names, "late"):
         key = NodeKey(name, "1")
         assert words[bucket_of(name)].assignment(key) == job.coordinator.assignment(key, WAITING)
@@ -51,7 +57,7 @@ def test_each_node_reads_what_a_master_would_tell_it() -> None:
 
 def test_no_bucket_holds_more_than_its_own() -> None:
     names = [f"node-{i}" for i in range(80)]
-    words = words_for(job_of(*names, most=80).coordinator, WAITING)
+    words = messages_by_bucket(job_of(*names, most=80).coordinator, WAITING)
     seated = {bucket: {name for name, _, _ in word.parts} for bucket, word in words.items()}
     assert seated == {bucket: {name for name in names if bucket_of(name) == bucket} for bucket in words}
     ranks = [part.seat.node_rank for word in words.values() for _, _, part in word.parts if part.seat is not None]
@@ -60,11 +66,11 @@ def test_no_bucket_holds_more_than_its_own() -> None:
 
 def test_only_buckets_that_somebody_reads_are_written_until_the_job_is_over() -> None:
     job = job_of("a", "b", most=2)
-    assert set(words_for(job.coordinator, WAITING)) == {bucket_of("a"), bucket_of("b")}
+    assert set(messages_by_bucket(job.coordinator, WAITING)) == {bucket_of("a"), bucket_of("b")}
     job.say("a", NodePhase.SUCCEEDED)
     job.say("b", NodePhase.SUCCEEDED)
     assert job.plan.phase is PlanPhase.FINISHED
-    words = words_for(job.coordinator, WAITING)
+    words = messages_by_bucket(job.coordinator, WAITING)
     assert set(words) == set(range(BUCKETS))
     assert {word.assignment(NodeKey("stranger", "9")) for word in words.values()} == {assignment(job.plan, None)}
 
@@ -76,8 +82,8 @@ def test_a_node_without_a_seat_reads_its_task_and_what_is_known_of_it() -> None:
     job.come("a", "b", "c", "d")
 
     def read(name: str) -> Assignment:
-        word = words_for(job.coordinator, WAITING)[bucket_of(name)]
-        return unpack(pack(word), type(word)).assignment(job.key(name))
+        word = messages_by_bucket(job.coordinator, WAITING)[bucket_of(name)]
+        return decode_record(encode_record(word), type(word)).assignment(job.key(name))
 
     task = read("b").task
     assert task is not None
@@ -96,7 +102,7 @@ def test_progress_is_told_only_where_somebody_waits() -> None:
     job = job_of("a", "b", most=2)
     other = next(f"n{i}" for i in itertools.count() if bucket_of(f"n{i}") not in (bucket_of("a"), bucket_of("b")))
     job.come(other)
-    words = words_for(job.coordinator, WAITING)
+    words = messages_by_bucket(job.coordinator, WAITING)
     assert [words[bucket_of(name)].waiting for name in ("a", "b", other)] == [None, None, WAITING]
 
 
@@ -106,10 +112,10 @@ class Hearing:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.coordinator = Coordinator(rules(1, 4), 0.0, 1)
-        self.attendance = Attendance(KEYS, self.said.append)
+        self.attendance = MembershipWatch(KEYS, self.said.append)
 
     def put(self, value: NodeStatus | bytes, node_id: str = "a") -> bool:
-        data = value if isinstance(value, bytes) else pack(value)
+        data = value if isinstance(value, bytes) else encode_record(value)
         key = KEYS.node(node_id)
         return self.attendance.hear(self.coordinator, Change(key, KeyValue(key, data, 1, 1, 1)), 1.0)
 
@@ -135,8 +141,8 @@ def test_of_a_whole_reading_what_is_missing_is_gone() -> None:
     hearing = Hearing()
     hearing.put(status("a"), "a")
     hearing.put(status("b"), "b")
-    there = KeyValue(KEYS.node("b"), pack(status("b")), 1, 1, 1)
-    new = KeyValue(KEYS.node("c"), pack(status("c")), 1, 1, 1)
+    there = KeyValue(KEYS.node("b"), encode_record(status("b")), 1, 1, 1)
+    new = KeyValue(KEYS.node("c"), encode_record(status("c")), 1, 1, 1)
     hearing.attendance.hear_all(hearing.coordinator, [there, new], 3.0)
     assert hearing.connected == ["b", "c"]
 
@@ -162,9 +168,9 @@ def test_who_said_goodbye_is_awaited_no_more() -> None:
     [
         (b"rubbish", "no record of ours"),
         (b"\xff\x00", "no record of ours"),
-        (pack(status("b")), "that of b"),
-        (pack(status("a", epoch=MAX_EPOCH + 1)), "an epoch that no coordinator has"),
-        (pack(status("a", workers=0)), "workers, and this one says 0"),
+        (encode_record(status("b")), "that of b"),
+        (encode_record(status("a", epoch=MAX_EPOCH + 1)), "an epoch that no coordinator has"),
+        (encode_record(status("a", workers=0)), "workers, and this one says 0"),
     ],
 )
 def test_what_is_no_status_does_not_count_and_is_told_once(value: bytes, words: str) -> None:
@@ -185,7 +191,7 @@ def test_rubbish_in_place_of_a_status_does_not_end_its_node() -> None:
 
 
 def test_nobody_counts_beyond_the_most_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrover_run.backends.etcd_attendance.MOST_NODES", 2)
+    monkeypatch.setattr("dlrover_run.rendezvous.etcd_leader.MOST_NODES", 2)
     hearing = Hearing()
     for name in "abc":
         hearing.put(status(name), name)

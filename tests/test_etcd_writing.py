@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from simulation.etcd import EtcdCluster
 from simulation.timeline import Process, Timeline
 
-from dlrover_run.backends import etcd_writing
-from dlrover_run.backends.etcd_records import Keys
-from dlrover_run.backends.etcd_writing import Deposed, Overtaken, Writing
-from dlrover_run.etcd.operations import Absent, Away, Delete, Outcome, Put, Range, Txn
+from dlrover_run.etcd import fenced_writer
+from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteApplied
+from dlrover_run.etcd.operations import Absent, Delete, EtcdUnavailable, Put, Range, Txn, TxnResult
+from dlrover_run.rendezvous.etcd_records import Keys
 
 KEYS = Keys("/dlrover-run", "job")
 PLAN, WORDS = KEYS.plan, KEYS.words(3)
@@ -35,20 +35,20 @@ class Bed:
         self.late: list[Txn] = []
         self.elect()
         store: Any = self
-        self.writing = Writing(store, KEYS, self.cluster.keys[KEYS.leader])
+        self.writing = FencedWriter(store, KEYS, self.cluster.keys[KEYS.leader])
 
     def elect(self) -> None:
         self.cluster.commit(Txn((Absent(Range(KEYS.leader)),), (Put(KEYS.leader, b"n0", self.lease),)), self.owner)
 
-    async def commit(self, txn: Txn) -> Outcome:
+    async def commit(self, txn: Txn) -> TxnResult:
         self.sent.append(txn)
         fate = self.fates.pop(0) if self.fates else "well"
         if fate == "late":
             self.late.append(txn)
-            raise Away("nobody answers")
+            raise EtcdUnavailable("nobody answers")
         outcome = self.cluster.commit(txn, self.owner)
         if fate == "unanswered":
-            raise Away("nobody answers")
+            raise EtcdUnavailable("nobody answers")
         return self.cluster.commit(txn, self.owner) if fate == "twice" else outcome
 
     def deliver(self) -> None:
@@ -59,14 +59,14 @@ class Bed:
         return [self.cluster.keys[key].value if key in self.cluster.keys else None for key in keys]
 
 
-def run(bed: Bed, scene: Callable[[Writing], Coroutine[Any, Any, None]]) -> None:
+def run(bed: Bed, scene: Callable[[FencedWriter], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scene(bed.writing))
 
 
 def test_what_has_not_changed_is_not_written_again() -> None:
     bed = Bed()
 
-    async def scene(writing: Writing) -> None:
+    async def scene(writing: FencedWriter) -> None:
         await writing.read()
         await writing.write({PLAN: b"1", WORDS: b"a"}, bed.lease)
         await writing.write({PLAN: b"1", WORDS: b"a"}, bed.lease)
@@ -84,7 +84,7 @@ def test_under_another_lease_everything_is_written_again() -> None:
     bed = Bed()
     other = bed.cluster.grant(20, bed.owner)
 
-    async def scene(writing: Writing) -> None:
+    async def scene(writing: FencedWriter) -> None:
         await writing.read()
         await writing.write({PLAN: b"1", WORDS: b"a"}, bed.lease)
         await writing.write({PLAN: b"2", WORDS: b"a"}, other)
@@ -96,17 +96,17 @@ def test_under_another_lease_everything_is_written_again() -> None:
 def test_who_is_elected_no_more_writes_and_reads_nothing() -> None:
     bed = Bed()
 
-    async def scene(writing: Writing) -> None:
+    async def scene(writing: FencedWriter) -> None:
         await writing.read()
         await writing.write({PLAN: b"1"}, bed.lease)
         bed.cluster.commit(Txn(then=(Delete(Range(KEYS.leader)),)), bed.owner)
-        with pytest.raises(Deposed):
+        with pytest.raises(NotElected):
             await writing.write({PLAN: b"2"}, bed.lease)
         # A later election of the same node is another one.
         bed.elect()
-        with pytest.raises(Deposed):
+        with pytest.raises(NotElected):
             await writing.write({PLAN: b"3"}, bed.lease)
-        with pytest.raises(Deposed):
+        with pytest.raises(NotElected):
             await writing.read()
 
     run(bed, scene)
@@ -116,7 +116,7 @@ def test_who_is_elected_no_more_writes_and_reads_nothing() -> None:
 def test_a_write_that_is_carried_out_twice_is_one() -> None:
     bed = Bed("well", "twice", "twice")
 
-    async def scene(writing: Writing) -> None:
+    async def scene(writing: FencedWriter) -> None:
         await writing.read()
         await writing.write({PLAN: b"1"}, bed.lease)
         await writing.write({PLAN: b"2"}, bed.lease)
@@ -128,9 +128,9 @@ def test_a_write_that_is_carried_out_twice_is_one() -> None:
 def test_a_write_that_comes_late_does_not_bring_the_past_back() -> None:
     bed = Bed("well", "late")
 
-    async def scene(writing: Writing) -> None:
+    async def scene(writing: FencedWriter) -> None:
         await writing.read()
-        with pytest.raises(Away):
+        with pytest.raises(EtcdUnavailable):
             await writing.write({PLAN: b"1"}, bed.lease)
         await writing.read()
         await writing.write({PLAN: b"2"}, bed.lease)
@@ -144,13 +144,13 @@ def test_a_write_that_comes_late_does_not_bring_the_past_back() -> None:
 def test_a_late_write_that_comes_first_is_noticed_by_the_next_one() -> None:
     bed = Bed("well", "late")
 
-    async def scene(writing: Writing) -> None:
+    async def scene(writing: FencedWriter) -> None:
         await writing.read()
-        with pytest.raises(Away):
+        with pytest.raises(EtcdUnavailable):
             await writing.write({PLAN: b"1", WORDS: b"a"}, bed.lease)
         await writing.read()
         bed.deliver()
-        with pytest.raises(Overtaken):
+        with pytest.raises(StaleWriteApplied):
             await writing.write({PLAN: b"2"}, bed.lease)
         await writing.read()
         await writing.write({PLAN: b"2", WORDS: b"b"}, bed.lease)
@@ -164,19 +164,19 @@ def test_whatever_becomes_of_requests_the_last_write_stands(fates: list[str], da
     bed = Bed("well", *fates)
     seen: list[bytes | None] = []
 
-    async def scene(writing: Writing) -> None:
+    async def scene(writing: FencedWriter) -> None:
         await writing.read()
         number = 0
         for _ in range(40):
             number += 1
             try:
                 await writing.write({PLAN: str(number).encode()}, bed.lease)
-            except (Away, Overtaken):
+            except (EtcdUnavailable, StaleWriteApplied):
                 while True:
                     try:
                         await writing.read()
                         break
-                    except Away:
+                    except EtcdUnavailable:
                         continue
             else:
                 assert bed.values(PLAN) == [str(number).encode()]
@@ -192,11 +192,11 @@ def test_whatever_becomes_of_requests_the_last_write_stands(fates: list[str], da
 
 
 def test_what_is_too_long_for_one_transaction_is_written_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_writing, "LARGEST_WRITE", 100)
+    monkeypatch.setattr(fenced_writer, "MAX_TXN_BYTES", 100)
     bed = Bed()
     values = {KEYS.plan: b"p" * 90, **{KEYS.words(i): b"%d" % i * 30 for i in range(1, 9)}, KEYS.over: b"x" * 500}
 
-    async def scene(writing: Writing) -> None:
+    async def scene(writing: FencedWriter) -> None:
         await writing.read()
         await writing.write(values, bed.lease)
 

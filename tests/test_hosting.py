@@ -20,11 +20,11 @@ import psutil
 import pytest
 from harness import WAIT, WORKERS, Mailbox, agent_of, finish, kill_leftovers, launch, still_alive, watched
 
-from dlrover_run.backends import master_process
-from dlrover_run.backends.hosting import CannotHost, Hosting
 from dlrover_run.process_tree import tree
+from dlrover_run.rendezvous import master_launcher
+from dlrover_run.rendezvous.master_launcher import CannotLaunchMaster, MasterLauncher
 from dlrover_run.spec import MasterSpec
-from dlrover_run.wire.own_address import is_own, look_up, route_source
+from dlrover_run.transport.addresses import is_local_address, resolve, route_source
 
 AT_A_WORD = """
 import os, signal
@@ -258,9 +258,9 @@ def host_alone(spec: MasterSpec) -> Outcome:
 
     async def look() -> Outcome:
         said: list[str] = []
-        host = Hosting(spec, said.append)
-        with contextlib.suppress(CannotHost):
-            await host.ensure(await look_up(spec.host, spec.port))
+        host = MasterLauncher(spec, said.append)
+        with contextlib.suppress(CannotLaunchMaster):
+            await host.ensure(await resolve(spec.host, spec.port))
         pids = tuple(host.pids)
         with watched(*pids) as pidfds:
             kill_leftovers(pidfds)
@@ -306,15 +306,15 @@ def test_why_a_master_cannot_start_is_told_once(free_port: int, tmp_path: Path) 
 def test_a_master_that_never_says_that_it_listens_is_killed(
     free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(master_process, "READY_TIMEOUT", 0.5)
+    monkeypatch.setattr(master_launcher, "READY_TIMEOUT", 0.5)
     (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
 
     async def look() -> None:
         said: list[str] = []
-        host = Hosting(MasterSpec("127.0.0.1", free_port), said.append)
-        await host.ensure(await look_up("127.0.0.1", free_port))
+        host = MasterLauncher(MasterSpec("127.0.0.1", free_port), said.append)
+        await host.ensure(await resolve("127.0.0.1", free_port))
         with watched(*host.pids) as pidfds:
             assert still_alive(pidfds, WAIT) == 0
         assert said == ["no master can be started on this node: it did not listen within 0.5 s and was killed"]
@@ -331,13 +331,13 @@ def test_a_listener_that_all_can_reach_and_nothing_protects_is_warned_of(free_po
 
 def test_addresses_of_this_machine_are_known() -> None:
     async def look() -> None:
-        (loopback,) = await look_up("127.0.0.1", 29400)
-        (elsewhere,) = await look_up("192.0.2.1", 29400)
-        assert is_own(loopback)
-        assert not is_own(elsewhere)
+        (loopback,) = await resolve("127.0.0.1", 29400)
+        (elsewhere,) = await resolve("192.0.2.1", 29400)
+        assert is_local_address(loopback)
+        assert not is_local_address(elsewhere)
         assert route_source(loopback) == "127.0.0.1"
-        assert str((await look_up("localhost", 1))[0]) == "127.0.0.1:1"
-        for v6 in await look_up("::1", 1):
+        assert str((await resolve("localhost", 1))[0]) == "127.0.0.1:1"
+        for v6 in await resolve("::1", 1):
             assert (str(v6), route_source(v6)) == ("[::1]:1", "127.0.0.1")
 
     asyncio.run(look())
@@ -346,7 +346,7 @@ def test_addresses_of_this_machine_are_known() -> None:
 def test_a_master_that_is_bound_ends_when_whoever_started_it_is_killed() -> None:
     starts = (
         "import asyncio, os\n"
-        "from dlrover_run.backends.master_process import MasterProcess\n"
+        "from dlrover_run.rendezvous.master_launcher import MasterProcess\n"
         "from dlrover_run.spec import MasterSpec\n"
         "async def host():\n"
         "    master = MasterProcess(MasterSpec('127.0.0.1', 0), '127.0.0.1:0', print, bound=True)\n"

@@ -17,10 +17,18 @@ from hypothesis import strategies as st
 from dlrover_run.coordination.records import Failure, Member, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.master import journal
-from dlrover_run.master.journal import Damaged, Header, Journal, Replaced, Story, compose, parse
+from dlrover_run.master.journal import (
+    Journal,
+    JournalContents,
+    JournalDamaged,
+    JournalHeader,
+    JournalReplaced,
+    decode,
+    encode,
+)
 
 RULES = Rules(least=2, most=4, max_restarts=3, store=("10.0.0.1", 29500))
-HEADER = Header(format=journal.FORMAT, job="job", epoch=7, rules=RULES)
+HEADER = JournalHeader(format=journal.FORMAT, job="job", epoch=7, rules=RULES)
 
 
 def plan(number: int) -> Plan:
@@ -55,11 +63,11 @@ def whole(tmp_path: Path) -> bytes:
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    assert parse(whole(tmp_path), "job") == Story(HEADER, PLANS[-1])
+    assert decode(whole(tmp_path), "job") == JournalContents(HEADER, PLANS[-1])
     successor = Journal(tmp_path, "job")
     story = successor.take_over(Rules(), 3)
-    assert story == Story(msgspec.structs.replace(HEADER, epoch=8), PLANS[-1])
-    assert parse(successor.path.read_bytes(), "job") == story
+    assert story == JournalContents(msgspec.structs.replace(HEADER, epoch=8), PLANS[-1])
+    assert decode(successor.path.read_bytes(), "job") == story
     assert stat.S_IMODE(successor.path.stat().st_mode) == 0o600
     successor.remove()
     assert list(tmp_path.iterdir()) == []
@@ -72,9 +80,9 @@ def test_a_cut_at_any_byte_leaves_the_plan_before_it_or_is_told(tmp_path: Path) 
         lines = sum(end <= size for end in ends)
         if lines == 0:
             with pytest.raises(ValueError, match="line 1"):
-                parse(data[:size], "job")
+                decode(data[:size], "job")
         else:
-            assert parse(data[:size], "job").plan == (PLANS[lines - 2] if lines > 1 else None)
+            assert decode(data[:size], "job").plan == (PLANS[lines - 2] if lines > 1 else None)
 
 
 def test_a_flip_of_any_bit_is_told_or_costs_the_last_line(tmp_path: Path) -> None:
@@ -85,22 +93,22 @@ def test_a_flip_of_any_bit_is_told_or_costs_the_last_line(tmp_path: Path) -> Non
             damaged = bytearray(data)
             damaged[place] ^= 1 << bit
             try:
-                story = parse(bytes(damaged), "job")
+                story = decode(bytes(damaged), "job")
             except ValueError:
                 continue
             # Without the newline before it, the last line has a part of the one before.
             assert place >= last - 1, f"a flip at byte {place} went unseen"
-            assert story == Story(HEADER, PLANS[-2] if place >= last else PLANS[-3])
+            assert story == JournalContents(HEADER, PLANS[-2] if place >= last else PLANS[-3])
 
 
 @given(st.data())
 def test_any_damage_gives_an_earlier_plan_or_is_told(data: st.DataObject) -> None:
-    original = b"".join([compose(Story(HEADER)), *_plan_lines()])
+    original = b"".join([encode(JournalContents(HEADER)), *_plan_lines()])
     start = data.draw(st.integers(0, len(original)))
     end = data.draw(st.integers(start, min(len(original), start + 400)))
     damaged = original[:start] + data.draw(st.binary(max_size=60)) + original[end:]
     try:
-        story = parse(damaged, "job")
+        story = decode(damaged, "job")
     except ValueError:
         return
     assert story.header == HEADER
@@ -108,7 +116,7 @@ def test_any_damage_gives_an_earlier_plan_or_is_told(data: st.DataObject) -> Non
 
 
 def _plan_lines() -> list[bytes]:
-    first = compose(Story(HEADER))
+    first = encode(JournalContents(HEADER))
     before, lines = journal._sum_of(first), []
     for each in PLANS:
         lines.append(journal._line(msgspec.json.encode(each), before))
@@ -117,11 +125,11 @@ def _plan_lines() -> list[bytes]:
 
 
 def test_a_line_that_vanished_or_moved_is_told() -> None:
-    first, (one, two, three) = compose(Story(HEADER)), _plan_lines()
-    assert parse(first + one + two + three, "job").plan == PLANS[-1]
+    first, (one, two, three) = encode(JournalContents(HEADER)), _plan_lines()
+    assert decode(first + one + two + three, "job").plan == PLANS[-1]
     for wrong in (one + three + three, two + one + three, one + one + two + three):
         with pytest.raises(ValueError, match="line"):
-            parse(first + wrong, "job")
+            decode(first + wrong, "job")
 
 
 def test_damage_is_told_with_the_file_the_line_and_a_remedy_and_the_file_is_left(tmp_path: Path) -> None:
@@ -130,7 +138,7 @@ def test_damage_is_told_with_the_file_the_line_and_a_remedy_and_the_file_is_left
     data = bytearray(one.path.read_bytes())
     data[data.index(b"round 1")] = ord("R")
     one.path.write_bytes(data)
-    with pytest.raises(Damaged) as told:
+    with pytest.raises(JournalDamaged) as told:
         Journal(tmp_path, "job").take_over(RULES, 9)
     assert str(one.path) in str(told.value)
     assert "line 2: the checksum is wrong. Move it away" in str(told.value)
@@ -142,9 +150,9 @@ def test_damage_is_told_with_the_file_the_line_and_a_remedy_and_the_file_is_left
     [({"format": 99}, "another version of dlrover-run"), ({"job": "other"}, "belongs to another job")],
 )
 def test_a_journal_that_is_not_ours_is_refused(changes: dict[str, object], words: str) -> None:
-    foreign = compose(Story(msgspec.structs.replace(HEADER, **changes)))
+    foreign = encode(JournalContents(msgspec.structs.replace(HEADER, **changes)))
     with pytest.raises(ValueError, match=words):
-        parse(foreign, "job")
+        decode(foreign, "job")
 
 
 def test_names_that_look_alike_have_files_of_their_own(tmp_path: Path) -> None:
@@ -175,17 +183,17 @@ def test_a_master_that_was_replaced_writes_no_more(tmp_path: Path) -> None:
     asleep = written(tmp_path, PLANS[:1])
     successor = Journal(tmp_path, "job")
     successor.take_over(RULES, 1)
-    with pytest.raises(Replaced, match="another master has taken over"):
+    with pytest.raises(JournalReplaced, match="another master has taken over"):
         asleep.append(PLANS[1])
     successor.append(PLANS[2])
     asleep.remove()
-    assert parse(successor.path.read_bytes(), "job").plan == PLANS[2]
+    assert decode(successor.path.read_bytes(), "job").plan == PLANS[2]
 
 
 def test_a_journal_that_was_removed_is_no_place_to_write_to(tmp_path: Path) -> None:
     one = written(tmp_path, PLANS[:1])
     one.path.unlink()
-    with pytest.raises(Replaced, match="was removed"):
+    with pytest.raises(JournalReplaced, match="was removed"):
         one.append(PLANS[1])
 
 
@@ -203,7 +211,7 @@ def test_what_a_predecessor_makes_known_in_the_last_moment_is_not_lost(
 
     monkeypatch.setattr(os, "rename", late)
     assert Journal(tmp_path, "job").take_over(RULES, 1).plan == PLANS[1]
-    with pytest.raises(Replaced):
+    with pytest.raises(JournalReplaced):
         predecessor.append(PLANS[2])
 
 
@@ -218,7 +226,7 @@ def test_a_plan_that_was_written_while_the_journal_was_replaced_is_not_made_know
         Journal(tmp_path, "job").take_over(RULES, 1)
 
     monkeypatch.setattr(os, "fdatasync", late)
-    with pytest.raises(Replaced):
+    with pytest.raises(JournalReplaced):
         predecessor.append(PLANS[1])
 
 
@@ -251,7 +259,7 @@ def test_a_write_that_failed_leaves_no_trace_once_it_works_again(
                 one.append(PLANS[1])
     one.append(PLANS[1])
     one.append(PLANS[2])
-    assert parse(one.path.read_bytes(), "job") == Story(HEADER, PLANS[2])
+    assert decode(one.path.read_bytes(), "job") == JournalContents(HEADER, PLANS[2])
     assert [path.name for path in tmp_path.iterdir()] == [one.path.name]
 
 
@@ -262,7 +270,7 @@ def test_a_disk_that_is_full_at_take_over_leaves_the_old_file(tmp_path: Path, mo
         disk.setattr(os, "write", _full)
         with pytest.raises(OSError, match="No space left"):
             Journal(tmp_path, "job").take_over(RULES, 1)
-    assert parse(one.path.read_bytes(), "job").plan == PLANS[-1]
+    assert decode(one.path.read_bytes(), "job").plan == PLANS[-1]
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -278,7 +286,7 @@ def test_a_long_journal_is_compacted_while_the_job_runs(tmp_path: Path, monkeypa
     monkeypatch.setattr(journal, "COMPACT_BYTES", 2000)
     one = written(tmp_path, [plan(number) for number in range(1, 100)])
     assert one.path.stat().st_size < 4000
-    assert parse(one.path.read_bytes(), "job").plan == plan(99)
+    assert decode(one.path.read_bytes(), "job").plan == plan(99)
 
 
 def test_a_link_in_the_place_of_a_journal_is_not_followed(tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ from master_node import FAST, Bed, Ended, Node, grpc, serving, status
 
 from dlrover_run.coordination.records import NodePhase, PlanPhase
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.master import handshake, jobs, server
 from dlrover_run.master import job as job_module
-from dlrover_run.wire import proof
-from dlrover_run.wire.messages import (
-    MAX_MESSAGE,
+from dlrover_run.master import jobs, server, session
+from dlrover_run.transport import auth
+from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS, SERVER_OPTIONS, UNAUTHENTICATED_TIMEOUT_MS
+from dlrover_run.transport.messages import (
+    MAX_NODE_MESSAGE,
     METHOD,
     PROTOCOL,
     Challenge,
@@ -36,9 +37,8 @@ from dlrover_run.wire.messages import (
     Report,
     Welcome,
     encode,
-    rule_values,
+    encode_rules,
 )
-from dlrover_run.wire.transport import CHANNEL_OPTIONS, SERVER_OPTIONS, STRANGER_TIMEOUT_MS
 
 
 def live(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -105,7 +105,7 @@ async def test_the_rules_of_the_first_node_hold_and_the_others_are_told() -> Non
         first = await bed.node("a").join(FAST)
         second = await bed.node("b").join(Rules(least=1, most=5))
         assert first.notice == ""
-        assert second.rules == rule_values(FAST)
+        assert second.rules == encode_rules(FAST)
         assert "--nnodes (most) is 2, not 5" in second.notice
 
 
@@ -201,8 +201,8 @@ async def test_who_cannot_prove_himself_is_refused_with_a_remedy(masters: str, n
         await stranger.say(stranger.hello)
         challenge = await stranger.hear()
         assert isinstance(challenge, Challenge)
-        mac = proof.node_mac(nodes, stranger.hello, challenge.nonce)
-        await stranger.say(Proof(mac), Join(stranger.status, rule_values(FAST)))
+        mac = auth.node_mac(nodes, stranger.hello, challenge.nonce)
+        await stranger.say(Proof(mac), Join(stranger.status, encode_rules(FAST)))
         refused = await stranger.refused()
         assert refused.reason.startswith(words)
         assert not refused.retry
@@ -228,9 +228,9 @@ async def test_the_master_proves_itself_only_to_a_node_that_knows_the_token() ->
         await stranger.say(stranger.hello)
         challenge = await stranger.hear()
         assert isinstance(challenge, Challenge)
-        assert proof.master_mac("job", stranger.hello, challenge.nonce).encode() not in encode(challenge)
-        guess = proof.node_mac("guess", stranger.hello, challenge.nonce)
-        await stranger.say(Proof(guess), Join(stranger.status, rule_values(FAST)))
+        assert auth.master_mac("job", stranger.hello, challenge.nonce).encode() not in encode(challenge)
+        guess = auth.node_mac("guess", stranger.hello, challenge.nonce)
+        await stranger.say(Proof(guess), Join(stranger.status, encode_rules(FAST)))
         assert isinstance(await stranger.hear(), Refused)
         await stranger.ended()
 
@@ -242,8 +242,8 @@ async def test_a_proof_that_was_overheard_opens_nothing() -> None:
         await victim.say(victim.hello)
         challenge = await victim.hear()
         assert isinstance(challenge, Challenge)
-        mac = proof.node_mac("secret", victim.hello, challenge.nonce)
-        await victim.say(Proof(mac), Join(victim.status, rule_values(FAST)))
+        mac = auth.node_mac("secret", victim.hello, challenge.nonce)
+        await victim.say(Proof(mac), Join(victim.status, encode_rules(FAST)))
         shown = await victim.hear()
         assert isinstance(shown, Proof)
         assert isinstance(await victim.hear(), Welcome)
@@ -256,12 +256,12 @@ async def test_a_proof_that_was_overheard_opens_nothing() -> None:
             thief = Node(bed.channel, status("a"))
             await thief.say(hello)
             assert isinstance(await thief.hear(), Challenge)
-            await thief.say(Proof(overheard), Join(victim.status, rule_values(FAST)))
+            await thief.say(Proof(overheard), Join(victim.status, encode_rules(FAST)))
             assert (await thief.refused()).reason.startswith("this node's token is not the master's")
 
 
 HELLO = Hello(PROTOCOL, "job", "a", "one", "0" * 64)
-JOIN = Join(status("a"), rule_values(FAST))
+JOIN = Join(status("a"), encode_rules(FAST))
 
 
 @pytest.mark.parametrize(
@@ -272,15 +272,15 @@ JOIN = Join(status("a"), rule_values(FAST))
         ([HELLO, HELLO], "the node said hello where proof was due"),
         ([HELLO, JOIN], "the node said join where proof was due"),
         ([HELLO, Proof(""), Report(status("a"))], "the node said report where join was due"),
-        ([HELLO, Proof(""), Join(status("b"), rule_values(FAST))], "a node may only speak of itself"),
-        ([HELLO, Proof(""), Join(status("a", "two"), rule_values(FAST))], "a node may only speak of itself"),
+        ([HELLO, Proof(""), Join(status("b"), encode_rules(FAST))], "a node may only speak of itself"),
+        ([HELLO, Proof(""), Join(status("a", "two"), encode_rules(FAST))], "a node may only speak of itself"),
         ([HELLO, Proof(""), Join(status("a"), {"leest": 3})], "unknown rules: leest"),
         ([HELLO, Proof(""), Join(status("a"), {"least": 3})], "not 3 to 1"),
         ([HELLO, Proof(""), Join(status("a"), {"max_restarts": 2**70})], "max_restarts is too large"),
         ([HELLO, Proof(""), Join(status("a"), {"store": 1})], "unknown rules: store"),
         ([HELLO, Proof(""), JOIN, JOIN], "the node said join where report was due"),
         ([HELLO, Proof(""), JOIN, Report(status("b"))], "a node may only speak of itself"),
-        ([msgspec.structs.replace(HELLO, protocol=9)], "this master speaks protocol 2 and the node 9"),
+        ([msgspec.structs.replace(HELLO, protocol=9)], "this master speaks protocol 3 and the node 9"),
     ],
 )
 @live
@@ -308,7 +308,7 @@ FRAMES = {
     "a bad name": encode(HELLO).replace(b'"a"', b'"a b"'),
     "a short nonce": encode(HELLO).replace(b"0" * 64, b"00"),
     "no text": b'{"type":"hello\xff"}',
-    "long": encode(msgspec.structs.replace(HELLO, job="j")) + b" " * handshake.MAX_SAID,
+    "long": encode(msgspec.structs.replace(HELLO, job="j")) + b" " * session.MAX_HANDSHAKE_MESSAGE,
 }
 
 
@@ -351,14 +351,14 @@ async def test_a_message_that_is_a_little_too_long_ends_the_stream() -> None:
         node = bed.node("a")
         await node.join()
         with contextlib.suppress(grpc.aio.AioRpcError):
-            await node.call.write(b" " * (MAX_MESSAGE + 1))
+            await node.call.write(b" " * (MAX_NODE_MESSAGE + 1))
         with pytest.raises(Ended):
             await node.refused()
 
 
 @live
 async def test_who_says_nothing_is_sent_away_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "TIMEOUT", 0.01)
+    monkeypatch.setattr(session, "JOIN_TIMEOUT", 0.01)
     async with serving() as bed:
         mute = bed.node("a")
         refused = await mute.refused()
@@ -369,7 +369,7 @@ async def test_who_says_nothing_is_sent_away_after_a_while(monkeypatch: pytest.M
 
 @live
 async def test_the_number_of_strangers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 2)
     async with serving() as bed:
         mute = [bed.node("a"), bed.node("b")]
         for node in mute:
@@ -470,7 +470,7 @@ async def test_a_successor_goes_on_in_the_same_round(tmp_path: Path) -> None:
         again = [Node(bed.channel, node.status) for node in (a, b)]
         for node, before in zip(again, taken, strict=True):
             welcome = await node.join(Rules())
-            assert welcome.rules == rule_values(rules)
+            assert welcome.rules == encode_rules(rules)
             wanted = await node.until(bool)
             assert (wanted.key, wanted.seat) == (before.key, before.seat)
             assert wanted.epoch > before.epoch
@@ -581,7 +581,7 @@ async def test_raw_bytes_on_the_port_concern_nobody() -> None:
 
 @live
 async def test_a_connection_without_a_stream_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    soon = [(name, 200 if limit == STRANGER_TIMEOUT_MS else limit) for name, limit in SERVER_OPTIONS]
+    soon = [(name, 200 if limit == UNAUTHENTICATED_TIMEOUT_MS else limit) for name, limit in SERVER_OPTIONS]
     monkeypatch.setattr("dlrover_run.master.server.SERVER_OPTIONS", soon)
     async with serving() as bed:
         await bed.channel.channel_ready()

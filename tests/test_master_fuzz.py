@@ -19,23 +19,23 @@ from test_master_job import Line
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records import Failure, NodePhase, NodeStatus, RoundKey, Seat
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.master.handshake import Refusal
+from dlrover_run.master.handshake import RequestRefused
 from dlrover_run.master.job import Job
-from dlrover_run.wire.messages import (
+from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
+from dlrover_run.transport.messages import (
     PROTOCOL,
-    BadMessage,
-    FromNode,
     Hello,
+    InvalidMessage,
     Join,
+    NodeMessage,
     Proof,
     Refused,
     Report,
+    decode_from_node,
+    decode_rules,
     encode,
-    from_node,
-    rule_values,
-    rules_from,
+    encode_rules,
 )
-from dlrover_run.wire.transport import CHANNEL_OPTIONS
 
 EPOCHS = st.integers(-1, 9) | st.integers(2**60, 2**80)
 COUNTS = st.integers(0, 3) | st.integers(0, 1_000_000)
@@ -83,7 +83,7 @@ RULES = st.dictionaries(
 MESSAGES = st.one_of(
     st.builds(Hello, st.sampled_from([PROTOCOL, 0, -1]), TEXTS, st.just("a"), st.just("one"), st.just("0" * 64)),
     st.builds(Proof, st.sampled_from(["", "0" * 64, "x"])),
-    st.builds(Join, STATUSES, st.just(rule_values(FAST)) | RULES),
+    st.builds(Join, STATUSES, st.just(encode_rules(FAST)) | RULES),
     st.builds(Report, STATUSES),
 )
 
@@ -106,10 +106,10 @@ FRAMES = st.one_of(
 @given(FRAMES)
 def test_bytes_are_a_message_or_a_bad_message(frame: bytes) -> None:
     try:
-        message = from_node(frame)
-    except BadMessage:
+        message = decode_from_node(frame)
+    except InvalidMessage:
         return
-    assert from_node(encode(message)) == message
+    assert decode_from_node(encode(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -127,16 +127,16 @@ def test_bytes_are_a_message_or_a_bad_message(frame: bytes) -> None:
         Report(status("a", failure=Failure(10**30, "a", "failed"))),
     ],
 )
-def test_names_and_numbers_are_held_to_their_form_to_the_last_character(message: FromNode) -> None:
-    with pytest.raises(BadMessage):
-        from_node(encode(message))
+def test_names_and_numbers_are_held_to_their_form_to_the_last_character(message: NodeMessage) -> None:
+    with pytest.raises(InvalidMessage):
+        decode_from_node(encode(message))
 
 
 def test_a_store_that_flags_name_is_no_rule_that_travels() -> None:
     rules = Rules(most=2, store=("10.0.0.1", 4000))
-    assert rules_from(rule_values(rules)) == Rules(most=2)
-    with pytest.raises(BadMessage, match="unknown rules: store"):
-        rules_from({"store": 1})
+    assert decode_rules(encode_rules(rules)) == Rules(most=2)
+    with pytest.raises(InvalidMessage, match="unknown rules: store"):
+        decode_rules({"store": 1})
 
 
 @given(st.lists(st.tuples(STATUSES, st.sampled_from(["join", "hear", "part", "wait"])), max_size=25))
@@ -147,11 +147,11 @@ def test_whatever_nodes_say_of_themselves_a_job_decides_or_refuses(events: list[
     lines = {key: Line() for key in [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")]}
     for said, event in events:
         try:
-            from_node(encode(Report(said)))
-        except BadMessage:
+            decode_from_node(encode(Report(said)))
+        except InvalidMessage:
             continue
         line = lines[said.key]
-        with contextlib.suppress(Refusal):
+        with contextlib.suppress(RequestRefused):
             if event == "join":
                 job.admit(line, said, FAST, now)
             elif event == "hear":
@@ -201,13 +201,13 @@ async def send(address: str, frames: list[bytes]) -> None:
             await node.close()
 
 
-def conversation(said: list[FromNode], then: list[bytes]) -> list[bytes]:
+def conversation(said: list[NodeMessage], then: list[bytes]) -> list[bytes]:
     return [*map(encode, said), *then]
 
 
 HELLO = Hello(PROTOCOL, "job", "a", "one", "0" * 64)
-BEGINNINGS: st.SearchStrategy[list[FromNode]] = st.sampled_from(
-    [[], [HELLO], [HELLO, Proof("")], [HELLO, Proof(""), Join(status("a"), rule_values(FAST))]]
+BEGINNINGS: st.SearchStrategy[list[NodeMessage]] = st.sampled_from(
+    [[], [HELLO], [HELLO, Proof("")], [HELLO, Proof(""), Join(status("a"), encode_rules(FAST))]]
 )
 
 

@@ -16,19 +16,18 @@ from hypothesis import strategies as st
 from master_node import FAST, status
 from node_truth import Truth
 
-from dlrover_run.backends.patience import ID_IN_USE_PATIENCE
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.notice import differences
 from dlrover_run.coordination.plausible import MAX_EPOCH, MAX_ROUND
-from dlrover_run.coordination.punctuality import BEAT, TOLERANCE, Punctuality
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import CHECK_ONCE, RESULT_KEPT, Rules
-from dlrover_run.master.handshake import Refusal
+from dlrover_run.master.handshake import RequestRefused
 from dlrover_run.master.job import STORE_RETRY, Job
 from dlrover_run.master.journal import Journal
-from dlrover_run.master.silence import Silence
-from dlrover_run.wire.messages import Assigned, Refused, Report, encode, from_master, from_node
+from dlrover_run.rendezvous.failure_detector import STALL_CHECK_INTERVAL, TOLERANCE, FailureDetector, StallMonitor
+from dlrover_run.rendezvous.reconnect import ID_IN_USE_TIMEOUT
+from dlrover_run.transport.messages import Assigned, Refused, Report, decode_from_master, decode_from_node, encode
 
 
 class Line:
@@ -117,7 +116,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
 
 def test_who_is_silent_is_found_in_the_order_of_their_silence() -> None:
-    silence: Silence[str] = Silence(9.0)
+    silence: FailureDetector[str] = FailureDetector(9.0)
     silence.heard("a", 0.0)
     silence.heard("b", 1.0)
     silence.heard("c", 2.0)
@@ -134,7 +133,7 @@ def test_who_is_silent_is_found_in_the_order_of_their_silence() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.01, 5), st.sampled_from("abc"), st.floats(0, 30)), max_size=30))
 def test_excused_time_is_no_silence(events: list[tuple[float, str, float]]) -> None:
-    silence: Silence[str] = Silence(9.0)
+    silence: FailureDetector[str] = FailureDetector(9.0)
     now, excused, heard = 0.0, 0.0, {}
     for pause, who, late in events:
         now += pause + late
@@ -149,14 +148,14 @@ def test_excused_time_is_no_silence(events: list[tuple[float, str, float]]) -> N
 
 @given(st.lists(st.floats(0, 40), min_size=1, max_size=30))
 def test_lateness_is_found_whole_but_for_one_beat(stops: list[float]) -> None:
-    punctuality, now = Punctuality(100.0), 100.0
+    punctuality, now = StallMonitor(100.0), 100.0
     for stop in stops:
         # The owner is on time until some moment, and wakes up a stop later.
-        now = punctuality.next_beat - BEAT / 3
+        now = punctuality.next_beat - STALL_CHECK_INTERVAL / 3
         assert punctuality.late(now) == 0.0
         now += stop
         found = punctuality.late(now)
-        assert stop - BEAT / 3 - TOLERANCE <= found <= stop
+        assert stop - STALL_CHECK_INTERVAL / 3 - TOLERANCE <= found <= stop
         assert punctuality.late(now) == 0.0
         assert punctuality.next_beat > now
 
@@ -342,7 +341,7 @@ def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_nobody_o
     bed.take_seats()
     later = msgspec.structs.replace(bed.statuses["a"], epoch=MAX_EPOCH)
     for there in ("b is connected", "b may come back"):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RequestRefused) as refused:
             bed.job.admit(Line(), later, bed.rules, bed.now)
         assert refused.value.last_word.retry, there
         assert bed.job.stepped_down is None
@@ -367,7 +366,7 @@ def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None
     bed.say("b", phase=NodePhase.LEFT)
     bed.cut("b")
     assert not bed.job.forgettable(bed.now)
-    with pytest.raises(Refusal, match="has just ended"):
+    with pytest.raises(RequestRefused, match="has just ended"):
         bed.join("new")
     line = Line()
     bed.job.admit(line, bed.statuses["a"], bed.rules, bed.now)
@@ -380,7 +379,7 @@ def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None
 
 
 def test_a_newcomer_outwaits_the_result_of_the_job_before() -> None:
-    assert RESULT_KEPT < ID_IN_USE_PATIENCE
+    assert RESULT_KEPT < ID_IN_USE_TIMEOUT
 
 
 def test_a_plan_that_only_keeps_account_is_not_announced() -> None:
@@ -459,10 +458,10 @@ def test_a_job_whose_nodes_are_all_gone_fails_when_its_time_is_up() -> None:
 )
 def test_numbers_that_no_node_says_are_refused(fields: dict[str, object], words: str) -> None:
     bed = Bed()
-    with pytest.raises(Refusal, match=words):
+    with pytest.raises(RequestRefused, match=words):
         bed.join("a", **fields)
     bed.join("a")
-    with pytest.raises(Refusal, match=words):
+    with pytest.raises(RequestRefused, match=words):
         bed.say("a", **fields)
 
 
@@ -482,12 +481,12 @@ def test_the_largest_lie_of_a_node_leaves_others_with_words_that_they_can_read_a
     bed.until(RETURN_GRACE + 1)
     for _ in range(3):
         wanted = bed.lines["b"].told[-1]
-        assert from_master(encode(Assigned(wanted))) == Assigned(wanted)
+        assert decode_from_master(encode(Assigned(wanted))) == Assigned(wanted)
         for name in ("liar", "b"):
             bed.say(name, heard=wanted.key, epoch=wanted.epoch)
         bed.take_seats()
         assert bed.lines["b"].told[-1].seat is not None
-        assert from_node(encode(Report(bed.statuses["b"]))) == Report(bed.statuses["b"])
+        assert decode_from_node(encode(Report(bed.statuses["b"]))) == Report(bed.statuses["b"])
         own = bed.lines["b"].told[-1].seat.first_rank
         bed.say("b", phase=NodePhase.FAILED, failure=Failure(own, "host-b", "failed"))
 
@@ -498,7 +497,7 @@ def test_a_seat_in_a_round_of_a_million_nodes_is_refused() -> None:
     seat = bed.lines["a"].told[-1].seat
     assert seat is not None
     for wrong in ({"nodes": 1_000_000}, {"node_rank": 2}):
-        with pytest.raises(Refusal, match="a seat that no round has"):
+        with pytest.raises(RequestRefused, match="a seat that no round has"):
             bed.say("a", seat=msgspec.structs.replace(seat, **wrong))
 
 

@@ -21,7 +21,7 @@ from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import CHECK_ONCE, Rules
 from dlrover_run.launch_request import LaunchRequest
 from dlrover_run.spec import JobSpec, MasterSpec, SpecError, TlsSpec
-from dlrover_run.wire import messages
+from dlrover_run.transport import messages
 
 LIMIT = 60.0
 """Seconds that a child process of a test may take before the test gives up."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dlrover_run.backends.patience import ID_IN_USE_PATIENCE, RETRY_FIRST, RETRY_MOST, Search, Silence
 from dlrover_run.coordination.coordinator import RETURN_GRACE
 from dlrover_run.coordination.records import NodePhase
+from dlrover_run.rendezvous.reconnect import BACKOFF_FIRST, BACKOFF_MAX, ID_IN_USE_TIMEOUT, ReconnectBackoff, Silence
 
 
-def search(chance: float = 1.0, join_timeout: float = 600.0) -> Search:
-    return Search(join_timeout, 0.0, lambda: chance)
+def search(chance: float = 1.0, join_timeout: float = 600.0) -> ReconnectBackoff:
+    return ReconnectBackoff(join_timeout, 0.0, lambda: chance)
 
 
 def test_the_first_attempt_is_made_at_once_and_the_pauses_grow_to_a_bound() -> None:
@@ -17,22 +17,22 @@ def test_the_first_attempt_is_made_at_once_and_the_pauses_grow_to_a_bound() -> N
     for _ in range(40):
         pauses.append(looking.pause())
         looking.failed()
-    assert pauses[:4] == [0.0, 2 * RETRY_FIRST, 4 * RETRY_FIRST, 8 * RETRY_FIRST]
+    assert pauses[:4] == [0.0, 2 * BACKOFF_FIRST, 4 * BACKOFF_FIRST, 8 * BACKOFF_FIRST]
     assert pauses == sorted(pauses)
-    assert pauses[-1] == RETRY_MOST < RETURN_GRACE
+    assert pauses[-1] == BACKOFF_MAX < RETURN_GRACE
 
 
 def test_a_pause_is_any_part_of_its_bound() -> None:
     looking = search(chance=0.25)
     looking.failed()
-    assert looking.pause() == 0.25 * 2 * RETRY_FIRST
+    assert looking.pause() == 0.25 * 2 * BACKOFF_FIRST
 
 
 def test_a_master_that_was_held_is_looked_for_at_once_but_one_that_ends_every_stream_is_not() -> None:
     looking = search()
     looking.failed()
     looking.connected(10.0)
-    looking.lost(10.0 + RETRY_MOST)
+    looking.lost(10.0 + BACKOFF_MAX)
     assert looking.pause() == 0
     looking.connected(20.0)
     looking.lost(20.1)
@@ -65,8 +65,8 @@ def test_the_patience_begins_when_the_master_is_away_and_the_workers_have_ended(
 def test_a_refusal_that_may_pass_is_borne_for_a_while() -> None:
     looking = search()
     assert not looking.refused(100.0)
-    assert not looking.refused(100.0 + ID_IN_USE_PATIENCE - 1)
-    assert looking.refused(100.0 + ID_IN_USE_PATIENCE)
+    assert not looking.refused(100.0 + ID_IN_USE_TIMEOUT - 1)
+    assert looking.refused(100.0 + ID_IN_USE_TIMEOUT)
     looking.connected(200.0)
     assert not looking.refused(201.0)
     # Nobody who is away refuses anybody.

@@ -11,11 +11,11 @@ import pytest
 from cluster import SOON, Cluster, quiet_port, succeed, tell
 from links import Link
 
-from dlrover_run.backends.session import Session, SessionEnded
 from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.rendezvous.master_client import ConnectionLost, MasterConnection
 from dlrover_run.spec import MasterSpec
-from dlrover_run.wire.own_address import Address
+from dlrover_run.transport.addresses import Address
 
 STATUS = NodeStatus(node_id="n0", incarnation="a", host="here", address="", port=0, workers=1)
 
@@ -40,9 +40,9 @@ def test_another_program_at_the_endpoint_is_known_for_what_it_is(answer: bytes, 
     async def meet() -> str:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        session = Session(MasterSpec("127.0.0.1", port), [Address(socket.AF_INET, "127.0.0.1", port)])
+        session = MasterConnection(MasterSpec("127.0.0.1", port), [Address(socket.AF_INET, "127.0.0.1", port)])
         try:
-            with pytest.raises(SessionEnded) as ended:
+            with pytest.raises(ConnectionLost) as ended:
                 await session.join("job", STATUS, Rules())
         finally:
             await session.close()

@@ -14,14 +14,14 @@ from simulation.timeline import Broken
 
 from dlrover_run.etcd.operations import (
     Absent,
-    Away,
     Change,
-    Changed,
     Compacted,
-    Created,
+    CreateRevisionIs,
     Delete,
+    EtcdUnavailable,
     Get,
-    LeaseGone,
+    LeaseExpired,
+    ModRevisionIs,
     Put,
     Range,
     Txn,
@@ -68,10 +68,10 @@ def test_a_transaction_does_one_branch_and_sees_its_own_writes() -> None:
     assert {key: found.value for key, found in outcome.found.items()} == {"a/1": b"old", "a/2": b"2", "b": b"new"}
     assert {found.changed for key, found in outcome.found.items() if key != "a/1"} == {outcome.revision}
     for condition, holds in (
-        (Created("a/1", made), True),
-        (Created("a/1", made + 1), False),
-        (Changed("a/1", made), True),
-        (Changed("missing", 1), False),
+        (CreateRevisionIs("a/1", made), True),
+        (CreateRevisionIs("a/1", made + 1), False),
+        (ModRevisionIs("a/1", made), True),
+        (ModRevisionIs("missing", 1), False),
         (Absent(Range("a/", prefix=True)), False),
     ):
         assert bed.commit(conditions=(condition,)).succeeded is holds
@@ -79,7 +79,7 @@ def test_a_transaction_does_one_branch_and_sees_its_own_writes() -> None:
 
 def test_a_put_under_a_lease_that_is_gone_changes_nothing() -> None:
     bed = Bed()
-    with pytest.raises(LeaseGone):
+    with pytest.raises(LeaseExpired):
         bed.commit(Put("a", b""), Put("b", b"", lease=7))
     assert not bed.cluster.keys
 
@@ -148,7 +148,7 @@ def test_a_request_whose_answer_is_lost_is_carried_out_and_its_sender_does_not_k
     bed = Bed()
     bed.do(bed.client.grant(5))
     bed.link.hold(TO_NODE)
-    with pytest.raises(Away):
+    with pytest.raises(EtcdUnavailable):
         bed.do(bed.client.commit(Txn(then=(Put("a", b"1"),))))
     assert "a" in bed.cluster.keys
 
@@ -159,7 +159,7 @@ def test_a_request_may_be_carried_out_long_after_it_was_given_up() -> None:
         bed = Bed(seed)
         bed.do(bed.client.grant(5))
         bed.link.hold(TO_MASTER)
-        with pytest.raises(Away):
+        with pytest.raises(EtcdUnavailable):
             bed.do(bed.client.commit(Txn(then=(Put("a", b"1"),))))
         assert "a" not in bed.cluster.keys
         bed.wait(REQUEST_TIMEOUT)
@@ -180,7 +180,7 @@ def test_a_request_may_be_carried_out_twice() -> None:
 def test_nobody_answers_while_etcd_is_away() -> None:
     bed = Bed()
     bed.cluster.away = True
-    with pytest.raises(Away):
+    with pytest.raises(EtcdUnavailable):
         bed.do(bed.client.grant(5))
     bed.cluster.come_back()
     assert bed.do(bed.client.grant(5)) in bed.cluster.leases
@@ -265,7 +265,7 @@ def test_a_watch_does_not_begin_while_etcd_is_away() -> None:
         async with bed.client.watch([Range("a")]):
             raise AssertionError("nobody can have answered")
 
-    with pytest.raises(Away):
+    with pytest.raises(EtcdUnavailable):
         bed.do(begin())
 
 

@@ -8,7 +8,7 @@ import pytest
 from simulation.bed import Bed
 from simulation.timeline import Broken
 
-from dlrover_run.etcd.operations import Away
+from dlrover_run.etcd.operations import EtcdUnavailable
 
 
 def test_tasks_events_and_time_outs_run_in_virtual_time() -> None:
@@ -123,12 +123,12 @@ def test_a_failure_that_somebody_hears_is_no_defect() -> None:
     bed = Bed()
 
     async def fail() -> None:
-        raise Away("gone")
+        raise EtcdUnavailable("gone")
 
     async def hear() -> str:
         try:
             await asyncio.ensure_future(fail())
-        except Away as away:
+        except EtcdUnavailable as away:
             return str(away)
         return ""
 

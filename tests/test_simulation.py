@@ -22,12 +22,6 @@ from simulation.scenario import MasterScenario, Scenario, simulate
 from simulation.timeline import Broken
 
 from dlrover_run.agent.standing import Standing
-from dlrover_run.backends import etcd_board, etcd_leadership, etcd_writing
-from dlrover_run.backends.etcd_board import EtcdBoard
-from dlrover_run.backends.etcd_election import Election
-from dlrover_run.backends.etcd_leadership import Leadership
-from dlrover_run.backends.etcd_writing import Writing
-from dlrover_run.backends.orders import Orders
 from dlrover_run.coordination import checking, gathering, training
 from dlrover_run.coordination.check_records import Check, Verdict
 from dlrover_run.coordination.coordinator import Coordinator
@@ -37,7 +31,14 @@ from dlrover_run.coordination.presence import Presence
 from dlrover_run.coordination.records import Assignment, NodeStatus, Plan, assignment
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.coordination.seating import seat_nodes
+from dlrover_run.etcd import fenced_writer
+from dlrover_run.etcd.fenced_writer import FencedWriter
 from dlrover_run.etcd.operations import Absent, Delete, Range, Txn
+from dlrover_run.rendezvous import etcd_client, etcd_leader
+from dlrover_run.rendezvous.client import AssignmentTracker
+from dlrover_run.rendezvous.etcd_client import EtcdClient
+from dlrover_run.rendezvous.etcd_election import Election
+from dlrover_run.rendezvous.etcd_leader import EtcdLeader
 
 SEEDS: dict[type[Scenario], int] = {MasterScenario: 500, EtcdScenario: 150}
 """How many seeds are run in passing; each of them takes some four times as long with etcd."""
@@ -128,13 +129,13 @@ def take_without_another_port(self: Any, wanted: Assignment) -> None:
 real_take = Standing.take
 
 
-def take_whatever_is_new(self: Orders, wanted: Assignment) -> bool:
+def take_whatever_is_new(self: AssignmentTracker, wanted: Assignment) -> bool:
     """Takes a word of any coordinator."""
     self.epoch = 0
     return real_take_word(self, wanted)
 
 
-real_take_word = Orders.take
+real_take_word = AssignmentTracker.take
 
 
 def diagnose_nobody(check: Check, threshold: float) -> Diagnosis:
@@ -174,7 +175,7 @@ real_diagnose = checking.diagnose
 def obey_whoever_spoke_last() -> Iterator[None]:
     """Neither side looks at epochs: each of them alone would be enough."""
     with (
-        patch.object(Orders, "take", take_whatever_is_new),
+        patch.object(AssignmentTracker, "take", take_whatever_is_new),
         patch.object(Coordinator, "_compare_epochs", lambda self, status: None),
     ):
         yield
@@ -233,37 +234,37 @@ def always(*given: Any) -> Absent:
     return Absent(Range("/nobody/has/this"))
 
 
-def enter_without_asking(self: EtcdBoard, own: str, status: NodeStatus) -> Txn:
+def enter_without_asking(self: EtcdClient, own: str, status: NodeStatus) -> Txn:
     """Takes the place of whoever has this node's id."""
     entry = real_entry(self, own, status)
     return Txn((), entry.then, entry.otherwise)
 
 
-real_entry = EtcdBoard._entry
+real_entry = EtcdClient._entry
 
 
-async def tell_and_then_store(self: Writing, values: Mapping[str, bytes], lease: int) -> None:
+async def tell_and_then_store(self: FencedWriter, values: Mapping[str, bytes], lease: int) -> None:
     """Writes the words first, and the plan in another transaction."""
     plan = {key: value for key, value in values.items() if key.endswith("/plan")}
     await real_write(self, {key: value for key, value in values.items() if key not in plan}, lease)
     await real_write(self, plan, lease)
 
 
-real_write = Writing.write
+real_write = FencedWriter.write
 
 
 async def do_nothing(*given: Any) -> None:
     """In place of something that matters."""
 
 
-async def renew_and_hope(self: EtcdBoard) -> None:
+async def renew_and_hope(self: EtcdClient) -> None:
     """Renews a lease, and asks nobody whether it is there."""
     while True:
         await asyncio.sleep(self._ttl / 3)
         await self._store.renew(self._lease)
 
 
-async def sweep(self: EtcdBoard) -> None:
+async def sweep(self: EtcdClient) -> None:
     """The last one to leave deletes whatever stands below the name of the job."""
     await self._store.revoke(self._lease)
     everything = Delete(Range(self._keys.job, prefix=True))
@@ -273,33 +274,33 @@ async def sweep(self: EtcdBoard) -> None:
 @contextmanager
 def leave_everything_behind() -> Iterator[None]:
     """Neither the last node nor a lease takes the keys of a job along."""
-    with patch.object(EtcdBoard, "_depart", do_nothing), patch.object(etcd_leadership, "RESULT_KEPT", 3600.0):
+    with patch.object(EtcdClient, "_depart", do_nothing), patch.object(etcd_leader, "RESULT_KEPT", 3600.0):
         yield
 
 
 real_after = Watch.after
-real_take_over = Leadership._take_over
+real_take_over = EtcdLeader._take_over
 
 BROKEN_IN_ETCD = {
     "an agent writes though another one is elected": patched(
-        (etcd_writing, "Created"), (etcd_writing, "Under"), by=always
+        (fenced_writer, "Created"), (fenced_writer, "Under"), by=always
     ),
-    "an older write comes after a newer one": patched((etcd_writing, "Changed"), by=always),
-    "an older status comes after a newer one": patched((etcd_board, "Changed"), by=always),
-    "nodes are told before the plan is stored": patched((Writing, "write"), by=tell_and_then_store),
+    "an older write comes after a newer one": patched((fenced_writer, "Changed"), by=always),
+    "an older status comes after a newer one": patched((etcd_client, "Changed"), by=always),
+    "nodes are told before the plan is stored": patched((FencedWriter, "write"), by=tell_and_then_store),
     "a watch begins one revision too late": patched(
         (Watch, "after"), by=lambda self, revision: real_after(self, revision + 1)
     ),
-    "a node does not notice that its lease is gone": patched((EtcdBoard, "_renew"), by=renew_and_hope),
+    "a node does not notice that its lease is gone": patched((EtcdClient, "_renew"), by=renew_and_hope),
     "nobody stands for election": patched((Election, "_stand_soon"), by=do_nothing),
-    "two processes may have one id": patched((EtcdBoard, "_entry"), by=enter_without_asking),
+    "two processes may have one id": patched((EtcdClient, "_entry"), by=enter_without_asking),
     "the last one leaves everything behind": leave_everything_behind,
-    "the last one takes another job along": patched((EtcdBoard, "_depart"), by=sweep),
+    "the last one takes another job along": patched((EtcdClient, "_depart"), by=sweep),
     "a coordinator counts epochs by revisions alone": patched(
-        (Leadership, "_first_epoch"), by=property(lambda self: self.leader.created)
+        (EtcdLeader, "_first_epoch"), by=property(lambda self: self.leader.created)
     ),
     "the elected agent forgets who was seated when it was elected": patched(
-        (Leadership, "_take_over"), by=lambda self, stored, now: real_take_over(self, None, now)
+        (EtcdLeader, "_take_over"), by=lambda self, stored, now: real_take_over(self, None, now)
     ),
     "the end of a node's lease goes unnoticed": patched((Coordinator, "disconnect"), by=lambda self, key, now: None),
 }

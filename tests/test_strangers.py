@@ -21,9 +21,9 @@ from master_node import grpc, status
 
 from dlrover_run.coordination.records import Failure, NodePhase
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.wire import proof
-from dlrover_run.wire.messages import METHOD, Challenge, Join, Proof, Refused, rule_values
-from dlrover_run.wire.transport import CHANNEL_OPTIONS
+from dlrover_run.transport import auth
+from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
+from dlrover_run.transport.messages import METHOD, Challenge, Join, Proof, Refused, encode_rules
 
 TOKEN = "a-secret-of-this-test-7f3a"
 KNOWN = {"DLROVER_RDZV_TOKEN": TOKEN}
@@ -108,8 +108,8 @@ def claim_a_later_master(port: int) -> Refused:
             await rogue.say(hello)
             challenge = await rogue.hear()
             assert isinstance(challenge, Challenge)
-            mac = proof.node_mac("", hello, challenge.nonce)
-            await rogue.say(Proof(mac), Join(rogue.status, rule_values(Rules(least=2, most=2))))
+            mac = auth.node_mac("", hello, challenge.nonce)
+            await rogue.say(Proof(mac), Join(rogue.status, encode_rules(Rules(least=2, most=2))))
             return await rogue.refused()
 
     return asyncio.run(act())

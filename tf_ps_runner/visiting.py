@@ -11,7 +11,6 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.agent.host import host_name
-from dlrover_run.backends.opening import open_board
 from dlrover_run.command_line import etcd_place, rendezvous_conf
 from dlrover_run.command_line.master_place import find_master
 from dlrover_run.command_line.settings import Settings
@@ -19,6 +18,7 @@ from dlrover_run.coordination.cluster.records import Hosting, Targets
 from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.records import OVER, NodePhase, NodeStatus
 from dlrover_run.nursery import wait_until
+from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import Entrypoint, JobSpec
 from tf_ps_runner.command_line.place import find_place
 from tf_ps_runner.wishes import Reply
@@ -58,7 +58,7 @@ def visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[str], Non
 
 async def _visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[str], None]) -> Outcome:
     news = asyncio.Event()
-    board = open_board(spec, news.set, say)
+    board = open_client(spec, news.set, say)
     name = secrets.token_hex(8)
     status = NodeStatus(
         node_id=f"visitor-{name}",
@@ -69,7 +69,7 @@ async def _visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[st
         workers=0,
         cluster=Hosting(wish=wish, wish_number=WISH),
     )
-    board.publish(status)
+    board.report(status)
     deadline = asyncio.get_running_loop().time() + timeout
     try:
         while True:
@@ -86,7 +86,7 @@ async def _visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[st
                 problem = f"the job {spec.run_id!r} has not heard of it within {timeout:g} s (--timeout){waited}"
                 return Outcome(problem=problem)
     finally:
-        board.publish(_leaving(status))
+        board.report(_leaving(status))
         await board.close()
 
 

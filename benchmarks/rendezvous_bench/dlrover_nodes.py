@@ -10,9 +10,9 @@ import contextlib
 import sys
 from typing import Any
 
-from dlrover_run.wire import messages, proof
-from dlrover_run.wire.messages import Assigned, Challenge, Hello, Proof, Refused, Report
-from dlrover_run.wire.transport import CHANNEL_OPTIONS, load_grpc
+from dlrover_run.transport import auth, messages
+from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS, load_grpc
+from dlrover_run.transport.messages import Assigned, Challenge, Hello, Proof, Refused, Report
 from rendezvous_bench.crowd import Join, Order, Tally, play
 from rendezvous_bench.node import Node
 
@@ -32,18 +32,18 @@ class Guest:
         async with grpc.aio.insecure_channel(self._order.address, options=CHANNEL_OPTIONS) as channel:
             stream = channel.stream_stream(messages.METHOD)()
             status = self._sent
-            hello = Hello(messages.PROTOCOL, self._order.job, status.node_id, status.incarnation, proof.fresh_nonce())
+            hello = Hello(messages.PROTOCOL, self._order.job, status.node_id, status.incarnation, auth.new_nonce())
             await stream.write(messages.encode(hello))
-            challenge = messages.from_master(await stream.read())
+            challenge = messages.decode_from_master(await stream.read())
             if not isinstance(challenge, Challenge):
                 raise ConnectionError(f"{status.node_id} was answered with {challenge}")
-            await stream.write(messages.encode(Proof(proof.node_mac("", hello, challenge.nonce))))
-            await stream.write(messages.encode(messages.Join(status, messages.rule_values(self._rules))))
+            await stream.write(messages.encode(Proof(auth.node_mac("", hello, challenge.nonce))))
+            await stream.write(messages.encode(messages.Join(status, messages.encode_rules(self._rules))))
             await asyncio.gather(self._listen(grpc, stream), self._report(stream))
 
     async def _listen(self, grpc: Any, stream: Any) -> None:
         while (data := await stream.read()) is not grpc.aio.EOF:
-            message = messages.from_master(data)
+            message = messages.decode_from_master(data)
             if isinstance(message, Refused):
                 raise ConnectionError(f"{self._sent.node_id} was refused: {message.reason}")
             if isinstance(message, Assigned):
@@ -65,7 +65,7 @@ async def _live_all(guests: list[Guest], tally: Tally) -> None:
     grpc = load_grpc()
     try:
         await asyncio.gather(*(guest.live(grpc) for guest in guests))
-    except (OSError, grpc.RpcError, messages.BadMessage) as error:
+    except (OSError, grpc.RpcError, messages.InvalidMessage) as error:
         tally.fail(f"{type(error).__name__}: {error}")
         sys.exit(1)
 

@@ -11,10 +11,10 @@ import dataclasses
 import importlib
 import sys
 
-from dlrover_run.backends.opening import open_board
-from dlrover_run.etcd import messages
+from dlrover_run.etcd import codec
+from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import EtcdSpec
-from dlrover_run.wire.transport import load_grpc
+from dlrover_run.transport.grpc_setup import load_grpc
 from rendezvous_bench.crowd import Join, Order, Tally, play
 from rendezvous_bench.node import Node
 
@@ -28,15 +28,15 @@ async def _live(node: Node, etcd: EtcdSpec) -> None:
     changed = asyncio.Event()
     # As the command line has it: the end of a lease is the loss of its node.
     rules = dataclasses.replace(node.spec.rules, lost_after=0.0)
-    board = open_board(dataclasses.replace(node.spec, backend="etcd", etcd=etcd, rules=rules), changed.set, _say)
-    while board.problem is None:
+    client = open_client(dataclasses.replace(node.spec, backend="etcd", etcd=etcd, rules=rules), changed.set, _say)
+    while client.problem is None:
         # Before the first word of an elected agent the assignment is nobody's.
-        if board.assignment.epoch:
-            node.hear(board.assignment)
-        board.publish(node.status)
+        if client.assignment.epoch:
+            node.hear(client.assignment)
+        client.report(node.status)
         await changed.wait()
         changed.clear()
-    raise ConnectionError(board.problem)
+    raise ConnectionError(client.problem)
 
 
 async def _live_all(nodes: list[Node], etcd: EtcdSpec, tally: Tally) -> None:
@@ -49,9 +49,9 @@ async def _live_all(nodes: list[Node], etcd: EtcdSpec, tally: Tally) -> None:
 
 def _prepare(order: Order, tally: Tally) -> Join:
     load_grpc()
-    messages.load()
-    # `open_board` would do so while the clock runs, and the nodes of a master have imported theirs.
-    for module in ("backends.etcd_board", "etcd.client"):
+    codec.load()
+    # `open_client` would do so while the clock runs, and the nodes of a master have imported theirs.
+    for module in ("rendezvous.etcd_client", "etcd.store"):
         importlib.import_module(f"dlrover_run.{module}")
     host, _, port = order.address.rpartition(":")
     nodes = [Node(order, number, tally) for number in range(order.first, order.first + order.count)]

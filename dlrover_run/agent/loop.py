@@ -28,7 +28,6 @@ from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.statement import last_words, statement
 from dlrover_run.agent.verdict import Ending, Verdict, judge
-from dlrover_run.backends.board import Board, Listener
 from dlrover_run.console.rounds import render_stop
 from dlrover_run.console.voice import Voice
 from dlrover_run.coordination.records import OVER, Seat
@@ -38,6 +37,7 @@ from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
 from dlrover_run.process_tree import tree
 from dlrover_run.process_tree.orphans import OrphanKiller
+from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import JobSpec, SpecError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Agent:
         relay: Relay,
         parent_pipes: Sequence[int],
         voice: Voice,
-        open_board: Callable[[Listener], Board],
+        open_board: Callable[[OnChange], RendezvousClient],
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
@@ -167,7 +167,7 @@ class Agent:
             self._check_file.follow(wanted, self._check.devices)
         if self._round is not None and (self._is_over or self._round.key != self._standing.round):
             self._round.cancel()
-        self._board.publish(self._check.add_to(statement(self._standing, self._round, self._departure.wanted)))
+        self._board.report(self._check.add_to(statement(self._standing, self._round, self._departure.wanted)))
 
     async def _start_round(self) -> None:
         seat = self._standing.seat
@@ -257,7 +257,7 @@ class Agent:
             self._departure.signal,
             problem,
             gave_up,
-            self._board.mistaken,
+            self._board.is_user_error,
         )
         verdict = judge(ending, self._spec.compat_exit_codes)
         if verdict.root is not None:
@@ -278,7 +278,7 @@ class Agent:
         current = self._round
         succeeded = current is not None and current.key == self._standing.round and current.group.succeeded
         if not succeeded or self._board.assignment.phase in OVER:
-            self._board.publish(last_words(self._standing, gave_up))
+            self._board.report(last_words(self._standing, gave_up))
         # Else its last word is that they have, and the others need no round without them.
         return succeeded
 

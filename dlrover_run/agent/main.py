@@ -12,12 +12,12 @@ from dlrover_run.agent.host import told_name
 from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.narration import is_verbose
 from dlrover_run.agent.verdict import Verdict
-from dlrover_run.backends.opening import open_board
 from dlrover_run.console.voice import Voice, console_voice
 from dlrover_run.coordination.records import Failure
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing, make_temp_dir
 from dlrover_run.process_tree import tree
+from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError
 
 
@@ -30,7 +30,9 @@ async def run_agent(
     # The relay is the last to end, so the directory goes even when watchdog and agent are killed together.
     run_dir = make_temp_dir(run_dir, relay.remove_at_end)
     try:
-        agent = Agent(spec, run_dir, relay, parent_pipes, voice, lambda listener: open_board(spec, listener, voice.say))
+        agent = Agent(
+            spec, run_dir, relay, parent_pipes, voice, lambda listener: open_client(spec, listener, voice.say)
+        )
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
         verdict = Verdict(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))

@@ -8,7 +8,7 @@ from dlrover_run.console.words import duration
 from dlrover_run.coordination.records import Seat
 from dlrover_run.coordination.words import counted
 from dlrover_run.spec import LogSpec
-from dlrover_run.wire.address import join_address
+from dlrover_run.transport.addresses import join_address
 
 
 def render_restart(reason: str, attempt: int, of: int, after_seconds: float, window: float = 0.0) -> str:

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from dlrover_run.etcd import diagnosis, line, messages
-from dlrover_run.etcd.answers import Broken, LoginNeeded, WithoutUsers, join_clauses
-from dlrover_run.etcd.line import Action, Answer, Line, Metadata
-from dlrover_run.etcd.names import Names
-from dlrover_run.etcd.operations import Away
+from dlrover_run.etcd import codec, diagnosis, endpoints
+from dlrover_run.etcd.endpoints import AddressCache, Answer, Call, EndpointChannel, Metadata
+from dlrover_run.etcd.errors import AuthNotEnabled, EndpointFailed, LoginRequired, join_clauses
+from dlrover_run.etcd.operations import EtcdUnavailable
 from dlrover_run.spec import EtcdSpec
 
 CALL_TIMEOUT = 3.0
@@ -19,15 +18,15 @@ is asked. A cluster that has lost its leader chooses another one in one or two, 
 never be answered."""
 
 
-class Connection:
+class EtcdConnection:
     """The endpoints, in an order by `chance` (a random number from 0 to 1), so that nodes share the load."""
 
     def __init__(self, spec: EtcdSpec, chance: Callable[[], float]) -> None:
-        self.api = messages.load()
+        self.api = codec.load()
         self.spec = spec
         self._endpoints = sorted(spec.endpoints, key=lambda _: chance())
         self.tries = max(2, len(self._endpoints))
-        self._names = Names()
+        self._names = AddressCache()
         self._turn = 0
         self._line = self._next_line()
         self._reached = self._closed = False
@@ -37,10 +36,10 @@ class Connection:
 
     async def ask(self, method: str, request: Any, timeout: float = CALL_TIMEOUT) -> Any:
         """Ask once and be answered once, as `carry_out` does."""
-        _, answer = await self.carry_out(line.ask(self.api.method(method), request), timeout)
+        _, answer = await self.carry_out(endpoints.unary_call(self.api.method(method), request), timeout)
         return answer
 
-    async def carry_out(self, action: Action[Answer], timeout: float = CALL_TIMEOUT) -> tuple[Line, Answer]:
+    async def carry_out(self, action: Call[Answer], timeout: float = CALL_TIMEOUT) -> tuple[EndpointChannel, Answer]:
         """Do something with the first endpoint that lets it be done, each for at most `timeout` seconds; also the line
         over which it was done. Only one endpoint is tried twice.
 
@@ -49,11 +48,11 @@ class Connection:
         problems: dict[str, str] = {}
         for _ in range(self.tries):
             if self._closed:
-                raise Away("this node has let go of it")
+                raise EtcdUnavailable("this node has let go of it")
             tried = self._line
             try:
                 answer = await self._with_login(tried, action, timeout)
-            except Broken as error:
+            except EndpointFailed as error:
                 problems[tried.place] = str(error)
                 await self.leave(tried)
             else:
@@ -61,9 +60,9 @@ class Connection:
                 return tried, answer
         if not self._reached:
             problems |= await diagnosis.examine(self.spec, self._names)
-        raise Away(join_clauses(problems))
+        raise EtcdUnavailable(join_clauses(problems))
 
-    async def leave(self, broken: Line) -> None:
+    async def leave(self, broken: EndpointChannel) -> None:
         """Go on to the next endpoint, unless somebody else whom the same line has failed was quicker."""
         if broken is self._line:
             self._turn += 1
@@ -76,33 +75,33 @@ class Connection:
         self._names.close()
         await self._line.close()
 
-    def _next_line(self) -> Line:
+    def _next_line(self) -> EndpointChannel:
         lap, place = divmod(self._turn, len(self._endpoints))
-        return Line(self.spec, self._names, *self._endpoints[place], lap)
+        return EndpointChannel(self.spec, self._names, *self._endpoints[place], lap)
 
-    async def _with_login(self, tried: Line, action: Action[Answer], timeout: float) -> Answer:
+    async def _with_login(self, tried: EndpointChannel, action: Call[Answer], timeout: float) -> Answer:
         token = await self._log_in(tried, None) if self._token is None else self._token
         try:
             return await tried.carry_out(action, _metadata(token), timeout)
-        except LoginNeeded as refusal:
+        except LoginRequired as refusal:
             if not self.spec.user:
                 raise refusal.otherwise from None
         token = await self._log_in(tried, token)
         try:
             return await tried.carry_out(action, _metadata(token), timeout)
-        except LoginNeeded as refusal:
+        except LoginRequired as refusal:
             raise refusal.otherwise from None
 
-    async def _log_in(self, tried: Line, stale: str | None) -> str:
+    async def _log_in(self, tried: EndpointChannel, stale: str | None) -> str:
         """A token other than the stale one, for all members."""
         async with self._logging_in:
             if self._token is None or self._token == stale:
                 method = self.api.method("Auth.Authenticate")
                 request = method.request(name=self.spec.user, password=self.spec.password)
                 try:
-                    answer = await tried.carry_out(line.ask(method, request), (), CALL_TIMEOUT)
+                    answer = await tried.carry_out(endpoints.unary_call(method, request), (), CALL_TIMEOUT)
                     self._token = answer.token
-                except WithoutUsers:
+                except AuthNotEnabled:
                     # As etcdctl does: users may be given before the administrator switches to them.
                     self._token = ""
             return self._token

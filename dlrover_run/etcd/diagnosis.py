@@ -10,14 +10,13 @@ import ssl
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlrover_run.etcd.answers import ETCD, Broken
-from dlrover_run.etcd.names import Names
-from dlrover_run.etcd.operations import Mistake
+from dlrover_run.etcd.endpoints import AddressCache
+from dlrover_run.etcd.errors import ETCD, EndpointFailed
+from dlrover_run.etcd.operations import EtcdMisconfigured
 from dlrover_run.spec import EtcdSpec, TlsSpec
-from dlrover_run.wire import clauses
-from dlrover_run.wire.address import join_address
-from dlrover_run.wire.own_address import Address
-from dlrover_run.wire.tls_files import find_authorities
+from dlrover_run.transport import grpc_errors
+from dlrover_run.transport.addresses import Address, join_address
+from dlrover_run.transport.auth import find_ca_file
 
 PROBE_TIMEOUT = 3.0
 """Seconds for all that is tried with one endpoint; after this it counts as one that says nothing. Its name gets as many
@@ -48,26 +47,27 @@ class _Endpoint(NamedTuple):
         return join_address(self.host, self.port)
 
 
-async def examine(spec: EtcdSpec, names: Names) -> dict[str, str]:
+async def examine(spec: EtcdSpec, names: AddressCache) -> dict[str, str]:
     """A clause for each endpoint, HOST:PORT, of which more can be said than that a call failed.
 
-    Raises Mistake for what the person has to change. What is wrong with one endpoint counts only if no other one works.
+    Raises EtcdMisconfigured for what the person has to change. What is wrong with one endpoint counts only if no other
+    one works.
     """
     context = None if spec.tls is None else _context(spec.tls)
     findings = await asyncio.gather(*(_examine(names, *place, spec.tls, context) for place in spec.endpoints))
-    mistakes = [finding for finding in findings if isinstance(finding, Mistake)]
+    mistakes = [finding for finding in findings if isinstance(finding, EtcdMisconfigured)]
     if mistakes and None not in findings:
         raise mistakes[0]
     return {join_address(*place): str(found) for place, found in zip(spec.endpoints, findings, strict=True) if found}
 
 
 async def _examine(
-    names: Names, host: str, port: int, tls: TlsSpec | None, context: ssl.SSLContext | None
-) -> Mistake | str | None:
+    names: AddressCache, host: str, port: int, tls: TlsSpec | None, context: ssl.SSLContext | None
+) -> EtcdMisconfigured | str | None:
     """What the person has done wrong, else a clause about the endpoint; None where nothing is wrong."""
     try:
         endpoint = _Endpoint(host, port, await names.find(host, port, PROBE_TIMEOUT))
-    except Broken as error:
+    except EndpointFailed as error:
         return str(error)
     probe = _probe_plain(endpoint) if tls is None or context is None else _probe_tls(endpoint, tls, context)
     try:
@@ -75,33 +75,33 @@ async def _examine(
     except TimeoutError:
         return ETCD.silent
     except ConnectionRefusedError:
-        return clauses.REFUSED
+        return grpc_errors.REFUSED
     except OSError as error:
         return f"it cannot be reached ({_reason(error)})"
 
 
-async def _probe_plain(endpoint: _Endpoint) -> Mistake | str | None:
+async def _probe_plain(endpoint: _Endpoint) -> EtcdMisconfigured | str | None:
     if await _speaks_http2(endpoint, None):
         return None
     if await _speaks_tls(endpoint):
-        return Mistake(
+        return EtcdMisconfigured(
             f"etcd at {endpoint} speaks TLS: add protocol=https to --rdzv-conf, and cacert=PATH unless this system "
             "trusts who signed its certificate."
         )
     return ETCD.missing
 
 
-async def _probe_tls(endpoint: _Endpoint, tls: TlsSpec, context: ssl.SSLContext) -> Mistake | str | None:
+async def _probe_tls(endpoint: _Endpoint, tls: TlsSpec, context: ssl.SSLContext) -> EtcdMisconfigured | str | None:
     try:
         if await _speaks_http2(endpoint, context):
             return None
     except ssl.SSLCertVerificationError as error:
-        return Mistake(_distrusted(endpoint, tls, error))
+        return EtcdMisconfigured(_distrusted(endpoint, tls, error))
     except ssl.SSLError as error:
         reason = _reason(error)
         # With TLS 1.3 a server looks at our certificate after the handshake, and this comes in place of its greeting.
         if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
-            return Mistake(_refused(endpoint, tls))
+            return EtcdMisconfigured(_refused(endpoint, tls))
         if "ALERT" in reason:
             return f"it does not agree with this node on how to speak TLS ({reason})"
     except ConnectionRefusedError:
@@ -109,7 +109,7 @@ async def _probe_tls(endpoint: _Endpoint, tls: TlsSpec, context: ssl.SSLContext)
     except OSError:
         pass  # So a server ends a handshake that it does not understand.
     if await _speaks_http2(endpoint, None):
-        return Mistake(
+        return EtcdMisconfigured(
             f"etcd at {endpoint} does not speak TLS: leave protocol=https, cacert, cert and key out of --rdzv-conf."
         )
     return f"{ETCD.missing}, or no etcd with TLS"
@@ -144,17 +144,17 @@ def _refused(endpoint: _Endpoint, tls: TlsSpec) -> str:
 
 
 def _context(tls: TlsSpec) -> ssl.SSLContext:
-    """As gRPC sets TLS up. Raises Mistake for files of which that cannot be done."""
+    """As gRPC sets TLS up. Raises EtcdMisconfigured for files of which that cannot be done."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
     try:
-        authorities = find_authorities(tls)
+        authorities = find_ca_file(tls)
         if authorities is None:
             context.load_default_certs()
         else:
             context.load_verify_locations(authorities)
     except OSError as error:
-        raise Mistake(
+        raise EtcdMisconfigured(
             f"cacert, {tls.ca}, cannot be used ({_reason(error)}): give a file of PEM with the authority's certificate."
         ) from None
     if tls.cert is not None:
@@ -163,10 +163,10 @@ def _context(tls: TlsSpec) -> ssl.SSLContext:
             context.load_cert_chain(tls.cert, tls.key, password="")
         except OSError as error:
             if _reason(error) == "KEY_VALUES_MISMATCH":
-                raise Mistake(
+                raise EtcdMisconfigured(
                     f"cert, {tls.cert}, and key, {tls.key}, do not belong together: give the key of that certificate."
                 ) from None
-            raise Mistake(
+            raise EtcdMisconfigured(
                 f"cert, {tls.cert}, or key, {tls.key}, cannot be used ({_reason(error)}): give files of PEM, and a key "
                 "without a password."
             ) from None

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
-class Away(Exception):
+class EtcdUnavailable(Exception):
     """No member answers now; the message is a clause that says why. The same may work a moment later."""
 
 
-class Mistake(Exception):
+class EtcdMisconfigured(Exception):
     """What the person has given cannot work: a wrong password, certificate or permission. The message is a sentence
     fit to print as it is."""
 
 
-class Unfit(Mistake):
+class RequestRejected(EtcdMisconfigured):
     """Etcd is set up so that it takes no request like this one, now or later."""
 
 
-class LeaseGone(Exception):
+class LeaseExpired(Exception):
     """The lease has run out, and with it all keys that were under it."""
 
 
@@ -60,7 +60,7 @@ class Absent(NamedTuple):
     range: Range
 
 
-class Created(NamedTuple):
+class CreateRevisionIs(NamedTuple):
     """The condition that a key exists and was created at that revision. It fences a writer: a key that was deleted and
     made again has another revision."""
 
@@ -68,14 +68,14 @@ class Created(NamedTuple):
     revision: int
 
 
-class Under(NamedTuple):
+class LeaseIs(NamedTuple):
     """The condition that a key exists and is under that lease."""
 
     key: str
     lease: int
 
 
-class Changed(NamedTuple):
+class ModRevisionIs(NamedTuple):
     """The condition that a key exists and was last put at that revision."""
 
     key: str
@@ -106,12 +106,12 @@ class Delete(NamedTuple):
 class Txn:
     """A transaction: `then` is done in order when all conditions hold, else `otherwise`; both see their own writes."""
 
-    conditions: tuple[Absent | Created | Changed | Under, ...] = ()
+    conditions: tuple[Absent | CreateRevisionIs | ModRevisionIs | LeaseIs, ...] = ()
     then: tuple[Get | Put | Delete | Txn, ...] = ()
     otherwise: tuple[Get | Put | Delete | Txn, ...] = ()
 
 
-class Outcome(NamedTuple):
+class TxnResult(NamedTuple):
     """What a transaction came to. `found` is all that its `Get`s read, those of nested transactions included."""
 
     succeeded: bool
@@ -133,13 +133,13 @@ class Watch(Protocol):
         """The changes after that revision, in the order of their revisions in each range, for ever.
 
         It goes on by itself on another member where it stopped. Raises Compacted when what it has missed is not kept
-        any more, Away and Mistake.
+        any more, Away and EtcdMisconfigured.
         """
         ...
 
 
-class Store(Protocol):
-    """What a job needs of etcd. All raise Away and Mistake; none waits for ever."""
+class KeyValueStore(Protocol):
+    """What a job needs of etcd. All raise Away and EtcdMisconfigured; none waits for ever."""
 
     async def grant(self, seconds: int) -> int:
         """A new lease that runs out unless it is renewed within that many seconds."""
@@ -153,8 +153,8 @@ class Store(Protocol):
         """End a lease, and with it all keys that are under it. One that has run out is no error."""
         ...
 
-    async def commit(self, txn: Txn) -> Outcome:
-        """Carry out a transaction: all of it or nothing. Raises LeaseGone when a `Put` names a lease that has run out.
+    async def commit(self, txn: Txn) -> TxnResult:
+        """Carry out a transaction: all of it or nothing. Raises LeaseExpired if a `Put` names a lease that has run out.
 
         It may be carried out twice when a member dies before it has answered, so it must be such that this does no
         harm.

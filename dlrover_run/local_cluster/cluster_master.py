@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dlrover_run.agent.refusal import explain
-from dlrover_run.backends.master_process import MasterProcess, NotListening
 from dlrover_run.local_cluster.network import Network
+from dlrover_run.rendezvous.master_launcher import MasterNotReady, MasterProcess
 from dlrover_run.spec import MasterSpec
 
 LOOPBACK = "127.0.0.1"
@@ -48,7 +48,7 @@ class ClusterMaster:
         self._ending = False
 
     async def start(self) -> None:
-        """Start the master. Raises NotListening or OSError when it cannot be started."""
+        """Start the master. Raises MasterNotReady or OSError when it cannot be started."""
         port = await self._begin()
         self.spec = replace(self.spec, port=port)
 
@@ -95,7 +95,7 @@ class ClusterMaster:
                 await asyncio.sleep(pause)
                 await self._begin()
                 break
-            except (NotListening, OSError) as why:
+            except (MasterNotReady, OSError) as why:
                 sentence = f"the master cannot be started, which is tried again and again: {reason_of(why)}"
                 if sentence != said:
                     self._say(sentence)
@@ -106,6 +106,6 @@ class ClusterMaster:
             self._ended()
 
 
-def reason_of(error: NotListening | OSError) -> str:
+def reason_of(error: MasterNotReady | OSError) -> str:
     """Why a master could not be started, as a clause."""
     return explain(error) if isinstance(error, OSError) else str(error)

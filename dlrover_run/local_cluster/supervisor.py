@@ -17,7 +17,6 @@ from functools import partial
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
 from dlrover_run.agent.verdict import Verdict
-from dlrover_run.backends.master_process import NotListening
 from dlrover_run.console.paint import wants_color
 from dlrover_run.console.voice import Voice
 from dlrover_run.local_cluster import supervision
@@ -29,6 +28,7 @@ from dlrover_run.local_cluster.supervision import Node, NodeEnd, Step
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.process_tree import ends, event_loop, signals, tree
 from dlrover_run.process_tree.orphans import OrphanKiller
+from dlrover_run.rendezvous.master_launcher import MasterNotReady
 from dlrover_run.spec import JobSpec, LocalSpec
 
 END_GRACE = 30.0
@@ -72,7 +72,7 @@ async def _supervise(
     supervisor = Supervisor(spec, local, relay, voice.say)
     try:
         code = await supervisor.run(parent_pipe_fd)
-    except (NotListening, OSError) as why:
+    except (MasterNotReady, OSError) as why:
         code = exit_codes.CANNOT_START
         supervisor.say(f"the nodes could not be started: {reason_of(why)}")
     verdict = verdict_of(code, supervisor.verdicts, supervisor.last_said)
@@ -121,7 +121,7 @@ class Supervisor:
         self._say(sentence)
 
     async def run(self, parent_pipe_fd: int | None) -> int:
-        """From the first node to the end of the last; the exit code. Raises NotListening and OSError when no node can
+        """From the first node to the end of the last; the exit code. Raises MasterNotReady and OSError when no node can
         be started."""
         with contextlib.ExitStack() as ending:
             if signal.SIGUSR1 not in (*self._spec.signals, *self._spec.forward_signals):

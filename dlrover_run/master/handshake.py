@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dlrover_run.wire import proof
-from dlrover_run.wire.messages import PROTOCOL, Challenge, FromNode, Hello, Join, Proof, Refused
+from dlrover_run.transport import auth
+from dlrover_run.transport.messages import PROTOCOL, Challenge, Hello, Join, NodeMessage, Proof, Refused
 
-TIMEOUT = 10.0
+JOIN_TIMEOUT = 10.0
 """Seconds from the opening of a stream until its `Join`; one that takes longer is ended.
 
 A node needs two round trips. This bounds how long a stranger can hold a place.
 """
 
-MAX_SAID = 16 * 1024
+MAX_HANDSHAKE_MESSAGE = 16 * 1024
 """Bytes of a message of one who has not proved himself: several times the longest that there can be."""
 
-LONGEST_DEFECT = 500
+MAX_ERROR_TEXT = 500
 """Characters of what is told of a defect of the master's own, so that the rest of the sentence is told as well."""
 
 TOKEN_REMEDY = (
@@ -23,7 +23,7 @@ TOKEN_REMEDY = (
 )
 
 
-class Refusal(Exception):
+class RequestRefused(Exception):
     """A stream that has to end; `last_word` is what the node is told."""
 
     def __init__(self, reason: str, retry: bool = False) -> None:
@@ -33,7 +33,7 @@ class Refusal(Exception):
 
 def internal_error(defect: Exception) -> str:
     """A sentence about a defect of the master's own. Nodes are told it too: a hosted master has no other reader."""
-    return f"internal error of the master: {repr(defect)[:LONGEST_DEFECT]}; please report it"
+    return f"internal error of the master: {repr(defect)[:MAX_ERROR_TEXT]}; please report it"
 
 
 class Handshake:
@@ -43,12 +43,12 @@ class Handshake:
         self._token = token
         self._nonce = nonce
 
-    def greet(self, message: FromNode) -> Hello:
-        """Take the first message. Raises Refusal."""
+    def greet(self, message: NodeMessage) -> Hello:
+        """Take the first message. Raises RequestRefused."""
         if not isinstance(message, Hello):
             raise _out_of_order(message, "hello")
         if message.protocol != PROTOCOL:
-            raise Refusal(
+            raise RequestRefused(
                 f"this master speaks protocol {PROTOCOL} and the node {str(message.protocol)[:20]}: install one "
                 "version of dlrover-run on all nodes"
             )
@@ -58,20 +58,20 @@ class Handshake:
         """The answer to the first message."""
         return Challenge(self._nonce)
 
-    def admit(self, hello: Hello, message: FromNode) -> Proof:
-        """Check the node's proof; the master's own in return. Raises Refusal when the node's is none."""
+    def admit(self, hello: Hello, message: NodeMessage) -> Proof:
+        """Check the node's proof; the master's own in return. Raises RequestRefused when the node's is none."""
         if not isinstance(message, Proof):
             raise _out_of_order(message, "proof")
-        if not proof.same(message.mac, proof.node_mac(self._token, hello, self._nonce)):
-            raise Refusal(self._wrong_token(message))
-        return Proof(proof.master_mac(self._token, hello, self._nonce))
+        if not auth.macs_equal(message.mac, auth.node_mac(self._token, hello, self._nonce)):
+            raise RequestRefused(self._wrong_token(message))
+        return Proof(auth.master_mac(self._token, hello, self._nonce))
 
-    def join(self, hello: Hello, message: FromNode) -> Join:
-        """Take the node's first status. Raises Refusal."""
+    def join(self, hello: Hello, message: NodeMessage) -> Join:
+        """Take the node's first status. Raises RequestRefused."""
         if not isinstance(message, Join):
             raise _out_of_order(message, "join")
         if message.status.key != (hello.node_id, hello.incarnation):
-            raise Refusal("a node may only speak of itself, and this one said hello under another name")
+            raise RequestRefused("a node may only speak of itself, and this one said hello under another name")
         return message
 
     def _wrong_token(self, message: Proof) -> str:
@@ -82,5 +82,5 @@ class Handshake:
         return f"this node's token is not the master's: {TOKEN_REMEDY}"
 
 
-def _out_of_order(message: FromNode, wanted: str) -> Refusal:
-    return Refusal(f"the node said {type(message).__name__.lower()} where {wanted} was due")
+def _out_of_order(message: NodeMessage, wanted: str) -> RequestRefused:
+    return RequestRefused(f"the node said {type(message).__name__.lower()} where {wanted} was due")

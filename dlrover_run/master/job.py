@@ -1,7 +1,7 @@
 """One job: its coordinator, its journal, the nodes that are connected, and what each of them was told last.
 
-Knows neither a clock nor a socket: times are told, and a node is reached through a `Line`. What was heard counts at
-once; `settle` then decides for all of it, stores the plan, and only after that tells anybody.
+Knows neither a clock nor a socket: times are passed in, and a node is reached through a `NodeConnection`. What was
+heard counts at once; `settle` then decides for all of it, stores the plan, and only after that tells anybody.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from dlrover_run.coordination.records import (
 )
 from dlrover_run.coordination.rules import MOST_NODES, RESULT_KEPT, Rules
 from dlrover_run.coordination.words import counted
-from dlrover_run.master.handshake import Refusal
-from dlrover_run.master.journal import Journal, Replaced
-from dlrover_run.master.silence import Silence
-from dlrover_run.wire.messages import Refused, Welcome, rule_values
+from dlrover_run.master.handshake import RequestRefused
+from dlrover_run.master.journal import Journal, JournalReplaced
+from dlrover_run.rendezvous.failure_detector import FailureDetector
+from dlrover_run.transport.messages import Refused, Welcome, encode_rules
 
 STORE_RETRY = 1.0
 """Seconds between two attempts to write a journal that could not be written. Until one succeeds nobody is told."""
 
 
-class Line(Protocol):
+class NodeConnection(Protocol):
     """The way to one node."""
 
     def tell(self, wanted: Assignment) -> None:
@@ -51,7 +51,7 @@ class Line(Protocol):
 
 @dataclass
 class _Node:
-    line: Line
+    line: NodeConnection
     host: str
     told: Assignment | None = None
 
@@ -82,7 +82,7 @@ class Job:
         self._report = report
         self._nodes: dict[NodeKey, _Node] = {}
         self._owed: set[NodeKey] = set()
-        self._silence: Silence[NodeKey] = Silence(coordinator.rules.silence_limit)
+        self._silence: FailureDetector[NodeKey] = FailureDetector(coordinator.rules.silence_limit)
         self._progress = Progress(coordinator)
         self._stored = coordinator.plan
         self._retry_at: float | None = None
@@ -104,18 +104,20 @@ class Job:
         """Whether the job has ended, well or not."""
         return self._over_at is not None
 
-    def admit(self, line: Line, status: NodeStatus, rules: Rules, now: float) -> Welcome:
-        """Take a node in. Raises Refusal."""
+    def admit(self, line: NodeConnection, status: NodeStatus, rules: Rules, now: float) -> Welcome:
+        """Take a node in. Raises RequestRefused."""
         self._check(status, now)
         key = status.key
         present = self._coordinator.present
         if self.over and key not in self._unaware and not status.epoch:
-            raise Refusal(f"the job {self.name!r} has just ended; its name is free again in a moment", retry=True)
+            raise RequestRefused(
+                f"the job {self.name!r} has just ended; its name is free again in a moment", retry=True
+            )
         refusal = self._coordinator.refusal(key)
         if refusal is not None:
-            raise Refusal(refusal, retry=True)
+            raise RequestRefused(refusal, retry=True)
         if len(present) >= MOST_NODES and key not in present:
-            raise Refusal(f"the job has {MOST_NODES} nodes, and a master takes no more", retry=True)
+            raise RequestRefused(f"the job has {MOST_NODES} nodes, and a master takes no more", retry=True)
         before = self._nodes.get(key)
         self._nodes[key] = _Node(line, status.host)
         if before is not None:
@@ -123,20 +125,20 @@ class Job:
         self._take(status, now)
         visits = status.cluster is not None and status.cluster.visits
         notice = "" if visits else differences(self._coordinator.rules, rules)
-        return Welcome(rule_values(self._coordinator.rules), notice)
+        return Welcome(encode_rules(self._coordinator.rules), notice)
 
-    def hear(self, line: Line, status: NodeStatus, now: float) -> bool:
-        """Take a node's latest status; whether there is something to settle. Raises Refusal."""
+    def hear(self, line: NodeConnection, status: NodeStatus, now: float) -> bool:
+        """Take a node's latest status; whether there is something to settle. Raises RequestRefused."""
         self._check(status, now)
         node = self._nodes.get(status.key)
         if node is None or node.line is not line:
-            raise Refusal("a node may only speak of itself, and this status is another one's")
+            raise RequestRefused("a node may only speak of itself, and this status is another one's")
         if self._take(status, now):
             return True
         self._tell(status.key, node, now, answer=True)
         return False
 
-    def part(self, line: Line, key: NodeKey, now: float) -> None:
+    def part(self, line: NodeConnection, key: NodeKey, now: float) -> None:
         """A node's stream has ended; one that another stream has replaced changes nothing."""
         node = self._nodes.get(key)
         if node is not None and node.line is line:
@@ -161,7 +163,7 @@ class Job:
             self._disconnect(key, now)
         try:
             news = self._decide(now)
-        except Replaced as reason:
+        except JournalReplaced as reason:
             self.replaced = True
             self._step_down(f"{reason}; this one decides no more for the job")
             return
@@ -229,7 +231,7 @@ class Job:
         self._progress.outdated = True
 
     def _decide(self, now: float) -> bool:
-        """Whether there is another plan to tell, which is stored. Raises Replaced."""
+        """Whether there is another plan to tell, which is stored. Raises JournalReplaced."""
         news = False
         if self._retry_at is not None:
             if now < self._retry_at or not self._store(now):
@@ -298,15 +300,15 @@ class Job:
         return assigned(self._stored, part_of(self._stored, self._stored_parts, key), Waiting(self._held_back))
 
     def _check(self, status: NodeStatus, now: float) -> None:
-        """Raise Refusal for what no node of this job says."""
+        """Raise RequestRefused for what no node of this job says."""
         coordinator = self._coordinator
         problem = misfit(coordinator.rules, status)
         problem = problem or implausible(status, coordinator.plan, coordinator.seat(status.key))
         if problem:
-            raise Refusal(problem)
+            raise RequestRefused(problem)
         if doubt := self._coordinator.doubt(status, now):
             # Once those others are gone it is believed.
-            raise Refusal(doubt, retry=True)
+            raise RequestRefused(doubt, retry=True)
 
     def _say(self, text: str) -> None:
         self._say_line(f"job {self.name!r}: {text}")

@@ -10,18 +10,18 @@ from pathlib import Path
 
 from dlrover_run.coordination.cluster.progress import wanted
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.punctuality import Punctuality
 from dlrover_run.coordination.records import NodeKey, NodeStatus
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.master.handshake import Refusal, internal_error
-from dlrover_run.master.job import Job, Line
-from dlrover_run.master.journal import Damaged, Journal
-from dlrover_run.wire.messages import BadMessage, Join, Refused, Welcome, rules_from
+from dlrover_run.master.handshake import RequestRefused, internal_error
+from dlrover_run.master.job import Job, NodeConnection
+from dlrover_run.master.journal import Journal, JournalDamaged
+from dlrover_run.rendezvous.failure_detector import StallMonitor
+from dlrover_run.transport.messages import InvalidMessage, Join, Refused, Welcome, decode_rules
 
 MAX_JOBS = 1000
 """Jobs that a master coordinates at a time."""
 
-WORTH_A_WORD = 3.0
+REPORT_STALLS_FROM = 3.0
 """Seconds of lateness of the master from which on its person is told."""
 
 
@@ -51,7 +51,7 @@ class Jobs:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._given_up: set[str] = set()
         self._complaint = ""
-        self._punctuality = Punctuality(self._loop.time())
+        self._punctuality = StallMonitor(self._loop.time())
         self._beat: asyncio.TimerHandle | None = None
         self.last_one_over = False
 
@@ -65,29 +65,29 @@ class Jobs:
         """Whether there is no job."""
         return not self._jobs
 
-    def join(self, name: str, line: Line, join: Join) -> tuple[Job, Welcome]:
-        """Take a node into the job of that name, which begins with its first one. Raises Refusal."""
+    def join(self, name: str, line: NodeConnection, join: Join) -> tuple[Job, Welcome]:
+        """Take a node into the job of that name, which begins with its first one. Raises RequestRefused."""
         try:
-            rules = rules_from(join.rules)
-        except BadMessage as error:
-            raise Refusal(str(error)) from None
+            rules = decode_rules(join.rules)
+        except InvalidMessage as error:
+            raise RequestRefused(str(error)) from None
         now = self._now()
         job = self._jobs.get(name)
         if job is None:
             if join.status.cluster is not None and join.status.cluster.visits:
-                raise Refusal(f"no node of a job {name!r} is here")
+                raise RequestRefused(f"no node of a job {name!r} is here")
             job = self._begin(name, rules, now)
         self._settle_soon(name)
         welcome = job.admit(line, join.status, rules, now)
         self._on_change()
         return job, welcome
 
-    def hear(self, job: Job, line: Line, status: NodeStatus) -> None:
-        """Take a node's latest status. Raises Refusal."""
+    def hear(self, job: Job, line: NodeConnection, status: NodeStatus) -> None:
+        """Take a node's latest status. Raises RequestRefused."""
         if job.hear(line, status, self._now()):
             self._settle_soon(job.name)
 
-    def part(self, job: Job, line: Line, key: NodeKey) -> None:
+    def part(self, job: Job, line: NodeConnection, key: NodeKey) -> None:
         """A node's stream has ended."""
         job.part(line, key, self._now())
         if self._jobs.get(job.name) is job:
@@ -105,7 +105,7 @@ class Jobs:
 
     def _begin(self, name: str, rules: Rules, now: float) -> Job:
         if len(self._jobs) >= MAX_JOBS:
-            raise Refusal(f"this master coordinates {MAX_JOBS} jobs and takes no more", retry=True)
+            raise RequestRefused(f"this master coordinates {MAX_JOBS} jobs and takes no more", retry=True)
         journal, coordinator = None, None
         if self._state_dir is not None:
             journal = Journal(self._state_dir, name)
@@ -120,28 +120,28 @@ class Jobs:
         self._jobs[name] = job
         self.last_one_over = False
         if self._beat is None:
-            self._punctuality = Punctuality(now)
+            self._punctuality = StallMonitor(now)
             self._on_beat()
         return job
 
     def _take_over(self, name: str, journal: Journal, rules: Rules, now: float) -> Coordinator:
         if name in self._given_up and journal.exists():
-            raise Refusal(
+            raise RequestRefused(
                 "another master has taken this job over; make its address known to the nodes, or start this master "
                 "again to have the job back",
                 retry=True,
             )
         try:
             story = journal.take_over(rules, next(self._epochs))
-        except Damaged as damage:
+        except JournalDamaged as damage:
             journal.close()
             self._complain(f"job {name!r}: {damage}")
-            raise Refusal(str(damage)) from None
+            raise RequestRefused(str(damage)) from None
         except OSError as error:
             journal.close()
             reason = f"the master cannot use {journal.path}: {error.strerror}"
             self._complain(f"job {name!r}: {reason}")
-            raise Refusal(reason, retry=True) from None
+            raise RequestRefused(reason, retry=True) from None
         self._given_up.discard(name)
         if story.plan is not None:
             self._say(f"job {name!r}: goes on from {journal.path}, round {story.plan.key.number}")
@@ -160,7 +160,7 @@ class Jobs:
         if late:
             for job in self._jobs.values():
                 job.excuse(late, now)
-            if late >= WORTH_A_WORD:
+            if late >= REPORT_STALLS_FROM:
                 self._say(f"this master was stopped or overloaded for {late:.1f} s; its nodes get as much more time")
         return now
 

@@ -23,7 +23,7 @@ import msgspec
 from dlrover_run.coordination.records import Plan
 from dlrover_run.coordination.rules import Rules
 
-FORMAT = 1
+FORMAT = 2
 """Raised when an older version of this program could not read the file."""
 
 COMPACT_BYTES = 16 * 1024 * 1024
@@ -36,7 +36,7 @@ _CHECKSUM = 8
 """Characters with which a line begins: the CRC-32 of the rest, in hexadecimal digits."""
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The first line: whose journal it is, under which rules the job runs, and which coordinator began the file."""
 
     format: int
@@ -45,34 +45,34 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     rules: Rules
 
 
-class Story(msgspec.Struct, frozen=True):
+class JournalContents(msgspec.Struct, frozen=True):
     """What a journal tells: `plan` is the last one, None when none was made yet."""
 
-    header: Header
+    header: JournalHeader
     plan: Plan | None = None
 
 
-class Damaged(Exception):
+class JournalDamaged(Exception):
     """A journal that cannot be trusted; the message says where it is wrong and what to do."""
 
 
-class Replaced(Exception):
+class JournalReplaced(Exception):
     """Another master has taken the job over; the message says so."""
 
 
-def compose(story: Story) -> bytes:
+def encode(story: JournalContents) -> bytes:
     """The bytes of a journal that tells this story and no more."""
     first = _line(msgspec.json.encode(story.header), 0)
     return first if story.plan is None else first + _line(msgspec.json.encode(story.plan), _sum_of(first))
 
 
-def parse(data: bytes, job: str) -> Story:
+def decode(data: bytes, job: str) -> JournalContents:
     """The story of a journal, without a last line that was cut short. Raises ValueError, which names the line, when
     anything else is wrong."""
     lines = data.split(b"\n")
     # What comes after the last newline was cut short; without a cut it is empty.
     torn = lines.pop() != b""
-    header: Header | None = None
+    header: JournalHeader | None = None
     plan: Plan | None = None
     checksum = 0
     for number, line in enumerate(lines, 1):
@@ -92,14 +92,14 @@ def parse(data: bytes, job: str) -> Story:
             raise ValueError(f"line {number}: {error}") from None
     if header is None:
         raise ValueError("line 1: there is no whole header")
-    return Story(header, plan)
+    return JournalContents(header, plan)
 
 
-def _read_header(content: bytes, job: str) -> Header:
+def _read_header(content: bytes, job: str) -> JournalHeader:
     kind = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).get("format")
     if kind is None or bytes(kind) != b"%d" % FORMAT:
         raise ValueError("line 1: another version of dlrover-run wrote it")
-    header = msgspec.json.decode(content, type=Header)
+    header = msgspec.json.decode(content, type=JournalHeader)
     if header.job != job:
         raise ValueError("line 1: it belongs to another job")
     return header
@@ -128,25 +128,25 @@ class Journal:
         self._fd = -1
         self._size = 0
         self._checksum = 0
-        self._header: Header | None = None
+        self._header: JournalHeader | None = None
         self._whole = False
 
     def exists(self) -> bool:
         """Whether there is a journal of this job, ours or another master's."""
         return self.path.exists()
 
-    def take_over(self, rules: Rules, epoch: int) -> Story:
+    def take_over(self, rules: Rules, epoch: int) -> JournalContents:
         """Go on from what a predecessor wrote, in a new file, and return the story from here on.
 
         Without a predecessor the job begins with these rules. The epoch is at least the given one and later than any
-        in the old file. Raises Damaged and OSError; the old file is then as it was.
+        in the old file. Raises JournalDamaged and OSError; the old file is then as it was.
         """
         self._sweep()
         try:
             # Not blocking, because somebody could have put a pipe there.
             old = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
-            story = Story(Header(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
+            story = JournalContents(JournalHeader(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
             self._rewrite(story)
             return story
         try:
@@ -163,12 +163,12 @@ class Journal:
             os.close(old)
 
     def append(self, plan: Plan) -> None:
-        """Make a plan durable. Raises Replaced, and OSError when it could not be stored; then it may be tried again."""
+        """Make a plan durable. Raises JournalReplaced, and OSError when it could not be stored: try again."""
         self._look()
         if not self._whole or self._size > COMPACT_BYTES:
             # What a write that failed has left is unknown, so nothing is added to it.
             assert self._header is not None, "a journal is taken over before it is written to"
-            self._rewrite(Story(self._header, plan))
+            self._rewrite(JournalContents(self._header, plan))
             return
         line = _line(msgspec.json.encode(plan), self._checksum)
         self._whole = False
@@ -181,7 +181,7 @@ class Journal:
 
     def remove(self) -> None:
         """The job is over and nobody will ask for it any more; another master's file is left alone."""
-        with contextlib.suppress(Replaced, OSError):
+        with contextlib.suppress(JournalReplaced, OSError):
             self._look()
             os.unlink(self.path)
         self.close()
@@ -192,29 +192,29 @@ class Journal:
             os.close(self._fd)
             self._fd = -1
 
-    def _succeed(self, data: bytes, epoch: int) -> Story:
+    def _succeed(self, data: bytes, epoch: int) -> JournalContents:
         try:
-            before = parse(data, self._job)
+            before = decode(data, self._job)
         except ValueError as error:
-            raise Damaged(
+            raise JournalDamaged(
                 f"the journal {self.path} is damaged, {error}. Move it away: nodes of the job that still run bring "
                 "their round with them, and without any the job begins anew"
             ) from None
         earlier = (before.header.epoch, before.plan.epoch if before.plan else 0)
         header = msgspec.structs.replace(before.header, epoch=max(epoch, *(number + 1 for number in earlier)))
-        return Story(header, before.plan)
+        return JournalContents(header, before.plan)
 
     def _look(self) -> None:
         try:
             there = os.stat(self.path)
         except FileNotFoundError:
-            raise Replaced(f"the journal {self.path} was removed") from None
+            raise JournalReplaced(f"the journal {self.path} was removed") from None
         ours = os.fstat(self._fd)
         if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
-            raise Replaced(f"another master has taken over the journal {self.path}")
+            raise JournalReplaced(f"another master has taken over the journal {self.path}")
 
-    def _rewrite(self, story: Story) -> None:
-        data = compose(story)
+    def _rewrite(self, story: JournalContents) -> None:
+        data = encode(story)
         draft = f"{self.path}.{secrets.token_hex(4)}.new"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:

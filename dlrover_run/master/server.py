@@ -1,21 +1,200 @@
-"""The master's socket: each stream of gRPC becomes a `Session` between a node and its job."""
+"""Bounds the connections of peers that have not joined a job, so that they keep out nobody who can.
+
+gRPC takes every connection, and a peer that says nothing holds a descriptor until it times out. So the oldest of too
+many such connections are closed: a node that comes joins within two round trips, long before its turn. A part of the
+descriptors is never given to connections, so that the master can always write its journal.
+
+
+When a master that was started for its jobs has nobody left to serve.
+
+The master's socket: each stream of gRPC becomes a `NodeSession` between a node and its job."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import math
+import os
+import resource
+import select
+import socket
+import stat
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from dlrover_run.master.connections import MAX_STRANGERS, Connections, most_connections
 from dlrover_run.master.jobs import Jobs
-from dlrover_run.master.session import Session
-from dlrover_run.wire.messages import METHOD, Refused
-from dlrover_run.wire.transport import SERVER_OPTIONS, load_grpc
+from dlrover_run.master.session import NodeSession
+from dlrover_run.transport.grpc_setup import SERVER_OPTIONS, load_grpc
+from dlrover_run.transport.messages import METHOD, Refused
 
-MOST_CONNECTIONS_OPTION = "grpc.max_allowed_incoming_connections"
+MAX_UNAUTHENTICATED = 4096
+"""ConnectionLimiter, and streams, of peers that have not joined yet. More than a large job opens at once."""
+
+RESERVED_DESCRIPTORS = 64
+"""Descriptors that no connection is given; a quarter of them where there are fewer than four times as many."""
+
+CHECK_DELAY = 0.05
+"""Seconds from a new connection until the connections are counted, with all that come meanwhile."""
+
+Peer = tuple[str, int]
+
+
+def max_connections() -> int:
+    """How many connections this process may have at a time, by its limit of descriptors."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = min(limit, 1 << 20) if limit > 0 else 1 << 20
+    return limit - min(RESERVED_DESCRIPTORS, limit // 4)
+
+
+class ConnectionLimiter:
+    """The connections to one listening port of this process. `most` is how many there may be."""
+
+    def __init__(self, most: int) -> None:
+        self._most_strangers = min(MAX_UNAUTHENTICATED, most // 2)
+        self._joined: Counter[Peer] = Counter()
+        self._strangers: dict[Peer, None] = {}
+        self._port = 0
+        self._poll: select.epoll | None = None
+        self._look_at: asyncio.TimerHandle | None = None
+
+    def watch(self, port: int) -> None:
+        """Bound the connections to that port, on which this process listens, from now on."""
+        self._port = port
+        # Edge-triggered: the kernel tells of each new connection, and gRPC takes it.
+        self._poll = select.epoll()
+        for fd, sock in _sockets():
+            if _port_of(sock) == port and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                self._poll.register(fd, select.EPOLLIN | select.EPOLLET)
+        asyncio.get_running_loop().add_reader(self._poll.fileno(), self._note_arrival)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self._look_at is not None:
+            self._look_at.cancel()
+        if self._poll is not None:
+            asyncio.get_running_loop().remove_reader(self._poll.fileno())
+            self._poll.close()
+            self._poll = None
+
+    def joined(self, peer: str) -> None:
+        """A stream of that peer, as gRPC names it, has joined a job."""
+        self._joined[_peer(peer)] += 1
+
+    def left(self, peer: str) -> None:
+        """A stream that had joined has ended."""
+        found = _peer(peer)
+        self._joined[found] -= 1
+        if self._joined[found] <= 0:
+            del self._joined[found]
+
+    def _note_arrival(self) -> None:
+        assert self._poll is not None, "it is read while it is watched"
+        self._poll.poll(0)
+        if self._look_at is None:
+            self._look_at = asyncio.get_running_loop().call_later(CHECK_DELAY, self._look)
+
+    def _look(self) -> None:
+        self._look_at = None
+        if len(os.listdir("/proc/self/fd")) - len(self._joined) <= self._most_strangers // 2:
+            return
+        here = dict.fromkeys(peer for _, peer in self._connected() if peer not in self._joined)
+        # In the order in which they were first seen.
+        known = [peer for peer in self._strangers if peer in here]
+        self._strangers = dict.fromkeys([*known, *here])
+        too_many = set(list(self._strangers)[: max(0, len(here) - self._most_strangers)])
+        for sock, peer in self._connected() if too_many else ():
+            if peer in too_many:
+                del self._strangers[peer]
+                too_many.remove(peer)
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def _connected(self) -> Iterator[tuple[socket.socket, Peer]]:
+        for _, sock in _sockets():
+            with contextlib.suppress(OSError):
+                if _port_of(sock) != self._port:
+                    continue
+                host, port, *_ = sock.getpeername()
+                yield sock, (_plain(host), port)
+
+
+def _sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Each socket of this process that speaks over a network, with its descriptor: a copy, so that it stays the same
+    though gRPC may close the descriptor meanwhile. It is open until the next one is asked for."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as sock:
+                    if sock.family in (socket.AF_INET, socket.AF_INET6):
+                        yield int(name), sock
+
+
+def _port_of(sock: socket.socket) -> int:
+    return int(sock.getsockname()[1])
+
+
+def _peer(name: str) -> Peer:
+    """What gRPC calls `ipv4:1.2.3.4:5` or `ipv6:%5B::1%5D:5`."""
+    host, _, port = unquote(name).partition(":")[2].rpartition(":")
+    return _plain(host.strip("[]")), int(port) if port.isdecimal() else 0
+
+
+def _plain(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+SHUTDOWN_TIMEOUT = 5.0
+"""Seconds without a node after which a master that was asked to end does so. Nodes that only lost their streams come
+back within `rendezvous.reconnect.BACKOFF_MAX`, and may train on."""
+
+
+class IdleShutdown:
+    """Calls `on_idle`, with the reason, when nobody was there for `timeout` seconds; None is for ever."""
+
+    def __init__(self, timeout: float | None, on_idle: Callable[[str], None]) -> None:
+        self._timeout = timeout
+        self._on_idle = on_idle
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asked = ""
+
+    def ask(self, reason: str) -> None:
+        """End soon after the last node, for `reason`. A `look` follows."""
+        self._asked = self._asked or reason
+        self._stop_timer()
+
+    def look(self, nodes: int, all_over: bool) -> None:
+        """Take how many nodes are connected, and whether every job that there was has ended and is forgotten."""
+        if self._timeout is None and not self._asked:
+            return
+        if nodes:
+            self._stop_timer()
+        elif all_over:
+            self._on_idle(self._asked or "every job is over")
+        elif self._timer is None:
+            timeout = min(
+                math.inf if self._timeout is None else self._timeout, SHUTDOWN_TIMEOUT if self._asked else math.inf
+            )
+            words = self._asked or f"no node was here for {timeout:g} s"
+            self._timer = self._loop.call_later(timeout, self._on_idle, words)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+MAX_CONNECTIONS_OPTION = "grpc.max_allowed_incoming_connections"
 """Beyond that many connections gRPC closes a new one at once."""
 
 STOP_TIMEOUT = 3.0
@@ -44,13 +223,13 @@ class MasterServer:
         self._say = say
         self.grpc = load_grpc()
         self.jobs = Jobs(state_dir, int(time.time() * 1000), say, on_change, report)
-        self._sessions: set[Session] = set()
-        self._strangers: set[Session] = set()
+        self._sessions: set[NodeSession] = set()
+        self._strangers: set[NodeSession] = set()
         self._refusals = 0
         self._refusals_told = -REFUSALS_INTERVAL
-        most = most_connections()
-        self._connections = Connections(most)
-        self._server = self.grpc.aio.server(options=[*SERVER_OPTIONS, (MOST_CONNECTIONS_OPTION, most)])
+        most = max_connections()
+        self._connections = ConnectionLimiter(most)
+        self._server = self.grpc.aio.server(options=[*SERVER_OPTIONS, (MAX_CONNECTIONS_OPTION, most)])
         service, _, method = METHOD.strip("/").partition("/")
         handler = self.grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers((self.grpc.method_handlers_generic_handler(service, {method: handler}),))
@@ -90,8 +269,8 @@ class MasterServer:
         self._say(f"refused {peer}: {reason}{others}")
 
     async def _serve(self, _requests: Any, stream: Any) -> None:
-        session = Session(stream, self.jobs, self._token, self.grpc)
-        if len(self._strangers) >= MAX_STRANGERS:
+        session = NodeSession(stream, self.jobs, self._token, self.grpc)
+        if len(self._strangers) >= MAX_UNAUTHENTICATED:
             session.end(Refused("too many nodes are in their handshake with this master", retry=True))
         self._sessions.add(session)
         self._strangers.add(session)

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import msgspec
-
 from dlrover_run.coordination.records import Assignment, NodeKey
-from dlrover_run.master import handshake
-from dlrover_run.master.handshake import Handshake, Refusal, internal_error
+from dlrover_run.master.handshake import JOIN_TIMEOUT, MAX_HANDSHAKE_MESSAGE, Handshake, RequestRefused, internal_error
 from dlrover_run.master.job import Job
 from dlrover_run.master.jobs import Jobs
-from dlrover_run.wire import proof
-from dlrover_run.wire.messages import Assigned, BadMessage, FromMaster, FromNode, Refused, Report, encode, from_node
+from dlrover_run.transport import auth
+from dlrover_run.transport.messages import (
+    Assigned,
+    InvalidMessage,
+    MasterMessage,
+    NodeMessage,
+    Refused,
+    Report,
+    decode_from_node,
+    encode,
+)
 
-FAREWELL_TIMEOUT = 5.0
+LAST_MESSAGE_TIMEOUT = 5.0
 """Seconds that a node gets to take a stream's last word before the stream ends without it."""
 
 
-class Session:
+class NodeSession:
     """Serves one stream of gRPC. Words wait until gRPC has taken those before; of assignments only the latest waits."""
 
     def __init__(self, stream: Any, jobs: Jobs, token: str, grpc: ModuleType) -> None:
@@ -32,15 +37,15 @@ class Session:
         self._eof = grpc.aio.EOF
         self._broken: type[Exception] = grpc.aio.BaseError
         self._loop = asyncio.get_running_loop()
-        self._handshake = Handshake(token, proof.fresh_nonce())
+        self._handshake = Handshake(token, auth.new_nonce())
         self._joined: tuple[Job, NodeKey] | None = None
-        self._first: list[FromMaster] = []
+        self._first: list[MasterMessage] = []
         self._wanted: Assignment | None = None
         self._last_word: Refused | None = None
         self._ending = False
         self._writer: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
-        self._timer = self._loop.call_later(handshake.TIMEOUT, self._too_slow)
+        self._timer = self._loop.call_later(JOIN_TIMEOUT, self._too_slow)
 
     async def run(self, on_joined: Callable[[], None], on_refused: Callable[[str], None]) -> None:
         """Serve the stream until it ends. Says when its handshake is over, and why if the node was refused."""
@@ -68,11 +73,11 @@ class Session:
         self._ending = True
         self._last_word = last_word
         self._timer.cancel()
-        self._timer = self._loop.call_later(FAREWELL_TIMEOUT, self._ended.set)
+        self._timer = self._loop.call_later(LAST_MESSAGE_TIMEOUT, self._ended.set)
         self._write_soon()
 
     def _too_slow(self) -> None:
-        self.end(Refused(f"the node did not join within {handshake.TIMEOUT:g} s", retry=True))
+        self.end(Refused(f"the node did not join within {JOIN_TIMEOUT:g} s", retry=True))
 
     async def _read(self, on_joined: Callable[[], None], on_refused: Callable[[str], None]) -> None:
         try:
@@ -81,12 +86,12 @@ class Session:
             while True:
                 message = await self._next()
                 if not isinstance(message, Report):
-                    raise Refusal(f"the node said {type(message).__name__.lower()} where report was due")
+                    raise RequestRefused(f"the node said {type(message).__name__.lower()} where report was due")
                 self._jobs.hear(job, self, message.status)
-        except (Refusal, BadMessage) as refusal:
+        except (RequestRefused, InvalidMessage) as refusal:
             if not self._ending:
                 on_refused(str(refusal))
-            self.end(refusal.last_word if isinstance(refusal, Refusal) else Refused(str(refusal)[:2000]))
+            self.end(refusal.last_word if isinstance(refusal, RequestRefused) else Refused(str(refusal)[:2000]))
         except (EOFError, self._broken):
             self.end(None)
         except Exception as defect:
@@ -95,27 +100,27 @@ class Session:
             self.end(Refused(sentence, retry=True))
 
     async def _open(self) -> Job:
-        hello = self._handshake.greet(await self._next(handshake.MAX_SAID))
+        hello = self._handshake.greet(await self._next(MAX_HANDSHAKE_MESSAGE))
         self._first.append(self._handshake.challenge())
         self._write_soon()
-        self._first.append(self._handshake.admit(hello, await self._next(handshake.MAX_SAID)))
+        self._first.append(self._handshake.admit(hello, await self._next(MAX_HANDSHAKE_MESSAGE)))
         self._write_soon()
         join = self._handshake.join(hello, await self._next())
         job, welcome = self._jobs.join(hello.job, self, join)
         self._joined = job, join.status.key
         self._timer.cancel()
-        self._first.append(msgspec.structs.replace(welcome, time=time.time()))
+        self._first.append(welcome)
         self._write_soon()
         return job
 
-    async def _next(self, most: int | None = None) -> FromNode:
+    async def _next(self, most: int | None = None) -> NodeMessage:
         data = await self._stream.read()
         # What comes after the last word was said is not for us.
         if data is self._eof or self._ending:
             raise EOFError
         if most is not None and len(data) > most:
-            raise BadMessage(f"a message of {len(data)} bytes is longer than the {most} that a stranger may say")
-        return from_node(data)
+            raise InvalidMessage(f"a message of {len(data)} bytes is longer than the {most} that a stranger may say")
+        return decode_from_node(data)
 
     def _write_soon(self) -> None:
         if self._writer is None or self._writer.done():
@@ -128,7 +133,7 @@ class Session:
         if self._ending:
             self._ended.set()
 
-    def _next_word(self) -> FromMaster | None:
+    def _next_word(self) -> MasterMessage | None:
         if self._first:
             return self._first.pop(0)
         if self._wanted is not None and self._joined is not None:

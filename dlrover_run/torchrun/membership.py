@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from dlrover_run.agent.ports import HeldPort
 from dlrover_run.agent.standing import Standing
-from dlrover_run.backends.opening import open_board
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, RoundKey, Seat
 from dlrover_run.process_tree import signals
+from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError
 
 LEAVE_TIMEOUT = 5.0
@@ -152,7 +152,7 @@ class Membership:
             self._changed.notify_all()
 
     async def _take_part(self) -> None:
-        board = open_board(self._spec, self._wake.set, self._say)
+        board = open_client(self._spec, self._wake.set, self._say)
         try:
             standing = Standing(self._spec)
             with self._changed:
@@ -161,14 +161,14 @@ class Membership:
                 while True:
                     self._wake.clear()
                     if self._leaving:
-                        board.publish(standing.status(self._word.phase, self._word.failure))
+                        board.report(standing.status(self._word.phase, self._word.failure))
                         return
                     word = self._word
                     standing.take(board.assignment)
                     is_of_seat = word.round is not None and word.round == standing.round
                     # The workers of an earlier round may still be ending; nobody asks for them any more.
                     phase, failure = (word.phase, word.failure) if is_of_seat else (NodePhase.WAITING, None)
-                    board.publish(standing.status(phase, failure, met=phase is NodePhase.SUCCEEDED))
+                    board.report(standing.status(phase, failure, met=phase is NodePhase.SUCCEEDED))
                     self._show(View(board.assignment, standing.seat, board.problem or _dismissal(board.assignment)))
                     await self._wake.wait()
             finally:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from dlrover_run.etcd.operations import Delete, Get, Outcome, Put, Txn
+from dlrover_run.etcd.operations import Delete, Get, Put, Txn, TxnResult
 from simulation.etcd import EtcdCluster
 from simulation.etcd_client import Client
 from simulation.loop import LoopProcess
@@ -41,7 +41,7 @@ class Bed:
         self.timeline.run_until(self.timeline.now + 100, task.done)
         return task.result()
 
-    def commit(self, *operations: Get | Put | Delete | Txn, conditions: tuple[Any, ...] = ()) -> Outcome:
+    def commit(self, *operations: Get | Put | Delete | Txn, conditions: tuple[Any, ...] = ()) -> TxnResult:
         return self.cluster.commit(Txn(conditions, operations), self.process)
 
     def put(self, key: str, value: bytes = b"", lease: int = 0) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlrover_run.backends.orders import Orders
-from dlrover_run.backends.patience import Search, Silence
-from dlrover_run.backends.remote_board import CLOSE_TIMEOUT
-from dlrover_run.backends.session import HANDSHAKE_TIMEOUT
 from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.wire.messages import Assigned, Join, Refused, Report, Welcome, rule_values
+from dlrover_run.rendezvous.client import AssignmentTracker
+from dlrover_run.rendezvous.master_client import HANDSHAKE_TIMEOUT
+from dlrover_run.rendezvous.reconnect import CLOSE_TIMEOUT, ReconnectBackoff, Silence
+from dlrover_run.transport.messages import Assigned, Join, Refused, Report, Welcome, encode_rules
 from simulation.masters import Masters
 from simulation.network import END, TO_MASTER, TO_NODE, Stream
 from simulation.timeline import Process
@@ -26,13 +25,13 @@ class Board:
         self._rules = rules
         self._masters = masters
         self._listener = listener
-        self._search = Search(rules.join_timeout, node.time(), node.timeline.random.random)
+        self._search = ReconnectBackoff(rules.join_timeout, node.time(), node.timeline.random.random)
         self._silence = Silence(rules.silence_limit, node.time())
         self._status: NodeStatus | None = None
         self._stream: Stream | None = None
         self._joined = False
         self._connected = False
-        self._orders = Orders()
+        self._orders = AssignmentTracker()
         self._closing = False
         self._on_closed: Callable[[], None] = lambda: None
         self._attempt = 0
@@ -42,7 +41,7 @@ class Board:
     def assignment(self) -> Assignment:
         return self._orders.assignment
 
-    def publish(self, status: NodeStatus) -> None:
+    def report(self, status: NodeStatus) -> None:
         if status == self._status:
             return
         first = self._status is None
@@ -96,7 +95,7 @@ class Board:
         stream.listen(TO_NODE, self._process, lambda message: self._hear(stream, message))
         master.accept(stream)
         assert self._status is not None, "nothing is done before the first status"
-        self._send(Join(self._status, rule_values(self._rules)))
+        self._send(Join(self._status, encode_rules(self._rules)))
         self._process.call_later(HANDSHAKE_TIMEOUT, lambda: self._too_slow(attempt))
 
     def _too_slow(self, attempt: int) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from dlrover_run.coordination.records import Plan
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.master.journal import FORMAT, Header, Journal, Replaced, Story, compose
+from dlrover_run.master.journal import FORMAT, Journal, JournalContents, JournalHeader, JournalReplaced, encode
 from simulation.laws import Laws
 from simulation.timeline import Timeline
 
@@ -23,7 +23,7 @@ class Disk:
     def __init__(self, laws: Laws, timeline: Timeline) -> None:
         self.laws = laws
         self.timeline = timeline
-        self.stories: dict[str, Story] = {}
+        self.stories: dict[str, JournalContents] = {}
         self.owners: dict[str, int] = {}
         self.full = False
         self.tickets = itertools.count(1)
@@ -47,14 +47,14 @@ class DiskJournal:
     def exists(self) -> bool:
         return self._job in self._disk.stories
 
-    def take_over(self, rules: Rules, epoch: int) -> Story:
+    def take_over(self, rules: Rules, epoch: int) -> JournalContents:
         self._write()
         before = self._disk.stories.get(self._job)
         if before is None:
-            story = Story(Header(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
+            story = JournalContents(JournalHeader(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
         else:
             # The product's own, which needs no file.
-            story = Journal._succeed(cast(Journal, self), compose(before), epoch)
+            story = Journal._succeed(cast(Journal, self), encode(before), epoch)
         self._ticket = next(self._disk.tickets)
         self._disk.owners[self._job] = self._ticket
         self._disk.stories[self._job] = story
@@ -69,7 +69,7 @@ class DiskJournal:
         # Every plan has to get through the disk whole.
         plan = msgspec.json.decode(msgspec.json.encode(plan), type=Plan)
         story = self._disk.stories[self._job]
-        self._disk.stories[self._job] = Story(story.header, plan)
+        self._disk.stories[self._job] = JournalContents(story.header, plan)
         self._disk.laws.storing(story.plan, plan, self._disk.timeline.now)
         self.durable = plan
         self._burn()
@@ -84,7 +84,7 @@ class DiskJournal:
 
     def _look(self) -> None:
         if self._disk.owners.get(self._job) != self._ticket:
-            raise Replaced(f"another master has taken over the journal {self.path}")
+            raise JournalReplaced(f"another master has taken over the journal {self.path}")
 
     def _write(self) -> None:
         if self._disk.full:

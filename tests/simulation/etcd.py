@@ -12,20 +12,20 @@ from typing import Any
 
 from dlrover_run.etcd.operations import (
     Absent,
-    Away,
     Change,
-    Changed,
     Compacted,
-    Created,
+    CreateRevisionIs,
     Delete,
+    EtcdUnavailable,
     Get,
     KeyValue,
-    LeaseGone,
-    Outcome,
+    LeaseExpired,
+    LeaseIs,
+    ModRevisionIs,
     Put,
     Range,
     Txn,
-    Under,
+    TxnResult,
 )
 from simulation.timeline import Process, Timeline, demand
 
@@ -100,8 +100,8 @@ class EtcdCluster:
             self._note([self._drop(key) for key in sorted(known.keys)])
             self.on_change(None, before)
 
-    def commit(self, txn: Txn, owner: Process) -> Outcome:
-        """Carry out a transaction. Raises LeaseGone."""
+    def commit(self, txn: Txn, owner: Process) -> TxnResult:
+        """Carry out a transaction. Raises LeaseExpired."""
         _check(txn)
         self._check_leases(txn)
         before = dict(self.keys)
@@ -111,7 +111,7 @@ class EtcdCluster:
         if changes:
             self._note(list(changes.values()))
             self.on_change(owner, before)
-        return Outcome(succeeded, self.revision, found)
+        return TxnResult(succeeded, self.revision, found)
 
     def follow(self, range: Range, revision: int, tell: Tell) -> Follower:
         """Tell of the changes from that revision on: at once of those that have been. Raises Compacted."""
@@ -177,15 +177,15 @@ class EtcdCluster:
                 self._carry_out(operation, changes, found)
         return holds
 
-    def _holds(self, condition: Absent | Created | Changed | Under) -> bool:
+    def _holds(self, condition: Absent | CreateRevisionIs | ModRevisionIs | LeaseIs) -> bool:
         if isinstance(condition, Absent):
             return not self._in(condition.range)
         known = self.keys.get(condition.key)
         if known is None:
             return False
-        if isinstance(condition, Under):
+        if isinstance(condition, LeaseIs):
             return known.lease == condition.lease
-        return (known.created if isinstance(condition, Created) else known.changed) == condition.revision
+        return (known.created if isinstance(condition, CreateRevisionIs) else known.changed) == condition.revision
 
     def _in(self, range: Range) -> list[str]:
         return sorted(key for key in self.keys if range.has(key))
@@ -218,7 +218,7 @@ class EtcdCluster:
             if isinstance(operation, Txn):
                 self._check_leases(operation)
             elif isinstance(operation, Put) and operation.lease and operation.lease not in self.leases:
-                raise LeaseGone
+                raise LeaseExpired
 
     def _expire_later(self, lease: int) -> None:
         known = self.leases[lease]
@@ -240,7 +240,7 @@ class EtcdCluster:
     def answer(self, act: Callable[[], Any]) -> Any:
         """What a request that has arrived comes to. Raises Away as well as what `act` raises."""
         if self.away:
-            raise Away("no member has a leader")
+            raise EtcdUnavailable("no member has a leader")
         return act()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from dlrover_run.etcd.operations import Away, LeaseGone, Mistake, Outcome, Range, Txn
+from dlrover_run.etcd.operations import EtcdMisconfigured, EtcdUnavailable, LeaseExpired, Range, Txn, TxnResult
 from simulation.etcd import EtcdCluster
 from simulation.etcd_watch import DENIED, REQUEST_TIMEOUT, TO_ETCD, Watch
 from simulation.loop import LoopProcess
@@ -73,9 +73,9 @@ class Client:
     async def revoke(self, lease: int) -> None:
         await self._call(lambda: self.cluster.revoke(lease))
 
-    async def commit(self, txn: Txn) -> Outcome:
+    async def commit(self, txn: Txn) -> TxnResult:
         await self._burn_one()
-        outcome: Outcome = await self._call(lambda: self.cluster.commit(txn, self.process))
+        outcome: TxnResult = await self._call(lambda: self.cluster.commit(txn, self.process))
         await self._burn_one()
         return outcome
 
@@ -86,13 +86,13 @@ class Client:
         self._closed = True
         self.cut()
         for watch in list(self._watches):
-            watch.end(Away("the client is closed"))
+            watch.end(EtcdUnavailable("the client is closed"))
 
     def cut(self) -> None:
         """All connections break: nobody knows what has become of a request, and watches begin where they stopped."""
         self._connected = False
         for answer in list(self._pending):
-            _settle(answer, Away("the connection was broken off"))
+            _settle(answer, EtcdUnavailable("the connection was broken off"))
         for watch in list(self._watches):
             watch.break_off()
 
@@ -139,7 +139,7 @@ class Client:
         process = self.process
         answer = process.create_future()
         if self._closed or not process.alive:
-            raise Away("the client is closed")
+            raise EtcdUnavailable("the client is closed")
         self._pending[answer] = None
 
         def carry_out(is_heard: bool) -> None:
@@ -147,8 +147,8 @@ class Client:
                 # Who asked has given up, and has called it off in time.
                 return
             try:
-                result = Mistake(DENIED) if self.denied else self.cluster.answer(act)
-            except (Away, LeaseGone) as error:
+                result = EtcdMisconfigured(DENIED) if self.denied else self.cluster.answer(act)
+            except (EtcdUnavailable, LeaseExpired) as error:
                 result = error
             if is_heard:
                 self.send(TO_NODE, lambda: process.run(lambda: _settle(answer, result)))
@@ -163,7 +163,7 @@ class Client:
         def give_up() -> None:
             if not answer.done():
                 self._connected = False
-                _settle(answer, Away(f"it did not answer within {REQUEST_TIMEOUT:g} s"))
+                _settle(answer, EtcdUnavailable(f"it did not answer within {REQUEST_TIMEOUT:g} s"))
 
         self._over_connection(send)
         timer = process.call_later(REQUEST_TIMEOUT, give_up)

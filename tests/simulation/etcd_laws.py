@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dlrover_run.backends.etcd_records import Keys, Stored, unpack
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, Plan, PlanPhase, RoundKey
 from dlrover_run.etcd.operations import KeyValue
+from dlrover_run.rendezvous.etcd_records import Keys, StoredPlan, decode_record
 from simulation.etcd import EtcdCluster
 from simulation.laws import Laws
 from simulation.timeline import Process, demand
@@ -78,8 +78,8 @@ class Store:
             self._laws.forgetting(all_have_left)
 
     def _check_status(self, before: KeyValue | None, after: KeyValue) -> None:
-        now = unpack(after.value, NodeStatus)
-        last = now if before is None else unpack(before.value, NodeStatus)
+        now = decode_record(after.value, NodeStatus)
+        last = now if before is None else decode_record(before.value, NodeStatus)
         said = self._said[now.key]
         demand(last.key != now.key or said[last] <= said[now], "no older status of a node comes back over a newer one")
 
@@ -91,4 +91,4 @@ class Store:
 
 
 def _plan_of(current: KeyValue | None) -> Plan | None:
-    return None if current is None else unpack(current.value, Stored).plan
+    return None if current is None else decode_record(current.value, StoredPlan).plan

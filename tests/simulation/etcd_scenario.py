@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from dlrover_run.backends import etcd_leadership
-from dlrover_run.backends.etcd_board import EtcdBoard, lease_time
-from dlrover_run.backends.etcd_records import Keys
 from dlrover_run.coordination.records import OVER, Assignment, NodeStatus, Plan
 from dlrover_run.coordination.rules import RESULT_KEPT
 from dlrover_run.etcd.operations import KeyValue
+from dlrover_run.rendezvous import etcd_leader
+from dlrover_run.rendezvous.etcd_client import EtcdClient, lease_time
+from dlrover_run.rendezvous.etcd_records import Keys
 from dlrover_run.spec import EtcdSpec, JobSpec
 from simulation.etcd import EXPIRY_TICK, EtcdCluster
 from simulation.etcd_client import Client
@@ -36,7 +36,7 @@ DEFECT = "internal error"
 """How a board's sentence begins that owns up to a defect."""
 
 
-class WatchedBoard(EtcdBoard):
+class WatchedBoard(EtcdClient):
     """The product's board, with the laws around what it hears."""
 
     def __init__(self, node: Node, store: Store, *given: Any) -> None:
@@ -71,9 +71,9 @@ class BoardInEtcd:
         demand(problem is None or not problem.startswith(DEFECT), f"{problem}")
         return problem
 
-    def publish(self, status: NodeStatus) -> None:
+    def report(self, status: NodeStatus) -> None:
         self._store.publishing(status)
-        self._board.publish(status)
+        self._board.report(status)
 
     def close(self, on_closed: Callable[[], None]) -> None:
         def end() -> None:
@@ -145,7 +145,7 @@ class EtcdScenario(Scenario):
         self._describe("etcd keeps its data" if self.durable else "etcd may lose its data")
 
     def run(self) -> Outcome:
-        with patch.object(etcd_leadership, "time", Clocks(self.timeline)):
+        with patch.object(etcd_leader, "time", Clocks(self.timeline)):
             return super().run()
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlrover_run.etcd.operations import Away, Change, Compacted, Mistake, Range
+from dlrover_run.etcd.operations import Change, Compacted, EtcdMisconfigured, EtcdUnavailable, Range
 from simulation.etcd import Follower
 from simulation.network import TO_MASTER, TO_NODE
 
@@ -53,7 +53,7 @@ class Watch:
     async def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
         """The changes after that revision."""
         if any(revision < following - 1 for following in self._next.values()):
-            raise Away("etcd has lost data since the watch began")
+            raise EtcdUnavailable("etcd has lost data since the watch began")
         while True:
             while not self._heard:
                 await self._wait()
@@ -113,7 +113,7 @@ class Watch:
         if connection != self._connection:
             return
         if self._client.denied:
-            denied = Mistake(DENIED)
+            denied = EtcdMisconfigured(DENIED)
             client.send(TO_NODE, lambda: client.process.run(lambda: self._fail(connection, denied)))
             return
 
@@ -131,7 +131,7 @@ class Watch:
             client.send(TO_NODE, lambda: client.process.run(lambda: self._note_begun(connection, range, start)))
         except Compacted:
             client.send(TO_NODE, lambda: client.process.run(lambda: self._fail(connection, Compacted())))
-        except Away:
+        except EtcdUnavailable:
             client.send(TO_NODE, lambda: client.process.run(lambda: self._retry(connection, "no member has a leader")))
 
     def _tell(self, range: Range, connection: int, revision: int, changes: list[Change]) -> None:
@@ -169,7 +169,7 @@ class Watch:
         if self._client.process.timeline.random.random() < 0.5:
             self.break_off()
         else:
-            self.end(Away(why))
+            self.end(EtcdUnavailable(why))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

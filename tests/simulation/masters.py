@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey
-from dlrover_run.master.handshake import Refusal
+from dlrover_run.master.handshake import RequestRefused
 from dlrover_run.master.job import Job
 from dlrover_run.master.jobs import Jobs
-from dlrover_run.wire.messages import Assigned, Join, Refused, Report
+from dlrover_run.transport.messages import Assigned, Join, Refused, Report
 from simulation.disk import Disk, DiskJournal
 from simulation.laws import Laws
 from simulation.network import END, TO_MASTER, TO_NODE, Stream
@@ -137,7 +137,7 @@ class Session:
             elif isinstance(message, Report) and self._joined is not None:
                 jobs.hear(self._joined[0], self, message.status)
             self._check(message)
-        except Refusal as refusal:
+        except RequestRefused as refusal:
             self._master.note(f"refuses it: {refusal}")
             self.end(refusal.last_word)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dlrover_run.wire.messages import Assigned, Report
+from dlrover_run.transport.messages import Assigned, Report
 from simulation.timeline import Event, Process, Timeline
 
 REPEATED = (Assigned, Report)

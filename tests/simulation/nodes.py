@@ -28,7 +28,7 @@ class NodeBoard(Protocol):
     @property
     def problem(self) -> str | None: ...
 
-    def publish(self, status: NodeStatus) -> None:
+    def report(self, status: NodeStatus) -> None:
         """Put the node's latest status on the board."""
         ...
 
@@ -157,7 +157,7 @@ class Node(LoopProcess):
                 self.note(f"obeys the coordinator of epoch {wanted.epoch}")
             self._standing.take(wanted)
             self._check.follow(wanted.task)
-        self.board.publish(self._check.said(statement(self._standing, cast(Any, self.group), self._leaving)))
+        self.board.report(self._check.said(statement(self._standing, cast(Any, self.group), self._leaving)))
 
     def _follow(self) -> None:
         if self._busy or self.left:
@@ -223,7 +223,7 @@ class Node(LoopProcess):
         over = self._is_over
         if over or self.group is None or not self.group.succeeded:
             gave_up = None if over or self._leaving else RuntimeError(self.board.problem)
-            self.board.publish(last_words(self._standing, gave_up))
+            self.board.report(last_words(self._standing, gave_up))
         self.board.close(self.end)
 
 

@@ -349,8 +349,8 @@ def remote(test: Callable[[], Awaitable[None]]) -> Callable[[pytest.MonkeyPatch]
     """A test of two nodes, with short pauses between attempts; nothing may go wrong unheard."""
 
     def run(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(queue_caller, "RETRY_FIRST", 0.001)
-        monkeypatch.setattr(queue_caller, "RETRY_MOST", 0.01)
+        monkeypatch.setattr(queue_caller, "BACKOFF_FIRST", 0.001)
+        monkeypatch.setattr(queue_caller, "BACKOFF_MAX", 0.01)
         troubles: list[Any] = []
 
         async def watched() -> None:

@@ -15,7 +15,6 @@ import msgspec
 from dlrover_run.agent.departure import Departure, received_words
 from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
-from dlrover_run.backends.board import Board, Listener
 from dlrover_run.console.rounds import render_stop
 from dlrover_run.console.voice import Voice
 from dlrover_run.coordination.cluster.records import Hosting, Order, Role, Targets
@@ -24,6 +23,7 @@ from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
 from dlrover_run.process_tree import tree
 from dlrover_run.process_tree.orphans import OrphanKiller
+from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import SpecError
 from tf_ps_runner.agent.channel import Channel
 from tf_ps_runner.agent.environment import PACKAGE
@@ -55,7 +55,7 @@ class Agent:
         relay: Relay,
         parent_pipes: Sequence[int],
         voice: Voice,
-        open_board: Callable[[Listener, Callable[[str], None]], Board],
+        open_board: Callable[[OnChange, Callable[[str], None]], RendezvousClient],
     ) -> None:
         job = spec.job
         assert job.rules.cluster is not None, "such a job has rules for its cluster"
@@ -189,7 +189,7 @@ class Agent:
 
     def _publish(self) -> None:
         if not self._over:
-            self._board.publish(self._status(self._phase))
+            self._board.report(self._status(self._phase))
 
     @property
     def _phase(self) -> NodePhase:
@@ -231,7 +231,7 @@ class Agent:
         wanted, problem = self._board.assignment, self._board.problem
         self._over = True
         self._voice.wait_no_more()
-        self._board.publish(self._status(NodePhase.LEFT))
+        self._board.report(self._status(NodePhase.LEFT))
         await self._desk.close()
         self._channel.close()
         await self._queues.close()
@@ -248,7 +248,7 @@ class Agent:
                 stopped_by=self._departure.signal,
                 problem=problem,
                 gave_up=gave_up,
-                mistaken=self._board.mistaken,
+                mistaken=self._board.is_user_error,
             ),
             self._spec.job.compat_exit_codes,
         )

@@ -9,12 +9,12 @@ from functools import partial
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import told_name
 from dlrover_run.agent.narration import is_verbose
-from dlrover_run.backends.opening import open_board
 from dlrover_run.console.voice import Voice, console_voice
 from dlrover_run.coordination.records import Failure
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir, leave_nothing, make_temp_dir
 from dlrover_run.process_tree import tree
+from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import SpecError
 from tf_ps_runner.agent.loop import Agent
 from tf_ps_runner.agent.verdict import Verdict
@@ -30,7 +30,7 @@ async def run_agent(spec: ServersSpec, run_dir: RunDir, parent_pipes: Sequence[i
     run_dir = make_temp_dir(run_dir, relay.remove_at_end)
     pids_to_spare: set[int] = set()
     try:
-        agent = Agent(spec, run_dir, relay, parent_pipes, voice, partial(open_board, job))
+        agent = Agent(spec, run_dir, relay, parent_pipes, voice, partial(open_client, job))
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
         verdict = Verdict(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))

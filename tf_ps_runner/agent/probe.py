@@ -13,15 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from dlrover_run.coordination.cluster.records import TaskKey
-from dlrover_run.coordination.punctuality import Punctuality
 from dlrover_run.process_tree import signals
-from dlrover_run.wire import transport
+from dlrover_run.rendezvous.failure_detector import StallMonitor
+from dlrover_run.transport import grpc_setup
 from tf_ps_runner.agent.vigil import ANSWER_TIMEOUT, Verdict, Vigil
 
 METHOD = "/tensorflow.WorkerService/GetStatus"
 """Its request may be empty, and 81 bytes come back; the same in TensorFlow 2.15 and 2.21."""
 
-_OPTIONS: transport.Options = [
+_OPTIONS: grpc_setup.Options = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     # Each question has to find out for itself.
@@ -42,7 +42,7 @@ class Probe:
         self._grpc: Any = None
         self._watches: dict[TaskKey, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
-        self._punctuality = Punctuality(time.monotonic())
+        self._punctuality = StallMonitor(time.monotonic())
         self._late = 0.0
         self._beating: asyncio.TimerHandle | None = None
 
@@ -51,9 +51,9 @@ class Probe:
         if server in self._watches:
             return
         if self._grpc is None:
-            self._grpc = transport.load_grpc()
+            self._grpc = grpc_setup.load_grpc()
         if self._beating is None:
-            self._punctuality = Punctuality(time.monotonic())
+            self._punctuality = StallMonitor(time.monotonic())
             self._beat()
         self._watches[server] = self._loop.create_task(self._watch(server, address, port))
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from dlrover_run.backends.patience import RETRY_FIRST, RETRY_MOST
 from dlrover_run.coordination.cluster.records import TaskKey
-from dlrover_run.wire import proof
+from dlrover_run.rendezvous.reconnect import BACKOFF_FIRST, BACKOFF_MAX
+from dlrover_run.transport import auth
 from tf_ps_runner.agent.desk import Reply
 from tf_ps_runner.agent.queue_words import (
     HANDSHAKE_TIMEOUT,
@@ -48,7 +48,7 @@ class QueueCaller:
         self._place = ""
         self._key = ""
         self._version = 0
-        self._session = proof.fresh_nonce()
+        self._session = auth.new_nonce()
         self._number = 0
         self._asked: dict[int, tuple[Passed, Reply]] = {}
         self._heard: list[int] = []
@@ -67,7 +67,7 @@ class QueueCaller:
             self._asked.clear()
             self._tasks.clear()
         self._place, self._version, self._key = place, version, key
-        self._session = proof.fresh_nonce()
+        self._session = auth.new_nonce()
         self._heard.clear()
         self._hang_up()
         if place:
@@ -130,7 +130,7 @@ class QueueCaller:
                 failures += 1
                 self._complain(place, str(broken), failures)
             # Other ones each time, so that a thousand nodes do not call at once.
-            await asyncio.sleep(random.random() * min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(failures, 8)))
+            await asyncio.sleep(random.random() * min(BACKOFF_MAX, BACKOFF_FIRST * 2.0 ** min(failures, 8)))
 
     def _complain(self, place: str, clause: str, failures: int) -> None:
         """Tell the person once what keeps this node from its data, when it was no matter of a moment."""
@@ -172,7 +172,7 @@ class QueueCaller:
             raise LinkBroken(challenge.reason)
         if not isinstance(challenge, Challenge):
             raise LinkBroken("it does not speak as an agent does")
-        if not proof.same(challenge.mac, self._membership.server_mac(opening, challenge.nonce, self._key)):
+        if not auth.macs_equal(challenge.mac, self._membership.server_mac(opening, challenge.nonce, self._key)):
             raise LinkBroken("whoever answers there knows another token than this job's, or is another host by now")
         mac = self._membership.caller_mac(opening, challenge.nonce, self._key)
         writer.write(line_of(Proof(mac, self._version, self._session)))

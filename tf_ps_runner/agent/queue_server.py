@@ -8,7 +8,7 @@ from functools import partial
 from dlrover_run.agent.ports import bind_everywhere
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.cluster.records import TaskKey
-from dlrover_run.wire import proof
+from dlrover_run.transport import auth
 from tf_ps_runner.agent.desk import Desk
 from tf_ps_runner.agent.queue_words import (
     HANDSHAKE_TIMEOUT,
@@ -75,7 +75,7 @@ class QueueServer:
         self._links: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
-        self.key = proof.fresh_nonce()
+        self.key = auth.new_nonce()
 
     async def listen(self) -> int:
         """Listen at a free port of all addresses of this machine, and return it. Raises OSError."""
@@ -135,10 +135,10 @@ class QueueServer:
         if opening.protocol != PROTOCOL or opening.job != self._membership.job:
             self._refuse(writer, f"the queues of job {self._membership.job} are here, in protocol {PROTOCOL}")
             return None
-        nonce = proof.fresh_nonce()
+        nonce = auth.new_nonce()
         writer.write(line_of(Challenge(nonce, self._membership.server_mac(opening, nonce, self.key))))
         shown = await from_caller(reader)
-        if not isinstance(shown, Proof) or not proof.same(
+        if not isinstance(shown, Proof) or not auth.macs_equal(
             shown.mac, self._membership.caller_mac(opening, nonce, self.key)
         ):
             self._refuse(writer, "it knows another token than this job's, or another key than this host's")

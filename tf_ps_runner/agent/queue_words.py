@@ -22,8 +22,8 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import NodeId, Total
 from dlrover_run.coordination.cluster.records import TaskKey
-from dlrover_run.wire import proof
-from dlrover_run.wire.messages import Hello, JobId, Mac, Nonce
+from dlrover_run.transport import auth
+from dlrover_run.transport.messages import Hello, JobId, Mac, Nonce
 from tf_ps_runner.agent.words import MAX_LINE, Answer, Take, Used
 
 PROTOCOL = 1
@@ -122,15 +122,15 @@ class Membership:
 
     def opening(self) -> Opening:
         """The first word of a call."""
-        return Opening(PROTOCOL, self.job, self.node_id, self.incarnation, proof.fresh_nonce())
+        return Opening(PROTOCOL, self.job, self.node_id, self.incarnation, auth.new_nonce())
 
     def caller_mac(self, opening: Opening, nonce: str, key: str) -> str:
         """The caller's proof."""
-        return proof.node_mac(self._secret(key), _hello(opening), nonce)
+        return auth.node_mac(self._secret(key), _hello(opening), nonce)
 
     def server_mac(self, opening: Opening, nonce: str, key: str) -> str:
         """The server's proof."""
-        return proof.master_mac(self._secret(key), _hello(opening), nonce)
+        return auth.master_mac(self._secret(key), _hello(opening), nonce)
 
     def _secret(self, key: str) -> str:
         # Both: the key travels over a network that may be overheard, which the token never does, and where etcd decides

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 
-from dlrover_run.coordination.punctuality import BEAT
+from dlrover_run.rendezvous.failure_detector import STALL_CHECK_INTERVAL
 
 TRY_FIRST = 0.05
 """Seconds between the first two attempts to reach a server that has just been started."""
@@ -55,7 +55,7 @@ class Vigil:
     def miss(self, took: float, late: float) -> None:
         """It did not answer for `took` seconds, in which we were `late` seconds late ourselves."""
         # A stop is seen as up to a beat shorter than it was.
-        self._note_miss(max(0.0, took - late - BEAT) if late else took)
+        self._note_miss(max(0.0, took - late - STALL_CHECK_INTERVAL) if late else took)
 
     def fail(self) -> None:
         """It could not be reached: that is sure, however late we were."""

@@ -1,0 +1,108 @@
+"""Writes of the elected agent: only while it is elected, each after the one before, and only what has changed.
+
+The key of an election says who may write, not in which order what was sent is carried out. A request may come twice,
+when the member that it was sent to dies before it answers, and one that was given up may come after its successor. So
+each write names the last one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from dlrover_run.etcd.operations import (
+    Absent,
+    CreateRevisionIs,
+    Get,
+    KeyValue,
+    KeyValueStore,
+    LeaseIs,
+    ModRevisionIs,
+    Put,
+    Range,
+    Txn,
+    TxnResult,
+)
+from dlrover_run.rendezvous.etcd_records import Keys
+
+MAX_TXN_BYTES = 1_000_000
+"""Bytes of values in one transaction; etcd refuses a request of more than 1.5 MB by default."""
+
+
+class NotElected(Exception):
+    """This agent is elected no more."""
+
+
+class StaleWriteApplied(Exception):
+    """A write that was given up has been carried out all the same, so it has to be read again what stands in etcd."""
+
+
+class FencedWriter:
+    """The writes of one election. `leader` is the leader's key as it was created in it.
+
+    The revision of its creation tells two elections apart, and its lease two nodes: an etcd that has lost its data may
+    give the same revision again.
+    """
+
+    def __init__(self, store: KeyValueStore, keys: Keys, leader: KeyValue) -> None:
+        self._store = store
+        self._leader = Range(keys.leader)
+        self._turn = Range(keys.turn)
+        self._elected = (CreateRevisionIs(leader.key, leader.created), LeaseIs(leader.key, leader.lease))
+        self._election = leader.created, leader.lease
+        self._last: Absent | ModRevisionIs = Absent(self._turn)
+        self._turns = 0
+        self._written: dict[str, bytes] = {}
+        self._lease = 0
+
+    async def read(self, *ranges: Range) -> TxnResult:
+        """What stands there, from which the next write goes on. Raises NotElected."""
+        outcome = await self._store.commit(Txn(self._elected, tuple(map(Get, (self._turn, *ranges)))))
+        if not outcome.succeeded:
+            raise NotElected
+        turn = outcome.found.get(self._turn.key)
+        self._last = Absent(self._turn) if turn is None else ModRevisionIs(turn.key, turn.changed)
+        # What was given up may stand there, or not.
+        self._written.clear()
+        return outcome
+
+    async def write(self, values: Mapping[str, bytes], lease: int) -> None:
+        """Have these values there, under that lease, in their order. Raises NotElected and StaleWriteApplied."""
+        if lease != self._lease:
+            self._lease = lease
+            self._written.clear()
+        puts = [Put(key, value, lease) for key, value in values.items() if self._written.get(key) != value]
+        for batch in _batches(puts):
+            await self._carry_out(batch)
+            self._written.update((put.key, put.value) for put in batch)
+
+    async def _carry_out(self, batch: Sequence[Put]) -> None:
+        self._turns += 1
+        number = f"{self._election[0]}.{self._election[1]:x}.{self._turns}".encode()
+        puts = (*batch, Put(self._turn.key, number, self._lease))
+        outcome = await self._store.commit(
+            Txn((*self._elected, self._last), puts, (Get(self._leader), Get(self._turn)))
+        )
+        revision = outcome.revision
+        if not outcome.succeeded:
+            leader, turn = outcome.found.get(self._leader.key), outcome.found.get(self._turn.key)
+            if leader is None or (leader.created, leader.lease) != self._election:
+                raise NotElected
+            if turn is None or turn.value != number:
+                raise StaleWriteApplied
+            # It has come twice, and this was the second time.
+            revision = turn.changed
+        self._last = ModRevisionIs(self._turn.key, revision)
+
+
+def _batches(puts: Sequence[Put]) -> Iterator[list[Put]]:
+    """The same in the same order, in parts that etcd takes in one transaction."""
+    batch: list[Put] = []
+    size = 0
+    for put in puts:
+        if batch and size + len(put.value) > MAX_TXN_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(put)
+        size += len(put.value)
+    if batch:
+        yield batch

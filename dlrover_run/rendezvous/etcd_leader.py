@@ -1,0 +1,317 @@
+"""Turns the keys under which nodes put their statuses into what a coordinator hears: statuses, and who is gone.
+
+What the elected agent does for all nodes of a job in etcd: it hears their statuses, decides, writes what follows.
+
+It decides as a master does, with the same coordinator. Whatever it writes is bound to the key of its election, so an
+agent that was replaced while it slept writes nothing any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.notice import misfit
+from dlrover_run.coordination.pacing import Progress
+from dlrover_run.coordination.plausible import implausible
+from dlrover_run.coordination.records import OVER, NodeKey, NodePhase, NodeStatus, Plan
+from dlrover_run.coordination.rules import MOST_NODES, RESULT_KEPT, Rules
+from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteApplied
+from dlrover_run.etcd.operations import Change, Compacted, KeyValue, KeyValueStore, LeaseExpired, Range, Watch
+from dlrover_run.nursery import wait_until
+from dlrover_run.rendezvous.etcd_records import (
+    Keys,
+    StoredPlan,
+    decode_record,
+    encode_record,
+    messages_by_bucket,
+    rules_of,
+)
+from dlrover_run.rendezvous.failure_detector import StallMonitor
+from dlrover_run.transport.messages import InvalidMessage, encode_rules
+
+
+class MembershipWatch:
+    """Who has a key now. `say` prints one line, about a status that does not count, and once about each node.
+
+    `strangers` are nodes of another kind than the job. They learn that from its rules, so somebody has to write these
+    where they read.
+    """
+
+    def __init__(self, keys: Keys, say: Callable[[str], None]) -> None:
+        self._keys = keys
+        self._say = say
+        self._nodes: dict[str, NodeKey] = {}
+        self._unreadable: set[str] = set()
+        self._left: set[NodeKey] = set()
+        self.strangers: frozenset[str] = frozenset()
+
+    def has_left(self, key: NodeKey) -> bool:
+        """Whether that node has said goodbye."""
+        return key in self._left
+
+    def awaits(self, plan: Plan) -> bool:
+        """Whether a member of the plan is not here, and may come back to learn what has become of the job."""
+        here = {*self._nodes.values(), *self._left}
+        return any(not member.done and member.key not in here for member in plan.members)
+
+    def hear_all(self, coordinator: Coordinator, found: Iterable[KeyValue], now: float) -> None:
+        """Hear how everything stands at one revision."""
+        there = {self._node_id(current.key): current for current in found}
+        for node_id in self._nodes.keys() - there.keys():
+            self._lose(coordinator, node_id, now)
+        for node_id, current in there.items():
+            self._hear(coordinator, node_id, current, now)
+
+    def hear(self, coordinator: Coordinator, change: Change, now: float) -> bool:
+        """Hear what has become of one key; whether that is news."""
+        node_id = self._node_id(change.key)
+        if change.now is not None:
+            return self._hear(coordinator, node_id, change.now, now)
+        if node_id not in self._nodes:
+            return False
+        self._lose(coordinator, node_id, now)
+        return True
+
+    def _hear(self, coordinator: Coordinator, node_id: str, current: KeyValue, now: float) -> bool:
+        try:
+            status = decode_record(current.value, NodeStatus)
+        except InvalidMessage as error:
+            self._reject(node_id, current, str(error))
+            return False
+        problem = misfit(coordinator.rules, status)
+        if problem is not None:
+            self.strangers |= {node_id}
+        problem = problem or implausible(status, coordinator.plan, coordinator.seat(status.key))
+        if status.node_id != node_id:
+            problem = f"that of {status.node_id}"
+        elif len(self._nodes) >= MOST_NODES and node_id not in self._nodes:
+            problem = f"one too many, for a job has at most {MOST_NODES} nodes"
+        if problem is not None:
+            self._reject(node_id, current, problem)
+            return False
+        self._nodes[node_id] = status.key
+        if status.phase is NodePhase.LEFT:
+            self._left.add(status.key)
+        return coordinator.hear(status, now)
+
+    def _lose(self, coordinator: Coordinator, node_id: str, now: float) -> None:
+        key = self._nodes.pop(node_id)
+        coordinator.disconnect(key, now)
+
+    def _reject(self, node_id: str, current: KeyValue, problem: str) -> None:
+        if node_id not in self._unreadable:
+            self._unreadable.add(node_id)
+            self._say(f"warning: the status in etcd under {current.key} does not count: {problem}")
+
+    def _node_id(self, key: str) -> str:
+        return key.removeprefix(self._keys.nodes)
+
+
+JOB_KEPT = 24 * 3600
+"""Seconds for which a job of which no node is left can be taken up again; then etcd forgets it. While it has an elected
+agent the time does not pass."""
+
+
+class EtcdLeader:
+    """One election's, of the agent of the node `own`. `leader` is the leader's key as it was created in it;
+    `return_grace` is how many seconds the members of a plan that is taken over have to come back. `say` prints one line
+    for the person at the console.
+    """
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        keys: Keys,
+        rules: Rules,
+        own: NodeKey,
+        leader: KeyValue,
+        return_grace: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self.leader = leader
+        self._own = own
+        self._store = store
+        self._keys = keys
+        self._rules = rules
+        self._return_grace = return_grace
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._writing = FencedWriter(store, keys, leader)
+        self._attendance = MembershipWatch(keys, say)
+        self._punctuality = StallMonitor(self._loop.time())
+        self._coordinator: Coordinator | None = None
+        self._heard: list[Change] = []
+        self._news = asyncio.Event()
+        self._lease = 0
+        self._renew_at = 0.0
+        self._owing = True
+        self._addressed: frozenset[NodeKey | str] = frozenset()
+        self._done = False
+
+    async def lead(self) -> None:
+        """Decide for the job until it is over, or this node has left it, or another agent is elected.
+
+        Raises Away; called again later it goes on with what it knows, and the time between counts for nobody.
+        """
+        try:
+            was_away = self._coordinator is not None
+            while not self._done:
+                async with self._store.watch([Range(self._keys.nodes, prefix=True)]) as watch:
+                    revision, coordinator = await self._read_all(was_away)
+                    was_away = False
+                    watching = asyncio.ensure_future(self._listen(watch, revision))
+                    watching.add_done_callback(lambda _: self._news.set())
+                    try:
+                        await self._decide(coordinator, watching)
+                    except (Compacted, StaleWriteApplied):
+                        # Events that nobody has heard are not kept any more, or an older write stands there.
+                        continue
+                    finally:
+                        watching.cancel()
+                        await asyncio.gather(watching, return_exceptions=True)
+        except NotElected:
+            return
+
+    async def _read_all(self, was_away: bool) -> tuple[int, Coordinator]:
+        """Hear how everything stands at one revision; `was_away` after a time without etcd. Raises NotElected."""
+        self._heard.clear()
+        outcome = await self._writing.read(Range(self._keys.plan), Range(self._keys.nodes, prefix=True))
+        now = self._loop.time()
+        coordinator = self._coordinator
+        if coordinator is None:
+            self._punctuality = StallMonitor(now)
+            coordinator = self._begin(self._take_over(outcome.found.get(self._keys.plan), now))
+        self._excuse(coordinator, now)
+        if was_away:
+            # The leases of others may have run out meanwhile, and they take new ones.
+            coordinator.expect_back(now)
+        nodes = (current for key, current in outcome.found.items() if key.startswith(self._keys.nodes))
+        self._attendance.hear_all(coordinator, nodes, now)
+        self._owing = self._progress.outdated = True
+        return outcome.revision, coordinator
+
+    def _take_over(self, stored: KeyValue | None, now: float) -> Coordinator:
+        if stored is not None:
+            try:
+                record = decode_record(stored.value, StoredPlan)
+                self._rules = rules_of(record)
+            except InvalidMessage as error:
+                self._say(f"warning: the plan in etcd under {self._keys.plan} is {error}; it is made anew")
+            else:
+                epoch = max(self.leader.created, record.plan.epoch + 1)
+                # One lease for the whole job, so that none is left to run for a day after it.
+                self._lease = stored.lease
+                return Coordinator(self._rules, now, epoch, record.plan, self._return_grace)
+        return Coordinator(self._rules, now, self._first_epoch)
+
+    def _begin(self, coordinator: Coordinator) -> Coordinator:
+        self._coordinator = coordinator
+        self._progress = Progress(coordinator)
+        return coordinator
+
+    @property
+    def _first_epoch(self) -> int:
+        """The epoch of a coordinator without a predecessor's plan. Revisions begin anew where etcd has lost its data,
+        and rounds of before and after that must not have one name; so time counts too, as with a master."""
+        return max(self.leader.created, time.time_ns() // 1_000_000)
+
+    async def _listen(self, watch: Watch, revision: int) -> None:
+        async for changes in watch.after(revision):
+            self._heard += changes
+            self._news.set()
+
+    async def _decide(self, coordinator: Coordinator, watching: asyncio.Future[None]) -> None:
+        """Settle whatever is heard. Raises NotElected, StaleWriteApplied, Away and Compacted."""
+        while True:
+            now = self._loop.time()
+            self._excuse(coordinator, now)
+            changes, self._heard = self._heard, []
+            for change in changes:
+                if self._attendance.hear(coordinator, change, now):
+                    self._progress.outdated = True
+            await self._keep_job(now)
+            coordinator = await self._settle(coordinator)
+            if coordinator.plan.phase in OVER or self._attendance.has_left(self._own):
+                self._done = True
+                return
+            if watching.done():
+                watching.result()
+            if not self._heard:
+                self._news.clear()
+                await wait_until(self._news, self._wake_at(coordinator) - self._loop.time())
+
+    def _wake_at(self, coordinator: Coordinator) -> float:
+        times = (coordinator.wake_at(), self._progress.due, self._renew_at, self._punctuality.next_beat)
+        return min(time for time in times if time is not None)
+
+    def _excuse(self, coordinator: Coordinator, now: float) -> None:
+        """Time in which this agent was stopped, or etcd away, counts for nobody."""
+        if late := self._punctuality.late(now):
+            coordinator.excuse(late)
+
+    async def _settle(self, coordinator: Coordinator) -> Coordinator:
+        """Decide on all that was heard and on the time that has passed, and write what follows; who decides from then
+        on."""
+        while True:
+            now = self._loop.time()
+            advanced = coordinator.advance(now)
+            if coordinator.superseded:
+                coordinator = self._begin(self._anew(coordinator, now))
+                continue
+            told = self._progress.renew(now, len(coordinator.present), at_once=advanced)
+            readers: frozenset[NodeKey | str] = frozenset((*coordinator.present, *self._attendance.strangers))
+            # A newcomer to whom no decision falls reads words that everybody else may have read long ago.
+            self._owing = self._owing or advanced or told or not readers <= self._addressed
+            # Until a plan is rebuilt from what nodes say, each of them keeps what it was told.
+            if self._owing and not coordinator.adopting:
+                self._addressed = readers
+                await self._write(coordinator, now)
+                self._owing = False
+                for line in coordinator.take_lines():
+                    self._say(line)
+            if not advanced:
+                return coordinator
+
+    def _anew(self, before: Coordinator, now: float) -> Coordinator:
+        """A node obeys a later coordinator, whose plan is not in this store: what was stored here is worth nothing, and
+        the plan is rebuilt from what the nodes say."""
+        coordinator = Coordinator(self._rules, now, self._first_epoch)
+        for presence in before.present.values():
+            if presence.connected:
+                coordinator.hear(presence.status, now)
+        return coordinator
+
+    async def _keep_job(self, now: float) -> None:
+        """Have a lease under which the job outlives its nodes for a while."""
+        if now >= self._renew_at:
+            if not self._lease or not await self._store.renew(self._lease):
+                self._lease = await self._store.grant(JOB_KEPT)
+                self._owing = True
+            self._renew_at = now + JOB_KEPT / 24
+
+    async def _write(self, coordinator: Coordinator, now: float) -> None:
+        """Store the plan, then the words: nothing is sent that is not stored. Raises NotElected, StaleWriteApplied."""
+        plan, lease = coordinator.plan, self._lease
+        values = {self._keys.plan: encode_record(StoredPlan(encode_rules(self._rules), plan))}
+        for bucket, word in messages_by_bucket(
+            coordinator, self._progress.told(now), self._attendance.strangers
+        ).items():
+            values[self._keys.words(bucket)] = encode_record(word)
+        if plan.phase in OVER:
+            if self._attendance.awaits(plan):
+                values[self._keys.unaware] = b""
+            values[self._keys.over] = plan.phase.value.encode()
+            # From now on etcd cleans up by itself.
+            lease = await self._store.grant(int(RESULT_KEPT))
+        try:
+            await self._writing.write(values, lease)
+        except LeaseExpired:
+            # Not this node's: somebody has ended the job's. What stood under it is gone, so all is written again.
+            if lease == self._lease:
+                self._lease, self._renew_at = 0, 0.0
+            raise StaleWriteApplied from None
+        if lease != self._lease:
+            await self._store.revoke(self._lease)

@@ -1,0 +1,79 @@
+"""The client of a node that needs no other one, where nodes are checked: it decides by itself, and watches the time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+import pytest
+from node_truth import Truth
+from virtual_job import rules
+
+from dlrover_run.coordination import check_round, checking
+from dlrover_run.coordination.records import NodeStatus, PlanPhase
+from dlrover_run.coordination.rules import CHECK_ONCE
+from dlrover_run.rendezvous.local import LocalClient
+
+ALONE = NodeStatus(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2, check_port=2)
+
+
+def test_one_node_is_checked_and_told_what_came_of_it() -> None:
+    said: list[str] = []
+    news: list[int] = []
+
+    async def take_part() -> None:
+        truth = Truth()
+        client = LocalClient(rules(1, 1, check=CHECK_ONCE), None, lambda: news.append(1), said.append)
+        client.report(ALONE)
+        waiting = client.assignment.waiting
+        assert waiting is not None
+        assert waiting.text == "checking this node before training"
+        heard = len(news)
+        client.report(ALONE)
+        assert len(news) == heard, "who says the same again is told the same"
+        status = msgspec.structs.replace(ALONE, computed=truth.compute("a.net"))
+        client.report(status)
+        task = client.assignment.task
+        assert task is not None
+        assert [[end.node for end in link] for link in task.links] == [[0]]
+        client.report(msgspec.structs.replace(status, linked=truth.link("a.net", task)))
+        assert client.assignment.seat is not None
+        assert client.assignment.checkup is not None
+        assert client.assignment.checkup.gigabytes == 10.0
+        await client.close()
+
+    asyncio.run(take_part())
+    assert said == [], "it says itself that it has passed"
+
+
+def test_a_node_that_never_computes_is_found_without_another_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (check_round, checking):
+        monkeypatch.setattr(module, "CHECK_MARGIN", 0.01)
+
+    said: list[str] = []
+
+    async def take_part() -> None:
+        told = asyncio.Event()
+        client = LocalClient(rules(1, 1, check=CHECK_ONCE, check_timeout=0.05), None, told.set, said.append)
+        client.report(ALONE)
+        while client.assignment.checkup is None:
+            told.clear()
+            await told.wait()
+        assert client.assignment.checkup.dismissed
+        await client.close()
+
+    asyncio.run(take_part())
+    assert "Fault nodes are: [0] and stragglers are: []." in said
+
+
+def test_with_ranks_by_hand_nobody_is_checked() -> None:
+    async def take_part() -> None:
+        client = LocalClient(replace(rules(2, 2), check=CHECK_ONCE), 1, lambda: None)
+        client.report(ALONE)
+        assert client.assignment.phase is PlanPhase.TRAINING
+        assert client.assignment.seat is not None
+        assert client.assignment.seat.node_rank == 1
+        await client.close()
+
+    asyncio.run(take_part())
