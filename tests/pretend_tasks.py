@@ -15,22 +15,22 @@ from typing import Any
 import msgspec
 from harness import WAIT
 
-from dlrover_run.coordination.cluster.records import (
+from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.model import (
+    Capacity,
+    DesiredReplicas,
     EndCause,
-    Hosting,
-    Order,
+    NodeOrder,
+    NodeTasks,
     Role,
-    Room,
-    Targets,
     Task,
     TaskEnd,
     TaskKey,
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.coordination.cluster.rules import ClusterRules
-from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import Entrypoint, JobSpec
 
@@ -48,22 +48,22 @@ def worker(number: int) -> TaskKey:
     return TaskKey(Role.WORKER, number)
 
 
-def rules(most_ps: int = 2, workers: int = 1, **changes: Any) -> Rules:
+def rules(max_ps: int = 2, workers: int = 1, **changes: Any) -> Rules:
     """One server or more, and a worker beside the chief; nobody waits for what the test knows."""
     cluster = ClusterRules(
-        least_ps=1,
-        most_ps=most_ps,
-        least_workers=0,
-        most_workers=workers,
+        min_ps=1,
+        max_ps=max_ps,
+        min_workers=0,
+        max_workers=workers,
         **{name: changes.pop(name) for name in ("ready_timeout", "save_timeout", "max_restarts") if name in changes},
     )
     plain = {"least": 1, "most": 8, "lost_after": 0.2, "last_call_timeout": 0.1, "keep_alive_interval": 0.3}
     return Rules(cluster=cluster, **{**plain, **changes})
 
 
-def room(**tasks: int) -> tuple[Room, ...]:
+def room(**tasks: int) -> tuple[Capacity, ...]:
     """Rooms by role: `room(ps=1, chief=1)`."""
-    return tuple(Room(Role(role), number) for role, number in tasks.items())
+    return tuple(Capacity(Role(role), number) for role, number in tasks.items())
 
 
 ports = itertools.count(20_000)
@@ -77,8 +77,8 @@ class PretendNode:
         self,
         spec: JobSpec,
         name: str,
-        rooms: tuple[Room, ...] = (),
-        wish: Targets | None = None,
+        rooms: tuple[Capacity, ...] = (),
+        wish: DesiredReplicas | None = None,
         never: Sequence[Role] = (),
         trains: bool = False,
     ) -> None:
@@ -101,7 +101,7 @@ class PretendNode:
         return self.board.assignment
 
     @property
-    def order(self) -> Order:
+    def order(self) -> NodeOrder:
         """What it shall run; AssertionError when there is nothing."""
         assert self.assignment.cluster is not None, self.assignment
         return self.assignment.cluster
@@ -170,7 +170,7 @@ class PretendNode:
             self.tasks[key] = self._follow(order, task, self.tasks.get(key))
         self._publish()
 
-    def _follow(self, order: Order, task: Task, told: TaskStatus | None) -> TaskStatus:
+    def _follow(self, order: NodeOrder, task: Task, told: TaskStatus | None) -> TaskStatus:
         if told is None:
             port = self._ports.setdefault((task.role, task.rank), next(ports))
             return TaskStatus(key=task.key, stage=TaskStage.HELD, port=port)
@@ -183,7 +183,7 @@ class PretendNode:
             told = msgspec.structs.replace(told, stage=TaskStage.READY, restored=0 if task.role is Role.CHIEF else -1)
         if told.stage is TaskStage.READY:
             if (order.pause and task.role is Role.WORKER) or (order.save and task.role is Role.CHIEF):
-                left = TaskEnd(EndCause.MEMBERSHIP, "left, as it was asked to")
+                left = TaskEnd(EndCause.RESHAPED, "left, as it was asked to")
                 return msgspec.structs.replace(told, stage=TaskStage.ENDED, end=left)
             if order.ending and task.role is Role.WORKER:
                 return msgspec.structs.replace(told, stage=TaskStage.ENDED, end=SUCCESS)
@@ -207,9 +207,14 @@ class PretendNode:
             )
         )
 
-    def _hosting(self) -> Hosting:
+    def _hosting(self) -> NodeTasks:
         number = 1 if self._wish else 0
-        return Hosting(rooms=self._rooms, tasks=tuple(self.tasks.values()), wish=self._wish, wish_number=number)
+        return NodeTasks(
+            capacity=self._rooms,
+            tasks=tuple(self.tasks.values()),
+            scale_request=self._wish,
+            scale_request_number=number,
+        )
 
 
 class Job:
@@ -225,14 +230,16 @@ class Job:
         )
         self.nodes: list[PretendNode] = []
 
-    def node(self, name: str, rooms: tuple[Room, ...] = (), spec: JobSpec | None = None, **more: Any) -> PretendNode:
+    def node(
+        self, name: str, rooms: tuple[Capacity, ...] = (), spec: JobSpec | None = None, **more: Any
+    ) -> PretendNode:
         node = PretendNode(spec or self.spec, name, rooms, **more)
         self.nodes.append(node)
         return node
 
     def visitor(self, **wish: int) -> PretendNode:
         """Somebody who wishes for something, and goes."""
-        return self.node("visitor", wish=Targets(**wish))
+        return self.node("visitor", wish=DesiredReplicas(**wish))
 
 
 @asynccontextmanager

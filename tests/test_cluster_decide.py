@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SILENT, SUCCESS, VirtualCluster, rules
 
-from dlrover_run.coordination.cluster.account import with_answer
-from dlrover_run.coordination.cluster.placing import spread
-from dlrover_run.coordination.cluster.records import Role, Stage, TaskStage
-from dlrover_run.coordination.cluster.rules import RESTARTS
-from dlrover_run.coordination.cluster.wishes import MOST_ANSWERS
 from dlrover_run.coordination.records import NodeKey, NodePhase, PlanPhase
+from dlrover_run.policies.parameter_servers.model import Role, Stage, TaskStage
+from dlrover_run.policies.parameter_servers.placement import spread
+from dlrover_run.policies.parameter_servers.recovery import with_answer
+from dlrover_run.policies.parameter_servers.rules import RESTARTS
+from dlrover_run.policies.parameter_servers.scaling import MAX_ANSWER_TEXTS
 
 
 def running(ps: int = 2, workers: int = 2, restored: int = 0, **changes: object) -> VirtualCluster:
@@ -48,7 +48,7 @@ class TestStart:
         assert job.ids(Role.WORKER) == ["worker-0", "worker-1", "worker-2"]
 
     def test_waits_for_room_for_the_least_of_everything_and_a_chief(self) -> None:
-        job = VirtualCluster(rules(2, 1, least_workers=1))
+        job = VirtualCluster(rules(2, 1, min_workers=1))
         job.come("a", chief=0, workers=1, ps=1)
         job.come("b", chief=0, workers=0, ps=1)
         assert job.plan.phase is PlanPhase.GATHERING
@@ -56,7 +56,7 @@ class TestStart:
         assert job.plan.phase is PlanPhase.TRAINING
 
     def test_has_a_last_call_where_more_may_come(self) -> None:
-        job = VirtualCluster(rules(1, 0, most_ps=4))
+        job = VirtualCluster(rules(1, 0, max_ps=4))
         job.come("a")
         job.wait(29)
         assert job.plan.phase is PlanPhase.GATHERING
@@ -147,7 +147,7 @@ class TestServers:
         assert job.plan.reason.endswith("; begun anew")
 
     def test_what_is_lost_is_known_when_the_version_after_a_pause_never_trained(self) -> None:
-        job = running(1, 0, most_ps=3)
+        job = running(1, 0, max_ps=3)
         job.wish("a", 1, ps=2)
         job.obey()
         job.ready("ps-3", "ps-4")
@@ -170,7 +170,7 @@ class TestServers:
         assert "ps-1 (rank 1) on c was lost with its node; ps-3 on d takes its place" in job.plan.reason
 
     def test_fewer_go_on_where_there_is_no_room(self) -> None:
-        job = apart(least_ps=1)
+        job = apart(min_ps=1)
         job.lose("c", "d")
         job.wait(1.1)
         assert job.hosts(Role.PS) == ["b"]
@@ -308,7 +308,7 @@ class TestOthers:
     def test_a_worker_that_has_succeeded_is_not_started_again(self) -> None:
         job = running()
         job.end("worker-0", how=SUCCESS)
-        assert (job.ids(Role.WORKER), job.cluster.done) == (["worker-1"], (0,))
+        assert (job.ids(Role.WORKER), job.cluster.succeeded_workers) == (["worker-1"], (0,))
 
     def test_but_is_needed_again_when_the_model_goes_back(self) -> None:
         job = running()
@@ -335,7 +335,7 @@ class TestOthers:
             job.end(f"evaluator-{number}")
             job.obey()
         assert (job.plan.phase, job.stage, job.ids(Role.EVALUATOR)) == (PlanPhase.TRAINING, Stage.TRAINING, [])
-        assert (job.cluster.unevaluated, job.cluster.outcome) == (True, None)
+        assert (job.cluster.evaluator_failed, job.cluster.outcome) == (True, None)
         assert "training goes on" in job.plan.reason
         # Neither another version nor another coordinator starts it again.
         job.end("ps-0")
@@ -350,7 +350,7 @@ class TestOthers:
     def test_an_evaluator_that_fails_in_the_same_way_again_is_given_up_at_once(self) -> None:
         job = running(evaluator=1)
         job.end("evaluator-0", how=REPEATED)
-        assert (job.plan.phase, job.cluster.unevaluated) == (PlanPhase.TRAINING, True)
+        assert (job.plan.phase, job.cluster.evaluator_failed) == (PlanPhase.TRAINING, True)
 
     def test_an_evaluator_that_fails_after_the_chief_has_succeeded_is_told_of_at_the_end(self) -> None:
         job = running(evaluator=1)
@@ -384,7 +384,7 @@ class TestOthers:
 
 class TestPlannedChange:
     def test_starts_the_next_servers_while_training_goes_on_then_pauses_saves_and_loses_nothing(self) -> None:
-        job = running(1, 2, most_ps=3)
+        job = running(1, 2, max_ps=3)
         assert job.ids(Role.PS) == ["ps-0", "ps-1", "ps-2"]
         job.wish("a", 1, ps=2)
         assert (job.stage, job.plan.key.number) == (Stage.CHANGING, 1)
@@ -425,7 +425,7 @@ class TestPlannedChange:
         assert job.stage is Stage.SAVING
 
     def test_a_server_that_dies_meanwhile_is_replaced_by_those_that_were_coming(self) -> None:
-        job = running(1, 2, most_ps=3)
+        job = running(1, 2, max_ps=3)
         job.wish("a", 1, ps=2)
         job.end("ps-0")
         assert (job.plan.key.number, job.ids(Role.PS)) == (2, ["ps-3", "ps-4"])
@@ -444,15 +444,15 @@ class TestPlannedChange:
         assert (job.plan.key.number, job.stage, job.ids(Role.CHIEF)) == (1, Stage.SAVING, ["chief-1"])
 
     def test_a_next_server_that_dies_disturbs_nobody(self) -> None:
-        job = running(1, 2, most_ps=3)
+        job = running(1, 2, max_ps=3)
         job.wish("a", 1, ps=2)
         job.obey()
         job.end("ps-3")
-        assert (job.stage, [str(task.key) for task in job.cluster.coming]) == (Stage.CHANGING, ["ps-5", "ps-6"])
+        assert (job.stage, [str(task.key) for task in job.cluster.next_servers]) == (Stage.CHANGING, ["ps-5", "ps-6"])
         assert job.plan.key.number == 1
 
     def test_a_change_that_fails_too_often_is_given_up_and_training_goes_on(self) -> None:
-        job = running(1, 2, most_ps=3, max_restarts=0)
+        job = running(1, 2, max_ps=3, max_restarts=0)
         job.wish("a", 1, ps=2)
         job.obey()
         job.end("ps-3")
@@ -460,40 +460,40 @@ class TestPlannedChange:
         assert "the change is given up, and training goes on" in job.plan.reason
 
     def test_a_wish_that_is_taken_back_ends_it(self) -> None:
-        job = running(1, 2, most_ps=3)
+        job = running(1, 2, max_ps=3)
         job.wish("a", 1, ps=2)
         job.wish("a", 2, ps=3)
-        assert (job.stage, job.cluster.coming) == (Stage.TRAINING, ())
+        assert (job.stage, job.cluster.next_servers) == (Stage.TRAINING, ())
 
     def test_another_wish_begins_another_one(self) -> None:
-        job = running(1, 2, most_ps=3)
+        job = running(1, 2, max_ps=3)
         job.wish("a", 1, ps=2)
         job.wish("a", 2, ps=1)
-        assert [str(task.key) for task in job.cluster.coming] == ["ps-5"]
+        assert [str(task.key) for task in job.cluster.next_servers] == ["ps-5"]
 
     def test_a_swollen_server_gets_more_memory_before_it_is_killed(self) -> None:
         job = running(ps_memory=100, max_memory=300)
-        job.say("ps-0", TaskStage.READY, swollen=True)
+        job.say("ps-0", TaskStage.READY, near_memory_limit=True)
         assert (job.stage, job.spent(Role.PS).memory) == (Stage.CHANGING, 1)
-        assert [task.memory for task in job.cluster.coming] == [200, 100]
+        assert [task.memory for task in job.cluster.next_servers] == [200, 100]
 
     def test_a_node_that_leaves_gives_its_server_away_without_a_loss(self) -> None:
         job = apart()
         job.phase("c", NodePhase.LEAVING)
         assert job.stage is Stage.CHANGING
-        assert [task.host for task in job.cluster.coming] == ["b", "d"]
+        assert [task.host for task in job.cluster.next_servers] == ["b", "d"]
 
     def test_a_node_that_comes_makes_room_for_more(self) -> None:
-        job = VirtualCluster(rules(1, 0, most_ps=2))
+        job = VirtualCluster(rules(1, 0, max_ps=2))
         job.come("a", ps=1)
         job.wait(31)
         job.train()
         job.come("b", chief=0, ps=1)
-        assert (job.stage, len(job.cluster.coming)) == (Stage.CHANGING, 2)
+        assert (job.stage, len(job.cluster.next_servers)) == (Stage.CHANGING, 2)
 
     def pausing(self) -> VirtualCluster:
         """A job that goes from three servers to two, whose workers were told to leave."""
-        job = running(1, 2, most_ps=3)
+        job = running(1, 2, max_ps=3)
         job.wish("a", 1, ps=2)
         job.obey()
         job.ready("ps-3", "ps-4")
@@ -503,7 +503,7 @@ class TestPlannedChange:
 
 class TestWords:
     def test_one_server_answers(self) -> None:
-        job = running(1, 0, most_ps=2)
+        job = running(1, 0, max_ps=2)
         job.wish("a", 1, ps=1)
         job.obey()
         job.ready("ps-2")
@@ -526,7 +526,7 @@ class TestWords:
         assert said in job.plan.reason
 
     def test_a_wish_that_waits_for_the_model_is_told_of_once(self) -> None:
-        job = VirtualCluster(rules(1, 0, most_ps=2))
+        job = VirtualCluster(rules(1, 0, max_ps=2))
         job.come("a")
         job.obey()
         job.wish("a", 1, ps=1)
@@ -562,7 +562,7 @@ NOT_DECIDED = (False, "")
 def answer(job: VirtualCluster) -> tuple[bool, str]:
     """Whether the last wish of the node `a` is refused, and the answer in words."""
     order = with_answer(job.order("a"), job.cluster, "a")
-    return order.wish_refused, order.wish_answer
+    return order.scale_refused, order.scale_answer
 
 
 class TestWishes:
@@ -587,14 +587,14 @@ class TestWishes:
         ],
     )
     def test_one_that_cannot_be_carried_out_is_refused_as_a_whole(self, wish: dict[str, int], why: str) -> None:
-        job = running(2, 8, most_ps=6)
+        job = running(2, 8, max_ps=6)
         before = job.cluster
         job.wish("a", 1, **wish)
         refused, said = answer(job)
         assert refused
         assert why in said
         assert job.plan.reason.endswith(f"which is refused: {said}")
-        assert (job.cluster.targets, job.cluster.tasks, job.stage) == (before.targets, before.tasks, Stage.TRAINING)
+        assert (job.cluster.desired, job.cluster.tasks, job.stage) == (before.desired, before.tasks, Stage.TRAINING)
 
     def test_one_with_a_fixed_number_is_told_how_to_have_a_range(self) -> None:
         job = running()
@@ -620,7 +620,7 @@ class TestWishes:
         assert answer(job)[0] is True
 
     def test_servers_that_have_failed_too_often_are_not_tried_again_and_that_is_said(self) -> None:
-        job = running(1, 2, most_ps=3, max_restarts=0)
+        job = running(1, 2, max_ps=3, max_restarts=0)
         job.wish("a", 1, ps=2)
         job.obey()
         job.end("ps-3")
@@ -632,7 +632,7 @@ class TestWishes:
         assert not answer(job)[0]
 
     def test_what_follows_is_said(self) -> None:
-        job = running(1, 3, most_ps=2)
+        job = running(1, 3, max_ps=2)
         job.wish("a", 1, ps=2, workers=3)
         assert answer(job) == (False, "2 parameter servers are there already; 3 workers are there already")
         job.wish("a", 2, ps=1, workers=2)
@@ -643,12 +643,12 @@ class TestWishes:
 
     def test_only_the_newest_answers_are_kept_in_words(self) -> None:
         job = running(2, 3)
-        for number in range(MOST_ANSWERS + 2):
+        for number in range(MAX_ANSWER_TEXTS + 2):
             job.come(f"v{number}", chief=0, workers=0, ps=0)
             job.wish(f"v{number}", 1, workers=3)
-        kept = job.cluster.wishes
-        assert len(kept) == MOST_ANSWERS + 2
-        assert [bool(one.answer) for one in kept] == [False] * 2 + [True] * MOST_ANSWERS
+        kept = job.cluster.scale_answers
+        assert len(kept) == MAX_ANSWER_TEXTS + 2
+        assert [bool(one.answer) for one in kept] == [False] * 2 + [True] * MAX_ANSWER_TEXTS
 
     def test_is_granted_once(self) -> None:
         job = running(2, 3)
@@ -771,7 +771,7 @@ class TestEnd:
         assert (job.plan.phase, job.plan.key.number) == (PlanPhase.TRAINING, 1)
 
     def test_a_chief_that_succeeds_while_a_change_goes_on_ends_the_job(self) -> None:
-        job = running(1, 0, most_ps=3)
+        job = running(1, 0, max_ps=3)
         job.wish("a", 1, ps=2)
         job.end("chief-0", how=SUCCESS)
         assert job.plan.phase is PlanPhase.FINISHED

@@ -18,9 +18,9 @@ from links import Link
 from master_process import Master, master
 from pretend_tasks import CHIEF, SUCCESS, Job, PretendNode, playing, ps, room, rules, worker
 
-from dlrover_run.coordination.cluster.records import Role
 from dlrover_run.coordination.records import PlanPhase
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.model import Role
 from dlrover_run.spec import EtcdSpec, MasterSpec
 
 SERVERS, TRAINERS = room(ps=2), room(chief=1, worker=1, ps=1)
@@ -117,7 +117,7 @@ def test_in_memory_a_deadline_passes_though_nobody_says_a_word() -> None:
         assert over.phase is PlanPhase.FAILED
         assert "was not ready after 0.2 s" in over.reason
 
-    play(scene, rules(most_ps=1, workers=0, ready_timeout=0.2, max_restarts=1))
+    play(scene, rules(max_ps=1, workers=0, ready_timeout=0.2, max_restarts=1))
 
 
 def test_a_node_that_hosts_nothing_is_told_what_there_is_no_room_for() -> None:
@@ -233,7 +233,7 @@ async def wish_for_more(job: Job) -> None:
     """A visitor asks for one server less, hears that this is known, and goes; nobody waits for it."""
     a, b = await begin(job)
     visitor = job.visitor(ps=1)
-    await visitor.until(lambda: visitor.assignment.cluster and visitor.order.heard_wish == 1)
+    await visitor.until(lambda: visitor.assignment.cluster and visitor.order.scale_answered == 1)
     assert "1 parameter server" in visitor.assignment.reason
     assert visitor.order.tasks == ()
     await visitor.close()
@@ -319,7 +319,7 @@ def test_a_worker_of_a_node_that_is_lost_moves_to_one_that_waits() -> None:
     async def scene() -> None:
         with master() as process:
             link = Link(int(process.address.rpartition(":")[2]))
-            async with playing(rules(most_ps=1, workers=2), **at(process)) as job:
+            async with playing(rules(max_ps=1, workers=2), **at(process)) as job:
                 apart = replace(job.spec, master=MasterSpec("127.0.0.1", link.port, is_host=False))
                 a, b = job.node("a", room(worker=1), spec=apart), job.node("b", room(ps=1, chief=1, worker=1))
                 await a.until(lambda: a.keys and a.order.open)
@@ -366,4 +366,4 @@ async def killed(first: Master, *nodes: PretendNode) -> dict[PretendNode, int]:
 async def obey_another(epochs: dict[PretendNode, int]) -> None:
     """All nodes have been told by another coordinator what to run."""
     for node, epoch in epochs.items():
-        await node.until(lambda node=node, epoch=epoch: node.assignment.epoch > epoch and node.order.account)
+        await node.until(lambda node=node, epoch=epoch: node.assignment.epoch > epoch and node.order.hint)

@@ -10,34 +10,9 @@ import pytest
 from master_node import status
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
-from dlrover_run.coordination.cluster.account import ROOM_FOR_ENDS, Memory, account_of
-from dlrover_run.coordination.cluster.adoption import adopt_cluster
-from dlrover_run.coordination.cluster.progress import wanted
-from dlrover_run.coordination.cluster.records import (
-    MOST_HOSTED,
-    MOST_TASKS,
-    Account,
-    Cluster,
-    EndCause,
-    Given,
-    HeardWish,
-    Hosting,
-    Order,
-    Role,
-    Room,
-    Spent,
-    Stage,
-    Targets,
-    Task,
-    TaskEnd,
-    TaskKey,
-    TaskStage,
-    TaskStatus,
-)
-from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.notice import differences
-from dlrover_run.coordination.plausible import MAX_ADDRESS, MAX_ID, MAX_ROUND, MAX_STEP, MOST_ROOMS, implausible
+from dlrover_run.coordination.plausible import MAX_ADDRESS, MAX_CAPACITY, MAX_ID, MAX_ROUND, MAX_STEP, implausible
 from dlrover_run.coordination.records import (
     Assignment,
     Member,
@@ -50,6 +25,30 @@ from dlrover_run.coordination.records import (
     Waiting,
 )
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.model import (
+    MAX_NODE_TASKS,
+    MAX_TASKS,
+    AssignedTask,
+    Capacity,
+    Cluster,
+    DesiredReplicas,
+    EndCause,
+    NodeOrder,
+    NodeTasks,
+    RecoveryHint,
+    Role,
+    RoleUsage,
+    ScaleAnswer,
+    Stage,
+    Task,
+    TaskEnd,
+    TaskKey,
+    TaskStage,
+    TaskStatus,
+)
+from dlrover_run.policies.parameter_servers.progress import wanted
+from dlrover_run.policies.parameter_servers.recovery import MAX_ENDS_BYTES, Memory, recover_cluster, recovery_hint
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.etcd_records import (
     BucketMessage,
@@ -71,7 +70,7 @@ from dlrover_run.transport.messages import (
     encode_rules,
 )
 
-RULES = Rules(most=4, cluster=ClusterRules(least_ps=1, most_ps=4, most_workers=8, save_timeout=2.5))
+RULES = Rules(most=4, cluster=ClusterRules(min_ps=1, max_ps=4, max_workers=8, save_timeout=2.5))
 
 
 def key(role: str, number: int) -> TaskKey:
@@ -87,11 +86,15 @@ CLUSTER = Cluster(
     version=3,
     stage=Stage.TRAINING,
     tasks=(task("ps", 4, 0, "a"), task("ps", 5, 1, "b"), task("chief", 2, 0, "b"), task("worker", 7, 1, "b")),
-    spent=(Spent(Role.PS, ids=6, failures=1), Spent(Role.CHIEF, ids=3), Spent(Role.WORKER, ids=8, failures=2)),
-    targets=Targets(workers=2),
-    done=(0,),
-    held_at=1.0,
-    served_at=1.0,
+    usage=(
+        RoleUsage(Role.PS, ids=6, failures=1),
+        RoleUsage(Role.CHIEF, ids=3),
+        RoleUsage(Role.WORKER, ids=8, failures=2),
+    ),
+    desired=DesiredReplicas(workers=2),
+    succeeded_workers=(0,),
+    ports_held_at=1.0,
+    servers_ready_at=1.0,
     opened_at=1.0,
 )
 PLAN = Plan(
@@ -115,7 +118,7 @@ def told(plan: Plan, *keys: NodeKey) -> list[Assignment]:
 
 def test_rules_of_a_cluster_travel_under_names_of_their_own() -> None:
     values = encode_rules(RULES)
-    assert values["cluster.most_ps"] == 4
+    assert values["cluster.max_ps"] == 4
     assert values["cluster.save_timeout"] == 2.5
     assert decode_rules(values) == RULES
 
@@ -130,11 +133,11 @@ def test_a_job_without_servers_has_the_rules_that_it_always_had() -> None:
     [
         ({"cluster.least_pss": 1}, "unknown rules: cluster.least_pss"),
         ({"cluster": 1}, "unknown rules: cluster"),
-        ({"cluster.least_ps": 0}, "at least one parameter server"),
-        ({"cluster.least_ps": 5}, "MIN may not be above MAX"),
-        ({"cluster.least_workers": 9}, "MIN may not be above MAX"),
-        ({"cluster.most_workers": MOST_TASKS}, "processes"),
-        ({"cluster.most_workers": 1.5}, "not the rules of a job"),
+        ({"cluster.min_ps": 0}, "at least one parameter server"),
+        ({"cluster.min_ps": 5}, "MIN may not be above MAX"),
+        ({"cluster.min_workers": 9}, "MIN may not be above MAX"),
+        ({"cluster.max_workers": MAX_TASKS}, "processes"),
+        ({"cluster.max_workers": 1.5}, "not the rules of a job"),
         ({"cluster.ready_timeout": -1.0}, "below 0"),
         ({"cluster.ps_memory": 10**10}, "cluster.ps_memory is too large"),
     ],
@@ -146,7 +149,7 @@ def test_rules_that_no_cluster_has_are_refused(changes: dict[str, Any], words: s
 
 def test_a_person_is_told_which_rules_of_the_cluster_are_others() -> None:
     assert RULES.cluster is not None
-    other = replace(RULES, max_restarts=7, cluster=replace(RULES.cluster, most_ps=2, end_grace=1.0))
+    other = replace(RULES, max_restarts=7, cluster=replace(RULES.cluster, max_ps=2, end_grace=1.0))
     assert differences(RULES, RULES) == ""
     assert differences(RULES, other) == (
         "the rules of the job's first node hold: --max-restarts is 0, not 7; --ps (most) is 4, not 2; "
@@ -176,7 +179,7 @@ def test_each_node_is_told_its_tasks_and_what_all_are_told() -> None:
     assert [str(one.key) for one in a.cluster.tasks] == ["ps-4"]
     assert [str(one.key) for one in b.cluster.tasks] == ["chief-2", "ps-5", "worker-7"]
     assert a.cluster.servers == b.cluster.servers == ("a.net:3004", "b.net:3005")
-    assert a.cluster.account == b.cluster.account == account_of(CLUSTER)
+    assert a.cluster.hint == b.cluster.hint == recovery_hint(CLUSTER)
     assert (a.seat, a.waiting) == (None, None)
 
 
@@ -188,19 +191,23 @@ def test_a_node_that_hosts_nothing_waits() -> None:
 
 def test_a_visitor_is_told_that_its_wish_is_known() -> None:
     heard = msgspec.structs.replace(
-        PLAN, cluster=msgspec.structs.replace(CLUSTER, wishes=(HeardWish("v", 4), HeardWish("a", 2)))
+        PLAN, cluster=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4), ScaleAnswer("a", 2)))
     )
     visitor, a = told(heard, NodeKey("v", "x"), A)
     assert visitor.cluster is not None
     assert a.cluster is not None
-    assert (visitor.cluster.heard_wish, visitor.cluster.tasks) == (4, ())
-    assert (a.cluster.heard_wish, len(a.cluster.tasks)) == (2, 1)
+    assert (visitor.cluster.scale_answered, visitor.cluster.tasks) == (4, ())
+    assert (a.cluster.scale_answered, len(a.cluster.tasks)) == (2, 1)
 
 
 def test_a_node_reads_in_etcd_what_a_master_would_tell_it_and_no_address_twice() -> None:
-    heard = msgspec.structs.replace(PLAN, cluster=msgspec.structs.replace(CLUSTER, wishes=(HeardWish("v", 4),)))
+    heard = msgspec.structs.replace(
+        PLAN, cluster=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4),))
+    )
     coordinator = Coordinator(RULES, 0.0, 6, heard)
-    coordinator.hear(status("v", "x", cluster=Hosting(wish=Targets(ps=1), wish_number=4)), 0.0)
+    coordinator.hear(
+        status("v", "x", cluster=NodeTasks(scale_request=DesiredReplicas(ps=1), scale_request_number=4)), 0.0
+    )
     waiting = Waiting("for others")
     words = messages_by_bucket(coordinator, waiting, strangers=("stranger",))
     for node in (A, B):
@@ -209,7 +216,7 @@ def test_a_node_reads_in_etcd_what_a_master_would_tell_it_and_no_address_twice()
         assert all(part.cluster is None or not part.cluster.servers for _, _, part in word.parts)
     visitor = words[bucket_of("v")].assignment(NodeKey("v", "x"))
     assert visitor.cluster is not None
-    assert visitor.cluster.heard_wish == 4
+    assert visitor.cluster.scale_answered == 4
     assert decode_rules(words[bucket_of("stranger")].rules).cluster == RULES.cluster
 
 
@@ -217,17 +224,17 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
     address = "x" * MAX_ADDRESS
     hosted = tuple(
         msgspec.structs.replace(task("worker", 800_000 + rank, rank, "n" * 36), address=address, port=65535)
-        for rank in range(MOST_HOSTED)
+        for rank in range(MAX_NODE_TASKS)
     )
-    addresses = (f"{address}:65535",) * MOST_TASKS
-    account = Account(version=MAX_ROUND, servers=1, tasks=MOST_TASKS, done=tuple(range(MOST_TASKS)))
-    order = Order(version=MAX_ROUND, tasks=hosted, servers=addresses[:1], workers=addresses, account=account)
+    addresses = (f"{address}:65535",) * MAX_TASKS
+    account = RecoveryHint(version=MAX_ROUND, servers=1, tasks=MAX_TASKS, succeeded_workers=tuple(range(MAX_TASKS)))
+    order = NodeOrder(version=MAX_ROUND, tasks=hosted, servers=addresses[:1], workers=addresses, hint=account)
     data = encode(Assigned(Assignment(cluster=order, reason="x" * 2 * MAX_WHAT)))
     assert MAX_NODE_MESSAGE < len(data) < MAX_MASTER_MESSAGE
     assert isinstance(decode_from_master(data), Assigned)
     end = TaskEnd(EndCause.FAILURE, "\n" * MAX_WHAT, "\n" * MAX_TRACE)
     ended = tuple(TaskStatus(key=one.key, stage=TaskStage.ENDED, step=MAX_STEP, end=end) for one in hosted)
-    hosting = Memory().follow(order).add_to(Hosting(rooms=(Room(Role.WORKER, MOST_ROOMS),), tasks=ended))
+    hosting = Memory().follow(order).add_to(NodeTasks(capacity=(Capacity(Role.WORKER, MAX_CAPACITY),), tasks=ended))
     data = encode(Report(status("n" * 36, "i" * 36, cluster=hosting)))
     assert len(data) < MAX_NODE_MESSAGE
     assert isinstance(decode_from_node(data), Report)
@@ -244,13 +251,13 @@ def repeating(plan: Plan, name: str, **changes: Any) -> NodeStatus:
         TaskStatus(key=one.key, stage=TaskStage.READY, port=one.port, restored=40, step=90)
         for one in assignment.cluster.tasks
     )
-    hosting = Memory().follow(assignment.cluster).add_to(Hosting(rooms=(Room(Role.PS, 1),), tasks=tasks))
+    hosting = Memory().follow(assignment.cluster).add_to(NodeTasks(capacity=(Capacity(Role.PS, 1),), tasks=tasks))
     values = {"heard": plan.key, "epoch": plan.epoch, "phase": NodePhase.RUNNING, "address": f"{name}.net", **changes}
     return status(name, cluster=hosting, **values)
 
 
 def adopted(*statuses: NodeStatus, waited: bool = False) -> Plan | None:
-    return adopt_cluster(Plan(epoch=9), statuses, waited, 100.0)
+    return recover_cluster(Plan(epoch=9), statuses, waited, 100.0)
 
 
 def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
@@ -261,9 +268,19 @@ def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
     assert {member.key for member in plan.members} == {A, B}
     cluster = plan.cluster
     assert {one.key: one for one in cluster.tasks} == {one.key: one for one in CLUSTER.tasks}
-    assert (cluster.version, cluster.stage, cluster.targets, cluster.done) == (3, Stage.TRAINING, CLUSTER.targets, (0,))
-    assert set(cluster.spent) == set(CLUSTER.spent)
-    assert (cluster.held_at, cluster.served_at, cluster.opened_at, cluster.step) == (100.0, 100.0, 100.0, 40)
+    assert (cluster.version, cluster.stage, cluster.desired, cluster.succeeded_workers) == (
+        3,
+        Stage.TRAINING,
+        CLUSTER.desired,
+        (0,),
+    )
+    assert set(cluster.usage) == set(CLUSTER.usage)
+    assert (cluster.ports_held_at, cluster.servers_ready_at, cluster.opened_at, cluster.step) == (
+        100.0,
+        100.0,
+        100.0,
+        40,
+    )
 
 
 def test_who_is_still_to_be_heard_is_waited_for_and_then_his_servers_are_lost() -> None:
@@ -274,7 +291,7 @@ def test_who_is_still_to_be_heard_is_waited_for_and_then_his_servers_are_lost() 
     lost = next(one for one in plan.cluster.tasks if (one.role, one.rank) == (Role.PS, 0))
     assert lost.node_id == "unknown-ps-0"
     assert lost.key.id == 6, "one that nobody had"
-    assert Spent(Role.PS, ids=7, failures=1) in plan.cluster.spent
+    assert RoleUsage(Role.PS, ids=7, failures=1) in plan.cluster.usage
     assert NodeKey("unknown-ps-0", "unknown") in {member.key for member in plan.members}
 
 
@@ -319,7 +336,7 @@ def test_between_two_versions_the_account_goes_on() -> None:
     assert plan is not None
     assert plan.cluster is not None
     assert (plan.phase, plan.key.number) == (PlanPhase.GATHERING, 3)
-    assert set(plan.cluster.spent) == set(CLUSTER.spent)
+    assert set(plan.cluster.usage) == set(CLUSTER.usage)
 
 
 def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
@@ -335,13 +352,13 @@ def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
     assert orders.take(word)
     assert orders.assignment.epoch == 9
     assert orders.assignment.cluster == before.cluster
-    assert orders.memory.account is not None
-    assert len(orders.memory.account.given) == 3
+    assert orders.memory.hint is not None
+    assert len(orders.memory.hint.assigned) == 3
 
 
 def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> None:
     coordinator = Coordinator(RULES, 0.0, 9)
-    said = status("c", cluster=Hosting(rooms=(Room(Role.PS, 1),)), heard=PLAN.key, epoch=5)
+    said = status("c", cluster=NodeTasks(capacity=(Capacity(Role.PS, 1),)), heard=PLAN.key, epoch=5)
     coordinator.hear(said, 0.0)
     coordinator.advance(0.0)
     word = coordinator.assignment(said.key, Waiting("for others"))
@@ -351,7 +368,7 @@ def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> 
 def test_a_node_repeats_no_task_that_it_was_told_to_end_and_forgets_no_account() -> None:
     (before,) = told(PLAN, B)
     memory = Memory().follow(before.cluster).follow(None)
-    assert memory.account == account_of(CLUSTER)
+    assert memory.hint == recovery_hint(CLUSTER)
 
 
 def test_of_many_ends_the_longest_are_told_in_few_words() -> None:
@@ -359,8 +376,8 @@ def test_of_many_ends_the_longest_are_told_in_few_words() -> None:
         end = TaskEnd(EndCause.FAILURE, "raised ValueError: " + "x" * 500, "t" * length)
         return TaskStatus(key=key("worker", number), stage=TaskStage.ENDED, end=end)
 
-    tasks = (ended(0, ROOM_FOR_ENDS), ended(1, 100))
-    first, second = Memory().add_to(Hosting(tasks=tasks)).tasks
+    tasks = (ended(0, MAX_ENDS_BYTES), ended(1, 100))
+    first, second = Memory().add_to(NodeTasks(tasks=tasks)).tasks
     assert second == tasks[1]
     assert first.end is not None
     assert first.end.trace == ""
@@ -370,34 +387,34 @@ def test_of_many_ends_the_longest_are_told_in_few_words() -> None:
 
 # What no node of ours says.
 
-SPENT = Spent(Role.PS, ids=MAX_ID + 1)
+SPENT = RoleUsage(Role.PS, ids=MAX_ID + 1)
 
 
 @pytest.mark.parametrize(
     ("hosting", "words"),
     [
-        (Hosting(rooms=(Room(Role.PS, 1 + MOST_ROOMS // 2),)), "rooms"),
-        (Hosting(rooms=(Room(Role.PS, 1), Room(Role.PS, 1))), "twice"),
-        (Hosting(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD),) * 2), "twice"),
-        (Hosting(tasks=(TaskStatus(key=key("ps", MAX_ID + 1), stage=TaskStage.HELD),)), "no job has"),
-        (Hosting(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, step=MAX_STEP + 1),)), "step"),
-        (Hosting(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, saved=-2),)), "step"),
-        (Hosting(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, reached=MAX_STEP + 1),)), "step"),
-        (Hosting(account=Account(version=MAX_ROUND + 1)), "repeats"),
-        (Hosting(account=Account(spent=(SPENT,))), "repeats"),
-        (Hosting(account=Account(servers=MOST_TASKS + 1)), "repeats"),
-        (Hosting(account=Account(given=(Given(key("ps", MAX_ID + 1), 0, 1),))), "repeats"),
-        (Hosting(account=Account(given=(Given(key("ps", 1), 0, MAX_ROUND + 1),))), "repeats"),
+        (NodeTasks(capacity=(Capacity(Role.PS, 1 + MAX_CAPACITY // 2),)), "rooms"),
+        (NodeTasks(capacity=(Capacity(Role.PS, 1), Capacity(Role.PS, 1))), "twice"),
+        (NodeTasks(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD),) * 2), "twice"),
+        (NodeTasks(tasks=(TaskStatus(key=key("ps", MAX_ID + 1), stage=TaskStage.HELD),)), "no job has"),
+        (NodeTasks(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, step=MAX_STEP + 1),)), "step"),
+        (NodeTasks(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, saved=-2),)), "step"),
+        (NodeTasks(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, reached=MAX_STEP + 1),)), "step"),
+        (NodeTasks(hint=RecoveryHint(version=MAX_ROUND + 1)), "repeats"),
+        (NodeTasks(hint=RecoveryHint(usage=(SPENT,))), "repeats"),
+        (NodeTasks(hint=RecoveryHint(servers=MAX_TASKS + 1)), "repeats"),
+        (NodeTasks(hint=RecoveryHint(assigned=(AssignedTask(key("ps", MAX_ID + 1), 0, 1),))), "repeats"),
+        (NodeTasks(hint=RecoveryHint(assigned=(AssignedTask(key("ps", 1), 0, MAX_ROUND + 1),))), "repeats"),
     ],
 )
-def test_what_no_node_hosts_is_not_heard(hosting: Hosting, words: str) -> None:
+def test_what_no_node_hosts_is_not_heard(hosting: NodeTasks, words: str) -> None:
     problem = implausible(status(cluster=hosting), Plan())
     assert problem is not None
     assert words in problem
 
 
 def test_an_address_that_is_too_long_for_all_to_be_told_is_refused_with_a_way_out() -> None:
-    problem = implausible(status(cluster=Hosting(), address="x" * (MAX_ADDRESS + 1)), Plan())
+    problem = implausible(status(cluster=NodeTasks(), address="x" * (MAX_ADDRESS + 1)), Plan())
     assert problem is not None
     assert "--local-addr" in problem
 

@@ -13,20 +13,20 @@ import pytest
 from cluster_simulation.scenario import simulate
 from simulation.timeline import Broken
 
-from dlrover_run.coordination.cluster import (
-    changing,
-    decide,
-    losses,
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.policies.parameter_servers import (
+    failures,
     opening,
     orders,
-    placing,
-    scene,
+    placement,
+    policy,
+    reshape,
+    scaling,
     versions,
-    wishes,
+    view,
 )
-from dlrover_run.coordination.cluster.records import Cluster, Order, Role, TaskStage
-from dlrover_run.coordination.cluster.scene import Scene
-from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, Role, TaskStage
+from dlrover_run.policies.parameter_servers.view import ClusterView
 
 SEEDS = 300
 """How many seeds are run in passing."""
@@ -93,26 +93,26 @@ def patched(*places: tuple[Any, str], by: Any) -> Variant:
 @contextmanager
 def wishes_without_bound() -> Iterator[None]:
     """Any number is granted, and had."""
-    granted = patched((wishes, "_out_of_range"), by=lambda wish, limits: "")
-    had = patched((placing, "clip"), by=lambda t, a, b: b if t is None else t)
+    granted = patched((scaling, "_out_of_range"), by=lambda wish, limits: "")
+    had = patched((placement, "clip"), by=lambda t, a, b: b if t is None else t)
     with granted(), had():
         yield
 
 
 def steps_without(name: str) -> Variant:
     """A variant that has forgotten one of its rules."""
-    return patched((decide, "STEPS"), by=tuple(step for step in decide.STEPS if step.__name__ != name))
+    return patched((policy, "STEPS"), by=tuple(step for step in policy.STEPS if step.__name__ != name))
 
 
-def keep_servers(task: Scene, plan: Any, cluster: Cluster) -> Any:
+def keep_servers(task: ClusterView, plan: Any, cluster: Cluster) -> Any:
     """A server that has died is started again within its version."""
-    for one in scene.tasks_of(cluster, Role.PS):
+    for one in view.tasks_of(cluster, Role.PS):
         if task.loss(cluster, one) is not None:
             rest = msgspec.structs.replace(cluster, tasks=tuple(t for t in cluster.tasks if t.key != one.key))
-            place = placing.place_one(task, rest, Role.PS, one.rank)
+            place = placement.place_one(task, rest, Role.PS, one.rank)
             if place is not None:
-                rest, new = placing.give(task, rest, Role.PS, one.rank, cluster.version, place)
-                return losses.changed(plan, task.now, cluster=msgspec.structs.replace(rest, tasks=(*rest.tasks, new)))
+                rest, new = placement.give(task, rest, Role.PS, one.rank, cluster.version, place)
+                return failures.changed(plan, task.now, cluster=msgspec.structs.replace(rest, tasks=(*rest.tasks, new)))
     return None
 
 
@@ -138,24 +138,24 @@ def save_at_once(scene: Any, plan: Any, cluster: Cluster) -> bool:
     return False
 
 
-def say_ready(self: Scene, task: Any) -> bool:
+def say_ready(self: ClusterView, task: Any) -> bool:
     """What has been started counts as ready."""
     return self.stage(task) in (TaskStage.STARTED, TaskStage.READY) and not self.gone(orders.host_of(task))
 
 
-def let_all_in(cluster: Cluster) -> Order:
+def let_all_in(cluster: Cluster) -> NodeOrder:
     """The gate is always open."""
     return msgspec.structs.replace(real_told(cluster), open=True)
 
 
-real_give = placing.give
+real_give = placement.give
 real_told = orders._told
-real_charge = losses.charge
+real_charge = failures.charge
 real_begin = versions.begin_version
 
 BROKEN: dict[str, Variant] = {
     "a server is replaced within its version": patched(
-        (decide, "STEPS"), by=tuple(keep_servers if s is losses.lose_servers else s for s in decide.STEPS)
+        (policy, "STEPS"), by=tuple(keep_servers if s is failures.lose_servers else s for s in policy.STEPS)
     ),
     "the loss of a server changes nothing": steps_without("lose_servers"),
     "the end of a worker or a chief changes nothing": steps_without("replace_others"),
@@ -163,24 +163,24 @@ BROKEN: dict[str, Variant] = {
     "a change never ends": steps_without("conclude"),
     "the gate never opens": steps_without("let_in"),
     "the end of the chief is not noticed": steps_without("end"),
-    "an id is given again": patched((placing, "give"), (versions, "give"), (losses, "give"), by=give_old_id),
-    "nothing is charged": patched((losses, "charge"), by=charge_nothing),
-    "all is charged twice": patched((losses, "charge"), by=charge_twice),
+    "an id is given again": patched((placement, "give"), (versions, "give"), (failures, "give"), by=give_old_id),
+    "nothing is charged": patched((failures, "charge"), by=charge_nothing),
+    "all is charged twice": patched((failures, "charge"), by=charge_twice),
     "old processes may live on when the gate opens": patched((opening, "leftovers"), by=lambda *given: []),
-    "the chief saves while workers train": patched((changing, "_workers_left"), by=save_at_once),
+    "the chief saves while workers train": patched((reshape, "_workers_left"), by=save_at_once),
     "workers are let in all the time": patched((orders, "_told"), by=let_all_in),
-    "what was started counts as ready": patched((Scene, "ready"), by=say_ready),
+    "what was started counts as ready": patched((ClusterView, "ready"), by=say_ready),
     "rooms have no bound": patched(
-        (placing, "rooms"),
+        (placement, "rooms"),
         (versions, "rooms"),
         by=lambda scene, role: {p.status.key: 99 for p in scene.hosts},
     ),
     "wishes have no bound": wishes_without_bound,
-    "nobody has a deadline": patched((Scene, "deadline"), by=lambda self, cluster, task: None),
+    "nobody has a deadline": patched((ClusterView, "deadline"), by=lambda self, cluster, task: None),
     "nobody looks when something falls due": patched((Coordinator, "wake_at"), by=lambda self: None),
     "lost nodes are forgotten": patched((Coordinator, "disconnect"), by=lambda self, key, now: None),
     "a member that hosts nothing more is forgotten": patched(
-        (decide, "with_members"), by=lambda scene, plan, cluster: plan
+        (policy, "with_members"), by=lambda scene, plan, cluster: plan
     ),
 }
 

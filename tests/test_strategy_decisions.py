@@ -8,30 +8,30 @@ from typing import Any
 import msgspec
 import pytest
 
-from dlrover_run.coordination.cluster.account import with_answer
-from dlrover_run.coordination.cluster.decide import decide
-from dlrover_run.coordination.cluster.records import (
-    MOST_TASKS,
+from dlrover_run.coordination.presence import Presence
+from dlrover_run.coordination.records import NodeStatus, Plan, PlanPhase
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.model import (
+    MAX_TASKS,
+    Capacity,
     Cluster,
+    DesiredReplicas,
     EndCause,
-    Hosting,
-    Order,
+    NodeOrder,
+    NodeTasks,
     Role,
-    Room,
     ServerBounds,
     Stage,
-    Targets,
     TaskEnd,
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.coordination.cluster.rules import ClusterRules
-from dlrover_run.coordination.cluster.words import bounded
-from dlrover_run.coordination.presence import Presence
-from dlrover_run.coordination.records import NodeStatus, Plan, PlanPhase
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.policy import decide
+from dlrover_run.policies.parameter_servers.recovery import with_answer
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.text import bounded
 
-RULES = Rules(cluster=ClusterRules(least_ps=1, most_ps=4, least_workers=1, most_workers=1))
+RULES = Rules(cluster=ClusterRules(min_ps=1, max_ps=4, min_workers=1, max_workers=1))
 
 
 class Node:
@@ -41,7 +41,7 @@ class Node:
         self.name = name
         self.rooms = {Role.CHIEF: 1, Role.WORKER: 1, Role.PS: ps}
         self.changes: dict[Role, dict[str, Any]] = {}
-        self.wish: Targets | None = None
+        self.scale_request: DesiredReplicas | None = None
 
     def status(self, plan: Plan) -> NodeStatus:
         cluster = plan.cluster or Cluster()
@@ -50,11 +50,16 @@ class Node:
                 TaskStatus(key=task.key, stage=TaskStage.READY, port=1000 + number, step=7, saved=5, restored=0),
                 **self.changes.get(task.role, {}),
             )
-            for number, task in enumerate((*cluster.tasks, *cluster.coming))
+            for number, task in enumerate((*cluster.tasks, *cluster.next_servers))
             if task.node_id == self.name
         )
-        rooms = tuple(Room(role, number) for role, number in self.rooms.items())
-        hosting = Hosting(rooms=rooms, tasks=told, wish=self.wish, wish_number=int(self.wish is not None))
+        rooms = tuple(Capacity(role, number) for role, number in self.rooms.items())
+        hosting = NodeTasks(
+            capacity=rooms,
+            tasks=told,
+            scale_request=self.scale_request,
+            scale_request_number=int(self.scale_request is not None),
+        )
         return NodeStatus(
             node_id=self.name, incarnation="1", host=self.name, address=self.name, port=1, workers=0, cluster=hosting
         )
@@ -82,36 +87,36 @@ def servers(plan: Plan) -> int:
 
 def training(node: Node, ps: int) -> Plan:
     """A plan in which a version with that many servers trains."""
-    plan = settle(Plan(cluster=Cluster(targets=Targets(ps=ps))), node)
+    plan = settle(Plan(cluster=Cluster(desired=DesiredReplicas(ps=ps))), node)
     assert (step_of(plan).stage, servers(plan)) == (Stage.TRAINING, ps)
     return plan
 
 
-def bounds(least: int, most: int = MOST_TASKS, parts: int = 2, refused: int = 0) -> dict[str, ServerBounds]:
+def bounds(least: int, most: int = MAX_TASKS, parts: int = 2, refused: int = 0) -> dict[str, ServerBounds]:
     """What a chief reports of a table."""
     return {"server_bounds": ServerBounds(least=least, most=most, table="users", parts=parts, refused=refused)}
 
 
 def answer(plan: Plan) -> tuple[int, bool]:
     """The number of the last wish of the first node that was decided on, and whether it is refused."""
-    order = with_answer(Order(version=1), step_of(plan), "a")
-    return order.heard_wish, order.wish_refused
+    order = with_answer(NodeOrder(version=1), step_of(plan), "a")
+    return order.scale_answered, order.scale_refused
 
 
 def test_with_fixed_servers_a_wish_for_another_number_is_refused_before_anything_is_stopped() -> None:
     node = Node()
     plan = training(node, 2)
     node.changes[Role.CHIEF] = bounds(2, 2)
-    node.wish = Targets(ps=3)
+    node.scale_request = DesiredReplicas(ps=3)
     refused = settle(plan, node)
-    assert (step_of(refused).stage, servers(refused), step_of(refused).coming) == (Stage.TRAINING, 2, ())
+    assert (step_of(refused).stage, servers(refused), step_of(refused).next_servers) == (Stage.TRAINING, 2, ())
     assert step_of(refused).tasks == step_of(plan).tasks, "nobody was disturbed"
     assert (
         "a asked for 3 parameter servers, which is refused: the number of parameter servers stays 2" in refused.reason
     )
     assert 'partition_strategy="mod"' in refused.reason
     assert answer(refused) == (1, True)
-    assert with_answer(Order(version=1), step_of(refused), "a").wish_answer == bounded(step_of(refused))
+    assert with_answer(NodeOrder(version=1), step_of(refused), "a").scale_answer == bounded(step_of(refused))
     assert "'users'" in bounded(step_of(refused))
 
 
@@ -119,8 +124,8 @@ def test_of_a_wish_that_is_refused_nothing_is_granted() -> None:
     node = Node()
     plan = training(node, 2)
     node.changes[Role.CHIEF] = bounds(2, 2)
-    node.wish = Targets(ps=3, workers=0)
-    assert step_of(settle(plan, node)).targets == step_of(plan).targets
+    node.scale_request = DesiredReplicas(ps=3, workers=0)
+    assert step_of(settle(plan, node)).desired == step_of(plan).desired
 
 
 @pytest.mark.parametrize(("wanted", "refused"), [(1, True), (2, False), (4, False)])
@@ -128,23 +133,23 @@ def test_with_fewer_parts_than_servers_as_many_servers_as_parts_are_needed(wante
     node = Node()
     plan = training(node, 3)
     node.changes[Role.CHIEF] = bounds(2)
-    node.wish = Targets(ps=wanted)
+    node.scale_request = DesiredReplicas(ps=wanted)
     plan = settle(plan, node)
     assert answer(plan) == (1, refused)
-    assert len(step_of(plan).coming) == (0 if refused else wanted)
+    assert len(step_of(plan).next_servers) == (0 if refused else wanted)
 
 
 def test_without_that_the_same_wish_is_granted() -> None:
     node = Node()
     plan = training(node, 2)
-    node.wish = Targets(ps=3)
+    node.scale_request = DesiredReplicas(ps=3)
     changing = settle(plan, node)
-    assert (step_of(changing).stage, len(step_of(changing).coming)) == (Stage.PAUSING, 3)
+    assert (step_of(changing).stage, len(step_of(changing).next_servers)) == (Stage.PAUSING, 3)
 
 
 def test_with_fixed_servers_the_version_after_a_loss_waits_for_room_for_as_many() -> None:
     node, other = Node(ps=1), Node(ps=1, name="b")
-    plan = settle(Plan(cluster=Cluster(targets=Targets(ps=2))), node, other)
+    plan = settle(Plan(cluster=Cluster(desired=DesiredReplicas(ps=2))), node, other)
     assert servers(plan) == 2
     node.changes[Role.CHIEF] = other.changes[Role.CHIEF] = bounds(2, 2)
     plan = settle(plan, node, other)
@@ -166,9 +171,9 @@ def test_a_loss_that_is_heard_together_with_fixed_servers_comes_second() -> None
 
 def changed_to(node: Node, plan: Plan, number: int) -> Plan:
     """The version with another number of servers, after a planned change that nothing forbade."""
-    node.wish = Targets(ps=number)
+    node.scale_request = DesiredReplicas(ps=number)
     plan = settle(plan, node)
-    end = TaskEnd(EndCause.MEMBERSHIP, "left, as it was told to")
+    end = TaskEnd(EndCause.RESHAPED, "left, as it was told to")
     node.changes = {Role.CHIEF: {"stage": TaskStage.ENDED, "end": end, "saved": 7}}
     status = node.status(plan)
     plan = decide(RULES, plan, {status.key: Presence(status, 0.0, 0.0)}, 1.0).plan
@@ -189,14 +194,14 @@ def test_a_chief_that_does_not_restore_the_model_has_the_servers_of_before_come_
     assert (step_of(plan).version, servers(plan)) == (3, 3)
     assert "it holds 3 parts of the table 'users', and the script makes 2 with 2 parameter servers" in plan.reason
     assert plan.failure is None
-    assert step_of(plan).spent[0].failures == 0
+    assert step_of(plan).usage[0].failures == 0
     node.changes = {Role.CHIEF: {"restored": 7}}
     plan = settle(plan, node)
     assert step_of(plan).stage is Stage.TRAINING
     assert "no step lost" in plan.reason
     # The bound is kept, though the chief could not know it beforehand.
     node.changes = {Role.CHIEF: bounds(2)}
-    node.wish = Targets(ps=2)
+    node.scale_request = DesiredReplicas(ps=2)
     plan = decide(RULES, plan, {status.key: Presence(node.status(plan), 0.0, 0.0)}, 1.0).plan
     assert answer(plan) == (1, False), "this is the number of the wish of before"
     assert step_of(plan).server_bounds == ServerBounds(least=3, most=3, table="users", parts=3)
@@ -212,7 +217,7 @@ def refusing(plan: Plan, node: Node, **reported: Any) -> Plan:
 def begun(node: Node, ps: int) -> Plan:
     """A plan in which the first version begins with that many servers."""
     status = node.status(Plan())
-    plan = Plan(cluster=Cluster(targets=Targets(ps=ps)))
+    plan = Plan(cluster=Cluster(desired=DesiredReplicas(ps=ps)))
     return decide(RULES, plan, {status.key: Presence(status, 0.0, 0.0)}, 1.0).plan
 
 
@@ -252,11 +257,11 @@ def test_servers_that_were_tried_in_vain_are_not_tried_again() -> None:
 def test_a_chief_that_saves_and_leaves_before_its_workers_ends_the_pause(ended: bool) -> None:
     node = Node()
     plan = training(node, 1)
-    node.wish = Targets(ps=2)
+    node.scale_request = DesiredReplicas(ps=2)
     plan = settle(plan, node)
     assert step_of(plan).stage is Stage.PAUSING
     if ended:
-        end = TaskEnd(EndCause.MEMBERSHIP, "left, as it was told to")
+        end = TaskEnd(EndCause.RESHAPED, "left, as it was told to")
         node.changes[Role.CHIEF] = {"stage": TaskStage.ENDED, "end": end, "saved": 7}
     status = node.status(plan)
     following = decide(RULES, plan, {status.key: Presence(status, 0.0, 0.0)}, 1.0).plan

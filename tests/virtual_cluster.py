@@ -6,30 +6,30 @@ import itertools
 
 import msgspec
 
-from dlrover_run.coordination.cluster.orders import order
-from dlrover_run.coordination.cluster.records import (
+from dlrover_run.coordination.coordinator import Coordinator
+from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.model import (
+    Capacity,
     Cluster,
+    DesiredReplicas,
     EndCause,
-    Hosting,
-    Order,
+    NodeOrder,
+    NodeTasks,
     Role,
-    Room,
-    Spent,
+    RoleUsage,
     Stage,
-    Targets,
     Task,
     TaskEnd,
     TaskKey,
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.coordination.cluster.rules import ClusterRules
-from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.orders import order
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 KILLED = TaskEnd(EndCause.FAILURE, "was killed by SIGKILL")
-LEFT = TaskEnd(EndCause.MEMBERSHIP, "left, for the cluster has changed")
+LEFT = TaskEnd(EndCause.RESHAPED, "left, for the cluster has changed")
 SUCCESS = TaskEnd(EndCause.SUCCESS, "exited with code 0")
 OUT_OF_MEMORY = TaskEnd(EndCause.MEMORY, "was killed for its memory")
 SILENT = TaskEnd(EndCause.SILENT, "does not answer")
@@ -38,7 +38,7 @@ REPEATED = TaskEnd(EndCause.REPEATED, "raised ValueError: no such column", "Trac
 
 def rules(ps: int = 2, workers: int = 2, **changes: object) -> Rules:
     """The rules of a job with that many servers and workers, or others by name."""
-    numbers = {"least_ps": ps, "most_ps": ps, "least_workers": 0, "most_workers": workers}
+    numbers = {"min_ps": ps, "max_ps": ps, "min_workers": 0, "max_workers": workers}
     return Rules(most=8, cluster=ClusterRules(**{**numbers, **changes}))  # type: ignore[arg-type]
 
 
@@ -78,24 +78,24 @@ class VirtualCluster:
         tasks = sorted((task for task in self.cluster.tasks if task.role is role), key=lambda task: task.rank)
         return [task.host for task in tasks]
 
-    def spent(self, role: Role) -> Spent:
-        return next((spent for spent in self.cluster.spent if spent.role is role), Spent(role))
+    def spent(self, role: Role) -> RoleUsage:
+        return next((spent for spent in self.cluster.usage if spent.role is role), RoleUsage(role))
 
-    def order(self, name: str) -> Order:
+    def order(self, name: str) -> NodeOrder:
         """What a node is told, as one that hosts something."""
         told = self.order_if_any(name)
         assert told is not None, f"{name} is told nothing"
         return told
 
-    def order_if_any(self, name: str) -> Order | None:
+    def order_if_any(self, name: str) -> NodeOrder | None:
         return order(self.plan, self.statuses[name].key)
 
     def come(self, name: str, chief: int = 1, workers: int = 2, ps: int = 2, evaluator: int = 0) -> None:
         """A node arrives."""
         numbers = {Role.CHIEF: chief, Role.WORKER: workers, Role.PS: ps, Role.EVALUATOR: evaluator}
-        rooms = tuple(Room(role, number) for role, number in numbers.items() if number)
+        rooms = tuple(Capacity(role, number) for role, number in numbers.items() if number)
         self.statuses[name] = NodeStatus(
-            node_id=name, incarnation="1", host=name, address=name, port=1, workers=0, cluster=Hosting(rooms=rooms)
+            node_id=name, incarnation="1", host=name, address=name, port=1, workers=0, cluster=NodeTasks(capacity=rooms)
         )
         self._hear(name)
 
@@ -156,7 +156,7 @@ class VirtualCluster:
 
     def wish(self, name: str, number: int, **targets: int) -> None:
         """Somebody asks for something at this node."""
-        self._replace(name, wish=Targets(**targets), wish_number=number)
+        self._replace(name, scale_request=DesiredReplicas(**targets), scale_request_number=number)
         self._hear(name)
 
     def phase(self, name: str, phase: NodePhase) -> None:
@@ -195,7 +195,7 @@ class VirtualCluster:
         self.coordinator.hear(self.statuses[name], self.now)
         self.settle()
         if self.plan.cluster is not None:
-            for task in (*self.cluster.tasks, *self.cluster.coming):
+            for task in (*self.cluster.tasks, *self.cluster.next_servers):
                 self.given.setdefault(task.key, task)
 
     def _replace(self, name: str, **changes: object) -> None:
@@ -224,7 +224,7 @@ class VirtualCluster:
         return True
 
 
-def _may_start(told: Order, task: Task) -> bool:
+def _may_start(told: NodeOrder, task: Task) -> bool:
     servers = told.servers if task.version == told.version else told.next_servers
-    listed = {Role.CHIEF: (told.chief,), Role.WORKER: told.workers, Role.PS: servers, Role.EVALUATOR: (task.target,)}
-    return bool(servers) and task.port > 0 and task.target in listed[task.role]
+    listed = {Role.CHIEF: (told.chief,), Role.WORKER: told.workers, Role.PS: servers, Role.EVALUATOR: (task.endpoint,)}
+    return bool(servers) and task.port > 0 and task.endpoint in listed[task.role]

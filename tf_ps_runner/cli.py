@@ -20,9 +20,9 @@ from dlrover_run.command_line.meeting import Meeting
 from dlrover_run.command_line.no_effect import without_effect
 from dlrover_run.command_line.rendezvous_conf import RendezvousConf
 from dlrover_run.command_line.settings import Settings
-from dlrover_run.coordination.cluster.records import MOST_TASKS, Role, Room
-from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.model import MAX_TASKS, Capacity, Role
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, JobSpec, LogSpec, SpecError
 from tf_ps_runner.command_line import values
 from tf_ps_runner.command_line.options import TF_PS_RUN
@@ -110,11 +110,11 @@ def _cluster(settings: Settings, role: Role | None) -> tuple[ClusterRules, list[
     """What the job may have and cost, and sentences about what has no effect on that."""
     ps = settings.text("ps")
     workers = settings.text("workers")
-    least_ps, most_ps = flags.number_range(*ps, "parameter servers", zero_allowed=False)
-    least_workers, most_workers = flags.number_range(*workers, "workers", zero_allowed=True)
-    if most_ps + most_workers + 2 > MOST_TASKS:
+    min_ps, max_ps = flags.number_range(*ps, "parameter servers", zero_allowed=False)
+    min_workers, max_workers = flags.number_range(*workers, "workers", zero_allowed=True)
+    if max_ps + max_workers + 2 > MAX_TASKS:
         raise SpecError(
-            f"{ps.place} {ps.text} and {workers.place} {workers.text} are more than the {MOST_TASKS} processes that a "
+            f"{ps.place} {ps.text} and {workers.place} {workers.text} are more than the {MAX_TASKS} processes that a "
             "job may have."
         )
     limits = {
@@ -129,10 +129,10 @@ def _cluster(settings: Settings, role: Role | None) -> tuple[ClusterRules, list[
         if not first:
             warnings.append(f"{most.place} has no effect without --worker-memory or --ps-memory.")
     rules = ClusterRules(
-        least_ps=least_ps,
-        most_ps=most_ps,
-        least_workers=least_workers,
-        most_workers=most_workers,
+        min_ps=min_ps,
+        max_ps=max_ps,
+        min_workers=min_workers,
+        max_workers=max_workers,
         evaluator=int(settings.on("evaluator") or role is Role.EVALUATOR),
         max_restarts=settings.number("max_restarts", 0, MOST_RESTARTS),
         save_timeout=_seconds(settings, "save_timeout", 0.0, zero_allowed=False),
@@ -151,10 +151,10 @@ def _rules(place: Meeting, conf: RendezvousConf, cluster: ClusterRules) -> Rules
     return rules
 
 
-def _rooms(cluster: ClusterRules, role: Role | None) -> tuple[Room, ...]:
+def _rooms(cluster: ClusterRules, role: Role | None) -> tuple[Capacity, ...]:
     if role is not None:
-        return (Room(role, 1),)
-    return whole_job(cluster.most_ps, cluster.most_workers, cluster.evaluator)
+        return (Capacity(role, 1),)
+    return whole_job(cluster.max_ps, cluster.max_workers, cluster.evaluator)
 
 
 def _checkpoint_dir(settings: Settings, cluster: ClusterRules, warnings: list[str]) -> str | None:
@@ -164,7 +164,7 @@ def _checkpoint_dir(settings: Settings, cluster: ClusterRules, warnings: list[st
         if "://" not in given.text:
             lookup.find_directory(*given)
         return given.text
-    if cluster.least_ps < cluster.most_ps:
+    if cluster.min_ps < cluster.max_ps:
         warnings.append(
             "servers may come and go, and with them goes what the script has not saved: have it write checkpoints, and "
             "say where with --checkpoint-dir=DIR."

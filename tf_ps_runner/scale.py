@@ -13,7 +13,7 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials, flags, replies
 from dlrover_run.command_line.argv import UsageError, cut
 from dlrover_run.command_line.settings import Settings
-from dlrover_run.coordination.cluster.records import MOST_TASKS, Targets
+from dlrover_run.policies.parameter_servers.model import MAX_TASKS, DesiredReplicas
 from dlrover_run.spec import SpecError
 from tf_ps_runner import wishes
 from tf_ps_runner.command_line.options import SCALE
@@ -28,7 +28,7 @@ UNHEARD = "has not heard of it within {seconds:g} s (--timeout)"
 class Asked(NamedTuple):
     """What the command line comes to; `elsewhere` says that the job's nodes meet, and that its flags say where."""
 
-    wish: Targets
+    wish: DesiredReplicas
     timeout: float
     run_id: str | None
     elsewhere: bool
@@ -60,8 +60,8 @@ def main(argv: Sequence[str]) -> int:
 
 def read(settings: Settings) -> Asked:
     """What was asked for. Raises SpecError."""
-    wish = Targets(settings.asked_number("ps", 1, MOST_TASKS), settings.asked_number("workers", 0, MOST_TASKS))
-    if wish == Targets():
+    wish = DesiredReplicas(settings.asked_number("ps", 1, MAX_TASKS), settings.asked_number("workers", 0, MAX_TASKS))
+    if wish == DesiredReplicas():
         raise UsageError("Nothing was asked for: give --ps=N, --workers=N or both.")
     elsewhere = settings.asked("rdzv_backend") is not None or bool(settings.text("rdzv_endpoint").text.strip())
     run_id = settings.asked("rdzv_id")

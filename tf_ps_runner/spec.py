@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlrover_run.coordination.cluster.records import Role, Room
+from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.spec import JobSpec
 
 PRELOAD = ("tf_ps_boot", "tensorflow")
@@ -28,7 +28,7 @@ class ServersSpec:
     """
 
     job: JobSpec
-    rooms: tuple[Room, ...] = field(default_factory=lambda: whole_job(1, 1))
+    rooms: tuple[Capacity, ...] = field(default_factory=lambda: whole_job(1, 1))
     sparse: bool = False
     hang_timeout: float = 0.0
     checkpoint_dir: str | None = None
@@ -36,16 +36,16 @@ class ServersSpec:
 
     def room(self, role: Role) -> int:
         """How many tasks of that role this node would host."""
-        return sum(room.tasks for room in self.rooms if room.role is role)
+        return sum(room.slots for room in self.rooms if room.role is role)
 
 
-def whole_job(ps: int, workers: int, evaluator: int = 0) -> tuple[Room, ...]:
-    """The rooms of a node that hosts a whole job: the chief, and at most that many of the others. Rooms count the tasks
-    of one version: the servers of the next one stand beside them for a while."""
+def whole_job(ps: int, workers: int, evaluator: int = 0) -> tuple[Capacity, ...]:
+    """The capacity of a node that hosts a whole job: the chief, and at most that many of the others. Slots count the
+    tasks of one version: the servers of the next one stand beside them for a while."""
     rooms = (
-        Room(Role.CHIEF, 1),
-        Room(Role.WORKER, workers),
-        Room(Role.PS, ps),
-        Room(Role.EVALUATOR, evaluator),
+        Capacity(Role.CHIEF, 1),
+        Capacity(Role.WORKER, workers),
+        Capacity(Role.PS, ps),
+        Capacity(Role.EVALUATOR, evaluator),
     )
-    return tuple(room for room in rooms if room.tasks)
+    return tuple(room for room in rooms if room.slots)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dlrover_run.coordination.cluster.records import Order, Role, Task
+from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task
 
 GATE = "TF_PS_GATE"
 """The variable that has the bootstrap keep a worker from a session until the chief has a whole model."""
@@ -19,7 +19,7 @@ GATE = "TF_PS_GATE"
 Listed = Mapping[str, Sequence[str] | Mapping[str, str]]
 
 
-def servers_of(order: Order, task: Task) -> tuple[str, ...]:
+def servers_of(order: NodeOrder, task: Task) -> tuple[str, ...]:
     """The addresses of the servers of the task's version, by rank; empty for a version that the order knows nothing of.
     An evaluator reads checkpoints, and is of no version: it may be older."""
     if task.version == order.version or task.role is Role.EVALUATOR:
@@ -27,7 +27,7 @@ def servers_of(order: Order, task: Task) -> tuple[str, ...]:
     return order.next_servers if task.version == order.version + 1 else ()
 
 
-def listed(order: Order, task: Task, sparse: bool, gaps: bool = False) -> Listed | None:
+def listed(order: NodeOrder, task: Task, sparse: bool, gaps: bool = False) -> Listed | None:
     """The cluster of a task as `TF_CONFIG` has it; None while an address is not known that it needs.
 
     With `sparse` that is its own, the chief's and the servers'. In a dense list the place of a worker is empty that is
@@ -40,7 +40,7 @@ def listed(order: Order, task: Task, sparse: bool, gaps: bool = False) -> Listed
     if sparse:
         cluster: dict[str, Mapping[str, str]] = {"chief": {"0": order.chief}}
         if task.role is Role.WORKER:
-            cluster["worker"] = {str(task.rank): task.target}
+            cluster["worker"] = {str(task.rank): task.endpoint}
         cluster["ps"] = {str(rank): address for rank, address in enumerate(servers)}
         return cluster
     if not (gaps or all(order.workers)):
@@ -49,7 +49,7 @@ def listed(order: Order, task: Task, sparse: bool, gaps: bool = False) -> Listed
     return {"chief": [order.chief], **({"worker": workers} if workers else {}), "ps": list(servers)}
 
 
-def tf_config(order: Order, task: Task, sparse: bool, gaps: bool = False) -> str | None:
+def tf_config(order: NodeOrder, task: Task, sparse: bool, gaps: bool = False) -> str | None:
     """The value of `TF_CONFIG`; None while an address is not known that it needs (see `listed`)."""
     cluster = listed(order, task, sparse, gaps)
     if cluster is None:
@@ -58,7 +58,7 @@ def tf_config(order: Order, task: Task, sparse: bool, gaps: bool = False) -> str
     return json.dumps(config)
 
 
-def task_variables(order: Order, task: Task, config: str, master: str) -> dict[str, str]:
+def task_variables(order: NodeOrder, task: Task, config: str, master: str) -> dict[str, str]:
     """What a task finds in its environment of its place in the cluster: `config` as its `TF_CONFIG`, and the names that
     pods of DLRover have. `master` is where the job's nodes meet, empty where one node has nobody to meet."""
     return {
@@ -73,7 +73,7 @@ def task_variables(order: Order, task: Task, config: str, master: str) -> dict[s
     }
 
 
-def _number(order: Order, task: Task) -> int:
+def _number(order: NodeOrder, task: Task) -> int:
     """How many tasks there are of that role."""
     if task.role is Role.PS:
         return len(servers_of(order, task))

@@ -14,10 +14,10 @@ from dlrover_run.agent.host import host_name
 from dlrover_run.command_line import etcd_place, rendezvous_conf
 from dlrover_run.command_line.master_place import find_master
 from dlrover_run.command_line.settings import Settings
-from dlrover_run.coordination.cluster.records import Hosting, Targets
-from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.records import OVER, NodePhase, NodeStatus
 from dlrover_run.nursery import wait_until
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeTasks
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import Entrypoint, JobSpec
 from tf_ps_runner.command_line.place import find_place
@@ -51,12 +51,12 @@ def job_to_visit(settings: Settings, environ: Mapping[str, str], timeout: float)
     )
 
 
-def visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[str], None]) -> Outcome:
+def visit(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Callable[[str], None]) -> Outcome:
     """Tell the job and wait until its coordinator knows. Raises SpecError when what is installed is not enough."""
     return asyncio.run(_visit(spec, wish, timeout, say))
 
 
-async def _visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[str], None]) -> Outcome:
+async def _visit(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Callable[[str], None]) -> Outcome:
     news = asyncio.Event()
     board = open_client(spec, news.set, say)
     name = secrets.token_hex(8)
@@ -67,7 +67,7 @@ async def _visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[st
         address="",
         port=0,
         workers=0,
-        cluster=Hosting(wish=wish, wish_number=WISH),
+        cluster=NodeTasks(scale_request=wish, scale_request_number=WISH),
     )
     board.report(status)
     deadline = asyncio.get_running_loop().time() + timeout
@@ -75,8 +75,8 @@ async def _visit(spec: JobSpec, wish: Targets, timeout: float, say: Callable[[st
         while True:
             news.clear()
             told = board.assignment
-            if told.cluster is not None and told.cluster.heard_wish >= WISH:
-                return Outcome(Reply(granted=not told.cluster.wish_refused, text=told.cluster.wish_answer))
+            if told.cluster is not None and told.cluster.scale_answered >= WISH:
+                return Outcome(Reply(granted=not told.cluster.scale_refused, text=told.cluster.scale_answer))
             if told.phase in OVER:
                 return Outcome(problem=f"the job {spec.run_id!r} is over")
             if board.problem is not None:

@@ -12,7 +12,7 @@ import struct
 
 import msgspec
 
-from dlrover_run.coordination.cluster.records import Targets
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 
 MOST_BYTES = 4096
 """The longest line that either side reads."""
@@ -60,14 +60,14 @@ def peer_uid(connection: socket.socket) -> int:
     return int(uid)
 
 
-def wish_line(wish: Targets) -> bytes:
+def wish_line(wish: DesiredReplicas) -> bytes:
     """The line in which a wish is told."""
     return msgspec.json.encode(wish) + b"\n"
 
 
-def read_wish(line: bytes) -> Targets:
+def read_wish(line: bytes) -> DesiredReplicas:
     """The wish of a line. Raises msgspec.DecodeError for what is none."""
-    return msgspec.json.decode(line, type=Targets)
+    return msgspec.json.decode(line, type=DesiredReplicas)
 
 
 def reply_line(reply: Reply) -> bytes:

@@ -15,8 +15,6 @@ import msgspec
 
 from dlrover_run.coordination.adoption import adopt, belongs_to_a_round, latest_round, vouch
 from dlrover_run.coordination.checking import resume
-from dlrover_run.coordination.cluster.account import as_before
-from dlrover_run.coordination.cluster.adoption import adopt_cluster
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Deadline
 from dlrover_run.coordination.parts import Part, assigned, part_of, parts
@@ -36,6 +34,7 @@ from dlrover_run.coordination.records import (
     Waiting,
 )
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
+from dlrover_run.policies.parameter_servers.recovery import order_to_continue, recover_cluster
 
 RETURN_GRACE = 6.0
 """Seconds that a coordinator which takes over, or was asleep for longer than it lets a node be away, gives the nodes to
@@ -279,7 +278,7 @@ class Coordinator:
         if self.rules.cluster is None:
             plan = adopt(self.plan, statuses, waited)
         else:
-            plan = adopt_cluster(self.plan, statuses, waited, time)
+            plan = recover_cluster(self.plan, statuses, waited, time)
         if plan is None and not waited:
             return False
         self._adopting_until = None
@@ -332,7 +331,7 @@ def _concerns_nodes(before: Plan, plan: Plan) -> bool:
 def _as_before(plan: Plan, status: NodeStatus, waiting: Waiting | None) -> Assignment:
     """What a node was told by the coordinator that it obeyed last."""
     seat = status.seat
-    cluster = None if status.cluster is None else as_before(status.cluster)
+    cluster = None if status.cluster is None else order_to_continue(status.cluster)
     works = seat is not None or cluster is not None
     return Assignment(
         epoch=plan.epoch,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dlrover_run.coordination.budget import forgive
 from dlrover_run.coordination.checking import pass_unchecked, prune
-from dlrover_run.coordination.cluster.decide import decide as decide_cluster
 from dlrover_run.coordination.decision import DeadlineReason, Decision, changed, due
 from dlrover_run.coordination.gathering import gather
 from dlrover_run.coordination.presence import Present
 from dlrover_run.coordination.records import OVER, Plan, PlanPhase
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 from dlrover_run.coordination.training import train
+from dlrover_run.policies.parameter_servers.policy import decide as decide_cluster
 
 
 def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:

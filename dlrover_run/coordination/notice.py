@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 _FLAGS = {
     "least": "--nnodes (least)",
@@ -20,10 +20,10 @@ _FLAGS = {
     "measure_links": "--comm-perf-test",
 }
 _CLUSTER_FLAGS = {
-    "least_ps": "--ps (least)",
-    "most_ps": "--ps (most)",
-    "least_workers": "--workers (least)",
-    "most_workers": "--workers (most)",
+    "min_ps": "--ps (least)",
+    "max_ps": "--ps (most)",
+    "min_workers": "--workers (least)",
+    "max_workers": "--workers (most)",
     "evaluator": "--evaluator",
     "max_restarts": "--max-restarts",
     "worker_memory": "--worker-memory (MiB)",
@@ -59,7 +59,7 @@ def misfit(job: Rules, status: NodeStatus) -> str | None:
     """Why a node of that kind cannot take part in the job, and what to do; None when it can."""
     if (job.cluster is None) == (status.cluster is None):
         return None
-    if status.cluster is not None and status.cluster.visits:
+    if status.cluster is not None and status.cluster.is_client:
         return "the job was started with dlrover-run and has no parameter servers, so there is nothing to scale"
     here, there = ("dlrover-run", "tf-ps-run") if status.cluster is None else ("tf-ps-run", "dlrover-run")
     return f"the job was started with {there} and this node with {here}: use one of them, or another --rdzv-id"

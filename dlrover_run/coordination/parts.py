@@ -11,11 +11,11 @@ from msgspec import Meta
 from dlrover_run.coordination.check_records import MOST_LINK_ROWS, MOST_ROWS, CheckTask, Checkup, LinkRow
 from dlrover_run.coordination.check_round import key_of, tasks
 from dlrover_run.coordination.check_words import shown
-from dlrover_run.coordination.cluster.account import account_of, with_answer
-from dlrover_run.coordination.cluster.orders import orders
-from dlrover_run.coordination.cluster.records import Cluster, Order
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, Plan, Seat, Waiting, assignment, seats
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder
+from dlrover_run.policies.parameter_servers.orders import orders
+from dlrover_run.policies.parameter_servers.recovery import recovery_hint, with_answer
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -26,7 +26,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     checkup: Checkup | None = None
     others: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
     links: Annotated[tuple[LinkRow, ...], Meta(max_length=MOST_LINK_ROWS)] = ()
-    cluster: Order | None = None
+    cluster: NodeOrder | None = None
 
     @property
     def waits(self) -> bool:
@@ -58,10 +58,10 @@ def parts(rules: Rules, plan: Plan) -> dict[NodeKey, Part]:
 
 
 def _cluster_parts(plan: Plan, cluster: Cluster) -> dict[NodeKey, Part]:
-    account = account_of(cluster)
+    account = recovery_hint(cluster)
 
-    def part(key: NodeKey, order: Order) -> Part:
-        return Part(cluster=with_answer(msgspec.structs.replace(order, account=account), cluster, key.node_id))
+    def part(key: NodeKey, order: NodeOrder) -> Part:
+        return Part(cluster=with_answer(msgspec.structs.replace(order, hint=account), cluster, key.node_id))
 
     return {key: part(key, order) for key, order in orders(plan).items()}
 
@@ -71,8 +71,8 @@ def part_of(plan: Plan, found: Mapping[NodeKey, Part], key: NodeKey) -> Part:
     its node id."""
     part = found.get(key, NOBODY)
     if part.cluster is None and plan.cluster is not None:
-        order = with_answer(Order(version=plan.cluster.version), plan.cluster, key.node_id)
-        if order.heard_wish:
+        order = with_answer(NodeOrder(version=plan.cluster.version), plan.cluster, key.node_id)
+        if order.scale_answered:
             return Part(cluster=order)
     return part
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
-from dlrover_run.coordination.cluster.records import MOST_HOSTED, MOST_TASKS, Hosting, Role
 from dlrover_run.coordination.records import Failure, NodeStatus, Plan, Seat
 from dlrover_run.coordination.rules import MOST_NODES
+from dlrover_run.policies.parameter_servers.model import MAX_NODE_TASKS, MAX_TASKS, NodeTasks, Role
 
 MAX_EPOCH = 2**62
 """A later epoch than any clock gives. A node may speak of a later one only where it is ours."""
@@ -19,7 +19,7 @@ MAX_ID = 900_000
 MAX_STEP = 2**53
 """More steps than any training has."""
 
-MOST_ROOMS = MOST_HOSTED // 2
+MAX_CAPACITY = MAX_NODE_TASKS // 2
 """Rooms for tasks on one node, those for servers counted twice: while a version changes, its tasks and those of the
 next one are told of."""
 
@@ -71,12 +71,14 @@ def _not_its_own(status: NodeStatus, failure: Failure, assigned: Seat | None) ->
     return None
 
 
-def _implausible_hosting(hosting: Hosting, last_version: int, address: str) -> str | None:
+def _implausible_hosting(hosting: NodeTasks, last_version: int, address: str) -> str | None:
     # The servers of two versions stand beside each other for a while.
-    rooms = sum(room.tasks * (2 if room.role is Role.PS else 1) for room in hosting.rooms)
-    if rooms > MOST_ROOMS:
-        return f"a node has at most {MOST_ROOMS} rooms for tasks, those for servers counted twice; this one has {rooms}"
-    if len({room.role for room in hosting.rooms}) < len(hosting.rooms):
+    rooms = sum(room.slots * (2 if room.role is Role.PS else 1) for room in hosting.capacity)
+    if rooms > MAX_CAPACITY:
+        return (
+            f"a node has at most {MAX_CAPACITY} rooms for tasks, those for servers counted twice; this one has {rooms}"
+        )
+    if len({room.role for room in hosting.capacity}) < len(hosting.capacity):
         return "a status speaks of the rooms for one role twice"
     if len({task.key for task in hosting.tasks}) < len(hosting.tasks):
         return "a status speaks of one task twice"
@@ -87,13 +89,13 @@ def _implausible_hosting(hosting: Hosting, last_version: int, address: str) -> s
         return "a status speaks of a step that no training has"
     if len(address) > MAX_ADDRESS:
         return f"the address of a node has at most {MAX_ADDRESS} characters here: give --local-addr a shorter one"
-    account = hosting.account
+    account = hosting.hint
     if account is None:
         return None
-    versions = [account.version, *(given.version for given in account.given)]
-    ids = [number for spent in account.spent for number in (spent.ids, spent.failures, spent.memory)]
-    ids += [given.key.id for given in account.given]
-    ranks = [*account.done, account.servers, account.tasks, *(given.rank for given in account.given)]
-    if max(versions) > last_version or max(ids, default=0) > MAX_ID or max(ranks) > MOST_TASKS:
+    versions = [account.version, *(given.version for given in account.assigned)]
+    ids = [number for spent in account.usage for number in (spent.ids, spent.failures, spent.memory)]
+    ids += [given.key.id for given in account.assigned]
+    ranks = [*account.succeeded_workers, account.servers, account.tasks, *(given.rank for given in account.assigned)]
+    if max(versions) > last_version or max(ids, default=0) > MAX_ID or max(ranks) > MAX_TASKS:
         return "a status repeats a cluster that no job has"
     return None

@@ -8,13 +8,13 @@ from dlrover_run.coordination import check_words
 from dlrover_run.coordination.check_records import Check
 from dlrover_run.coordination.check_round import asked, awaited, key_of, standing
 from dlrover_run.coordination.checking import candidates, computes_anew, computing
-from dlrover_run.coordination.cluster.progress import progress as cluster_progress
 from dlrover_run.coordination.decision import Deadline, DeadlineReason
 from dlrover_run.coordination.gathering import called, missing_words
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 from dlrover_run.coordination.words import counted, names
+from dlrover_run.policies.parameter_servers.progress import progress as cluster_progress
 
 MOST_BEFORE = 300
 """Characters of what is told of dismissals before the words about who is missing, so that these always fit."""

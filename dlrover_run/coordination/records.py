@@ -23,8 +23,8 @@ from dlrover_run.coordination.check_records import (
     Linked,
     LinkRow,
 )
-from dlrover_run.coordination.cluster.records import Cluster, Hosting, Order
 from dlrover_run.coordination.words import node_name
+from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, NodeTasks
 
 
 class NodePhase(enum.StrEnum):
@@ -156,7 +156,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     check_port: Port = 0
     computed: Computed | None = None
     linked: Linked | None = None
-    cluster: Hosting | None = None
+    cluster: NodeTasks | None = None
     ended_by: SignalName = ""
 
     @property
@@ -248,7 +248,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     checkup: Checkup | None = None
     others: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
     links: Annotated[tuple[LinkRow, ...], Meta(max_length=MOST_LINK_ROWS)] = ()
-    cluster: Order | None = None
+    cluster: NodeOrder | None = None
 
 
 def seats(plan: Plan) -> dict[NodeKey, Seat]:

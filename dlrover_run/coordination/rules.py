@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from dlrover_run.coordination.cluster.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 MOST_NODES = 20_000
 """More than any job has: a bound for what a stranger may ask for."""

@@ -123,7 +123,7 @@ class Job:
         if before is not None:
             before.line.end(Refused("this node has opened another stream", retry=True))
         self._take(status, now)
-        visits = status.cluster is not None and status.cluster.visits
+        visits = status.cluster is not None and status.cluster.is_client
         notice = "" if visits else differences(self._coordinator.rules, rules)
         return Welcome(encode_rules(self._coordinator.rules), notice)
 

@@ -8,13 +8,13 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
-from dlrover_run.coordination.cluster.progress import wanted
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records import NodeKey, NodeStatus
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.master.handshake import RequestRefused, internal_error
 from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.journal import Journal, JournalDamaged
+from dlrover_run.policies.parameter_servers.progress import wanted
 from dlrover_run.rendezvous.failure_detector import StallMonitor
 from dlrover_run.transport.messages import InvalidMessage, Join, Refused, Welcome, decode_rules
 
@@ -74,7 +74,7 @@ class Jobs:
         now = self._now()
         job = self._jobs.get(name)
         if job is None:
-            if join.status.cluster is not None and join.status.cluster.visits:
+            if join.status.cluster is not None and join.status.cluster.is_client:
                 raise RequestRefused(f"no node of a job {name!r} is here")
             job = self._begin(name, rules, now)
         self._settle_soon(name)

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from dlrover_run.coordination.cluster.account import Memory
 from dlrover_run.coordination.records import OVER, Assignment, NodeStatus, Waiting
+from dlrover_run.policies.parameter_servers.recovery import Memory
 
 OnChange = Callable[[], None]
 """Called when something of a board has become another: its assignment or its problem."""

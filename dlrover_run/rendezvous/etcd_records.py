@@ -26,12 +26,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from dlrover_run.coordination.cluster.account import joined, parted
-from dlrover_run.coordination.cluster.records import Order
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.parts import NOBODY, Part, with_part
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, Plan, Waiting, assignment
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.model import NodeOrder
+from dlrover_run.policies.parameter_servers.recovery import joined, parted
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, decode_rules, encode_rules
 
 BUCKETS = 64
@@ -146,7 +146,7 @@ def messages_by_bucket(
     )
     told: dict[int, list[tuple[str, str, Part]]] = {bucket: [] for bucket in buckets}
     somebody_waits: set[int] = set()
-    alike: Order | None = None
+    alike: NodeOrder | None = None
     for key in known:
         part = coordinator.part(key)
         if part.waits and plan.phase not in OVER:
@@ -154,7 +154,7 @@ def messages_by_bucket(
         if part.cluster is not None:
             of_all, own = parted(part.cluster)
             # A visitor is told less than all others are.
-            alike = of_all if of_all.account is not None else alike
+            alike = of_all if of_all.hint is not None else alike
             part = msgspec.structs.replace(part, cluster=own)
         if part != NOBODY:
             told[bucket_of(key.node_id)].append((*key, part))

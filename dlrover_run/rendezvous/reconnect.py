@@ -296,7 +296,7 @@ class RemoteClient(abc.ABC):
     def _visits(self) -> bool:
         """Whether this node only says what somebody wishes: it begins no job, and nobody may depend on it."""
         hosting = None if self._status is None else self._status.cluster
-        return hosting is not None and hosting.visits
+        return hosting is not None and hosting.is_client
 
     @property
     def _leaves(self) -> bool:

@@ -19,9 +19,9 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import NodeId
-from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.records import Assignment, NodeStatus
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 PROTOCOL = 3
 """Raised when two versions of this program could not understand each other."""

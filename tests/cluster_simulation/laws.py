@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from simulation.timeline import demand
 
-from dlrover_run.coordination.cluster.orders import host_of
-from dlrover_run.coordination.cluster.records import (
+from dlrover_run.coordination.presence import Present
+from dlrover_run.coordination.records import Plan, PlanPhase
+from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
     Role,
-    Spent,
+    RoleUsage,
     Stage,
     Task,
     TaskEnd,
@@ -19,8 +20,7 @@ from dlrover_run.coordination.cluster.records import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.coordination.presence import Present
-from dlrover_run.coordination.records import Plan, PlanPhase
+from dlrover_run.policies.parameter_servers.orders import host_of
 
 if TYPE_CHECKING:
     from cluster_simulation.nodes import Node
@@ -116,35 +116,35 @@ class Laws:
     def _look_at_tasks(self, plan: Plan, cluster: Cluster, present: Present) -> None:
         limits = self.world.rules.cluster
         assert limits is not None
-        for task in (*cluster.tasks, *cluster.coming):
+        for task in (*cluster.tasks, *cluster.next_servers):
             known = self._tasks.setdefault(task.key, task)
             same = (known.rank, known.version, host_of(known)) == (task.rank, task.version, host_of(task))
             demand(same, f"{task.key} is given twice")
         if plan.phase is not PlanPhase.TRAINING:
             return
         demand(plan.key.number == cluster.version, "the round is not the version")
-        for tasks in (cluster.tasks, cluster.coming):
+        for tasks in (cluster.tasks, cluster.next_servers):
             places = [(task.role, task.rank) for task in tasks]
             demand(len(places) == len(set(places)), "two tasks have one rank")
             for task in tasks:
                 p = present.get(host_of(task))
-                if p is not None and p.status.cluster is not None and p.status.cluster.rooms:
-                    room = sum(room.tasks for room in p.status.cluster.rooms if room.role is task.role)
+                if p is not None and p.status.cluster is not None and p.status.cluster.capacity:
+                    room = sum(room.slots for room in p.status.cluster.capacity if room.role is task.role)
                     hosted = sum(one.role is task.role and host_of(one) == host_of(task) for one in tasks)
                     demand(
                         hosted <= room, f"{task.node_id} hosts {hosted} tasks like {task.key}, and has room for {room}"
                     )
-        for tasks in filter(None, (cluster.tasks, cluster.coming)):
+        for tasks in filter(None, (cluster.tasks, cluster.next_servers)):
             ranks = sorted(task.rank for task in tasks if task.role is Role.PS)
             demand(ranks == list(range(len(ranks))), f"the servers have ranks {ranks}")
-            demand(limits.least_ps <= len(ranks) <= limits.most_ps, f"there are {len(ranks)} servers")
+            demand(limits.min_ps <= len(ranks) <= limits.max_ps, f"there are {len(ranks)} servers")
         versions = {task.version for task in cluster.tasks if task.role is not Role.EVALUATOR}
         demand(versions <= {cluster.version}, f"tasks of versions {versions} are mixed")
 
     def _same_version(self, former: Cluster, cluster: Cluster) -> None:
         servers = [{task.key for task in one.tasks if task.role is Role.PS} for one in (former, cluster)]
         demand(servers[0] == servers[1], "the servers have changed, and the version has not")
-        if former.served_at is not None:
+        if former.servers_ready_at is not None:
             before, after = ({host_of(t) for t in one.tasks if t.role is Role.CHIEF} for one in (former, cluster))
             demand(after <= before, "the chief has left the queues of the data, and the version goes on")
 
@@ -164,7 +164,7 @@ class Laws:
             told = _told(present, task)
             if task.role is not Role.CHIEF or told is None or told.end is None:
                 continue
-            if told.end.cause is EndCause.MEMBERSHIP and former.version in self._saved:
+            if told.end.cause is EndCause.RESHAPED and former.version in self._saved:
                 self.spared.add(former.version)
 
     def _lost(self, task: Task) -> bool:
@@ -184,7 +184,7 @@ class Laws:
         ready = {key for key, one in told.items() if one is not None and one.stage is TaskStage.READY}
         needed = {task.key for task in cluster.tasks if task.role in (Role.PS, Role.CHIEF)}
         has_chief = any(key.role is Role.CHIEF for key in needed)
-        wanted = {task.key for task in (*cluster.tasks, *cluster.coming)}
+        wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
         here = [one for p in present.values() if p.status.cluster is not None for one in p.status.cluster.tasks]
         fenced = any(one.key not in wanted and one.stage is not TaskStage.ENDED for one in here)
         waits = cluster.stage is Stage.STARTING and has_chief and needed <= ready and not fenced
@@ -198,14 +198,14 @@ class Laws:
         """Whoever there is room for is there."""
         limits = self.world.rules.cluster
         assert limits is not None
-        most = limits.most_workers
-        if cluster.targets.workers is not None:
-            most = max(limits.least_workers, min(most, cluster.targets.workers))
-        missing = {Role.CHIEF: {0}, Role.WORKER: set(range(most)) - set(cluster.done)}
+        most = limits.max_workers
+        if cluster.desired.workers is not None:
+            most = max(limits.min_workers, min(most, cluster.desired.workers))
+        missing = {Role.CHIEF: {0}, Role.WORKER: set(range(most)) - set(cluster.succeeded_workers)}
         for role, ranks in missing.items():
             mine = [task for task in cluster.tasks if task.role is role]
             statuses = [p.status.cluster for p in present.values() if p.status.cluster is not None]
-            room = sum(one.tasks for status in statuses for one in status.rooms if one.role is role)
+            room = sum(one.slots for status in statuses for one in status.capacity if one.role is role)
             lacks = ranks - {task.rank for task in mine}
             demand(not lacks or room <= len(mine), f"{role.value} {lacks} could be started, and is not")
 
@@ -221,8 +221,8 @@ class Laws:
 
     def _count(self, before: Plan, former: Cluster, plan: Plan, cluster: Cluster, present: Present) -> None:
         """What was charged is what has ended, each once."""
-        wanted = {task.key for task in (*cluster.tasks, *cluster.coming)}
-        gone = [task for task in (*former.tasks, *former.coming) if task.key not in wanted]
+        wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
+        gone = [task for task in (*former.tasks, *former.next_servers) if task.key not in wanted]
         same = former.version == cluster.version and plan.phase is PlanPhase.TRAINING is before.phase
         same = same and cluster.stage is not Stage.ENDING
         for role in Role:
@@ -264,8 +264,8 @@ def _cut_off(node: Node) -> bool:
     return node.cut or node.stale
 
 
-def _spent(cluster: Cluster, role: Role) -> Spent:
-    return next((spent for spent in cluster.spent if spent.role is role), Spent(role))
+def _spent(cluster: Cluster, role: Role) -> RoleUsage:
+    return next((spent for spent in cluster.usage if spent.role is role), RoleUsage(role))
 
 
 def _told(present: Present, task: Task) -> TaskStatus | None:

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 from simulation.timeline import demand
 
 from cluster_simulation.tensorflow import LEFT, Process
-from dlrover_run.coordination.cluster.records import (
+from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodePhase, NodeStatus, RoundKey
+from dlrover_run.policies.parameter_servers.model import (
+    Capacity,
+    DesiredReplicas,
     EndCause,
-    Hosting,
-    Order,
+    NodeOrder,
+    NodeTasks,
     Role,
-    Room,
-    Targets,
     Task,
     TaskEnd,
     TaskKey,
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodePhase, NodeStatus, RoundKey
 from tf_ps_runner.agent.reconcile import (
     Await,
     Dismiss,
@@ -62,7 +62,7 @@ class Slot:
 class Node:
     """One launcher. `cut` says that its network is gone, and `stale` that it has heard nothing since it was."""
 
-    def __init__(self, world: World, name: str, incarnation: int, rooms: tuple[Room, ...]) -> None:
+    def __init__(self, world: World, name: str, incarnation: int, rooms: tuple[Capacity, ...]) -> None:
         self.world = world
         self.key = NodeKey(name, str(incarnation))
         self.rooms = rooms
@@ -71,13 +71,13 @@ class Node:
         self.stale = False
         self.heard_again = False
         self.phase = NodePhase.WAITING
-        self.order: Order | None = None
+        self.order: NodeOrder | None = None
         self.heard = RoundKey()
         self.epoch = 0
         self.over = False
         self.slots: dict[TaskKey, Slot] = {}
-        self.wish: Targets | None = None
-        self.wish_number = 0
+        self.scale_request: DesiredReplicas | None = None
+        self.scale_request_number = 0
         self._ports: dict[tuple[Role, int], int] = {}
 
     def note(self, what: str) -> None:
@@ -86,7 +86,7 @@ class Node:
     def reaches(self, other: Node) -> bool:
         return self is other or not (self.cut or other.cut)
 
-    def order_for(self, task: Task) -> Order | None:
+    def order_for(self, task: Task) -> NodeOrder | None:
         """What a process is told: nothing any more once its version is over."""
         order = self.order
         return order if order is not None and order.version == task.version else None
@@ -103,7 +103,12 @@ class Node:
             phase=self.phase,
             heard=self.heard,
             epoch=self.epoch,
-            cluster=Hosting(rooms=self.rooms, tasks=tasks, wish=self.wish, wish_number=self.wish_number),
+            cluster=NodeTasks(
+                capacity=self.rooms,
+                tasks=tasks,
+                scale_request=self.scale_request,
+                scale_request_number=self.scale_request_number,
+            ),
         )
 
     def publish(self) -> None:
@@ -194,7 +199,7 @@ class Node:
             step=process.step,
             saved=process.saved,
             restored=process.restored,
-            swollen=process.swollen and slot.end is None,
+            near_memory_limit=process.near_memory_limit and slot.end is None,
             end=slot.end,
         )
 

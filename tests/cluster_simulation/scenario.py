@@ -9,8 +9,8 @@ from simulation.timeline import demand
 from cluster_simulation.nodes import FORCED, Node
 from cluster_simulation.tensorflow import LEFT
 from cluster_simulation.world import ALL_ROOMS, PATIENCE, TROUBLE, Outcome, World
-from dlrover_run.coordination.cluster.records import EndCause, Role, Room, Targets, TaskEnd
 from dlrover_run.coordination.records import OVER
+from dlrover_run.policies.parameter_servers.model import Capacity, DesiredReplicas, EndCause, Role, TaskEnd
 
 ENDS = (
     FORCED,
@@ -36,7 +36,7 @@ def simulate(seed: int, tell: Callable[[str], None] | None = None) -> Outcome:
     world.run(world.timeline.now + 15, lambda: False)
     left = [p.task.key for node in world.living() for p in node.processes()]
     demand(not left, f"seed {seed}: {left and left[0]} lives on when the job is over")
-    spent = world.cluster.spent
+    spent = world.cluster.usage
     charged = sum(one.failures + one.memory for one in spent)
     return Outcome(world.plan.phase.value, world.cluster.version, len(world.laws.spared), charged, world.plan.reason)
 
@@ -48,7 +48,7 @@ def heal(world: World) -> None:
     for node in world.nodes:
         node.cut = False
     if world.timeline.random.random() < 0.8 or not world.living():
-        world.add_node("late", (*ALL_ROOMS, Room(Role.EVALUATOR, 1)))
+        world.add_node("late", (*ALL_ROOMS, Capacity(Role.EVALUATOR, 1)))
     world.start_coordinator()
 
 
@@ -71,10 +71,10 @@ class Scenario:
         for _ in range(random.choice((0, 2, 5, 12))):
             at(random.uniform(0, TROUBLE), self._something)
 
-    def _rooms(self) -> tuple[Room, ...]:
+    def _rooms(self) -> tuple[Capacity, ...]:
         if self.random.random() < 0.4:
-            return (*ALL_ROOMS, Room(Role.EVALUATOR, 1))
-        return tuple(Room(role, self.random.randint(1, 2)) for role in Role if self.random.random() < 0.5)
+            return (*ALL_ROOMS, Capacity(Role.EVALUATOR, 1))
+        return tuple(Capacity(role, self.random.randint(1, 2)) for role in Role if self.random.random() < 0.5)
 
     def _something(self) -> None:
         kind = self.random.choice(
@@ -149,16 +149,16 @@ class Scenario:
         if node is not None:
             self._wishes += 1
             numbers = [None, *range(5)]
-            node.wish = Targets(self.random.choice(numbers), self.random.choice(numbers))
-            node.wish_number = self._wishes
-            node.note(f"asks for {node.wish}")
+            node.scale_request = DesiredReplicas(self.random.choice(numbers), self.random.choice(numbers))
+            node.scale_request_number = self._wishes
+            node.note(f"asks for {node.scale_request}")
             node.publish()
 
     def _swell(self) -> None:
         for node in self.world.living():
             for process in node.processes():
                 if process.task.role is Role.PS and self.random.random() < 0.5:
-                    process.swollen = True
+                    process.near_memory_limit = True
                     node.publish()
 
     def _hang(self) -> None:

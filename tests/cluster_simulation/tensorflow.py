@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from simulation.timeline import demand
 
-from dlrover_run.coordination.cluster.records import EndCause, Role, Task, TaskEnd
+from dlrover_run.policies.parameter_servers.model import EndCause, Role, Task, TaskEnd
 
 if TYPE_CHECKING:
     from cluster_simulation.nodes import Node
     from cluster_simulation.world import World
 
 SUCCESS = TaskEnd(EndCause.SUCCESS, "exited with code 0")
-LEFT = TaskEnd(EndCause.MEMBERSHIP, "left, for the cluster has changed")
+LEFT = TaskEnd(EndCause.RESHAPED, "left, for the cluster has changed")
 STEP = 0.2
 """Seconds between two steps of each process that trains."""
 
@@ -46,7 +46,7 @@ class Process:
     step: int = -1
     saved: int = -1
     restored: int = -1
-    swollen: bool = False
+    near_memory_limit: bool = False
     model: int | None = None
     model_step: int = 0
     hangs: bool = False

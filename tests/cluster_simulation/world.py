@@ -12,12 +12,12 @@ from cluster_simulation.laws import Laws
 from cluster_simulation.network import Network
 from cluster_simulation.nodes import Node
 from cluster_simulation.tensorflow import Disk, Process
-from dlrover_run.coordination.cluster.decide import decide
-from dlrover_run.coordination.cluster.records import Cluster, Role, Room
-from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records import OVER, NodeStatus, Plan
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers.model import Capacity, Cluster, Role
+from dlrover_run.policies.parameter_servers.policy import decide
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 TROUBLE = 60.0
 """Seconds in which there are faults. After that a job has to come to its end."""
@@ -92,7 +92,7 @@ class World:
             self.network.broke(node)
         self.timeline.after(self.timeline.random.uniform(0.01, 4), self.start_coordinator)
 
-    def add_node(self, name: str, rooms: tuple[Room, ...]) -> Node:
+    def add_node(self, name: str, rooms: tuple[Capacity, ...]) -> Node:
         node = Node(self, name, next(self._incarnations), rooms)
         self.nodes.append(node)
         node.note("begins")
@@ -172,17 +172,17 @@ class World:
         self.timeline.at(max(wake_at, self.timeline.now), wake)
 
 
-def _rules(fixed: bool, least_ps: int, least_workers: int, restarts: int) -> Rules:
+def _rules(fixed: bool, min_ps: int, min_workers: int, restarts: int) -> Rules:
     return Rules(
         most=20,
         last_call_timeout=2.0,
         join_timeout=30.0,
         pend_timeout=30.0,
         cluster=ClusterRules(
-            least_ps=least_ps,
-            most_ps=least_ps if fixed else 3,
-            least_workers=least_workers,
-            most_workers=3,
+            min_ps=min_ps,
+            max_ps=min_ps if fixed else 3,
+            min_workers=min_workers,
+            max_workers=3,
             evaluator=restarts % 2,
             max_restarts=restarts,
             ps_memory=100 * (restarts % 3),
@@ -195,4 +195,4 @@ def _rules(fixed: bool, least_ps: int, least_workers: int, restarts: int) -> Rul
     )
 
 
-ALL_ROOMS = tuple(Room(role, number) for role, number in ((Role.CHIEF, 1), (Role.WORKER, 3), (Role.PS, 3)))
+ALL_ROOMS = tuple(Capacity(role, number) for role, number in ((Role.CHIEF, 1), (Role.WORKER, 3), (Role.PS, 3)))

@@ -9,7 +9,7 @@ from typing import Any
 
 from scripted_cluster import Process, ScriptedCluster
 
-from dlrover_run.coordination.cluster.records import Role, TaskKey
+from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from tf_ps_runner.agent.desk import Desk
 from tf_ps_runner.agent.words import Answer, answer_line, read_line
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
 from tf_ps_runner.agent.reconcile import (
     Await,
     Dismiss,
@@ -49,10 +49,10 @@ def known_of(one: Task, servers: tuple[str, ...] = (), **state: bool) -> Known:
 
 PS, PS1 = task(Role.PS), task(Role.PS, 1, 1)
 CHIEF, WORKER = task(Role.CHIEF), task(Role.WORKER)
-ORDER = Order(version=1, tasks=(CHIEF, PS, PS1, WORKER), servers=SERVERS, chief="h:1", workers=("h:1",), open=True)
+ORDER = NodeOrder(version=1, tasks=(CHIEF, PS, PS1, WORKER), servers=SERVERS, chief="h:1", workers=("h:1",), open=True)
 
 
-def steps(order: Order | None, *known: Known, **more: bool) -> tuple[Step, ...]:
+def steps(order: NodeOrder | None, *known: Known, **more: bool) -> tuple[Step, ...]:
     return reconcile(Situation(order, known, **more))
 
 
@@ -124,7 +124,7 @@ def test_a_task_whose_servers_are_others_by_now_is_killed_though_its_name_stands
 
 def test_an_evaluator_goes_on_when_the_servers_change() -> None:
     evaluator = task(Role.EVALUATOR)
-    order = Order(version=2, tasks=(evaluator,), servers=("h:9",), chief="h:1")
+    order = NodeOrder(version=2, tasks=(evaluator,), servers=("h:9",), chief="h:1")
     assert steps(order, running(evaluator)) == ()
     assert steps(msgspec.structs.replace(order, tasks=()), running(evaluator)) == (Dismiss(evaluator.key),)
 
@@ -152,7 +152,7 @@ small = st.integers(0, 2)
 tasks = st.builds(task, roles, small, small, st.integers(1, 3), st.sampled_from([0, 5]))
 addresses = st.lists(st.sampled_from(["", "h:20", "h:21"]), max_size=3).map(tuple)
 orders = st.builds(
-    lambda given, version, servers, coming, chief, workers: Order(
+    lambda given, version, servers, coming, chief, workers: NodeOrder(
         version=version,
         tasks=tuple({one.key: one for one in given}.values()),
         servers=servers,
@@ -184,7 +184,7 @@ knowns = st.lists(st.builds(lambda one, servers, state: known_of(one, servers, *
 
 @given(orders, knowns, st.booleans(), st.booleans(), st.booleans())
 def test_whatever_the_situation_each_step_can_be_carried_out(
-    order: Order, known: tuple[Known, ...], over: bool, departing: bool, sparse: bool
+    order: NodeOrder, known: tuple[Known, ...], over: bool, departing: bool, sparse: bool
 ) -> None:
     found = reconcile(Situation(order, known, over, departing, sparse))
     by_key = {one.key: one for one in known}
@@ -216,7 +216,7 @@ def _place(one: Task) -> tuple[int, int]:
 
 
 @given(orders, knowns)
-def test_following_the_steps_leads_to_what_was_ordered(order: Order, known: tuple[Known, ...]) -> None:
+def test_following_the_steps_leads_to_what_was_ordered(order: NodeOrder, known: tuple[Known, ...]) -> None:
     """Once each process that is told to go has gone, and all addresses are known, nothing is left over."""
     order = msgspec.structs.replace(
         order,

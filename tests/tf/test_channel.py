@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.coordination.cluster.records import Role, ServerBounds, TaskKey
+from dlrover_run.policies.parameter_servers.model import Role, ServerBounds, TaskKey
 from tf_ps_runner.agent import channel as channel_module
 from tf_ps_runner.agent import conversation
 from tf_ps_runner.agent.channel import MOST_ASKED, MOST_STRANGERS, Channel

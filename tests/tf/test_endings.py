@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from dlrover_run.coordination.cluster.records import EndCause, Role, Task, TaskKey
 from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.policies.parameter_servers.model import EndCause, Role, Task, TaskKey
 from tf_ps_runner.agent.endings import REPEATED_BEFORE_STEP, REPEATED_WITHIN, Found, raised, task_end
 from tf_ps_runner.agent.hosted import Hosted
 from tf_ps_runner.agent.words import Ready, Restored, Step
@@ -37,11 +37,11 @@ def test_code_0_is_success_but_for_a_server_which_never_ends() -> None:
 @pytest.mark.parametrize("role", list(Role))
 def test_code_0_of_a_task_that_the_launcher_stopped_is_no_success(role: Role) -> None:
     found = Found(role, end(0, stopped=signal.SIGTERM), 9.0, dismissed=True)
-    assert task_end(found).cause is EndCause.MEMBERSHIP
+    assert task_end(found).cause is EndCause.RESHAPED
 
 
 def test_code_75_is_a_change_of_membership() -> None:
-    assert cause(Role.WORKER, 75) is EndCause.MEMBERSHIP
+    assert cause(Role.WORKER, 75) is EndCause.RESHAPED
 
 
 def test_what_was_given_up_is_silent_whatever_its_code() -> None:
@@ -56,7 +56,7 @@ def test_a_kill_for_memory_is_told_in_its_own_words() -> None:
 
 def test_a_task_that_the_launcher_stopped_costs_nothing() -> None:
     found = Found(Role.WORKER, end(-15, stopped=signal.SIGTERM), 9.0, dismissed=True)
-    assert task_end(found).cause is EndCause.MEMBERSHIP
+    assert task_end(found).cause is EndCause.RESHAPED
 
 
 @pytest.mark.parametrize("code", [-9, -11, 1, 41])
@@ -134,8 +134,8 @@ def test_a_task_that_tells_of_no_step_is_given_no_longer_for_the_same_exception(
 
 def test_whoever_lost_a_server_is_not_the_failure() -> None:
     words = "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error: Socket closed"
-    assert cause(Role.CHIEF, 1, trace(words)) is EndCause.MEMBERSHIP
-    assert cause(Role.CHIEF, 1, trace(words), before=words) is EndCause.MEMBERSHIP
+    assert cause(Role.CHIEF, 1, trace(words)) is EndCause.RESHAPED
+    assert cause(Role.CHIEF, 1, trace(words), before=words) is EndCause.RESHAPED
 
 
 def test_a_kill_has_raised_nothing() -> None:

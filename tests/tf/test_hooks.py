@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dlrover_run.coordination.cluster.records import Role, TaskKey
+from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from tf_ps_runner import hooks
 from tf_ps_runner.agent.desk import Desk
 from tf_ps_runner.agent.words import Answer, answer_line, read_line

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dlrover_run.agent.process import WorkerStart, spawn
-from dlrover_run.coordination.cluster import words
+from dlrover_run.policies.parameter_servers import text as words
 from tf_ps_runner.memory import cgroups, hold, limits, verdict
 from tf_ps_runner.memory.cgroups import Place, TaskGroup, clear_leftovers, find_place
 from tf_ps_runner.memory.hold import MemoryHold

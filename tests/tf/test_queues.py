@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
 from tf_ps_runner.agent import queue_caller, queue_server, queue_words
 from tf_ps_runner.agent.channel import Channel
 from tf_ps_runner.agent.desk import Desk
@@ -137,12 +137,12 @@ def test_a_reply_that_ends_the_connection_of_the_one_who_asked_loses_nothing() -
     assert asking.answers[-1] == (other, FIRST)
 
 
-def order(version: int, *tasks: TaskKey, queue_at: str = "", queue_key: str = "") -> Order:
+def order(version: int, *tasks: TaskKey, queue_endpoint: str = "", queue_key: str = "") -> NodeOrder:
     """An order to run these."""
-    return Order(
+    return NodeOrder(
         version=version,
         tasks=tuple(Task(key=key, rank=0, version=version, node_id="n", incarnation="i", host="h") for key in tasks),
-        queue_at=queue_at,
+        queue_endpoint=queue_endpoint,
         queue_key=queue_key,
     )
 
@@ -329,8 +329,8 @@ class Nodes:
         await self.far.listen()
         await self.wire.open(self.near.port)
         self.place = f"127.0.0.1:{self.wire.port}"
-        self.near.follow(order(1, CHIEF, queue_at=self.place, queue_key=self.key))
-        self.far.follow(order(1, *far_tasks, queue_at=self.place, queue_key=self.key))
+        self.near.follow(order(1, CHIEF, queue_endpoint=self.place, queue_key=self.key))
+        self.far.follow(order(1, *far_tasks, queue_endpoint=self.place, queue_key=self.key))
         try:
             yield self
         finally:
@@ -488,10 +488,10 @@ async def test_a_node_of_another_version_waits_until_the_chief_has_heard_of_it_t
     async with Nodes().up() as nodes:
         assert await answer(nodes.far, A, TAKE) == FIRST
         later = TaskKey(Role.WORKER, 9)
-        nodes.far.follow(order(2, later, queue_at=nodes.place, queue_key=nodes.key))
+        nodes.far.follow(order(2, later, queue_endpoint=nodes.place, queue_key=nodes.key))
         waiting = asyncio.ensure_future(answer(nodes.far, later, TAKE))
         assert await answer(nodes.near, CHIEF, TAKE) == SECOND
-        nodes.near.follow(order(2, TaskKey(Role.CHIEF, 1), queue_at=nodes.place))
+        nodes.near.follow(order(2, TaskKey(Role.CHIEF, 1), queue_endpoint=nodes.place))
         assert await waiting == FIRST
 
 

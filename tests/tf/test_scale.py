@@ -13,7 +13,7 @@ import pytest
 from asked import go_to_empty_place
 
 from dlrover_run import exit_codes
-from dlrover_run.coordination.cluster.records import Targets
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 from dlrover_run.spec import SpecError
 from tf_ps_runner import scale, wishes
 from tf_ps_runner.cli import main
@@ -23,7 +23,7 @@ from tf_ps_runner.wishes import Reply
 LIMIT = 60.0
 """Seconds that a test waits for what it started before it gives up."""
 
-Answer = Callable[[Targets], "bytes | None"]
+Answer = Callable[[DesiredReplicas], "bytes | None"]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ class Desk:
     """Stands in for the agent of a job: listens at its name and answers each wish as it is told to."""
 
     def __init__(self, run_id: str, answer: Answer) -> None:
-        self.wishes: list[Targets] = []
+        self.wishes: list[DesiredReplicas] = []
         self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(wishes.socket_address(os.geteuid(), run_id))
@@ -93,7 +93,7 @@ def test_a_wish_that_is_heard_is_said_with_what_follows(
     job = name_of("heard")
     desk = desks(job, lambda wish: wishes.reply_line(Reply(granted=True, text="a new set is started")))
     assert main(["scale", "--ps=3", "--workers=2", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
-    assert desk.wishes == [Targets(ps=3, workers=2)]
+    assert desk.wishes == [DesiredReplicas(ps=3, workers=2)]
     said = capsys.readouterr()
     assert said.err == ""
     assert said.out == f"tf-ps-run scale: the job {job!r} has heard of it: a new set is started.\n"
@@ -103,7 +103,7 @@ def test_a_number_that_is_not_given_is_left_as_it_is(desks: Callable[[str, Answe
     job = name_of("one")
     desk = desks(job, lambda wish: wishes.reply_line(Reply(granted=True)))
     assert main(["scale", "--workers=0", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
-    assert desk.wishes == [Targets(ps=None, workers=0)]
+    assert desk.wishes == [DesiredReplicas(ps=None, workers=0)]
 
 
 def test_a_wish_that_is_refused_is_a_sentence_and_exit_code_1(
@@ -213,7 +213,7 @@ def test_the_longest_name_of_a_job_has_a_socket_of_its_own() -> None:
 
 
 def test_a_line_with_something_else_in_it_is_no_wish() -> None:
-    assert wishes.read_wish(wishes.wish_line(Targets(ps=2))) == Targets(ps=2)
+    assert wishes.read_wish(wishes.wish_line(DesiredReplicas(ps=2))) == DesiredReplicas(ps=2)
     for line in (b"", b"{", b"[]", b'{"ps":-1}', b'{"ps":2,"more":1}', b'{"ps":1e9}', b'{"ps":"2"}'):
         with pytest.raises(msgspec.DecodeError):
             wishes.read_wish(line)
@@ -227,7 +227,7 @@ def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(
 
     visits = []
 
-    def visit(spec: object, wish: Targets, timeout: float, say: object) -> visiting.Outcome:
+    def visit(spec: object, wish: DesiredReplicas, timeout: float, say: object) -> visiting.Outcome:
         visits.append((spec, wish, timeout))
         return visiting.Outcome(Reply(granted=True, text="a new set is started"))
 
@@ -240,7 +240,7 @@ def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(
     assert spec.master is not None
     assert (spec.run_id, spec.master.host, spec.master.port, spec.master.token) == ("ads", "node0", 4000, "a secret")
     # A visitor starts no master, and looks for one no longer than it was told to wait.
-    assert (spec.master.is_host, spec.rules.join_timeout, wish, timeout) == (False, 5, Targets(ps=3), 5)
+    assert (spec.master.is_host, spec.rules.join_timeout, wish, timeout) == (False, 5, DesiredReplicas(ps=3), 5)
     assert "DLROVER_RDZV_TOKEN" not in os.environ
 
 

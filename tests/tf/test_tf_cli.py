@@ -15,10 +15,10 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line import options as those_of_dlrover_run
 from dlrover_run.command_line.argv import UsageError
 from dlrover_run.command_line.program import Program
-from dlrover_run.coordination.cluster import rules
-from dlrover_run.coordination.cluster.records import Role, Room
-from dlrover_run.coordination.cluster.rules import ClusterRules
 from dlrover_run.coordination.rules import MOST_NODES
+from dlrover_run.policies.parameter_servers import rules
+from dlrover_run.policies.parameter_servers.model import Capacity, Role
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import SpecError, Std
 from tf_ps_runner.cli import job_or_code, main, parse
 from tf_ps_runner.command_line import options, values
@@ -61,9 +61,9 @@ def refused(text: str, **environ: str) -> str:
 
 def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> None:
     spec = asked("train.py --lr 0.1")
-    assert spec.rooms == (Room(Role.CHIEF, 1), Room(Role.WORKER, 1), Room(Role.PS, 1))
+    assert spec.rooms == (Capacity(Role.CHIEF, 1), Capacity(Role.WORKER, 1), Capacity(Role.PS, 1))
     assert (spec.job.backend, spec.job.rules.least, spec.job.rules.most) == ("memory", 1, 1)
-    assert spec.job.rules.cluster == ClusterRules(least_workers=1, most_workers=1)
+    assert spec.job.rules.cluster == ClusterRules(min_workers=1, max_workers=1)
     assert (spec.job.entrypoint.target, spec.job.entrypoint.args) == ("train.py", ("--lr", "0.1"))
     assert (spec.job.start_method, spec.job.preload) == ("forkserver", PRELOAD)
     assert (spec.sparse, spec.hang_timeout, spec.checkpoint_dir) == (False, 0.0, None)
@@ -71,7 +71,7 @@ def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> Non
 
 def test_a_machine_without_a_role_has_room_for_the_most_of_each_role() -> None:
     spec = asked("--ps=1:4 --workers=2:8 --evaluator --checkpoint-dir=. train.py")
-    assert {room.role: room.tasks for room in spec.rooms} == {
+    assert {room.role: room.slots for room in spec.rooms} == {
         Role.CHIEF: 1,
         Role.WORKER: 8,
         Role.PS: 4,
@@ -79,7 +79,7 @@ def test_a_machine_without_a_role_has_room_for_the_most_of_each_role() -> None:
     }
     cluster = spec.job.rules.cluster
     assert cluster is not None
-    assert (cluster.least_ps, cluster.most_ps, cluster.least_workers, cluster.most_workers) == (1, 4, 2, 8)
+    assert (cluster.min_ps, cluster.max_ps, cluster.min_workers, cluster.max_workers) == (1, 4, 2, 8)
 
 
 def test_a_job_may_have_no_worker_beside_its_chief() -> None:
@@ -89,7 +89,7 @@ def test_a_job_may_have_no_worker_beside_its_chief() -> None:
 @pytest.mark.parametrize("role", options.ROLES)
 def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of_nodes(role: str) -> None:
     spec = asked(f"--role={role} --ps=2 {MANY} train.py")
-    assert spec.rooms == (Room(Role(role), 1),)
+    assert spec.rooms == (Capacity(Role(role), 1),)
     assert (spec.job.backend, spec.job.rules.least, spec.job.rules.most) == ("master", 1, MOST_NODES)
     assert spec.job.master is not None
     assert (spec.job.master.host, spec.job.master.port, spec.job.run_id) == ("node0", 29400, "none")
@@ -154,8 +154,8 @@ def test_every_time_and_limit_reaches_the_rules_of_the_job() -> None:
         "--worker-memory=4Gi --ps-memory=512Mi --max-memory=8Gi --sparse -m json.tool"
     )
     assert spec.job.rules.cluster == ClusterRules(
-        least_workers=1,
-        most_workers=1,
+        min_workers=1,
+        max_workers=1,
         max_restarts=7,
         save_timeout=1.5,
         ready_timeout=20,

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from interpreters import python_221
 
-from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
 from tf_ps_runner.tf_config import task_variables, tf_config
 
 SERVERS = ("h1:21", "h2:22")
-ORDER = Order(version=3, servers=SERVERS, chief="h0:10", workers=("h3:31", "h4:32"), next_servers=("h1:41",))
+ORDER = NodeOrder(version=3, servers=SERVERS, chief="h0:10", workers=("h3:31", "h4:32"), next_servers=("h1:41",))
 
 
 def task(role: Role, rank: int = 0, version: int = 3, host: str = "h4", port: int = 32) -> Task:
@@ -29,7 +29,7 @@ def task(role: Role, rank: int = 0, version: int = 3, host: str = "h4", port: in
     )
 
 
-def config(order: Order, wanted: Task, sparse: bool = False, gaps: bool = False) -> object:
+def config(order: NodeOrder, wanted: Task, sparse: bool = False, gaps: bool = False) -> object:
     text = tf_config(order, wanted, sparse, gaps)
     return None if text is None else json.loads(text)
 
@@ -97,7 +97,7 @@ def test_the_place_of_a_worker_that_is_gone_is_waited_for_and_then_has_the_addre
 
 
 def test_an_address_with_colons_is_in_brackets() -> None:
-    assert task(Role.WORKER, host="fe80::1").target == "[fe80::1]:32"
+    assert task(Role.WORKER, host="fe80::1").endpoint == "[fe80::1]:32"
 
 
 def test_the_variables_beside_it_are_those_of_pods() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from dlrover_run.coordination.cluster.records import TaskKey
+from dlrover_run.policies.parameter_servers.model import TaskKey
 from tf_ps_runner.agent import words
 from tf_ps_runner.agent.conversation import Conversation
 from tf_ps_runner.agent.words import Answer, Ask, Event, Gone, Hello, Note, OrderMessage

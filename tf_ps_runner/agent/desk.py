@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlrover_run.coordination.cluster.records import Role, TaskKey
+from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from tf_ps_runner.agent.words import Answer, Ask, Rollback, Snapshot, Take, Used
 from tf_ps_runner.data.queue import QueueError, ShardQueues
 from tf_ps_runner.data.state import StateError

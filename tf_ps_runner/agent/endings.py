@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dlrover_run import failures
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
-from dlrover_run.coordination.cluster.records import EndCause, Role, TaskEnd
 from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd
 
 LEFT = 75
 """The exit code of a task that leaves because of a change of membership, as the bootstrap and the hooks have it."""
@@ -68,15 +68,15 @@ def task_end(found: Found) -> TaskEnd:
             return _failure(end, "ended by itself with code 0, which no parameter server does")
         return TaskEnd(EndCause.SUCCESS, "has succeeded")
     if end.code == LEFT:
-        return TaskEnd(EndCause.MEMBERSHIP, "left for a change of the cluster")
+        return TaskEnd(EndCause.RESHAPED, "left for a change of the cluster")
     if end.code == 0:
         # A script that takes the signal as its end has not come to the end of its training.
-        return TaskEnd(EndCause.MEMBERSHIP, "ended with code 0 because it was told to stop")
+        return TaskEnd(EndCause.RESHAPED, "ended with code 0 because it was told to stop")
     if found.dismissed:
-        return TaskEnd(EndCause.MEMBERSHIP, failures.describe_end(end)[:MAX_WHAT])
+        return TaskEnd(EndCause.RESHAPED, failures.describe_end(end)[:MAX_WHAT])
     words = raised(end)
     if words is not None and _LOST_SERVER.search(words):
-        return TaskEnd(EndCause.MEMBERSHIP, f"lost a parameter server: {failures.describe_end(end)}"[:MAX_WHAT])
+        return TaskEnd(EndCause.RESHAPED, f"lost a parameter server: {failures.describe_end(end)}"[:MAX_WHAT])
     soon = found.lived <= (REPEATED_WITHIN if found.stepped else REPEATED_BEFORE_STEP)
     if soon and words is not None and found.before is not None and _same(words, found.before):
         return _failure(end, f"{failures.describe_end(end)}, as the one before it did", EndCause.REPEATED)

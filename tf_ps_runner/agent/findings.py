@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from dlrover_run.agent.process import WorkerProcess
-from dlrover_run.coordination.cluster.records import Role, TaskEnd
 from dlrover_run.failures.outcome import WorkerEnd
 from dlrover_run.output.relay_client import Relay
+from dlrover_run.policies.parameter_servers.model import Role, TaskEnd
 from tf_ps_runner.agent.endings import Found, raised, task_end
 from tf_ps_runner.agent.hosted import Hosted
 from tf_ps_runner.agent.telling import Telling

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 from dlrover_run.agent.process import WorkerProcess, WorkerStart
-from dlrover_run.coordination.cluster.records import (
-    Order,
+from dlrover_run.policies.parameter_servers.model import (
+    NodeOrder,
     Role,
     ServerBounds,
     Task,
@@ -36,7 +36,7 @@ class Hosted:
         self.task = task
         self.port = port
         self.step = self.saved = self.restored = self.reached = -1
-        self.ready = self.swollen = self.begun = False
+        self.ready = self.near_memory_limit = self.begun = False
         self.server_bounds: ServerBounds | None = None
         self.servers: tuple[str, ...] = ()
         self.starting: asyncio.Task[None] | None = None
@@ -111,12 +111,12 @@ class Hosted:
             saved=self.saved,
             restored=self.restored,
             reached=self.reached,
-            swollen=self.swollen,
+            near_memory_limit=self.near_memory_limit,
             server_bounds=self.server_bounds,
             end=self.end,
         )
 
-    def message(self, order: Order) -> OrderMessage:
+    def message(self, order: NodeOrder) -> OrderMessage:
         """What is told to its process: of what is meant for its role, and for itself."""
         role = self.task.role
         same = self.task.version == order.version

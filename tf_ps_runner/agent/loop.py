@@ -17,10 +17,10 @@ from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
 from dlrover_run.console.rounds import render_stop
 from dlrover_run.console.voice import Voice
-from dlrover_run.coordination.cluster.records import Hosting, Order, Role, Targets
 from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus, Waiting
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeOrder, NodeTasks, Role
 from dlrover_run.process_tree import tree
 from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.rendezvous.client import OnChange, RendezvousClient
@@ -41,7 +41,7 @@ MOVE_PATIENCE = 2.0
 """Seconds that a node which was asked to leave gives the coordinator to begin with moving its tasks to others. What has
 begun by then has `--shutdown-timeout` to come to its end; if nothing has, nobody has room, and the tasks are ended."""
 
-NOTHING = Order(version=0)
+NOTHING = NodeOrder(version=0)
 """The order of a node that hosts nothing."""
 
 
@@ -79,7 +79,7 @@ class Agent:
         self._departure = Departure(job, self._take_signal, self._forward_signal, self._lose_launcher)
         self._board = open_board(self._hear, self._say_of_job)
         self._desk = WishDesk(job.run_id, self._take_wish)
-        self._wish: Targets | None = None
+        self._wish: DesiredReplicas | None = None
         self._wishes = 0
         self._waiting: Waiting | None = None
         self._moving = False
@@ -165,7 +165,7 @@ class Agent:
             self._telling.follow(wanted)
         if wanted.cluster is not None:
             order = wanted.cluster
-            self._desk.decided(order.heard_wish, Reply(granted=not order.wish_refused, text=order.wish_answer))
+            self._desk.decided(order.scale_answered, Reply(granted=not order.scale_refused, text=order.scale_answer))
 
     @property
     def _goes_alone(self) -> bool:
@@ -204,7 +204,9 @@ class Agent:
             else task
             for task in self._tasks.statuses
         )
-        hosting = Hosting(rooms=self._spec.rooms, tasks=tasks, wish=self._wish, wish_number=self._wishes)
+        hosting = NodeTasks(
+            capacity=self._spec.rooms, tasks=tasks, scale_request=self._wish, scale_request_number=self._wishes
+        )
         return msgspec.structs.replace(self._standing.status(phase), cluster=hosting)
 
     def _membership(self) -> Membership | None:
@@ -214,12 +216,12 @@ class Agent:
             return None
         return Membership(job.run_id, own.node_id, own.incarnation, job.master.token if job.master is not None else "")
 
-    def _take_wish(self, wish: Targets) -> int:
+    def _take_wish(self, wish: DesiredReplicas) -> int:
         """Pass a wish on, together with what was wished before and is not decided yet."""
         order = self._board.assignment.cluster
-        decided = order is not None and order.heard_wish >= self._wishes
-        before = Targets() if decided or self._wish is None else self._wish
-        self._wish = Targets(
+        decided = order is not None and order.scale_answered >= self._wishes
+        before = DesiredReplicas() if decided or self._wish is None else self._wish
+        self._wish = DesiredReplicas(
             ps=before.ps if wish.ps is None else wish.ps,
             workers=before.workers if wish.workers is None else wish.workers,
         )

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from dlrover_run.agent.environment import fill_macros
 from dlrover_run.agent.process import WorkerStart
-from dlrover_run.coordination.cluster.records import Role
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
+from dlrover_run.policies.parameter_servers.model import Role
 from tf_ps_runner.agent import environment
 from tf_ps_runner.agent.hosted import Hosted
 from tf_ps_runner.agent.outputs import open_outputs

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from dlrover_run.agent.ports import HeldPort
-from dlrover_run.coordination.cluster.records import Role
+from dlrover_run.policies.parameter_servers.model import Role
 
 
 class PortBook:

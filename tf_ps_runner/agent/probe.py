@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dlrover_run.coordination.cluster.records import TaskKey
+from dlrover_run.policies.parameter_servers.model import TaskKey
 from dlrover_run.process_tree import signals
 from dlrover_run.rendezvous.failure_detector import StallMonitor
 from dlrover_run.transport import grpc_setup

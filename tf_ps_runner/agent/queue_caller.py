@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from dlrover_run.coordination.cluster.records import TaskKey
+from dlrover_run.policies.parameter_servers.model import TaskKey
 from dlrover_run.rendezvous.reconnect import BACKOFF_FIRST, BACKOFF_MAX
 from dlrover_run.transport import auth
 from tf_ps_runner.agent.desk import Reply

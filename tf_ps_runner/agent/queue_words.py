@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import NodeId, Total
-from dlrover_run.coordination.cluster.records import TaskKey
+from dlrover_run.policies.parameter_servers.model import TaskKey
 from dlrover_run.transport import auth
 from dlrover_run.transport.messages import Hello, JobId, Mac, Nonce
 from tf_ps_runner.agent.words import MAX_LINE, Answer, Take, Used

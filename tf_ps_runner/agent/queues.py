@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlrover_run.coordination.cluster.records import Order, Role, TaskKey
+from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, TaskKey
 from tf_ps_runner.agent.desk import Desk, Reply
 from tf_ps_runner.agent.queue_caller import QueueCaller
 from tf_ps_runner.agent.queue_server import QueueServer
@@ -56,7 +56,7 @@ class Queues:
         """Whether this node answers for the queues."""
         return self._here
 
-    def follow(self, order: Order) -> None:
+    def follow(self, order: NodeOrder) -> None:
         """Which tasks there are, and where the chief is. An order of a version that is over changes nothing: whoever
         has nothing to host any more may still be asked by others."""
         if order.version < self.version:
@@ -69,11 +69,11 @@ class Queues:
         self._versions.update((task.key, task.version) for task in order.tasks)
         chief_here = any(task.role is Role.CHIEF and task.version == order.version for task in order.tasks)
         # A chief that has succeeded may not be in the order any more, and workers go on with its queues.
-        self._here = chief_here or (self._here and not order.queue_at)
+        self._here = chief_here or (self._here and not order.queue_endpoint)
         if self._server is not None:
             self._server.serve(self.version if self._here else None)
         if self._caller is not None:
-            self._caller.follow("" if self._here else order.queue_at, order.version, order.queue_key)
+            self._caller.follow("" if self._here else order.queue_endpoint, order.version, order.queue_key)
 
     def ask(self, task: TaskKey, ask: Ask, reply: Reply) -> None:
         """A process asks; `reply` is called once, unless `gone` comes before."""

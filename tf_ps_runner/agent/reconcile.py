@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
 from tf_ps_runner.tf_config import servers_of, tf_config
 
 
@@ -97,7 +97,7 @@ class Situation:
     says that the job has ended for this node, and `departing` that a signal or the loss of the launcher tells it to go.
     """
 
-    order: Order | None
+    order: NodeOrder | None
     known: tuple[Known, ...]
     over: bool = False
     departing: bool = False
@@ -109,7 +109,7 @@ def reconcile(situation: Situation) -> tuple[Step, ...]:
     if situation.over or situation.departing:
         # An order that holds no more names what may be ended in peace.
         return tuple(Terminate(one.key) for one in _first_to_end(situation.known) if not (one.dying or one.ending))
-    order = situation.order or Order(version=0)
+    order = situation.order or NodeOrder(version=0)
     wanted = {task.key: task for task in order.tasks}
     steps: list[Step] = []
     for one in situation.known:
@@ -137,7 +137,7 @@ def _first_to_end(known: Iterable[Known]) -> list[Known]:
     return [one for one in live if not (train and one.key.role is Role.PS)]
 
 
-def _is_another(one: Known, task: Task, order: Order) -> bool:
+def _is_another(one: Known, task: Task, order: NodeOrder) -> bool:
     """Whether that is not the task which this node knows by that name: another coordinator, which knew nothing of the
     first, may have given the name again; or its servers are others by now, and it holds on to what is gone."""
     if (one.rank, one.version) != (task.rank, task.version):
@@ -146,7 +146,7 @@ def _is_another(one: Known, task: Task, order: Order) -> bool:
     return bool(one.live and servers and all(servers) and one.servers != servers)
 
 
-def _let_go(one: Known, order: Order) -> Iterable[Step]:
+def _let_go(one: Known, order: NodeOrder) -> Iterable[Step]:
     if not one.live:
         return [Forget(one.key)]
     if one.dying:
@@ -157,7 +157,7 @@ def _let_go(one: Known, order: Order) -> Iterable[Step]:
     return [Kill(one.key)]
 
 
-def _begin(one: Known, task: Task, order: Order, sparse: bool) -> Iterable[Step]:
+def _begin(one: Known, task: Task, order: NodeOrder, sparse: bool) -> Iterable[Step]:
     config = tf_config(order, task, sparse, gaps=one.waited)
     if config is not None:
         return [Start(task, config)]

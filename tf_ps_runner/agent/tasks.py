@@ -11,10 +11,10 @@ from typing import Any
 from dlrover_run.agent.group import KILL_TIMEOUT
 from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.starter import Starter
-from dlrover_run.coordination.cluster.records import Order, Role, Task, TaskEnd, TaskKey, TaskStatus
 from dlrover_run.failures.outcome import WorkerEnd
 from dlrover_run.output.relay_client import Relay
 from dlrover_run.output.streams import RunDir
+from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskEnd, TaskKey, TaskStatus
 from dlrover_run.process_tree.orphans import OrphanKiller
 from tf_ps_runner.agent import environment
 from tf_ps_runner.agent.channel import Channel
@@ -119,7 +119,7 @@ class Tasks:
         """Have a template ready before there is a task: what it imports takes longer than anything else."""
         self._ready = self._ready or self._do(self._starter.prepare([self._outfits.common]))
 
-    def follow(self, order: Order) -> None:
+    def follow(self, order: NodeOrder) -> None:
         """Take what the order says of tasks that are here, and tell it to their processes."""
         for task in order.tasks:
             hosted = self._hosted.get(task.key)
@@ -131,7 +131,7 @@ class Tasks:
             if order.ending and hosted.live and hosted.only_serves and not (hosted.dying or hosted.ending):
                 hosted.terminate(signal.SIGTERM, self._spec.grace)
 
-    def carry_out(self, step: Step, order: Order) -> None:
+    def carry_out(self, step: Step, order: NodeOrder) -> None:
         """Do one step; what takes time goes on by itself. Raises OSError when a port cannot be had."""
         if isinstance(step, Hold):
             self._hold(step.task)
@@ -220,7 +220,7 @@ class Tasks:
         hosted.waited = True
         self._wake()
 
-    def _begin(self, hosted: Hosted, order: Order, step: Start) -> None:
+    def _begin(self, hosted: Hosted, order: NodeOrder, step: Start) -> None:
         hosted.cancel("gaps")
         hosted.take(step.task)
         hosted.servers = servers_of(order, step.task)
@@ -229,7 +229,7 @@ class Tasks:
         self.warm()
         hosted.starting = self._do(self._start(hosted, variables, order))
 
-    async def _start(self, hosted: Hosted, variables: Mapping[str, str], order: Order) -> None:
+    async def _start(self, hosted: Hosted, variables: Mapping[str, str], order: NodeOrder) -> None:
         try:
             if self._ready is not None:
                 await asyncio.wait([self._ready])
@@ -277,9 +277,9 @@ class Tasks:
     def _look_at_memory(self, hosted: Hosted) -> None:
         if hosted.memory is None:
             return
-        swollen = hosted.memory.swollen
-        if swollen and not hosted.swollen:
-            hosted.swollen = True
+        near_memory_limit = hosted.memory.swollen
+        if near_memory_limit and not hosted.near_memory_limit:
+            hosted.near_memory_limit = True
             self._wake()
         hosted.later("memory", SWOLLEN_LOOK, lambda: self._look_at_memory(hosted))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlrover_run.coordination.cluster.records import EndCause, Order, Role, TaskEnd, TaskKey
-from dlrover_run.coordination.cluster.words import news
 from dlrover_run.coordination.records import Assignment
+from dlrover_run.policies.parameter_servers.model import EndCause, NodeOrder, Role, TaskEnd, TaskKey
+from dlrover_run.policies.parameter_servers.text import news
 from tf_ps_runner.agent.words import Note, Restored, Saved, plain
 
 
@@ -17,7 +17,7 @@ class Telling:
         self._say = say
         self._reason = ""
         self._told_watch = False
-        self._order: Order | None = None
+        self._order: NodeOrder | None = None
 
     def follow(self, wanted: Assignment) -> None:
         """What the coordinator wants now, and why."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
-from dlrover_run.coordination.cluster.account import FEW_WORDS
-from dlrover_run.coordination.cluster.ending import FAILED_EVALUATION
-from dlrover_run.coordination.cluster.records import TaskEnd
 from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase
 from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.policies.parameter_servers.ending import EVALUATION_FAILED
+from dlrover_run.policies.parameter_servers.model import TaskEnd
+from dlrover_run.policies.parameter_servers.recovery import SHORT_END
 from dlrover_run.spec import SpecError
 
 
@@ -77,7 +77,7 @@ def _own_root(ends: Sequence[tuple[TaskEnd, WorkerEnd]], failure: Failure | None
         return None
     for told, end in reversed(ends):
         # A coordinator that had been heard of with few words knows only those.
-        if end.rank == failure.rank and failure.what in (told.what, told.what[:FEW_WORDS]):
+        if end.rank == failure.rank and failure.what in (told.what, told.what[:SHORT_END]):
             return end
     return None
 
@@ -89,8 +89,8 @@ def _why_over(wanted: Assignment, root: WorkerEnd | None) -> str:
 
 
 def _warning(wanted: Assignment) -> str | None:
-    if wanted.phase is PlanPhase.FINISHED and FAILED_EVALUATION in wanted.reason:
-        return f"warning: {FAILED_EVALUATION}"
+    if wanted.phase is PlanPhase.FINISHED and EVALUATION_FAILED in wanted.reason:
+        return f"warning: {EVALUATION_FAILED}"
     return None
 
 

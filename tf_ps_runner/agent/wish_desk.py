@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from dlrover_run.coordination.cluster.records import Targets
+from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 from tf_ps_runner import wishes
 from tf_ps_runner.wishes import Reply
 
@@ -32,7 +32,7 @@ class WishDesk:
     is needed.
     """
 
-    def __init__(self, run_id: str, on_wish: Callable[[Targets], int]) -> None:
+    def __init__(self, run_id: str, on_wish: Callable[[DesiredReplicas], int]) -> None:
         self._address = wishes.socket_address(os.geteuid(), run_id)
         self._run_id = run_id
         self._on_wish = on_wish

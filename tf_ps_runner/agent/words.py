@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Total
-from dlrover_run.coordination.cluster.records import ServerBounds
+from dlrover_run.policies.parameter_servers.model import ServerBounds
 from tf_ps_runner.data.state import QueueName, SavedState, Spec
 
 MAX_LINE = 64 * 1024

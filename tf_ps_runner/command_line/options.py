@@ -10,8 +10,8 @@ from typing import Any
 from dlrover_run.command_line import options
 from dlrover_run.command_line.options import FAILURES, MEETING, OTHER, OUTPUT, Flag
 from dlrover_run.command_line.program import Program
-from dlrover_run.coordination.cluster import rules
-from dlrover_run.coordination.cluster.records import Role
+from dlrover_run.policies.parameter_servers import rules
+from dlrover_run.policies.parameter_servers.model import Role
 
 PREFIX = "TF_PS_RUN_"
 

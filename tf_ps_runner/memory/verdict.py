@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import signal
 
-from dlrover_run.coordination.cluster.words import size
 from dlrover_run.failures import signal_words
+from dlrover_run.policies.parameter_servers.text import size
 
 
 def explain_end(code: int, kills_before: int | None, kills_after: int | None, limit: int) -> str | None:

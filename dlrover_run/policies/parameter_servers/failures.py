@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.cluster.budgets import charge, charge_one_of
-from dlrover_run.coordination.cluster.orders import host_of
-from dlrover_run.coordination.cluster.placing import give, place_one, wanted_workers
-from dlrover_run.coordination.cluster.records import Cluster, EndCause, Role, Stage, Task
-from dlrover_run.coordination.cluster.scene import Loss, Scene, holds_queues, tasks_of
-from dlrover_run.coordination.cluster.versions import begin_version, fail
-from dlrover_run.coordination.cluster.words import ended, named, replaced
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Plan
+from dlrover_run.policies.parameter_servers.budgets import charge, charge_one_of
+from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task
+from dlrover_run.policies.parameter_servers.orders import host_of
+from dlrover_run.policies.parameter_servers.placement import give, place_one, wanted_workers
+from dlrover_run.policies.parameter_servers.text import ended, named, replaced
+from dlrover_run.policies.parameter_servers.versions import begin_version, fail
+from dlrover_run.policies.parameter_servers.view import ClusterView, Loss, holds_queues, tasks_of
 
 NO_EVALUATION = "the evaluator is not started again, and training goes on without evaluation"
 
@@ -20,7 +20,7 @@ LEAVING_STAGES = frozenset({Stage.PAUSING, Stage.SAVING})
 """The stages in which workers are told to leave."""
 
 
-def lose_servers(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def lose_servers(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """A server is lost, and with it a part of the model: the next version begins."""
     losses = scene.losses(cluster, tasks_of(cluster, Role.PS))
     if not losses:
@@ -34,7 +34,7 @@ def lose_servers(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     return begin_version(scene, plan, cluster, ended(losses), rolled_back=True, losses=losses)
 
 
-def replace_others(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def replace_others(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The chief, a worker or the evaluator has ended: another one takes its place, and nobody else is disturbed."""
     for task in cluster.tasks:
         if task.role is Role.PS:
@@ -45,7 +45,7 @@ def replace_others(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     return None
 
 
-def move_from_leaving(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def move_from_leaving(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """Tasks on nodes that were asked to go are started elsewhere, where there is room; servers take a new version."""
     if cluster.stage in LEAVING_STAGES:
         return None
@@ -68,16 +68,16 @@ def move_from_leaving(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None
     return None
 
 
-def _replace(scene: Scene, plan: Plan, cluster: Cluster, loss: Loss) -> Plan:
+def _replace(scene: ClusterView, plan: Plan, cluster: Cluster, loss: Loss) -> Plan:
     task = loss.task
     if loss.end.cause is EndCause.SUCCESS:
         cluster = _without(cluster, task)
         if task.role is Role.EVALUATOR:
-            return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, evaluated=True))
-        done = tuple(sorted({*cluster.done, task.rank}))
-        return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, done=done))
+            return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, evaluator_succeeded=True))
+        done = tuple(sorted({*cluster.succeeded_workers, task.rank}))
+        return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, succeeded_workers=done))
     leaves = task.role is Role.WORKER and cluster.stage in LEAVING_STAGES
-    if leaves and loss.end.cause is EndCause.MEMBERSHIP:
+    if leaves and loss.end.cause is EndCause.RESHAPED:
         return changed(plan, scene.now, cluster=_without(cluster, task))
     if not loss.free and any(_is_broken(scene, server) for server in tasks_of(cluster, Role.PS)):
         # What it ended of may be the loss of a server, which is known in a moment and ends all.
@@ -85,7 +85,7 @@ def _replace(scene: Scene, plan: Plan, cluster: Cluster, loss: Loss) -> Plan:
     cluster, problem = charge(scene.limits, cluster, loss)
     if problem and task.role is Role.EVALUATOR:
         # It only reads checkpoints, so that training needs it no more than a person who looks at them.
-        without = msgspec.structs.replace(_without(cluster, task), unevaluated=True, outcome=None)
+        without = msgspec.structs.replace(_without(cluster, task), evaluator_failed=True, outcome=None)
         return changed(plan, scene.now, cluster=without, reason=f"{ended([loss])}{problem}; {NO_EVALUATION}")
     if problem:
         return fail(scene, plan, cluster, f"{ended([loss])}{problem}", loss)
@@ -110,7 +110,7 @@ def _without(cluster: Cluster, task: Task) -> Cluster:
     return msgspec.structs.replace(cluster, tasks=tuple(one for one in cluster.tasks if one.key != task.key))
 
 
-def _is_broken(scene: Scene, task: Task) -> bool:
+def _is_broken(scene: ClusterView, task: Task) -> bool:
     p = scene.present.get(host_of(task))
     return p is not None and not p.connected and not scene.gone(host_of(task))
 

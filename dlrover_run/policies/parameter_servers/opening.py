@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.cluster.orders import host_of
-from dlrover_run.coordination.cluster.records import Cluster, Role, Stage, Task, TaskStage
-from dlrover_run.coordination.cluster.scene import Scene, leftovers, tasks_of
-from dlrover_run.coordination.cluster.versions import fail
-from dlrover_run.coordination.cluster.words import began
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Plan
+from dlrover_run.policies.parameter_servers.model import Cluster, Role, Stage, Task, TaskStage
+from dlrover_run.policies.parameter_servers.orders import host_of
+from dlrover_run.policies.parameter_servers.text import began
+from dlrover_run.policies.parameter_servers.versions import fail
+from dlrover_run.policies.parameter_servers.view import ClusterView, leftovers, tasks_of
 
 
-def note_ports(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def note_ports(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan with the addresses that have become known. A chief may start only once none of before is left, for two
     would write the same checkpoints."""
     chief_is_left = any(key is None or key.role is Role.CHIEF for _, key in leftovers(scene, plan, cluster))
     tasks = tuple(_held(scene, task, chief_is_left) for task in cluster.tasks)
-    coming = tuple(_held(scene, task, chief_is_left) for task in cluster.coming)
-    noted = msgspec.structs.replace(cluster, tasks=tasks, coming=coming)
+    coming = tuple(_held(scene, task, chief_is_left) for task in cluster.next_servers)
+    noted = msgspec.structs.replace(cluster, tasks=tasks, next_servers=coming)
     listed = [task for task in tasks if task.role is not Role.EVALUATOR]
-    if cluster.held_at is None and tasks_of(noted, Role.CHIEF) and all(task.port for task in listed):
-        noted = msgspec.structs.replace(noted, held_at=scene.now)
-    if cluster.coming_held_at is None and coming and all(task.port for task in coming):
-        noted = msgspec.structs.replace(noted, coming_held_at=scene.now)
+    if cluster.ports_held_at is None and tasks_of(noted, Role.CHIEF) and all(task.port for task in listed):
+        noted = msgspec.structs.replace(noted, ports_held_at=scene.now)
+    if cluster.next_ports_held_at is None and coming and all(task.port for task in coming):
+        noted = msgspec.structs.replace(noted, next_ports_held_at=scene.now)
     return None if noted == cluster else changed(plan, scene.now, cluster=noted)
 
 
-def let_in(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def let_in(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan once all servers answer; and once the chief has a whole model, and no process is left that could train
     with another version."""
     if cluster.stage is not Stage.STARTING or not all(scene.ready(task) for task in tasks_of(cluster, Role.PS)):
         return None
-    if cluster.served_at is None:
-        return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, served_at=scene.now))
+    if cluster.servers_ready_at is None:
+        return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, servers_ready_at=scene.now))
     chief = next((task for task in tasks_of(cluster, Role.CHIEF) if scene.ready(task)), None)
     if chief is None:
         return None
@@ -56,20 +56,20 @@ def let_in(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
         opened_at=scene.now,
         step=restored,
         saved=restored,
-        proven_ps=len(tasks_of(cluster, Role.PS)),
+        proven_servers=len(tasks_of(cluster, Role.PS)),
     )
     return changed(plan, scene.now, cluster=opened, reason=reason)
 
 
-def fence_deadline(scene: Scene, cluster: Cluster) -> float | None:
+def fence_deadline(scene: ClusterView, cluster: Cluster) -> float | None:
     """Until when the end of processes of before is waited for: as long as a chief has, and as long again."""
-    if cluster.stage is not Stage.STARTING or cluster.served_at is None:
+    if cluster.stage is not Stage.STARTING or cluster.servers_ready_at is None:
         return None
-    given = max((task.since for task in tasks_of(cluster, Role.CHIEF)), default=cluster.served_at)
-    return max(cluster.served_at, given) + 2 * scene.limits.ready_timeout
+    given = max((task.since for task in tasks_of(cluster, Role.CHIEF)), default=cluster.servers_ready_at)
+    return max(cluster.servers_ready_at, given) + 2 * scene.limits.ready_timeout
 
 
-def _held(scene: Scene, task: Task, chief_is_left: bool) -> Task:
+def _held(scene: ClusterView, task: Task, chief_is_left: bool) -> Task:
     told = scene.told(task)
     if task.port or told is None or not told.port or told.stage is TaskStage.ENDED:
         return task

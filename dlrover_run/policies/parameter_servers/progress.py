@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dlrover_run.coordination.cluster.gathering import complete_at, deadline, waits_for_nobody
-from dlrover_run.coordination.cluster.placing import rooms
-from dlrover_run.coordination.cluster.records import Cluster, Role, Stage
-from dlrover_run.coordination.cluster.rules import ClusterRules
-from dlrover_run.coordination.cluster.scene import Scene
-from dlrover_run.coordination.cluster.versions import shortage
 from dlrover_run.coordination.presence import Present
 from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.coordination.words import counted, names
+from dlrover_run.policies.parameter_servers.gathering import complete_at, deadline, waits_for_nobody
+from dlrover_run.policies.parameter_servers.model import Cluster, Role, Stage
+from dlrover_run.policies.parameter_servers.placement import rooms
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.versions import shortage
+from dlrover_run.policies.parameter_servers.view import ClusterView
 
 
 def progress(rules: Rules, plan: Plan, present: Present, now: float) -> Waiting:
     """The words for every node of a job with parameter servers that hosts none of its tasks."""
-    scene = Scene(rules, present, now)
+    scene = ClusterView(rules, present, now)
     cluster = plan.cluster or Cluster()
     if plan.phase is PlanPhase.TRAINING:
         if cluster.stage is Stage.ENDING:
@@ -35,9 +35,9 @@ def progress(rules: Rules, plan: Plan, present: Present, now: float) -> Waiting:
 
 def wanted(rules: ClusterRules) -> str:
     """What a job consists of: `1 to 4 parameter servers, a chief and 2 workers`."""
-    workers = _between(rules.least_workers, rules.most_workers, "worker")
-    parts = [_between(rules.least_ps, rules.most_ps, "parameter server"), "a chief"]
-    parts += [workers] if rules.most_workers else []
+    workers = _between(rules.min_workers, rules.max_workers, "worker")
+    parts = [_between(rules.min_ps, rules.max_ps, "parameter server"), "a chief"]
+    parts += [workers] if rules.max_workers else []
     parts += ["an evaluator"] if rules.evaluator else []
     return names(parts, len(parts)) if len(parts) <= 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
@@ -50,15 +50,15 @@ def _size(cluster: Cluster) -> str:
 
 def _succeeded(cluster: Cluster) -> str:
     """Who has nothing to do any more, in words that follow others."""
-    over = [counted(len(cluster.done), "worker")] if cluster.done else []
-    over += ["the evaluator"] if cluster.evaluated else []
-    has = "has" if len(cluster.done) + cluster.evaluated == 1 else "have"
+    over = [counted(len(cluster.succeeded_workers), "worker")] if cluster.succeeded_workers else []
+    over += ["the evaluator"] if cluster.evaluator_succeeded else []
+    has = "has" if len(cluster.succeeded_workers) + cluster.evaluator_succeeded == 1 else "have"
     return f", and {names(over)} {has} succeeded" if over else ""
 
 
-def _offered(scene: Scene) -> str:
+def _offered(scene: ClusterView) -> str:
     """The rooms of those who are here, as far as the job would have them."""
-    most = {Role.PS: scene.limits.most_ps, Role.WORKER: scene.limits.most_workers}
+    most = {Role.PS: scene.limits.max_ps, Role.WORKER: scene.limits.max_workers}
     servers, workers = (min(sum(rooms(scene, role).values()), number) for role, number in most.items())
     return f"{servers} of {counted(most[Role.PS], 'parameter server')} and {workers} of " + (
         counted(most[Role.WORKER], "worker")

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.cluster.records import Cluster, EndCause, Role, ServerBounds, Task, TaskEnd
-from dlrover_run.coordination.cluster.scene import Loss, Scene, tasks_of
-from dlrover_run.coordination.cluster.versions import begin_version, fail
-from dlrover_run.coordination.cluster.words import not_restored, servers
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Plan
+from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, ServerBounds, Task, TaskEnd
+from dlrover_run.policies.parameter_servers.text import not_restored, servers
+from dlrover_run.policies.parameter_servers.versions import begin_version, fail
+from dlrover_run.policies.parameter_servers.view import ClusterView, Loss, tasks_of
 
 
-def bound_servers(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def bound_servers(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan with the bounds that the chief has reported; with a version of another number of servers, or the end of
     the job, where it did not restore the model."""
     for chief in tasks_of(cluster, Role.CHIEF):
@@ -43,24 +43,24 @@ def _narrowed(known: ServerBounds | None, told: ServerBounds) -> ServerBounds:
     return msgspec.structs.replace(told, least=least, most=most)
 
 
-def _other_servers(scene: Scene, plan: Plan, cluster: Cluster, chief: Task, bounds: ServerBounds) -> Plan:
+def _other_servers(scene: ClusterView, plan: Plan, cluster: Cluster, chief: Task, bounds: ServerBounds) -> Plan:
     """The plan with the number of servers that the model was trained with, or else the one that the chief has computed.
     The same number is never tried twice."""
     if scene.broken(plan) is not None:
         return plan
     present = len(tasks_of(cluster, Role.PS))
-    number = cluster.proven_ps if cluster.proven_ps not in (0, present) else bounds.least
+    number = cluster.proven_servers if cluster.proven_servers not in (0, present) else bounds.least
     why = not_restored(chief, bounds, present)
     tried = cluster.server_bounds is not None and cluster.server_bounds.least == cluster.server_bounds.most == present
     if number in (0, present) or tried:
         return _fail(scene, plan, cluster, chief, f"{why}; use as many servers as when the checkpoint was written")
-    if not scene.limits.least_ps <= number <= scene.limits.most_ps:
+    if not scene.limits.min_ps <= number <= scene.limits.max_ps:
         return _fail(scene, plan, cluster, chief, f"{why}; start the job with --ps={number}")
     exact = msgspec.structs.replace(bounds, least=number, most=number, refused=0)
     cluster = msgspec.structs.replace(cluster, server_bounds=exact)
     return begin_version(scene, plan, cluster, f"{why}, so {servers(number)} are needed", rolled_back=True)
 
 
-def _fail(scene: Scene, plan: Plan, cluster: Cluster, chief: Task, reason: str) -> Plan:
+def _fail(scene: ClusterView, plan: Plan, cluster: Cluster, chief: Task, reason: str) -> Plan:
     what = reason.removeprefix(f"{chief.key} on {chief.host} ")
     return fail(scene, plan, cluster, reason, Loss(chief, TaskEnd(EndCause.FAILURE, what)))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dlrover_run.coordination.cluster.placing import rooms, wanted_servers, wanted_workers
-from dlrover_run.coordination.cluster.records import Cluster, Role
-from dlrover_run.coordination.cluster.scene import Scene
-from dlrover_run.coordination.cluster.versions import begin_version, shortage
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, changed, due
 from dlrover_run.coordination.records import Plan, PlanPhase
 from dlrover_run.coordination.words import counted, names
+from dlrover_run.policies.parameter_servers.model import Cluster, Role
+from dlrover_run.policies.parameter_servers.placement import rooms, wanted_servers, wanted_workers
+from dlrover_run.policies.parameter_servers.versions import begin_version, shortage
+from dlrover_run.policies.parameter_servers.view import ClusterView
 
 
-def gather(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def gather(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan that follows while no version runs; None when nothing has to change now."""
     if all_have_left(scene):
         reason = "every node has left" if not cluster.version else f"{plan.reason}, and no node is here any more"
@@ -34,7 +34,7 @@ def gather(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     return begin_version(scene, plan, cluster, why, rolled_back=bool(plan.key.number))
 
 
-def deadlines(scene: Scene, plan: Plan, cluster: Cluster) -> tuple[Deadline, ...]:
+def deadlines(scene: ClusterView, plan: Plan, cluster: Cluster) -> tuple[Deadline, ...]:
     """When to look again."""
     if waits_for_nobody(scene, plan):
         return ()
@@ -45,23 +45,23 @@ def deadlines(scene: Scene, plan: Plan, cluster: Cluster) -> tuple[Deadline, ...
     return () if complete is None else (complete,)
 
 
-def all_have_left(scene: Scene) -> bool:
+def all_have_left(scene: ClusterView) -> bool:
     """Whether the last ones who were here have gone of their own will, so that nobody is expected back."""
-    nodes = [p for p in scene.present.values() if p.status.cluster is None or not p.status.cluster.visits]
+    nodes = [p for p in scene.present.values() if p.status.cluster is None or not p.status.cluster.is_client]
     return any(p.left for p in nodes) and all(p.left or p.lost(scene.now) for p in nodes)
 
 
-def waits_for_nobody(scene: Scene, plan: Plan) -> bool:
+def waits_for_nobody(scene: ClusterView, plan: Plan) -> bool:
     """Whether no node has come yet, so that no time passes for anybody."""
     return not plan.key.number and not scene.hosts
 
 
-def deadline(scene: Scene, plan: Plan) -> float:
+def deadline(scene: ClusterView, plan: Plan) -> float:
     """Until when others are waited for."""
     return plan.since + (scene.rules.pend_timeout if plan.key.number else scene.rules.join_timeout)
 
 
-def complete_at(scene: Scene, plan: Plan, cluster: Cluster) -> Deadline | None:
+def complete_at(scene: ClusterView, plan: Plan, cluster: Cluster) -> Deadline | None:
     """When it is known who takes part, should nobody come or go before that."""
     found = [*due(scene.broken(plan), DeadlineReason.LOST)]
     if not plan.key.number and not _full(scene, cluster):
@@ -70,7 +70,7 @@ def complete_at(scene: Scene, plan: Plan, cluster: Cluster) -> Deadline | None:
     return max(found, key=lambda deadline: deadline.at, default=None)
 
 
-def _full(scene: Scene, cluster: Cluster) -> bool:
+def _full(scene: ClusterView, cluster: Cluster) -> bool:
     """Whether there is room for all that is wanted, or as many nodes as may come."""
     limits = scene.limits
     wanted = {
@@ -83,7 +83,7 @@ def _full(scene: Scene, cluster: Cluster) -> bool:
     return room_for_all or len(scene.hosts) >= scene.rules.full_size
 
 
-def _short_of_nodes(scene: Scene, plan: Plan, short: str) -> str:
+def _short_of_nodes(scene: ClusterView, plan: Plan, short: str) -> str:
     waited = scene.rules.pend_timeout if plan.key.number else scene.rules.join_timeout
     hosts = names([p.status.host for p in scene.hosts])
     here = f"{hosts} {'is' if len(scene.hosts) == 1 else 'are'} here" if hosts else "no node is here"

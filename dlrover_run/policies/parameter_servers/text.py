@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlrover_run.coordination.cluster.records import Cluster, Role, ServerBounds, Task
-from dlrover_run.coordination.cluster.scene import Loss
 from dlrover_run.coordination.words import counted, names
+from dlrover_run.policies.parameter_servers.model import Cluster, Role, ServerBounds, Task
+from dlrover_run.policies.parameter_servers.view import Loss
 
 ENDS_NAMED = 3
 """How many ends are told one by one: those of a thousand tasks would fill the screen."""

@@ -6,23 +6,23 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from dlrover_run.coordination.cluster.budgets import limit_of, spent_of, with_spent
-from dlrover_run.coordination.cluster.orders import host_of
-from dlrover_run.coordination.cluster.records import Cluster, Role, Task, TaskKey
-from dlrover_run.coordination.cluster.rules import ClusterRules
-from dlrover_run.coordination.cluster.scene import Scene, tasks_of
 from dlrover_run.coordination.records import NodeKey
+from dlrover_run.policies.parameter_servers.budgets import limit_of, spent_of, with_spent
+from dlrover_run.policies.parameter_servers.model import Cluster, Role, Task, TaskKey
+from dlrover_run.policies.parameter_servers.orders import host_of
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.view import ClusterView, tasks_of
 
 Places = dict[int, NodeKey]
 """The node of each rank of a role."""
 
 
-def rooms(scene: Scene, role: Role) -> dict[NodeKey, int]:
+def rooms(scene: ClusterView, role: Role) -> dict[NodeKey, int]:
     """How many tasks of that role each node may host."""
     found: dict[NodeKey, int] = {}
     for p in scene.hosts:
         assert p.status.cluster is not None, "only such nodes are hosts"
-        tasks = sum(room.tasks for room in p.status.cluster.rooms if room.role is role)
+        tasks = sum(room.slots for room in p.status.cluster.capacity if room.role is role)
         if tasks:
             found[p.status.key] = tasks
     return found
@@ -67,19 +67,19 @@ def places_of(tasks: Iterable[Task]) -> Places:
 
 def wanted_servers(limits: ClusterRules, cluster: Cluster) -> int:
     """How many parameter servers the job shall have if there is room."""
-    most = limits.most_ps if cluster.server_bounds is None else min(limits.most_ps, cluster.server_bounds.most)
-    return clip(cluster.targets.ps, least_servers(limits, cluster), most)
+    most = limits.max_ps if cluster.server_bounds is None else min(limits.max_ps, cluster.server_bounds.most)
+    return clip(cluster.desired.ps, least_servers(limits, cluster), most)
 
 
 def least_servers(limits: ClusterRules, cluster: Cluster) -> int:
     """How many parameter servers the job cannot do without."""
-    return limits.least_ps if cluster.server_bounds is None else max(limits.least_ps, cluster.server_bounds.least)
+    return limits.min_ps if cluster.server_bounds is None else max(limits.min_ps, cluster.server_bounds.least)
 
 
 def wanted_workers(limits: ClusterRules, cluster: Cluster) -> list[int]:
     """The ranks that workers shall have if there is room: those who have succeeded are not needed again."""
-    number = clip(cluster.targets.workers, limits.least_workers, limits.most_workers)
-    return [rank for rank in range(number) if rank not in cluster.done]
+    number = clip(cluster.desired.workers, limits.min_workers, limits.max_workers)
+    return [rank for rank in range(number) if rank not in cluster.succeeded_workers]
 
 
 def clip(target: int | None, least: int, most: int) -> int:
@@ -87,7 +87,9 @@ def clip(target: int | None, least: int, most: int) -> int:
     return most if target is None else max(least, min(target, most))
 
 
-def give(scene: Scene, cluster: Cluster, role: Role, rank: int, version: int, node: NodeKey) -> tuple[Cluster, Task]:
+def give(
+    scene: ClusterView, cluster: Cluster, role: Role, rank: int, version: int, node: NodeKey
+) -> tuple[Cluster, Task]:
     """A new task, with an id that none had before."""
     spent = spent_of(cluster, role)
     number = max(spent.ids, scene.unseen_id(role))
@@ -105,7 +107,7 @@ def give(scene: Scene, cluster: Cluster, role: Role, rank: int, version: int, no
 
 
 def give_all(
-    scene: Scene, cluster: Cluster, role: Role, places: Places, version: int
+    scene: ClusterView, cluster: Cluster, role: Role, places: Places, version: int
 ) -> tuple[Cluster, tuple[Task, ...]]:
     """New tasks of that role at those places."""
     tasks = []
@@ -115,7 +117,7 @@ def give_all(
     return cluster, tuple(tasks)
 
 
-def free_rooms(scene: Scene, cluster: Cluster, role: Role) -> dict[NodeKey, int]:
+def free_rooms(scene: ClusterView, cluster: Cluster, role: Role) -> dict[NodeKey, int]:
     """The rooms of that role that no task of this version has."""
     left = rooms(scene, role)
     for task in tasks_of(cluster, role):
@@ -124,7 +126,9 @@ def free_rooms(scene: Scene, cluster: Cluster, role: Role) -> dict[NodeKey, int]
     return left
 
 
-def place_one(scene: Scene, cluster: Cluster, role: Role, rank: int, before: NodeKey | None = None) -> NodeKey | None:
+def place_one(
+    scene: ClusterView, cluster: Cluster, role: Role, rank: int, before: NodeKey | None = None
+) -> NodeKey | None:
     """A node with room for one more task of that role: the one of `before` if it can, else the one that hosts the
     fewest of them."""
     left = free_rooms(scene, cluster, role)

@@ -6,8 +6,12 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from dlrover_run.coordination.cluster.orders import host_of
-from dlrover_run.coordination.cluster.records import (
+from dlrover_run.coordination.presence import Presence, Present
+from dlrover_run.coordination.records import NodeKey, Plan
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.seating import natural_order
+from dlrover_run.coordination.words import departure
+from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
     Role,
@@ -17,12 +21,8 @@ from dlrover_run.coordination.cluster.records import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.coordination.cluster.rules import ClusterRules
-from dlrover_run.coordination.presence import Presence, Present
-from dlrover_run.coordination.records import NodeKey, Plan
-from dlrover_run.coordination.rules import Rules
-from dlrover_run.coordination.seating import natural_order
-from dlrover_run.coordination.words import departure
+from dlrover_run.policies.parameter_servers.orders import host_of
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Scene:
+class ClusterView:
     """The rules, what is known of each node, and the job time."""
 
     rules: Rules
@@ -121,7 +121,7 @@ class Scene:
         if self.gone(host):
             p = self.present.get(host)
             how = "left with its node" if p is not None and p.left else "was lost with its node"
-            return Loss(task, TaskEnd(EndCause.MEMBERSHIP, how), free=True)
+            return Loss(task, TaskEnd(EndCause.RESHAPED, how), free=True)
         deadline = self.deadline(cluster, task)
         if deadline is not None and self.now >= deadline:
             what = f"was not ready after {self.limits.ready_timeout:g} s"
@@ -138,15 +138,15 @@ class Scene:
         if stage is TaskStage.READY or task.role is Role.EVALUATOR:
             return None
         coming = task.version > cluster.version
-        held_at = cluster.coming_held_at if coming else cluster.held_at
-        milestones = [task.since, held_at]
-        if held_at is None and task.port:
+        ports_held_at = cluster.next_ports_held_at if coming else cluster.ports_held_at
+        milestones = [task.since, ports_held_at]
+        if ports_held_at is None and task.port:
             # It is another one that holds no port yet.
             return None
         if task.role is Role.CHIEF:
-            if held_at is not None and cluster.served_at is None:
+            if ports_held_at is not None and cluster.servers_ready_at is None:
                 return None
-            milestones.append(cluster.served_at)
+            milestones.append(cluster.servers_ready_at)
         if task.role is Role.WORKER:
             if stage is TaskStage.STARTED and cluster.opened_at is None:
                 return None
@@ -162,16 +162,16 @@ def tasks_of(cluster: Cluster, role: Role) -> tuple[Task, ...]:
 def holds_queues(cluster: Cluster) -> bool:
     """Whether the queues of the data may be in use on the chief's node. They are lost with it, and a live model would
     go on with none of them used, so that another node gets the chief only in the next version."""
-    return cluster.served_at is not None
+    return cluster.servers_ready_at is not None
 
 
-def leftovers(scene: Scene, plan: Plan, cluster: Cluster) -> list[tuple[NodeKey, TaskKey | None]]:
+def leftovers(scene: ClusterView, plan: Plan, cluster: Cluster) -> list[tuple[NodeKey, TaskKey | None]]:
     """Tasks that nobody wants any more and that may run still, with their nodes; None for what is not known of a
     member that was not heard since its coordinator began.
 
     A node starts a task only after it has said that it holds a port for it, so none runs that no status shows.
     """
-    wanted = {task.key for task in (*cluster.tasks, *cluster.coming)}
+    wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
     members = {member.key for member in plan.members}
     found: list[tuple[NodeKey, TaskKey | None]] = []
     for key, p in scene.present.items():

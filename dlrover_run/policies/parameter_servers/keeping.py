@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dlrover_run.coordination.cluster.losses import LEAVING_STAGES
-from dlrover_run.coordination.cluster.orders import host_of
-from dlrover_run.coordination.cluster.placing import give, place_one, wanted_workers
-from dlrover_run.coordination.cluster.records import Cluster, Role, Stage, Task
-from dlrover_run.coordination.cluster.scene import Scene, holds_queues, leftovers, tasks_of
-from dlrover_run.coordination.cluster.versions import begin_version, fail
-from dlrover_run.coordination.cluster.words import named
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Member, NodeStatus, Plan
 from dlrover_run.coordination.words import counted, names
+from dlrover_run.policies.parameter_servers.failures import LEAVING_STAGES
+from dlrover_run.policies.parameter_servers.model import Cluster, Role, Stage, Task
+from dlrover_run.policies.parameter_servers.orders import host_of
+from dlrover_run.policies.parameter_servers.placement import give, place_one, wanted_workers
+from dlrover_run.policies.parameter_servers.text import named
+from dlrover_run.policies.parameter_servers.versions import begin_version, fail
+from dlrover_run.policies.parameter_servers.view import ClusterView, holds_queues, leftovers, tasks_of
 
 
-def fill(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def fill(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan with one task more that is missing and for which there is room, or without workers that are too many."""
     if cluster.stage not in LEAVING_STAGES:
         dismissed = _dismiss(scene, plan, cluster)
@@ -41,25 +41,25 @@ def fill(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     return changed(plan, scene.now, cluster=cluster, reason=f"{_named(added)} {_is(added)} added")
 
 
-def run_short(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def run_short(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """Notes since when there has been no chief or too few workers; nobody waits for ever for room."""
     if cluster.stage in LEAVING_STAGES:
         return None
     short = _short_words(scene, cluster)
     if not short:
-        ended = msgspec.structs.replace(cluster, short_since=None)
-        return changed(plan, scene.now, cluster=ended) if cluster.short_since is not None else None
-    if cluster.short_since is None:
-        return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, short_since=scene.now))
-    if scene.now < cluster.short_since + scene.rules.pend_timeout:
+        ended = msgspec.structs.replace(cluster, insufficient_since=None)
+        return changed(plan, scene.now, cluster=ended) if cluster.insufficient_since is not None else None
+    if cluster.insufficient_since is None:
+        return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, insufficient_since=scene.now))
+    if scene.now < cluster.insufficient_since + scene.rules.pend_timeout:
         return None
     return fail(scene, plan, cluster, f"{plan.reason}; after {scene.rules.pend_timeout:g} s {short}")
 
 
-def with_members(scene: Scene, plan: Plan, cluster: Cluster) -> Plan:
+def with_members(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
     """The plan that names the nodes which host tasks of it, and those that have some of before to end: a coordinator
     that takes over waits for them."""
-    hosts = {host_of(task): None for task in (*cluster.tasks, *cluster.coming)}
+    hosts = {host_of(task): None for task in (*cluster.tasks, *cluster.next_servers)}
     hosts.update((key, None) for key, _ in leftovers(scene, plan, cluster))
     known = {member.key: member for member in plan.members}
     kept = [member for member in plan.members if member.key in hosts]
@@ -68,20 +68,20 @@ def with_members(scene: Scene, plan: Plan, cluster: Cluster) -> Plan:
     return plan if members == plan.members else changed(plan, scene.now, members=members)
 
 
-def _missing(scene: Scene, cluster: Cluster) -> list[tuple[Role, int]]:
+def _missing(scene: ClusterView, cluster: Cluster) -> list[tuple[Role, int]]:
     missing = []
     if not tasks_of(cluster, Role.CHIEF):
         missing.append((Role.CHIEF, 0))
     if cluster.stage in LEAVING_STAGES:
         return missing
-    over = cluster.evaluated or cluster.unevaluated
+    over = cluster.evaluator_succeeded or cluster.evaluator_failed
     if scene.limits.evaluator and not over and not tasks_of(cluster, Role.EVALUATOR):
         missing.append((Role.EVALUATOR, 0))
     here = {task.rank for task in tasks_of(cluster, Role.WORKER)}
     return missing + [(Role.WORKER, rank) for rank in wanted_workers(scene.limits, cluster) if rank not in here]
 
 
-def _dismiss(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def _dismiss(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     wanted = set(wanted_workers(scene.limits, cluster))
     # What the end of one costs, which has ended already, is still to be decided.
     extra = [
@@ -95,10 +95,10 @@ def _dismiss(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, tasks=tasks), reason=reason)
 
 
-def _short_words(scene: Scene, cluster: Cluster) -> str:
+def _short_words(scene: ClusterView, cluster: Cluster) -> str:
     if not tasks_of(cluster, Role.CHIEF):
         return "there is no room for a chief"
-    least = min(scene.limits.least_workers, len(wanted_workers(scene.limits, cluster)))
+    least = min(scene.limits.min_workers, len(wanted_workers(scene.limits, cluster)))
     workers = len(tasks_of(cluster, Role.WORKER))
     if cluster.stage is not Stage.ENDING and workers < least:
         return f"there is room for {workers} of at least {least} workers"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlrover_run.coordination.cluster.records import MOST_TASKS
+from dlrover_run.policies.parameter_servers.model import MAX_TASKS
 
 RESTARTS = 3
 """Restarts that each role has, unless `--max-restarts` says otherwise."""
@@ -32,10 +32,10 @@ class ClusterRules:
     """How many processes of each role a job has, and what they may cost. Memory is in MiB, 0 for no limit; times are
     seconds. The chief is one, and trains too."""
 
-    least_ps: int = 1
-    most_ps: int = 1
-    least_workers: int = 0
-    most_workers: int = 0
+    min_ps: int = 1
+    max_ps: int = 1
+    min_workers: int = 0
+    max_workers: int = 0
     evaluator: int = 0
     max_restarts: int = RESTARTS
     memory_restarts: int = MEMORY_RESTARTS
@@ -48,15 +48,15 @@ class ClusterRules:
 
     def problem(self) -> str | None:
         """A sentence when no job could have these rules, else None."""
-        if not 1 <= self.least_ps <= self.most_ps:
+        if not 1 <= self.min_ps <= self.max_ps:
             return f"a job has at least one parameter server, and MIN may not be above MAX: not {self.ps_range}"
-        if not 0 <= self.least_workers <= self.most_workers:
-            return f"of the workers MIN may not be above MAX: not {self.least_workers} to {self.most_workers}"
-        if self.most_ps + self.most_workers + self.evaluator + 1 > MOST_TASKS:
-            return f"a job has at most {MOST_TASKS} processes"
+        if not 0 <= self.min_workers <= self.max_workers:
+            return f"of the workers MIN may not be above MAX: not {self.min_workers} to {self.max_workers}"
+        if self.max_ps + self.max_workers + self.evaluator + 1 > MAX_TASKS:
+            return f"a job has at most {MAX_TASKS} processes"
         return None
 
     @property
     def ps_range(self) -> str:
         """The fewest and the most parameter servers, in words."""
-        return f"{self.least_ps} to {self.most_ps}"
+        return f"{self.min_ps} to {self.max_ps}"

@@ -9,27 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlrover_run.coordination.cluster import gathering
-from dlrover_run.coordination.cluster.changing import change, conclude
-from dlrover_run.coordination.cluster.ending import end
-from dlrover_run.coordination.cluster.keeping import fill, run_short, with_members
-from dlrover_run.coordination.cluster.losses import lose_servers, move_from_leaving, replace_others
-from dlrover_run.coordination.cluster.opening import fence_deadline, let_in, note_ports
-from dlrover_run.coordination.cluster.records import Cluster
-from dlrover_run.coordination.cluster.scene import Scene
-from dlrover_run.coordination.cluster.tables import bound_servers
-from dlrover_run.coordination.cluster.wishes import grant
-from dlrover_run.coordination.cluster.words import news
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, due
 from dlrover_run.coordination.presence import Present
 from dlrover_run.coordination.records import OVER, Plan, PlanPhase
 from dlrover_run.coordination.rules import Rules
+from dlrover_run.policies.parameter_servers import gathering
+from dlrover_run.policies.parameter_servers.ending import end
+from dlrover_run.policies.parameter_servers.failures import lose_servers, move_from_leaving, replace_others
+from dlrover_run.policies.parameter_servers.keeping import fill, run_short, with_members
+from dlrover_run.policies.parameter_servers.model import Cluster
+from dlrover_run.policies.parameter_servers.opening import fence_deadline, let_in, note_ports
+from dlrover_run.policies.parameter_servers.reshape import change, conclude
+from dlrover_run.policies.parameter_servers.scaling import grant
+from dlrover_run.policies.parameter_servers.tables import bound_servers
+from dlrover_run.policies.parameter_servers.text import news
+from dlrover_run.policies.parameter_servers.view import ClusterView
 
 MOST_STEPS = 10_000
 """Steps of one decision: each takes up something that has happened to one task, so this is more than there ever are.
 What would be left is decided on at once after that."""
 
-Step = Callable[[Scene, Plan, Cluster], Plan | None]
+Step = Callable[[ClusterView, Plan, Cluster], Plan | None]
 """One rule: the plan that follows, the same plan to wait and to take no later step, None when it has nothing to say."""
 
 STEPS: tuple[Step, ...] = (
@@ -52,7 +52,7 @@ STEPS: tuple[Step, ...] = (
 def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     """The plan that follows from `plan` once the nodes are as in `present` at job time `now`; `plan` itself when
     nothing has to change."""
-    scene = Scene(rules, present, now)
+    scene = ClusterView(rules, present, now)
     before, passed = plan, []
     for _ in range(MOST_STEPS):
         following = _step(scene, plan)
@@ -67,7 +67,7 @@ def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     return Decision(plan, _deadlines(scene, plan), tuple(passed))
 
 
-def _step(scene: Scene, plan: Plan) -> Plan:
+def _step(scene: ClusterView, plan: Plan) -> Plan:
     if plan.phase in OVER:
         return plan
     cluster = plan.cluster or Cluster()
@@ -85,17 +85,17 @@ def _step(scene: Scene, plan: Plan) -> Plan:
     return following
 
 
-def _deadlines(scene: Scene, plan: Plan) -> tuple[Deadline, ...]:
+def _deadlines(scene: ClusterView, plan: Plan) -> tuple[Deadline, ...]:
     """The times at which something falls due."""
     if plan.phase in OVER:
         return ()
     cluster = plan.cluster or Cluster()
     if plan.phase is PlanPhase.GATHERING or plan.cluster is None:
         return gathering.deadlines(scene, plan, cluster)
-    times = [scene.deadline(cluster, task) for task in (*cluster.tasks, *cluster.coming)]
+    times = [scene.deadline(cluster, task) for task in (*cluster.tasks, *cluster.next_servers)]
     found = [one for time in (*times, fence_deadline(scene, cluster)) for one in due(time, DeadlineReason.TASK)]
-    if cluster.short_since is not None:
-        found.append(Deadline(cluster.short_since + scene.rules.pend_timeout, DeadlineReason.REPLACEMENT))
+    if cluster.insufficient_since is not None:
+        found.append(Deadline(cluster.insufficient_since + scene.rules.pend_timeout, DeadlineReason.REPLACEMENT))
     found += due(cluster.until, DeadlineReason.END)
     found += due(scene.broken(plan), DeadlineReason.LOST)
     return tuple(deadline for deadline in found if deadline.at > scene.now)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.cluster.gathering import all_have_left
-from dlrover_run.coordination.cluster.records import Cluster, EndCause, Role, Stage, Task, TaskStage
-from dlrover_run.coordination.cluster.scene import Scene, tasks_of
 from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Plan, PlanPhase
 from dlrover_run.coordination.words import names
+from dlrover_run.policies.parameter_servers.gathering import all_have_left
+from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task, TaskStage
+from dlrover_run.policies.parameter_servers.view import ClusterView, tasks_of
 
-FAILED_EVALUATION = "the evaluation has failed: see the output of the evaluator"
+EVALUATION_FAILED = "the evaluation has failed: see the output of the evaluator"
 """Part of the reason of a job that has finished, where it holds."""
 
 
-def end(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
+def end(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan once the chief has succeeded, or once every node has left; None while neither is so."""
     if cluster.stage is Stage.ENDING:
         return _finish(scene, plan, cluster)
@@ -27,9 +27,9 @@ def end(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
                 since=scene.now,
                 until=scene.now + scene.limits.end_grace,
                 tasks=tuple(task for task in cluster.tasks if task.key != chief.key),
-                coming=(),
-                coming_held_at=None,
-                short_since=None,
+                next_servers=(),
+                next_ports_held_at=None,
+                insufficient_since=None,
             )
             return changed(plan, scene.now, cluster=ending, reason=f"{chief.key} on {chief.host} has succeeded")
     if all_have_left(scene):
@@ -38,12 +38,12 @@ def end(scene: Scene, plan: Plan, cluster: Cluster) -> Plan | None:
     return None
 
 
-def _finish(scene: Scene, plan: Plan, cluster: Cluster) -> Plan:
+def _finish(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
     trains = [task for task in cluster.tasks if task.role is not Role.PS]
     over = {task.key for task in trains if not _runs(scene, cluster, task)}
     late = [task for task in trains if task.key not in over]
     if any(_has_failed(scene, cluster, task) for task in trains if task.role is Role.EVALUATOR):
-        cluster = msgspec.structs.replace(cluster, unevaluated=True)
+        cluster = msgspec.structs.replace(cluster, evaluator_failed=True)
     if late and cluster.until is not None and scene.now < cluster.until:
         if not over:
             return plan
@@ -52,21 +52,21 @@ def _finish(scene: Scene, plan: Plan, cluster: Cluster) -> Plan:
     reason = plan.reason
     if late:
         reason += f"; {names([str(task.key) for task in late])} had {scene.limits.end_grace:g} s to end, and did not"
-    if cluster.unevaluated:
-        reason += f"; {FAILED_EVALUATION}"
+    if cluster.evaluator_failed:
+        reason += f"; {EVALUATION_FAILED}"
     done = msgspec.structs.replace(cluster, until=None)
     return changed(
         plan, scene.now, phase=PlanPhase.FINISHED, since=scene.now, cluster=done, reason=reason, failure=None
     )
 
 
-def _has_failed(scene: Scene, cluster: Cluster, task: Task) -> bool:
+def _has_failed(scene: ClusterView, cluster: Cluster, task: Task) -> bool:
     """Whether it has ended otherwise than with success, or than because its node is gone."""
     loss = scene.loss(cluster, task)
-    return loss is not None and not loss.free and loss.end.cause not in (EndCause.SUCCESS, EndCause.MEMBERSHIP)
+    return loss is not None and not loss.free and loss.end.cause not in (EndCause.SUCCESS, EndCause.RESHAPED)
 
 
-def _runs(scene: Scene, cluster: Cluster, task: Task) -> bool:
+def _runs(scene: ClusterView, cluster: Cluster, task: Task) -> bool:
     """Whether it has a process that has still to end by itself. A worker that was never let in has nothing to end."""
     if task.role is Role.WORKER and cluster.opened_at is None:
         return False

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dlrover_run.coordination.cluster.orders import host_of
-from dlrover_run.coordination.cluster.placing import (
+from dlrover_run.coordination.decision import changed
+from dlrover_run.coordination.records import Failure, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.words import counted
+from dlrover_run.policies.parameter_servers.model import Cluster, Role, Stage, Task, TaskStage
+from dlrover_run.policies.parameter_servers.orders import host_of
+from dlrover_run.policies.parameter_servers.placement import (
     Places,
     give,
     give_all,
@@ -19,17 +23,13 @@ from dlrover_run.coordination.cluster.placing import (
     wanted_servers,
     wanted_workers,
 )
-from dlrover_run.coordination.cluster.records import Cluster, Role, Stage, Task, TaskStage
-from dlrover_run.coordination.cluster.rules import ClusterRules
-from dlrover_run.coordination.cluster.scene import Loss, Scene, tasks_of
-from dlrover_run.coordination.cluster.words import replaced, servers
-from dlrover_run.coordination.decision import changed
-from dlrover_run.coordination.records import Failure, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.words import counted
+from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.text import replaced, servers
+from dlrover_run.policies.parameter_servers.view import ClusterView, Loss, tasks_of
 
 
 def begin_version(
-    scene: Scene, plan: Plan, cluster: Cluster, why: str, rolled_back: bool, losses: Sequence[Loss] = ()
+    scene: ClusterView, plan: Plan, cluster: Cluster, why: str, rolled_back: bool, losses: Sequence[Loss] = ()
 ) -> Plan:
     """The plan in which the next version starts, or in which its nodes gather when there is no room for one.
 
@@ -42,7 +42,7 @@ def begin_version(
     chief_before = next((host_of(task) for task in tasks_of(cluster, Role.CHIEF)), None)
     workers_before = places_of(tasks_of(cluster, Role.WORKER))
     kept = tuple(task for task in tasks_of(cluster, Role.EVALUATOR) if _goes_on(scene, task))
-    empty = msgspec.structs.replace(cluster, tasks=kept, coming=())
+    empty = msgspec.structs.replace(cluster, tasks=kept, next_servers=())
     short = _shortage(scene, empty, len(coming))
     if short:
         return _disband(scene, plan, cluster, f"{why}; {short}" if why else short)
@@ -72,19 +72,19 @@ def begin_version(
     )
 
 
-def shortage(scene: Scene, cluster: Cluster) -> str:
+def shortage(scene: ClusterView, cluster: Cluster) -> str:
     """What there is no room for that every version needs, in words; empty when there is room for the least of all."""
     return _shortage(scene, cluster, len(places_for_servers(scene, cluster)))
 
 
-def places_for_servers(scene: Scene, cluster: Cluster) -> Places:
+def places_for_servers(scene: ClusterView, cluster: Cluster) -> Places:
     """Where the servers of the next version would be: those that can stay where they are do."""
     current = tasks_of(cluster, Role.PS)
     before = {task.rank: host_of(task) for task in current if not scene.going(host_of(task))}
     return spread(range(wanted_servers(scene.limits, cluster)), rooms(scene, Role.PS), before)
 
 
-def fail(scene: Scene, plan: Plan, cluster: Cluster, reason: str, loss: Loss | None = None) -> Plan:
+def fail(scene: ClusterView, plan: Plan, cluster: Cluster, reason: str, loss: Loss | None = None) -> Plan:
     """The job ends, because of the end of a task if there is one."""
     failure = plan.failure
     if loss is not None:
@@ -94,23 +94,23 @@ def fail(scene: Scene, plan: Plan, cluster: Cluster, reason: str, loss: Loss | N
     )
 
 
-def _account(scene: Scene, cluster: Cluster, rolled_back: bool) -> Cluster:
+def _account(scene: ClusterView, cluster: Cluster, rolled_back: bool) -> Cluster:
     """The cluster at the end of its version: how far it has come, and what the next one has not to answer for."""
     told = [status for task in cluster.tasks if (status := scene.told(task)) is not None]
     return msgspec.structs.replace(
         cluster,
         step=max([cluster.step, *(status.step for status in told)]),
         saved=max([cluster.saved, *(status.saved for status in told)]),
-        done=() if rolled_back else cluster.done,
+        succeeded_workers=() if rolled_back else cluster.succeeded_workers,
         # Nobody has trained in a version that was never opened.
         paused=not rolled_back or (cluster.paused and cluster.opened_at is None),
         # Others may have left because of a server.
-        uncalled=tuple(one for one in cluster.uncalled if one.role is Role.PS),
+        unexpected_exits=tuple(one for one in cluster.unexpected_exits if one.role is Role.PS),
     )
 
 
-def _next_servers(scene: Scene, cluster: Cluster, number: int) -> tuple[Cluster, tuple[Task, ...]]:
-    coming = cluster.coming
+def _next_servers(scene: ClusterView, cluster: Cluster, number: int) -> tuple[Cluster, tuple[Task, ...]]:
+    coming = cluster.next_servers
     lost = any(scene.loss(cluster, task) is not None or scene.going(host_of(task)) for task in coming)
     allowed = cluster.server_bounds is None or cluster.server_bounds.allow(len(coming))
     if coming and not lost and allowed and all(task.version == number for task in coming):
@@ -118,7 +118,7 @@ def _next_servers(scene: Scene, cluster: Cluster, number: int) -> tuple[Cluster,
     return give_all(scene, cluster, Role.PS, places_for_servers(scene, cluster), number)
 
 
-def _starting(scene: Scene, cluster: Cluster, tasks: tuple[Task, ...]) -> Cluster:
+def _starting(scene: ClusterView, cluster: Cluster, tasks: tuple[Task, ...]) -> Cluster:
     """The cluster with these tasks, of which nothing is known yet."""
     return msgspec.structs.replace(
         cluster,
@@ -126,21 +126,21 @@ def _starting(scene: Scene, cluster: Cluster, tasks: tuple[Task, ...]) -> Cluste
         since=scene.now,
         until=None,
         tasks=tasks,
-        coming=(),
-        held_at=None,
-        served_at=None,
+        next_servers=(),
+        ports_held_at=None,
+        servers_ready_at=None,
         opened_at=None,
-        coming_held_at=None,
-        short_since=None,
+        next_ports_held_at=None,
+        insufficient_since=None,
     )
 
 
-def _goes_on(scene: Scene, task: Task) -> bool:
+def _goes_on(scene: ClusterView, task: Task) -> bool:
     """Whether that evaluator is running: it reads checkpoints, and is of no version."""
     return scene.stage(task) in (TaskStage.STARTED, TaskStage.READY) and not scene.going(host_of(task))
 
 
-def _shortage(scene: Scene, cluster: Cluster, ps: int) -> str:
+def _shortage(scene: ClusterView, cluster: Cluster, ps: int) -> str:
     limits = scene.limits
     short = []
     least = least_servers(limits, cluster)
@@ -150,7 +150,7 @@ def _shortage(scene: Scene, cluster: Cluster, ps: int) -> str:
     if not sum(rooms(scene, Role.CHIEF).values()):
         short.append("no chief")
     workers = sum(rooms(scene, Role.WORKER).values())
-    least = min(limits.least_workers, len(wanted_workers(limits, cluster)))
+    least = min(limits.min_workers, len(wanted_workers(limits, cluster)))
     if workers < least:
         short.append(f"{workers} of at least {least} workers")
     return f"there is room for {' and '.join(short)}" if short else ""
@@ -159,12 +159,12 @@ def _shortage(scene: Scene, cluster: Cluster, ps: int) -> str:
 def _because(limits: ClusterRules, cluster: Cluster) -> str:
     """The table for which fewer servers than the job may have are not enough, in brackets."""
     bounds = cluster.server_bounds
-    if bounds is None or bounds.least <= limits.least_ps:
+    if bounds is None or bounds.least <= limits.min_ps:
         return ""
     return f" (the table {bounds.table!r} has {counted(bounds.parts, 'part')}, which another number would change)"
 
 
-def _disband(scene: Scene, plan: Plan, cluster: Cluster, reason: str) -> Plan:
+def _disband(scene: ClusterView, plan: Plan, cluster: Cluster, reason: str) -> Plan:
     """No version for now: all tasks are ended, and nodes are waited for."""
     cluster = _starting(scene, cluster, ())
     return changed(

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.cluster.records import Cluster, EndCause, Limit, Role, Spent, Task, TaskEnd, Uncalled
-from dlrover_run.coordination.cluster.rules import MEMORY_FACTOR, ClusterRules
-from dlrover_run.coordination.cluster.scene import Loss
+from dlrover_run.policies.parameter_servers.model import (
+    Cluster,
+    EndCause,
+    MemoryLimit,
+    Role,
+    RoleUsage,
+    Task,
+    TaskEnd,
+    UnexpectedExits,
+)
+from dlrover_run.policies.parameter_servers.rules import MEMORY_FACTOR, ClusterRules
+from dlrover_run.policies.parameter_servers.view import Loss
 
 FREE_RETURNS = 3
 """How many processes of a rank in a row may leave for a change of membership that nobody has ordered. A script that
@@ -20,15 +29,15 @@ ROLE_WORDS = {
 }
 
 
-def spent_of(cluster: Cluster, role: Role) -> Spent:
+def spent_of(cluster: Cluster, role: Role) -> RoleUsage:
     """What that role has cost so far."""
-    return next((spent for spent in cluster.spent if spent.role is role), Spent(role))
+    return next((spent for spent in cluster.usage if spent.role is role), RoleUsage(role))
 
 
-def with_spent(cluster: Cluster, spent: Spent) -> Cluster:
+def with_spent(cluster: Cluster, spent: RoleUsage) -> Cluster:
     """The cluster in which a role has cost that."""
-    others = [other for other in cluster.spent if other.role is not spent.role]
-    return msgspec.structs.replace(cluster, spent=tuple(sorted([*others, spent], key=lambda one: one.role)))
+    others = [other for other in cluster.usage if other.role is not spent.role]
+    return msgspec.structs.replace(cluster, usage=tuple(sorted([*others, spent], key=lambda one: one.role)))
 
 
 def may_try_servers(limits: ClusterRules, cluster: Cluster) -> bool:
@@ -40,7 +49,7 @@ def may_try_servers(limits: ClusterRules, cluster: Cluster) -> bool:
 def limit_of(limits: ClusterRules, cluster: Cluster, role: Role, rank: int) -> int:
     """The memory in MiB that a new task of that rank gets, 0 for no limit."""
     first = limits.ps_memory if role is Role.PS else limits.worker_memory
-    return next((limit.memory for limit in cluster.limits if (limit.role, limit.rank) == (role, rank)), first)
+    return next((limit.memory for limit in cluster.memory_limits if (limit.role, limit.rank) == (role, rank)), first)
 
 
 def more_memory(limits: ClusterRules, memory: int) -> int:
@@ -54,9 +63,9 @@ def raise_limit(limits: ClusterRules, cluster: Cluster, task: Task) -> Cluster:
     memory = more_memory(limits, task.memory)
     if memory <= limit_of(limits, cluster, task.role, task.rank):
         return cluster
-    others = [limit for limit in cluster.limits if (limit.role, limit.rank) != (task.role, task.rank)]
-    raised = sorted([*others, Limit(task.role, task.rank, memory)], key=lambda limit: (limit.role, limit.rank))
-    return msgspec.structs.replace(cluster, limits=tuple(raised))
+    others = [limit for limit in cluster.memory_limits if (limit.role, limit.rank) != (task.role, task.rank)]
+    raised = sorted([*others, MemoryLimit(task.role, task.rank, memory)], key=lambda limit: (limit.role, limit.rank))
+    return msgspec.structs.replace(cluster, memory_limits=tuple(raised))
 
 
 def charge(limits: ClusterRules, cluster: Cluster, loss: Loss) -> tuple[Cluster, str]:
@@ -80,7 +89,7 @@ def charge_one_of(limits: ClusterRules, cluster: Cluster, losses: list[Loss]) ->
             ), f"; more than {limits.max_memory} MiB are not allowed (--max-memory)"
         if cause is EndCause.MEMORY:
             cluster = raise_limit(limits, cluster, loss.task)
-        if cause is EndCause.MEMBERSHIP or cause in charged:
+        if cause is EndCause.RESHAPED or cause in charged:
             continue
         charged.add(cause)
         cluster, problem = _pay(limits, cluster, loss.task.role, cause)
@@ -105,13 +114,13 @@ def _pay(limits: ClusterRules, cluster: Cluster, role: Role, cause: EndCause) ->
 def _cause(cluster: Cluster, loss: Loss) -> tuple[Cluster, EndCause]:
     """What the end counts as. A server that ends by itself was not told to, whatever its exit code."""
     task, cause = loss.task, loss.end.cause
-    before = next((one.times for one in cluster.uncalled if (one.role, one.rank) == (task.role, task.rank)), 0)
-    times = before + 1 if cause is EndCause.MEMBERSHIP else 0
-    others = tuple(one for one in cluster.uncalled if (one.role, one.rank) != (task.role, task.rank))
+    before = next((one.times for one in cluster.unexpected_exits if (one.role, one.rank) == (task.role, task.rank)), 0)
+    times = before + 1 if cause is EndCause.RESHAPED else 0
+    others = tuple(one for one in cluster.unexpected_exits if (one.role, one.rank) != (task.role, task.rank))
     if times != before:
-        counts = (*others, Uncalled(task.role, task.rank, times)) if times else others
-        cluster = msgspec.structs.replace(cluster, uncalled=counts)
-    if cause is EndCause.MEMBERSHIP and times <= FREE_RETURNS:
+        counts = (*others, UnexpectedExits(task.role, task.rank, times)) if times else others
+        cluster = msgspec.structs.replace(cluster, unexpected_exits=counts)
+    if cause is EndCause.RESHAPED and times <= FREE_RETURNS:
         return cluster, cause
     return cluster, cause if cause in (EndCause.MEMORY, EndCause.REPEATED) else EndCause.FAILURE
 

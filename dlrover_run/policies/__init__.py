@@ -1,0 +1,1 @@
+"""Policies: what decides beside the rendezvous, each in a package of its own."""
