@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ class Play:
 
     def signal(self, number: signal.Signals) -> None:
         """Tell the agent of a signal as its watchdog does."""
-        watchdog.send(self.watchdog_end, watchdog.ReceivedSignal(number, False, os.getpid()))
+        watchdog.send(self.watchdog_end, watchdog.ReceivedSignal(number, False, os.getpid(), time.monotonic()))
 
     def on(self, wanted: NodePhase | Callable[[NodeStatus], bool], answer: Answer = None) -> Play:
         """The next step: what the board answers once the agent has said that."""

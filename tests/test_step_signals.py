@@ -5,12 +5,14 @@ The test is the parent of the launcher, as `slurmstepd` is, and walks the proces
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,7 +22,9 @@ from harness import WORKERS, Mailbox, finish, launch
 from meeting_places import AtMaster
 
 from dlrover_run.agent.delivery import SAME_SIGNAL_SECONDS, WITNESS_SECONDS, Deliveries, Delivery
+from dlrover_run.agent.departure import Departure
 from dlrover_run.cli import parse
+from dlrover_run.process_tree import event_loop, signals, watchdog
 from dlrover_run.process_tree.watchdog import ReceivedSignal
 from dlrover_run.spec import SpecError
 
@@ -311,42 +315,107 @@ TERM = signal.SIGTERM
 STEPD, SUPERVISOR, PERSON = 100, 200, 300
 
 
+def sent(sender: int, at: float, above: bool = True) -> ReceivedSignal:
+    """SIGTERM to the launcher."""
+    return ReceivedSignal(TERM, above, sender, at)
+
+
 class TestDeliveries:
     """Whether the workers have a signal already."""
 
     def test_what_a_person_sends_is_passed_on_at_once(self) -> None:
-        assert Deliveries().to_launcher(ReceivedSignal(TERM, False, PERSON), 5.0) == [Delivery(TERM, None)]
+        assert Deliveries().to_launcher(sent(PERSON, 5.0, above=False), 5.0) == [Delivery(TERM, None)]
 
     @pytest.mark.parametrize("agent_first", [True, False])
     def test_a_sender_that_signals_launcher_and_agent_signals_workers(self, agent_first: bool) -> None:
         deliveries = Deliveries()
         if agent_first:
-            assert deliveries.to_agent(TERM, 5.0) == []
-            assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.1) == [Delivery(TERM, 5.0)]
+            assert deliveries.to_agent(TERM, 5.0, 5.0) == []
+            assert deliveries.to_launcher(sent(STEPD, 5.1), 5.1) == [Delivery(TERM, 5.0)]
         else:
-            assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.0) == []
-            assert deliveries.to_agent(TERM, 5.1) == [Delivery(TERM, 5.0)]
+            assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == []
+            assert deliveries.to_agent(TERM, 5.1, 5.1) == [Delivery(TERM, 5.0)]
         assert deliveries.due is None
+
+    @pytest.mark.parametrize("agent_first", [True, False])
+    def test_a_loop_that_reads_late_compares_when_the_signals_came(self, agent_first: bool) -> None:
+        deliveries = Deliveries()
+        if agent_first:
+            assert deliveries.to_agent(TERM, 5.0, 9.0) == []
+            assert deliveries.to_launcher(sent(STEPD, 5.1), 9.0) == [Delivery(TERM, 5.0)]
+        else:
+            assert deliveries.to_launcher(sent(STEPD, 5.0), 9.0) == []
+            # The agent's own copy is looked for from now on, however old the signal is.
+            assert deliveries.due == 9.0 + WITNESS_SECONDS
+            assert deliveries.to_agent(TERM, 5.0, 9.0) == [Delivery(TERM, 5.0)]
+        assert deliveries.due is None
+
+    def test_signals_that_came_long_apart_and_are_read_together_are_two(self) -> None:
+        deliveries = Deliveries()
+        assert deliveries.to_launcher(sent(STEPD, 1.0), 9.0) == []
+        assert deliveries.to_launcher(sent(SUPERVISOR, 8.0), 9.0) == []
+        assert deliveries.to_agent(TERM, 8.0, 9.0) == [Delivery(TERM, 8.0)]
+        assert deliveries.look(9.0 + WITNESS_SECONDS) == [Delivery(TERM, None)]
 
     def test_a_sender_that_signals_the_launcher_alone_does_not(self) -> None:
         deliveries = Deliveries()
-        assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.0) == []
+        assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == []
         assert deliveries.due == 5.0 + WITNESS_SECONDS
         assert deliveries.look(5.0 + WITNESS_SECONDS) == [Delivery(TERM, None)]
 
     def test_one_copy_proves_one_signal(self) -> None:
         deliveries = Deliveries()
-        deliveries.to_agent(TERM, 5.0)
-        assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.0) == [Delivery(TERM, 5.0)]
-        assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.5) == []
+        deliveries.to_agent(TERM, 5.0, 5.0)
+        assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == [Delivery(TERM, 5.0)]
+        assert deliveries.to_launcher(sent(STEPD, 5.5), 5.5) == []
         assert deliveries.look(6.0) == [Delivery(TERM, None)]
 
     def test_a_supervisor_that_passes_on_what_all_have_got_repeats_nothing(self) -> None:
         deliveries = Deliveries()
-        deliveries.to_agent(TERM, 5.0)
-        assert deliveries.to_launcher(ReceivedSignal(TERM, True, STEPD), 5.0) == [Delivery(TERM, 5.0)]
-        assert deliveries.to_launcher(ReceivedSignal(TERM, True, SUPERVISOR), 5.2) == []
+        deliveries.to_agent(TERM, 5.0, 5.0)
+        assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == [Delivery(TERM, 5.0)]
+        assert deliveries.to_launcher(sent(SUPERVISOR, 5.2), 5.2) == []
         assert deliveries.due is None
         later = 5.0 + SAME_SIGNAL_SECONDS
-        assert deliveries.to_launcher(ReceivedSignal(TERM, True, SUPERVISOR), later) == []
+        assert deliveries.to_launcher(sent(SUPERVISOR, later), later) == []
         assert deliveries.look(later + WITNESS_SECONDS) == [Delivery(TERM, None)]
+
+
+@pytest.fixture
+def signals_of_its_own() -> Iterator[None]:
+    """Give the test process its signal handlers back."""
+    handlers = {number: signal.getsignal(number) for number in signals.SENDABLE}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@pytest.mark.usefixtures("signals_of_its_own")
+@pytest.mark.parametrize("launcher_first", [True, False])
+def test_workers_that_a_busy_agent_starts_after_a_signal_have_not_got_it(launcher_first: bool) -> None:
+    came: list[float | None] = []
+    lifeline, watchdog_end = os.pipe()
+
+    async def start_workers() -> float:
+        departure = Departure(
+            parse([__file__], {}), lambda number, meant, told_at: came.append(told_at), lambda *_: None, lambda: None
+        )
+        departure.listen([lifeline])
+        to_launcher = [lambda: watchdog.send(watchdog_end, sent(STEPD, time.monotonic()))]
+        to_agent = [lambda: os.kill(os.getpid(), TERM)]
+        for send in to_launcher + to_agent if launcher_first else to_agent + to_launcher:
+            send()
+        # The loop has run nothing since the signal.
+        started = time.monotonic()
+        while not came:
+            await asyncio.sleep(0)
+        return started
+
+    started = event_loop.run(start_workers())
+    os.close(lifeline)
+    os.close(watchdog_end)
+    (told_at,) = came
+    assert told_at is not None
+    assert told_at < started

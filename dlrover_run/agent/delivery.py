@@ -6,7 +6,9 @@ is the agent: like a worker it is in a session of its own, so no process group a
 the launcher. A sender that has signalled both, and is an ancestor of the launcher, signals the whole tree. An ancestor,
 because `pkill dlrover` would find launcher and agent by their names, and no worker.
 
-Pure: the caller gives the times, in seconds of one monotonic clock.
+Pure: the caller gives the times, in seconds of one monotonic clock. There are two for each signal: `at`, when the
+process got it, which is compared, and `now`, when the agent's loop reads it, from which the agent waits. The loop may
+be busy for seconds between the two: while it starts workers, for example.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Delivery:
 @dataclass(frozen=True)
 class _Waiting:
     received: ReceivedSignal
-    since: float
+    read_at: float
 
 
 class Deliveries:
@@ -45,16 +47,16 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._own: dict[int, float] = {}
-        self._last: dict[int, _Waiting] = {}
+        self._last: dict[int, ReceivedSignal] = {}
         self._waiting: list[_Waiting] = []
 
     @property
     def due(self) -> float | None:
-        return min((each.since + WITNESS_SECONDS for each in self._waiting), default=None)
+        return min((each.read_at + WITNESS_SECONDS for each in self._waiting), default=None)
 
-    def to_agent(self, number: int, now: float) -> list[Delivery]:
-        """The agent itself has got a signal."""
-        self._own[number] = now
+    def to_agent(self, number: int, at: float, now: float) -> list[Delivery]:
+        """The agent itself got a signal `at` that time."""
+        self._own[number] = at
         return self.look(now)
 
     def to_launcher(self, received: ReceivedSignal, now: float) -> list[Delivery]:
@@ -62,23 +64,23 @@ class Deliveries:
         if not received.above:
             return [Delivery(received.number, None)]
         last = self._last.get(received.number)
-        if last is not None and last.received.sender != received.sender and now - last.since < SAME_SIGNAL_SECONDS:
+        if last is not None and last.sender != received.sender and received.at - last.at < SAME_SIGNAL_SECONDS:
             return []
-        self._last[received.number] = _Waiting(received, now)
-        self._waiting.append(self._last[received.number])
+        self._last[received.number] = received
+        self._waiting.append(_Waiting(received, now))
         return self.look(now)
 
     def look(self, now: float) -> list[Delivery]:
         """What is decided by now, in the order in which it came."""
         decided: list[Delivery] = []
         for each in list(self._waiting):
-            number = each.received.number
+            number, at = each.received.number, each.received.at
             own = self._own.get(number)
-            if own is not None and abs(own - each.since) < SAME_SIGNAL_SECONDS:
+            if own is not None and abs(own - at) < SAME_SIGNAL_SECONDS:
                 # One copy proves one signal.
                 del self._own[number]
-                decided.append(Delivery(number, min(own, each.since)))
-            elif now >= each.since + WITNESS_SECONDS:
+                decided.append(Delivery(number, min(own, at)))
+            elif now >= each.read_at + WITNESS_SECONDS:
                 decided.append(Delivery(number, None))
             else:
                 continue

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 
 from dlrover_run.agent.delivery import Deliveries, Delivery
@@ -54,8 +55,10 @@ class Departure:
         loop = asyncio.get_running_loop()
 
         def note(number: int) -> None:
+            # The time is taken here: the loop may be starting workers, and those that it starts after this signal have
+            # not got it.
             with contextlib.suppress(RuntimeError):  # The loop is closed: nothing is decided by it any more.
-                loop.call_soon_threadsafe(self._note_own, number)
+                loop.call_soon_threadsafe(self._note_own, number, time.monotonic())
 
         signals.catch(note)
         for fd in lifelines:
@@ -79,8 +82,8 @@ class Departure:
         for each in received:
             self._act(self._deliveries.to_launcher(each, loop.time()))
 
-    def _note_own(self, number: int) -> None:
-        self._act(self._deliveries.to_agent(number, asyncio.get_running_loop().time()))
+    def _note_own(self, number: int, at: float) -> None:
+        self._act(self._deliveries.to_agent(number, at, asyncio.get_running_loop().time()))
 
     def _look(self) -> None:
         self._act(self._deliveries.look(asyncio.get_running_loop().time()))

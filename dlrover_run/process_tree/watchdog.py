@@ -14,12 +14,13 @@ import contextlib
 import os
 import signal
 import struct
+import time
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from dlrover_run.process_tree import signals, tree
 
-_MESSAGE = struct.Struct("=B?I")
+_MESSAGE = struct.Struct("=B?Id")
 # Linux's `si_code` of kill(2), sigqueue(3) and tgkill(2); above zero the kernel itself is the sender.
 _FROM_KERNEL = 0
 
@@ -29,11 +30,13 @@ MAX_ANCESTORS = 64
 
 class ReceivedSignal(NamedTuple):
     """A signal that the watchdog received. `sender` is the pid that the kernel reports, 0 for the kernel itself and for
-    a process outside this pid namespace; `above` is true for an ancestor of the watchdog, or a sender outside."""
+    a process outside this pid namespace; `above` is true for an ancestor of the watchdog, or a sender outside. `at` is
+    when the watchdog received it, in seconds of `time.monotonic`: the agent may read it later."""
 
     number: int
     above: bool
     sender: int
+    at: float
 
 
 def block_signals(handled: Iterable[int]) -> frozenset[int]:
@@ -63,7 +66,7 @@ def watch(agent: int, awaited: Collection[int], parent_pipe: int) -> int:
     while True:
         info = signal.sigwaitinfo({*awaited, signal.SIGCHLD})
         if info.si_signo != signal.SIGCHLD:
-            send(parent_pipe, _received(info))
+            send(parent_pipe, _received(info, time.monotonic()))
             with contextlib.suppress(ProcessLookupError):
                 # A stopped agent would read the signal only after it is continued, which may be too late.
                 os.kill(agent, signal.SIGCONT)
@@ -89,9 +92,9 @@ def receive(parent_pipe: int) -> list[ReceivedSignal] | None:
     return [ReceivedSignal(*each) for each in _MESSAGE.iter_unpack(data)] if data else None
 
 
-def _received(info: signal.struct_siginfo) -> ReceivedSignal:
+def _received(info: signal.struct_siginfo, at: float) -> ReceivedSignal:
     if info.si_code > _FROM_KERNEL:
         # A key of the terminal: it signals the foreground group, in which no other process of the launcher is.
-        return ReceivedSignal(info.si_signo, False, 0)
+        return ReceivedSignal(info.si_signo, False, 0, at)
     sender = info.si_pid
-    return ReceivedSignal(info.si_signo, sender == 0 or sender in tree.ancestors(MAX_ANCESTORS), sender)
+    return ReceivedSignal(info.si_signo, sender == 0 or sender in tree.ancestors(MAX_ANCESTORS), sender, at)
