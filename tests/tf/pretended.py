@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -71,9 +72,13 @@ class Job:
             pipe.write(command + "\n")
 
     def say(self, name: str, **words: object) -> None:
-        """Have a task say something to its agent; it is said when this returns."""
-        self.do(name, f"say {json.dumps(words)}")
+        """Have a task send a message to its agent; it has been sent when this returns."""
+        self.say_last(name, **words)
         self.hear(lambda told: told["name"] == name and told["at"] == "said")
+
+    def say_last(self, name: str, **words: object) -> None:
+        """Have a task send a message for which the agent kills it: the task may not live to report that it was sent."""
+        self.do(name, f"say {json.dumps(words)}")
 
     def train(self, chief: str = "chief-0", how: str = "fresh", step: int = 0, path: str | None = None) -> None:
         """Have the chief say that it has a whole model."""
@@ -99,7 +104,11 @@ def agent_of(job: Job) -> psutil.Process:
 def is_of(process: psutil.Process, job: Job) -> bool:
     """Whether a process belongs to that job, and lives."""
     environ = process.info["environ"] or {}
-    return environ.get("PRETEND") == str(job.folder) and process.status() != psutil.STATUS_ZOMBIE
+    if environ.get("PRETEND") != str(job.folder):
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def scale(job: Job, *flags: str) -> subprocess.CompletedProcess[str]:
