@@ -183,7 +183,9 @@ def main(args: Sequence[str]) -> int:
             # It shall not be ended by its job's script's name.
             tree.name_process(tree.MASTER_NAME)
             # What a scheduler sends to every process of a job step is not for it.
-            signals.ignore(_ASKED_WITH)
+            # A master with a parent-death pipe ends with that: its parent gets such a signal too, and would take a
+            # master that ends before it does for one that has failed.
+            signals.ignore(() if options.parent_pipe_fd >= 0 else _ASKED_WITH)
         # A launcher starts its master with signals blocked.
         signals.release()
         return event_loop.run(_serve(options))
@@ -254,8 +256,9 @@ async def _serve(options: Options) -> int:
         look,
         _open_report(options.report_fd),
     )
-    for number in _ASKED_WITH:
-        loop.add_signal_handler(number, ask, f"{number.name} came")
+    if options.parent_pipe_fd < 0:
+        for number in _ASKED_WITH:
+            loop.add_signal_handler(number, ask, f"{number.name} came")
     is_open = _reachable_from_outside(options)
     tls = None if options.tls is None else _server_credentials(server.grpc, options.tls)
     try:
