@@ -1,12 +1,11 @@
 """Nodes that are checked before they train, and a gate at which all that their check processes measure can be held,
 killed, slowed or spoiled.
 
-Check processes come to the gate by themselves (`workers/check_gate.py`), so nobody has to look for them in time.
+Check processes connect to the gate themselves (`workers/check_gate.py`), so that no test has to find them in time.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import os
@@ -15,7 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,12 @@ import pytest
 from cluster import Cluster, Node
 from harness import WAIT, WORKERS
 
-STOPPED, RUNNING = 0.09, 0.01
-"""Seconds for which a slowed process stands still and goes on, in turn: it is ten times slower."""
+SPEEDS = {"compute": 0.1, "link": 1.0}
+"""The speed that every measurement of a healthy node reports: TFLOP/s, and GB/s. The check process does the real
+measurement, but what it measures depends on what else the machine does, so a test never uses it."""
 
-THRESHOLD = 4
-"""From how many times slower on a node of a test counts as a straggler. With the default of 2 a healthy one does too
-when other programs take a core from it, and computes again or leaves."""
+SLOWER = 10
+"""How many times slower a slow node is, and each link that it is in."""
 
 FAULT_LINE = "RuntimeError: The node network is breakdown."
 STRAGGLER_LINE = "RuntimeError: The node is a straggler and exits."
@@ -42,10 +41,14 @@ class Visit:
     node: str
     local_rank: int
     stage: str
+    link: str
+    """The name of the link; empty for computing."""
+    world: int
+    """How many processes the link has; 1 for computing."""
     pid: int
     connection: socket.socket
     pidfd: int
-    over: threading.Event = field(default_factory=threading.Event)
+    slowed: bool = False
 
     def go(self) -> None:
         """Let it measure."""
@@ -60,16 +63,13 @@ class Visit:
         self._signal(signal.SIGKILL)
 
     def slow(self) -> None:
-        """Let it measure, while the process is stopped and continued in turn until that is over."""
-        threading.Thread(target=self._stop_and_go, daemon=True).start()
-        self._say(b"slow")
+        """Let it measure, and report a speed that is `SLOWER` times lower."""
+        self.slowed = True
+        self._say(b"go")
 
-    def _stop_and_go(self) -> None:
-        while not self.over.is_set():
-            self._signal(signal.SIGSTOP)
-            self.over.wait(STOPPED)
-            self._signal(signal.SIGCONT)
-            self.over.wait(RUNNING)
+    def report(self, speed: float) -> None:
+        """Answer a process that has measured: the speed that it shall report."""
+        self._say(str(speed).encode())
 
     def _say(self, word: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -87,9 +87,8 @@ Act = Callable[[Visit], None]
 class Gate:
     """Where each measurement of a check process waits until the test lets it go.
 
-    Nodes compute one after the other, and from when `together` of them are there: however few cores the machine has,
-    what a healthy one reads is its own speed. `rules` say what becomes of a node's visits, by its name; `Act`s are
-    called in this gate's own thread. A visit without a rule may go.
+    Computing begins when `together` nodes have come to it. `rules` say what becomes of a node's visits, by its name;
+    `Act`s are called in this gate's own thread. A visit without a rule may go.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -107,8 +106,7 @@ class Gate:
         self._bell, bell = socket.socketpair()
         self._selector.register(bell, selectors.EVENT_READ)
         self._bell_end = bell
-        self._queue: collections.deque[Visit] = collections.deque()
-        self._computing: Visit | None = None
+        self._waiting: list[Visit] = []
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -139,7 +137,6 @@ class Gate:
         self._thread.join()
         self._selector.close()
         for visit in self.visits:
-            visit.over.set()
             visit.connection.close()
             os.close(visit.pidfd)
         self._server.close()
@@ -163,16 +160,19 @@ class Gate:
         if visit is None and data:
             self._admit(connection, json.loads(data))
             return
+        if visit is not None and data:
+            visit.report(self._speed(visit))
+            return
         self._selector.unregister(connection)
         if visit is None:
             connection.close()
-            return
-        visit.over.set()
-        if self._computing is visit:
-            self._computing = None
-        if visit in self._queue:
-            self._queue.remove(visit)
-        self._call_next()
+        elif visit in self._waiting:
+            self._waiting.remove(visit)
+
+    def _speed(self, visit: Visit) -> float:
+        """The planted speed. A link is as slow as the slowest of its nodes, which have all come before one is done."""
+        concerned = [each for each in self.visits if each.link == visit.link][-visit.world :] if visit.link else [visit]
+        return SPEEDS[visit.stage] / (SLOWER if any(each.slowed for each in concerned) else 1)
 
     def _admit(self, connection: socket.socket, about: dict[str, Any]) -> None:
         try:
@@ -186,18 +186,13 @@ class Gate:
         with self._news:
             self.visits.append(visit)
             self._news.notify_all()
-        if visit.stage == "compute":
-            self._queue.append(visit)
-            self._call_next()
-        else:
+        if visit.stage == "link":
             self._call(visit)
-
-    def _call_next(self) -> None:
-        come = {v.node for v in self.visits if v.stage == "compute"}
-        while self._queue and self._computing is None and len(come) >= self.together:
-            self._computing = self._queue.popleft()
-            # One that is to be killed or held back keeps nobody waiting.
-            self._call(self._computing)
+            return
+        self._waiting.append(visit)
+        if len({each.node for each in self.visits if each.stage == "compute"}) >= self.together:
+            while self._waiting:
+                self._call(self._waiting.pop(0))
 
     def _call(self, visit: Visit) -> None:
         self.rules.get(visit.node, Visit.go)(visit)
@@ -235,7 +230,7 @@ class CheckedCluster:
         """Start one node; its rank where it steps in for another one."""
         wish = ord(name) - ord("a") if rank is None else rank
         env = {**self.gate.env, "NODE_ID": f"node-{name}", "OMP_NUM_THREADS": "1", **options.pop("env", {})}
-        flags = ("--network-check", f"--straggler-threshold={THRESHOLD}", f"--node-rank={wish}", *flags)
+        flags = ("--network-check", f"--node-rank={wish}", *flags)
         return self.cluster.node(name, nnodes, *flags, env=env, **options)
 
     def nodes(self, count: int, *flags: str | Path, **options: Any) -> list[Node]:

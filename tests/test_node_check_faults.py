@@ -167,7 +167,7 @@ def test_one_whose_device_is_missing_twice_leaves(checked: CheckedCluster, clust
 
 
 def test_a_node_with_an_older_device_trains_and_is_named(checked: CheckedCluster, cluster: Cluster) -> None:
-    checked.gate.rules["b"] = Visit.slow
+    checked.gate.rules["b"] = at("compute", Visit.slow)
     checked.gate.together = 3
     devices = {"a": "abacus", "b": "old abacus", "c": "abacus"}
     nodes = [

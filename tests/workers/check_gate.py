@@ -3,9 +3,9 @@
 It offers no accelerator, or with CHECK_DEVICE a CPU of that name; not as long as the file CHECK_DEVICE_MISSING is not
 empty, from which it takes one byte each time.
 
-The process tells the gate what it is about to do and waits for a word: "go", "wrong" to multiply matrices wrongly,
-"slow" when it will be slowed, or nothing any more, when it is to be killed there. It holds the connection for as long
-as it measures.
+The process tells the gate what it is about to do and waits for a word: "go", "wrong" to multiply matrices wrongly, or
+nothing any more, when it is to be killed there. After the measurement it asks the gate which speed to report: what it
+has measured itself depends on what else the machine does. It holds the connection until then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,22 +49,18 @@ def gated(stage: str, local_rank: int, measure: Callable[..., float]) -> Callabl
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as gate:
             gate.connect("\0" + os.environ["CHECK_GATE"])
             node = os.environ.get("TEST_NODE") or os.environ["DLROVER_LOCAL_NODE"]
-            about = {"node": node, "local_rank": local_rank, "stage": stage, "pid": os.getpid()}
-            gate.send(json.dumps(about).encode())
+            order = args[1]
+            link, world = (order.name, order.world) if stage == "link" else ("", 1)
+            about = {"node": node, "local_rank": local_rank, "stage": stage, "link": link, "world": world}
+            gate.send(json.dumps({**about, "pid": os.getpid()}).encode())
             word = gate.recv(16)
             if word == b"wrong":
                 torch.mm = bad_mm  # type: ignore[assignment]
-            compute: Any = sys.modules["_dlrover_node_check.compute"]
-            compute.time = time if word == b"slow" else OwnTime
-            return measure(*args)
+            measure(*args)
+            gate.send(b"done")
+            return float(gate.recv(64))
 
     return wait_and_measure
-
-
-class OwnTime:
-    """A clock that stands still while others have the core: a healthy node reads its own speed on any busy machine."""
-
-    perf_counter = staticmethod(time.thread_time)
 
 
 good_mm: Any = torch.mm
