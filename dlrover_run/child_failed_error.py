@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from dlrover_run.agent.verdict import Verdict
-from dlrover_run.failures import describe_end
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures import describe_exit
+from dlrover_run.failures.worker_exit import WorkerExit
 
 _TORCH_MODULE = "torch.distributed.elastic.multiprocessing.errors"
 _NOT_AVAILABLE = "<N/A>"
@@ -18,13 +18,13 @@ _NOT_AVAILABLE = "<N/A>"
 
 
 @dataclass(frozen=True)
-class WorkerFailure(WorkerEnd):
+class WorkerFailure(WorkerExit):
     """The end of a failed worker, which also has the attributes of torch's `ProcessFailure`."""
 
     @classmethod
-    def of(cls, end: WorkerEnd) -> WorkerFailure:
+    def of(cls, end: WorkerExit) -> WorkerFailure:
         """The failure that this end is."""
-        values = {field.name: getattr(end, field.name) for field in fields(WorkerEnd)}
+        values = {field.name: getattr(end, field.name) for field in fields(WorkerExit)}
         return cls(**{**values, "error_file": end.error_file or _NOT_AVAILABLE})
 
     @property
@@ -41,7 +41,7 @@ class WorkerFailure(WorkerEnd):
     def message(self) -> Any:
         """What the worker recorded, in the form of torch's error file; without that, how it ended, in words."""
         if self.error is None:
-            return describe_end(self)
+            return describe_exit(self)
         extra = {"py_callstack": self.error.traceback, "timestamp": str(int(self.error.unix_time))}
         return {"message": self.error.message, "extraInfo": extra}
 
@@ -73,7 +73,7 @@ class ChildFailedError(Exception):
         else:
             self._first = min(self.failures.values(), key=lambda end: end.unix_time, default=None)
         # The plan's reason was given before a traceback had been read.
-        told = f"rank {root.rank} {describe_end(root)}" if root else verdict.reason
+        told = f"rank {root.rank} {describe_exit(root)}" if root else verdict.reason
         # Torch's class takes other arguments, so its constructor is passed by.
         Exception.__init__(self, f"{name} failed: {verdict.error or told}")
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
-from dlrover_run.console.mark import marked
-from dlrover_run.output.streams import RunDir, create_run_dir, leave_nothing
+from dlrover_run.console.text import prefix_with_node
+from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.process_tree import tree, watchdog
 from dlrover_run.spec import JobSpec, SpecError
 
 if TYPE_CHECKING:
-    from dlrover_run.output.relay_client import Relay
+    from dlrover_run.output.relay_client import RelayClient
 
-    AgentMain = Callable[[JobSpec, RunDir, Sequence[int], Relay, int | None], Coroutine[Any, Any, int]]
+    AgentMain = Callable[[JobSpec, RunDir, Sequence[int], RelayClient, int | None], Coroutine[Any, Any, int]]
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ def launch(
         code = watchdog.watch(agent, awaited, agent_end)
         os.close(agent_end)
     finally:
-        leave_nothing(run_dir)
+        remove_run_dir(run_dir)
     if code < 0:
-        from dlrover_run.failures import signal_words
+        from dlrover_run.failures import describe_signal
 
-        how = signal_words(-code)
+        how = describe_signal(-code)
         _say_now(spec, f"{program.name}: the launcher's agent was killed by {how}; its workers were ended too")
         return exit_codes.of_failure(exit_codes.of_signal(-code), spec.compat_exit_codes)
     return code
@@ -105,12 +105,12 @@ def _be_agent(
         # An agent that is stopped could not see that the watchdog has died.
         tree.continue_without_parent()
         # Imported on this side of the fork only: the watchdog needs none of it and stays small.
-        from dlrover_run.output.relay_client import Relay
+        from dlrover_run.output.relay_client import RelayClient
         from dlrover_run.process_tree import event_loop
 
         run_agent = program.agent()
         try:
-            relay = Relay.start(shared=bool(spec.console_name), secrets=spec.secrets)
+            relay = RelayClient.start(shared=bool(spec.console_name), secrets=spec.secrets)
         except OSError as error:
             code = _cannot_start(error, spec, program)
         else:
@@ -134,15 +134,15 @@ def _cannot_start(error: OSError, spec: JobSpec, program: Program) -> int:
 
 
 def _say(spec: JobSpec, text: str) -> None:
-    """Print what there is no voice for, before there is an agent or after its end."""
-    print(marked(text, spec.console_name), file=sys.stderr)
+    """Print what there is no `Console` for, before there is an agent or after its end."""
+    print(prefix_with_node(text, spec.console_name), file=sys.stderr)
 
 
 def _say_now(spec: JobSpec, line: str) -> None:
     """The same with the time of day, for what happens while a job goes on."""
-    from dlrover_run.console.words import time_of_day
+    from dlrover_run.console.text import format_time_of_day
 
-    _say(spec, f"{time_of_day(time.time())} {line}")
+    _say(spec, f"{format_time_of_day(time.time())} {line}")
 
 
 def _open_standard_streams() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.verdict import Verdict
-from dlrover_run.console.voice import Voice
+from dlrover_run.console.console import Console
 from dlrover_run.coordination.records import (
     Assignment,
     Failure,
@@ -27,7 +27,7 @@ from dlrover_run.coordination.records import (
     Seat,
     Waiting,
 )
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import create_run_dir, make_temp_dir
 from dlrover_run.process_tree import tree, watchdog
 from dlrover_run.spec import Entrypoint, JobSpec
@@ -197,13 +197,13 @@ class Play:
         # What a watchdog would write to.
         parent_pipe, self.watchdog_end = os.pipe()
         self.parent_pipes = (*self.parent_pipes, parent_pipe)
-        relay = Relay.start((console, console))
+        relay = RelayClient.start((console, console))
         signal.alarm(int(PATIENCE))
         return asyncio.run(self._play(spec, relay))
 
-    async def _play(self, spec: JobSpec, relay: Relay) -> tuple[list[NodeStatus], Verdict]:
-        voice = Voice(relay.say, lambda: None)
-        relay.attach(voice.say)
+    async def _play(self, spec: JobSpec, relay: RelayClient) -> tuple[list[NodeStatus], Verdict]:
+        own_console = Console(relay.write, lambda: None)
+        relay.attach(own_console.info)
         boards: list[ScriptedBoard] = []
 
         def open_board(listener: Callable[[], None]) -> ScriptedBoard:
@@ -211,7 +211,7 @@ class Play:
             return boards[0]
 
         run_dir = make_temp_dir(create_run_dir(spec.logs, spec.run_id), relay.remove_at_end)
-        agent = Agent(spec, run_dir, relay, self.parent_pipes, voice, open_board)
+        agent = Agent(spec, run_dir, relay, self.parent_pipes, own_console, open_board)
         verdict = await agent.run()
         await relay.drain()
         await relay.close()

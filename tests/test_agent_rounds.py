@@ -20,7 +20,7 @@ from dlrover_run.agent.verdict import Ending, judge
 from dlrover_run.agent.work_evidence import store_clients
 from dlrover_run.coordination.bounds import MAX_TRACE
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.worker_exit import WorkerExit
 
 WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED
 FAILED, LEAVING, LEFT = NodePhase.FAILED, NodePhase.LEAVING, NodePhase.LEFT
@@ -270,8 +270,8 @@ class TestLosingTheMaster:
         assert played.verdict.error == f"{self.PROBLEM}; all workers of this node had succeeded by then"
 
 
-def end(rank: int, code: int, after: float = 0.0, **more: Any) -> WorkerEnd:
-    return WorkerEnd(rank=rank, local_rank=rank, pid=100 + rank, code=code, unix_time=1000.0 + after, **more)
+def end(rank: int, code: int, after: float = 0.0, **more: Any) -> WorkerExit:
+    return WorkerExit(rank=rank, local_rank=rank, pid=100 + rank, code=code, unix_time=1000.0 + after, **more)
 
 
 def ending(**more: Any) -> Ending:

@@ -43,7 +43,7 @@ from dlrover_run.coordination.check_records import (
 )
 from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus, PlanPhase
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
-from dlrover_run.devices.health import Ailment
+from dlrover_run.devices.health import NodeProblem
 from dlrover_run.spec import Entrypoint, JobSpec
 
 WAITING, RUNNING, SUCCEEDED, FAILED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED
@@ -162,7 +162,7 @@ class TestComputing:
         assert computed == Computed(TaskKey(), (DeviceSpeed(0, "fake", 1.0),), "local rank 1: wrong by 2e3", True)
 
     def test_a_nuisance_is_said_and_no_problem(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = (Ailment("the limit on files is 64"),)
+        found = (NodeProblem("the limit on files is 64"),)
         monkeypatch.setattr(ailments, "examine", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "computed").problem == ""
@@ -186,15 +186,15 @@ class TestComputing:
     def test_workers_that_were_counted_as_gpus_need_one_each(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch, each: bool
     ) -> None:
-        def look(workers: int, log_dir: object, environ: object, gpu_each: bool) -> tuple[Ailment, ...]:
-            return (Ailment(f"asked for {workers} workers", severe=gpu_each),)
+        def look(workers: int, log_dir: object, environ: object, gpu_each: bool) -> tuple[NodeProblem, ...]:
+            return (NodeProblem(f"asked for {workers} workers", severe=gpu_each),)
 
         monkeypatch.setattr(ailments, "examine", look)
         played = stage.play(workers=2, gpu_each=each).on(has_computed(), FINISHED).run()
         assert ("asked for 2 workers" in last(played, "computed").problem) is each
 
     def test_what_is_severe_is_told_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = (Ailment("GPU 3 has 12 errors", severe=True), Ailment("more", severe=True))
+        found = (NodeProblem("GPU 3 has 12 errors", severe=True), NodeProblem("more", severe=True))
         monkeypatch.setattr(ailments, "examine", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "computed") == Computed(TaskKey(), problem="it was not even tried: GPU 3 has 12 errors")

@@ -34,11 +34,11 @@ import sys; sys.path.insert(0, {str(WORKERS)!r})
 from post import post
 from dlrover_run.output import relay_client
 relay_client.DRAIN_TIMEOUT = 0.01
-end_round = relay_client.Relay.end_round
+end_round = relay_client.RelayClient.end_round
 async def tell_and_end_round(relay, keys, timeout):
     post()
     return await end_round(relay, keys, timeout)
-relay_client.Relay.end_round = tell_and_end_round
+relay_client.RelayClient.end_round = tell_and_end_round
 from dlrover_run.cli import main
 sys.exit(main())
 """
@@ -259,13 +259,13 @@ def test_who_failed_first_is_the_root_though_a_peer_died_of_it_sooner(tmp_path: 
 CHECKED_NODE = """
 import asyncio, os, sys
 from dlrover_run.agent.narration import Narration
-from dlrover_run.console import voice
+from dlrover_run.console import console
 from dlrover_run.coordination.check_records import Checkup, Verdict
 from dlrover_run.coordination.records import Assignment, Seat, RoundKey, Waiting
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.spec import Entrypoint, JobSpec
 
-voice.TICK = 0.01
+console.REFRESH_SECONDS = 0.01
 
 def nodes(*verdicts):
     return tuple(
@@ -280,7 +280,8 @@ async def main(relay):
     relay.attach(print)
     loop, spoken = asyncio.get_running_loop(), asyncio.Queue()
     loop.add_reader(0, lambda: spoken.put_nowait(os.read(0, 1)))
-    lines = voice.Voice(relay.say, lambda: voice.terminal_columns(2, "xterm"), lambda: voice.terminal_lines(2))
+    columns = lambda: console.terminal_columns(2, "xterm")
+    lines = console.Console(relay.write, columns, lambda: console.terminal_lines(2))
     narration = Narration(JobSpec(entrypoint=Entrypoint("program", "x", ()), run_id="x", backend="master"), lines)
     narration.follow(checking("pending", "pending"))
     await spoken.get()
@@ -298,11 +299,11 @@ async def main(relay):
                   role_first_rank=0, role_world_size=2, store_address="a", store_port=1),
         others=nodes("passed", "straggler"),
     ))
-    lines.say("this is the end")
+    lines.info("this is the end")
     await relay.drain()
     await relay.close()
 
-relay = Relay.start((2, 2))
+relay = RelayClient.start((2, 2))
 asyncio.run(main(relay))
 """
 

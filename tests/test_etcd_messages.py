@@ -17,7 +17,7 @@ from harness import WAIT
 from dlrover_run.etcd import codec
 from dlrover_run.etcd.codec import PackageMissing
 from dlrover_run.spec import Entrypoint, EtcdSpec, JobSpec
-from dlrover_run.torchrun.membership import Membership
+from dlrover_run.torchrun.node_thread import NodeThread
 
 METHODS = [
     "KV.Txn",
@@ -207,7 +207,7 @@ def test_torchrun_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = JobSpec(
         entrypoint=Entrypoint("script", "train.py"), backend="etcd", etcd=EtcdSpec((("127.0.0.1", 1),)), run_id="job"
     )
-    member = Membership(spec, print)
+    member = NodeThread(spec, print)
     member.join()
     assert member.wait(lambda view: view.problem is not None, WAIT)
     assert member.view.problem == "What a client of etcd needs is not installed."

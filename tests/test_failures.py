@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 
 from dlrover_run.failures import (
-    MemoryWatch,
+    OomMonitor,
     copy_root_cause,
-    describe_end,
-    error_words,
+    describe_exit,
     failed_before,
-    lost_its_peer,
+    lost_peer,
+    may_be_oom_kill,
     read_error_file,
     root_cause,
-    suspects_memory,
+    summarize_error,
 )
 from dlrover_run.failures.error_file import MAX_BYTES
-from dlrover_run.failures.memory_watch import in_bytes
-from dlrover_run.failures.outcome import RecordedError, WorkerEnd
+from dlrover_run.failures.oom_kills import format_bytes
 from dlrover_run.failures.tracebacks import exception_lines, last_failure, last_link, plain_lines
+from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 
 NOON = 1_700_000_000
 
@@ -43,8 +43,8 @@ PEER_TRACE = """[rank1]: Traceback (most recent call last):
 """
 
 
-def end(rank: int = 0, code: int = 1, after: float = 0.0, **more: object) -> WorkerEnd:
-    made = WorkerEnd(rank=rank, local_rank=rank, pid=4000 + rank, code=code, unix_time=NOON + after)
+def end(rank: int = 0, code: int = 1, after: float = 0.0, **more: object) -> WorkerExit:
+    made = WorkerExit(rank=rank, local_rank=rank, pid=4000 + rank, code=code, unix_time=NOON + after)
     return replace(made, **more)  # type: ignore[arg-type]
 
 
@@ -219,18 +219,18 @@ def test_v2_names_the_nearest_limit_that_was_hit(kernel: Kernel) -> None:
     kernel.mounted(2, "/", "/job/agent")
     kernel.v2("job", str(512 * MIB), oom=1, kills=1)
     kernel.v2("job/agent", str(2048 * MIB), oom=0, kills=1)
-    watch = MemoryWatch(kernel.proc)
+    watch = OomMonitor(kernel.proc)
     assert watch.explain() is None
     kernel.v2("job", str(512 * MIB), oom=2, kills=2)
     kernel.v2("job/agent", str(2048 * MIB), oom=0, kills=2)
     assert watch.explain() == "the kernel's memory limit was hit (cgroup limit 512 MiB)"
-    assert MemoryWatch(kernel.proc).explain() is None
+    assert OomMonitor(kernel.proc).explain() is None
 
 
 def test_v2_a_kill_without_a_limit_is_the_machines(kernel: Kernel) -> None:
     kernel.mounted(2, "/", "/job")
     kernel.v2("job", "max", oom=0, kills=0)
-    watch = MemoryWatch(kernel.proc)
+    watch = OomMonitor(kernel.proc)
     kernel.v2("job", "max", oom=0, kills=1)
     assert watch.explain() == "the kernel killed for memory because the machine had run out of it"
 
@@ -239,7 +239,7 @@ def test_v2_a_kill_in_a_sibling_group_is_not_ours(kernel: Kernel) -> None:
     kernel.mounted(2, "/", "/job/agent")
     kernel.v2("job", str(512 * MIB), oom=0, kills=0)
     kernel.v2("job/agent", "max", oom=0, kills=0)
-    watch = MemoryWatch(kernel.proc)
+    watch = OomMonitor(kernel.proc)
     kernel.v2("job", str(512 * MIB), oom=1, kills=1)
     kernel.vmstat(1)
     assert watch.explain() is None
@@ -249,7 +249,7 @@ def test_v2_in_a_container_that_shares_the_hosts_namespace(kernel: Kernel) -> No
     kernel.mounted(2, "/docker/abc", "/docker/abc/job")
     kernel.v2("", str(1536 * MIB), oom=0, kills=0)
     kernel.v2("job", "max", oom=0, kills=0)
-    watch = MemoryWatch(kernel.proc)
+    watch = OomMonitor(kernel.proc)
     kernel.v2("", str(1536 * MIB), oom=1, kills=1)
     kernel.v2("job", "max", oom=1, kills=1)
     assert watch.explain() == "the kernel's memory limit was hit (cgroup limit 1.5 GiB)"
@@ -259,7 +259,7 @@ def test_v1_counts_the_kill_in_the_group_and_the_hit_where_the_limit_is(kernel: 
     kernel.mounted(1, "/", "/job/agent")
     kernel.v1("job", 512 * MIB, hits=3, kills=0)
     kernel.v1("job/agent", UNLIMITED, hits=0, kills=0)
-    watch = MemoryWatch(kernel.proc)
+    watch = OomMonitor(kernel.proc)
     kernel.v1("job", 512 * MIB, hits=9, kills=0)
     assert watch.explain() is None
     kernel.v1("job/agent", UNLIMITED, hits=0, kills=1)
@@ -273,24 +273,24 @@ def test_v1_has_a_limit_of_memory_with_swap_that_is_asked_first(kernel: Kernel) 
     group = kernel.tree / "job/agent"
     (group / "memory.memsw.limit_in_bytes").write_text(f"{512 * MIB}\n")
     (group / "memory.memsw.failcnt").write_text("0\n")
-    watch = MemoryWatch(kernel.proc)
+    watch = OomMonitor(kernel.proc)
     kernel.v1("job/agent", 512 * MIB, hits=0, kills=1)
     (group / "memory.memsw.failcnt").write_text("7\n")
     assert watch.explain() == "the kernel's memory limit was hit (cgroup limit 512 MiB)"
 
 
 def test_without_cgroups_the_machines_count_is_weaker_evidence(kernel: Kernel) -> None:
-    watch = MemoryWatch(kernel.proc)
+    watch = OomMonitor(kernel.proc)
     kernel.vmstat(1)
     assert watch.explain() == "the kernel killed for memory on this machine meanwhile, most likely this process"
 
 
 def test_without_any_counter_nothing_is_said(tmp_path: Path) -> None:
-    assert MemoryWatch(tmp_path).explain() is None
+    assert OomMonitor(tmp_path).explain() is None
 
 
 def test_bytes_for_people() -> None:
-    assert [in_bytes(n) for n in (100, 512 * MIB, 3 << 29, 3 << 40)] == ["100 bytes", "512 MiB", "1.5 GiB", "3 TiB"]
+    assert [format_bytes(n) for n in (100, 512 * MIB, 3 << 29, 3 << 40)] == ["100 bytes", "512 MiB", "1.5 GiB", "3 TiB"]
 
 
 LIMIT = 48 * MIB
@@ -328,8 +328,8 @@ def test_a_real_kill_for_memory_is_told_from_another_sigkill(limited_group: Path
     program = f"""
 import os, subprocess, sys
 open({str(limited_group / "cgroup.procs")!r}, "w").write(str(os.getpid()))
-from dlrover_run.failures import MemoryWatch
-watch = MemoryWatch()
+from dlrover_run.failures import OomMonitor
+watch = OomMonitor()
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 child.kill()
 print(child.wait(), watch.explain())
@@ -347,11 +347,11 @@ print(subprocess.run([sys.executable, "-c", greedy]).returncode, watch.explain()
 
 def test_what_looks_like_a_kill_for_memory() -> None:
     loader = "RuntimeError: DataLoader worker (pid 99) is killed by signal: Killed."
-    assert suspects_memory(-9, "")
-    assert suspects_memory(137, "")
-    assert suspects_memory(1, loader)
-    assert not suspects_memory(-11, "")
-    assert not suspects_memory(1, TRACE)
+    assert may_be_oom_kill(-9, "")
+    assert may_be_oom_kill(137, "")
+    assert may_be_oom_kill(1, loader)
+    assert not may_be_oom_kill(-11, "")
+    assert not may_be_oom_kill(1, TRACE)
 
 
 # --- tracebacks
@@ -413,12 +413,12 @@ def test_a_dump_of_faulthandler_is_a_failure_without_an_exception() -> None:
         (end(code=3, stderr_tail=TRACE), "exited with code 3"),
     ],
 )
-def test_an_end_in_words(one: WorkerEnd, words: str) -> None:
-    assert describe_end(one) == words
+def test_an_end_in_words(one: WorkerExit, words: str) -> None:
+    assert describe_exit(one) == words
 
 
 def test_words_are_bounded_and_safe_to_print() -> None:
-    words = error_words(end(error=recorded("ValueError: \x1b[31m" + "x" * 5000, 0)))
+    words = summarize_error(end(error=recorded("ValueError: \x1b[31m" + "x" * 5000, 0)))
     assert words is not None
     assert len(words) <= 200
     assert "\x1b" not in words
@@ -448,7 +448,7 @@ def test_a_culprit_that_was_stopped_on_its_way_out_is_the_root_where_all_others_
     culprit = end(0, -15, after=1.0, stopped_with=signal.SIGTERM, failed_first=True, error=recorded("OSError: x", 0.25))
     lost = end(1, -6, after=0.4, error=recorded("RuntimeError: Connection closed by peer", 0.3))
     assert root_cause([lost, culprit]) is culprit
-    assert describe_end(culprit) == "raised OSError: x"
+    assert describe_exit(culprit) == "raised OSError: x"
     assert culprit.exit_status == 1
     # A record may be old and its error overcome, so a failure that nobody helped comes first.
     assert root_cause([culprit, end(2, 3, after=0.5)]) == end(2, 3, after=0.5)
@@ -480,7 +480,7 @@ def test_a_whole_second_does_not_put_an_error_file_before_an_observed_death() ->
 )
 def test_a_peer_that_lost_its_connection_is_not_the_root_though_seen_first(peer: dict[str, object]) -> None:
     lost = end(1, 1, after=0.0, **peer)
-    assert lost_its_peer(lost)
+    assert lost_peer(lost)
     killed = end(0, -9, after=0.002)
     assert root_cause([lost, killed]) is killed
     # When all say so, the first to say it is the best guess there is.
@@ -489,5 +489,5 @@ def test_a_peer_that_lost_its_connection_is_not_the_root_though_seen_first(peer:
 
 def test_an_aborted_watchdog_counts_as_a_lost_peer_and_a_plain_log_line_does_not() -> None:
     tail = "[rank1]:[E1120 ProcessGroupNCCL.cpp:629] Watchdog caught collective operation timeout: WorkNCCL(...)"
-    assert lost_its_peer(end(code=-6, stderr_tail=tail))
-    assert not lost_its_peer(end(code=1, stderr_tail="warning: connection closed by peer, retrying\n" + TRACE))
+    assert lost_peer(end(code=-6, stderr_tail=tail))
+    assert not lost_peer(end(code=1, stderr_tail="warning: connection closed by peer, retrying\n" + TRACE))

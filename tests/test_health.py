@@ -17,19 +17,18 @@ import pytest
 from test_devices import FOUR, FakeNvml, FakeNvmlError
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
-from dlrover_run.devices.health import examine
-from dlrover_run.devices.health_ailment import Ailment
-from dlrover_run.devices.health_gpus import MEMORY_TAKEN_MOST, examine_gpus
-from dlrover_run.devices.health_limits import (
-    DISK_LEAST,
-    FILES_LEAST,
-    INODES_LEAST,
+from dlrover_run.devices import NodeProblem
+from dlrover_run.devices.gpu_health import MAX_MEMORY_IN_USE, XidErrors, find_gpu_problems, parse_xids, read_kernel_log
+from dlrover_run.devices.health import (
+    MIN_DISK_BYTES,
+    MIN_INODES,
+    MIN_OPEN_FILES,
     PIDS_PER_WORKER,
     SHM_PER_WORKER,
-    Machine,
-    examine_limits,
+    LimitSources,
+    find_limit_problems,
+    find_node_problems,
 )
-from dlrover_run.devices.health_xids import Xids, find_xids, read_kernel_log
 
 GIB = 1 << 30
 UNSUPPORTED = FakeNvmlError(3, "Not Supported")
@@ -89,8 +88,8 @@ def ails(
     dev: Path = Path("/nowhere"),
     log: str = "",
     **env: str,
-) -> list[Ailment]:
-    found = list(examine_gpus(workers, env, gpu_each, nvml, dev, lambda: log))
+) -> list[NodeProblem]:
+    found = list(find_gpu_problems(workers, env, gpu_each, nvml, dev, lambda: log))
     for ailment in found:
         assert "\n" not in ailment.text
         assert not ailment.text.endswith(".")
@@ -99,7 +98,7 @@ def ails(
     return found
 
 
-def only(found: list[Ailment], *words: str, severe: bool) -> None:
+def only(found: list[NodeProblem], *words: str, severe: bool) -> None:
     """There is one ailment, with these words and of this weight."""
     assert len(found) == 1, found
     assert [word for word in words if word not in found[0].text] == []
@@ -119,8 +118,8 @@ def test_nothing_ails_gpus_that_cannot_tell() -> None:
 
 def test_a_machine_without_a_driver_is_well_and_loads_no_nvml(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from dlrover_run.devices.health_gpus import examine_gpus\n"
-        f"print(list(examine_gpus(2, {{}}, dev=Path({str(tmp_path)!r}))))\n"
+        "import sys; from pathlib import Path; from dlrover_run.devices.gpu_health import find_gpu_problems\n"
+        f"print(list(find_gpu_problems(2, {{}}, dev=Path({str(tmp_path)!r}))))\n"
         "print([name for name in ('pynvml', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -233,7 +232,7 @@ def test_a_gpu_that_somebody_else_fills_is_a_warning_with_the_figures() -> None:
 
 
 def test_a_gpu_that_is_half_full_is_left_alone() -> None:
-    assert ails(HealthNvml(FOUR, used={"GPU-aa11": int(80 * GIB * MEMORY_TAKEN_MOST)})) == []
+    assert ails(HealthNvml(FOUR, used={"GPU-aa11": int(80 * GIB * MAX_MEMORY_IN_USE)})) == []
 
 
 def test_gpus_that_the_job_does_not_see_are_not_its_concern() -> None:
@@ -281,12 +280,12 @@ somebody writes Xid 79 here
 
 
 def test_the_errors_of_each_gpu_are_found_in_the_kernels_log() -> None:
-    assert find_xids(KERNEL_LOG) == {
-        "0000:1b:00": Xids(2, 74, 2000.75),
-        "0001:05:00": Xids(1, 79, None),
-        "0000:03:00": Xids(1, 48, None),
+    assert parse_xids(KERNEL_LOG) == {
+        "0000:1b:00": XidErrors(2, 74, 2000.75),
+        "0001:05:00": XidErrors(1, 79, None),
+        "0000:03:00": XidErrors(1, 48, None),
     }
-    assert find_xids("") == {}
+    assert parse_xids("") == {}
 
 
 def test_an_error_in_the_kernels_log_is_a_warning_as_the_gpu_may_have_been_reset_since() -> None:
@@ -311,29 +310,29 @@ def test_the_kernels_log_is_read_up_to_its_end_or_not_at_all() -> None:
 
 def test_the_severe_come_first() -> None:
     nvml = HealthNvml(FOUR, used={"GPU-aa11": 79 * GIB}, recovery={"GPU-cc44": 1})
-    found = examine(4, None, {}, nvml=nvml, dev=Path("/nowhere"))
+    found = find_node_problems(4, None, {}, nvml=nvml, dev=Path("/nowhere"))
     assert [ailment.severe for ailment in found][:2] == [True, False]
     assert any("/nowhere/shm cannot be used" in ailment.text for ailment in found)
 
 
 def test_this_machine_is_looked_at_without_a_fault() -> None:
-    assert [ailment for ailment in examine(1, None, {}) if ailment.severe] == []
+    assert [ailment for ailment in find_node_problems(1, None, {}) if ailment.severe] == []
 
 
 SPACIOUS = os.statvfs_result((4096, 4096, 1 << 30, 1 << 29, 1 << 29, 1 << 20, 1 << 20, 1 << 20, 0, 255))
 
 
-def machine(limit: int | None = 20000, proc: Path = Path("/nowhere"), **spaces: Any) -> Machine:
+def machine(limit: int | None = 20000, proc: Path = Path("/nowhere"), **spaces: Any) -> LimitSources:
     """A machine with room for all, but for what is named: a word in the folder's path, and its space."""
 
     def statvfs(path: str) -> os.statvfs_result:
         return next((space for word, space in spaces.items() if word in path), SPACIOUS)
 
-    return Machine(statvfs, lambda: limit, proc)
+    return LimitSources(statvfs, lambda: limit, proc)
 
 
-def short(machine: Machine, workers: int = 2, log_dir: str | None = None, **environ: str) -> list[str]:
-    found = list(examine_limits(workers, log_dir, environ, Path("/dev"), machine))
+def short(machine: LimitSources, workers: int = 2, log_dir: str | None = None, **environ: str) -> list[str]:
+    found = list(find_limit_problems(workers, log_dir, environ, Path("/dev"), machine))
     assert [ailment for ailment in found if ailment.severe] == []
     return [ailment.text for ailment in found]
 
@@ -345,10 +344,10 @@ def space(free: int, whole: int = 100 * GIB, files: int = 1 << 20, files_free: i
 def test_nothing_is_short_on_a_spacious_machine() -> None:
     assert short(machine()) == []
     assert short(machine(limit=None)) == []
-    assert short(machine(limit=FILES_LEAST)) == []
+    assert short(machine(limit=MIN_OPEN_FILES)) == []
     assert short(machine(shm=space(2 * SHM_PER_WORKER))) == []
-    assert short(machine(tmp=space(DISK_LEAST, files_free=INODES_LEAST))) == []
-    assert short(machine(tmp=space(DISK_LEAST, files=0, files_free=0))) == [], "btrfs counts no inodes"
+    assert short(machine(tmp=space(MIN_DISK_BYTES, files_free=MIN_INODES))) == []
+    assert short(machine(tmp=space(MIN_DISK_BYTES, files=0, files_free=0))) == [], "btrfs counts no inodes"
 
 
 def test_shared_memory_of_a_container_is_told_with_the_remedy() -> None:
@@ -371,8 +370,8 @@ def test_few_open_files_are_told() -> None:
 
 def test_the_real_limit_of_open_files_is_read() -> None:
     code = (
-        "from dlrover_run.devices.health import examine\n"
-        "print([found.text for found in examine(1, None, {}) if 'files open' in found.text])"
+        "from dlrover_run.devices.health import find_node_problems\n"
+        "print([found.text for found in find_node_problems(1, None, {}) if 'files open' in found.text])"
     )
 
     def said(limit: int) -> str:
@@ -440,12 +439,12 @@ def test_the_tightest_of_the_groups_above_counts(tmp_path: Path) -> None:
 LOOK = """
 import json, os, subprocess, sys
 from pathlib import Path
-from dlrover_run.devices.health_limits import examine_limits
+from dlrover_run.devices.health import find_limit_problems
 for folder, options in json.loads(sys.argv[1]).items():
     os.makedirs(folder)
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
 dev, logs, temporary = sys.argv[2:]
-print(json.dumps([a.text for a in examine_limits(1, logs, {"TMPDIR": temporary}, Path(dev))]))
+print(json.dumps([a.text for a in find_limit_problems(1, logs, {"TMPDIR": temporary}, Path(dev))]))
 """
 
 

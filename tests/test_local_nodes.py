@@ -15,7 +15,7 @@ import pytest
 from dlrover_run.agent.verdict import Verdict
 from dlrover_run.command_line import credentials
 from dlrover_run.coordination.records import Failure
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.launch_request import command
 from dlrover_run.local_cluster.nodes import decode, end_of, environment_of, spec_of
 from dlrover_run.local_cluster.outcome import verdict_of
@@ -27,8 +27,8 @@ MASTER = MasterSpec("127.0.0.1", 1234, token="hush")
 REPLACEMENT = Node(number=4, place=1)
 
 
-def worker_end(rank: int, code: int) -> WorkerEnd:
-    return WorkerEnd(rank, local_rank=0, pid=1000 + rank, code=code, unix_time=1.0)
+def worker_end(rank: int, code: int) -> WorkerExit:
+    return WorkerExit(rank, local_rank=0, pid=1000 + rank, code=code, unix_time=1.0)
 
 
 FAILED = worker_end(3, 7)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.output.relay_client import PIPE_BYTES, STUCK_TIMEOUT, Relay
+from dlrover_run.output.relay_client import PIPE_BYTES, STUCK_TIMEOUT, RelayClient
 from dlrover_run.output.streams import TAIL_BYTES, Stream, open_output
 
 PATIENCE = 60.0
@@ -84,7 +84,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def test_tee_shows_every_line_of_two_busy_ranks_once_and_in_order(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = Relay.start(console)
+    relay = RelayClient.start(console)
     count = 200_000
 
     async def run() -> None:
@@ -114,7 +114,7 @@ def test_tee_shows_every_line_of_two_busy_ranks_once_and_in_order(tmp_path: Path
 
 
 def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = Relay.start(console)
+    relay = RelayClient.start(console)
     count = 200_000
 
     async def run() -> dict[str, str]:
@@ -139,7 +139,7 @@ def test_plain_stderr_is_copied_byte_for_byte_and_its_end_is_known(tmp_path: Pat
 
 
 def test_a_partial_line_is_completed_only_at_the_end(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = Relay.start(console, shared=True)
+    relay = RelayClient.start(console, shared=True)
 
     async def run() -> None:
         relay.attach(pytest.fail)
@@ -160,7 +160,7 @@ def test_a_partial_line_is_completed_only_at_the_end(tmp_path: Path, console: tu
 def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
     tmp_path: Path, console: tuple[int, int]
 ) -> None:
-    relay = Relay.start(console, shared=True)
+    relay = RelayClient.start(console, shared=True)
 
     async def run() -> None:
         relay.attach(pytest.fail)
@@ -193,7 +193,7 @@ def test_prefixed_outputs_are_shown_line_by_line_and_remembered_as_they_are(
 @pytest.mark.parametrize("prefix", [None, "> "])
 def test_what_a_quiet_worker_wrote_last_is_shown_though_its_line_has_not_ended(prefix: str | None) -> None:
     reader, writer = os.pipe()
-    relay = Relay.start((writer, writer))
+    relay = RelayClient.start((writer, writer))
     os.close(writer)
     begin = (prefix or "").encode()
 
@@ -221,7 +221,7 @@ def test_what_a_quiet_worker_wrote_last_is_shown_though_its_line_has_not_ended(p
 
 def test_a_prefixed_partial_line_is_completed_as_soon_as_its_worker_has_ended() -> None:
     reader, writer = os.pipe()
-    relay = Relay.start((writer, writer))
+    relay = RelayClient.start((writer, writer))
     os.close(writer)
 
     async def run() -> None:
@@ -239,7 +239,7 @@ def test_a_prefixed_partial_line_is_completed_as_soon_as_its_worker_has_ended() 
 def test_every_prefixed_line_of_busy_workers_is_shown_once_and_in_order(
     tmp_path: Path, console: tuple[int, int]
 ) -> None:
-    relay = Relay.start(console)
+    relay = RelayClient.start(console)
     count = 100_000
 
     async def run() -> dict[str, str]:
@@ -274,7 +274,7 @@ def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None
     reader, writer = os.pipe()
     # As small as can be, so that there is hardly ever room for all that waits.
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    relays = [Relay.start((writer, writer), shared=True) for _ in range(2)]
+    relays = [RelayClient.start((writer, writer), shared=True) for _ in range(2)]
     os.close(writer)
     count = 10_000
 
@@ -289,7 +289,7 @@ def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None
         # Their pipes hold less than they have to say, so they end while others read.
         await asyncio.gather(*(asyncio.to_thread(worker.wait, PATIENCE) for worker in workers))
         for rank, relay in enumerate(relays):
-            relay.say("".join(f"[{rank}]: more {number}\n" for number in range(count)))
+            relay.write("".join(f"[{rank}]: more {number}\n" for number in range(count)))
         await asyncio.gather(*(relay.end_round() for relay in relays))
         await asyncio.gather(*(relay.close() for relay in relays))
         return await reading
@@ -304,7 +304,7 @@ def test_two_relays_that_share_a_slow_pipe_break_no_line_of_each_other() -> None
 
 def test_new_lines_are_shown_without_being_asked_for(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    relay = Relay.start((writer, writer))
+    relay = RelayClient.start((writer, writer))
     os.close(writer)
 
     async def run() -> None:
@@ -327,9 +327,9 @@ class _NoInotify:
 
 
 def test_without_inotify_lines_are_shown_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrover_run.output.relay.Inotify", _NoInotify)
+    monkeypatch.setattr("dlrover_run.output.sources.Inotify", _NoInotify)
     reader, writer = os.pipe()
-    relay = Relay.start((writer, writer))
+    relay = RelayClient.start((writer, writer))
     os.close(writer)
     warnings: list[str] = []
 
@@ -351,7 +351,7 @@ def test_without_inotify_lines_are_shown_all_the_same(tmp_path: Path, monkeypatc
 
 def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    relay = Relay.start((writer, writer))
+    relay = RelayClient.start((writer, writer))
     os.close(writer)
     count = 100_000
 
@@ -383,7 +383,7 @@ def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: P
 
 def test_last_words_are_told_while_the_console_takes_nothing() -> None:
     reader, writer = os.pipe()
-    relay = Relay.start((writer, writer))
+    relay = RelayClient.start((writer, writer))
     os.close(writer)
 
     async def run() -> dict[str, str]:
@@ -407,7 +407,7 @@ def test_last_words_are_told_while_the_console_takes_nothing() -> None:
 
 def test_a_reader_that_has_gone_stops_neither_workers_nor_files(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    relay = Relay.start((writer, writer))
+    relay = RelayClient.start((writer, writer))
     os.close(writer)
     warnings: list[str] = []
 
@@ -434,7 +434,7 @@ def test_a_reader_that_has_gone_stops_neither_workers_nor_files(tmp_path: Path) 
 
 def test_after_2_to_1_no_line_breaks_another(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    relay = Relay.start((writer, writer))
+    relay = RelayClient.start((writer, writer))
     os.close(writer)
     count = 30_000
 
@@ -465,7 +465,7 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
     master, slave = os.openpty()
     tty.setraw(slave)
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 33, 77, 0, 0))
-    relay = Relay.start((slave, slave))
+    relay = RelayClient.start((slave, slave))
     size = "import os, sys; s = os.get_terminal_size(2); sys.stderr.buffer.write(b'%d %d' % (s.lines, s.columns)); "
     worker = (
         size
@@ -499,7 +499,7 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
 
 
 def test_the_agents_own_words_come_after_the_workers_and_are_whole(console: tuple[int, int]) -> None:
-    relay = Relay.start(console)
+    relay = RelayClient.start(console)
     words = "\ud800" + "wörter " * 20_000 + "end\n"
 
     async def run() -> None:
@@ -508,10 +508,10 @@ def test_the_agents_own_words_come_after_the_workers_and_are_whole(console: tupl
         os.write(stderr, b"worker\n")
         os.close(stderr)
         await relay.drain()
-        relay.say(words)
+        relay.write(words)
         await relay.drain(timeout=None)
         await relay.close()
-        relay.say("late\n")
+        relay.write("late\n")
 
     asyncio.run(run())
     shown = os.pread(console[1], 1 << 20, 0).decode()
@@ -523,7 +523,7 @@ def test_bytes_taken_before_a_drain_are_no_progress_and_a_stuck_console_is_remem
 ) -> None:
     monkeypatch.setattr("dlrover_run.output.relay_client.DRAIN_TIMEOUT", NO_PATIENCE)
     reader, writer = os.pipe()
-    relay = Relay.start((writer, writer))
+    relay = RelayClient.start((writer, writer))
     os.close(writer)
     timeouts: list[float | None] = []
     wait = asyncio.wait
@@ -534,14 +534,14 @@ def test_bytes_taken_before_a_drain_are_no_progress_and_a_stuck_console_is_remem
 
     async def run() -> None:
         relay.attach(pytest.fail)
-        relay.say("x" * 1_000_000)
+        relay.write("x" * 1_000_000)
         await relay.drain(timeout=NO_PATIENCE)
-        relay.hurry()
+        relay.stop_waiting()
         monkeypatch.setattr("asyncio.wait", watched_wait)
         await relay.drain(timeout=None)
         assert len(_read_exactly(reader, 1_000_000)) == 1_000_000
         await relay.drain(timeout=None)
-        relay.say("y" * 1_000_000)
+        relay.write("y" * 1_000_000)
         await relay.drain(timeout=None)
         await relay.close()
 
@@ -556,7 +556,7 @@ def _kill(pid: int) -> None:
     _wait_for(pidfd)
 
 
-async def _replaced(relay: Relay, pid: int) -> None:
+async def _replaced(relay: RelayClient, pid: int) -> None:
     """Wait until another process is the relay."""
     while relay.pid == pid:
         await asyncio.sleep(0.01)
@@ -567,7 +567,7 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
     tmp_path: Path, console: tuple[int, int], kind: str
 ) -> None:
     """Killed again and again while it is busy."""
-    relay = Relay.start(console)
+    relay = RelayClient.start(console)
     count, kills = 60_000, 4
     told: list[str] = []
 
@@ -591,7 +591,7 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
                 await asyncio.sleep(0)
             pid = relay.pid
             _kill(pid)
-            relay.say("the agent's own words\n")
+            relay.write("the agent's own words\n")
             await asyncio.wait_for(_replaced(relay, pid), PATIENCE)
         for child in children:
             assert await asyncio.wait_for(child.wait(), PATIENCE) == 0
@@ -622,7 +622,7 @@ def test_a_killed_relay_is_replaced_and_every_line_is_shown_once(
 def test_a_terminal_goes_on_after_the_relay_was_killed() -> None:
     master, slave = os.openpty()
     tty.setraw(slave)
-    relay = Relay.start((slave, slave))
+    relay = RelayClient.start((slave, slave))
 
     async def run() -> None:
         relay.attach(lambda text: None)
@@ -655,7 +655,7 @@ def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
     monkeypatch.setattr("dlrover_run.output.relay_client.TRIES", 5)
     program = [sys.executable, "-c", "raise SystemExit(1)"] if why == "dies at once" else ["/nonexistent/relay"]
     monkeypatch.setattr("dlrover_run.launch_request.command", lambda *_: program)
-    relay = Relay.start(console)
+    relay = RelayClient.start(console)
     told: list[str] = []
     count = 60_000
     private = tmp_path / "private"
@@ -684,7 +684,7 @@ def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
         os.close(late)
         assert await relay.end_round(["1"], timeout=None) == {"1": "the worker of the next round\n"}
         assert len(os.listdir("/proc/self/fd")) == before
-        relay.say("the job has ended\n")
+        relay.write("the job has ended\n")
         await relay.close()
 
     asyncio.run(run())
@@ -695,7 +695,7 @@ def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
 
 def test_what_a_stuck_console_has_not_taken_is_shown_by_the_successor_of_the_relay(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    relay = Relay.start((writer, writer))
+    relay = RelayClient.start((writer, writer))
     text = b"".join(b"line %d\n" % number for number in range(100_000))
 
     async def run() -> None:
@@ -721,8 +721,8 @@ def test_what_a_stuck_console_has_not_taken_is_shown_by_the_successor_of_the_rel
 
 AGENT = """
 import asyncio, os, sys
-from dlrover_run.output.relay_client import Relay
-relay = Relay.start()
+from dlrover_run.output.relay_client import RelayClient
+relay = RelayClient.start()
 async def main():
     relay.attach(print)
     stderr = relay.open_stderr("0", show=True)
@@ -769,7 +769,7 @@ def test_the_relay_drains_and_ends_when_the_agent_is_killed(tmp_path: Path) -> N
 
 
 def test_rounds_follow_each_other(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = Relay.start(console)
+    relay = RelayClient.start(console)
 
     async def run() -> list[int]:
         relay.attach(pytest.fail)
@@ -795,7 +795,7 @@ def test_rounds_follow_each_other(tmp_path: Path, console: tuple[int, int]) -> N
 
 
 def test_a_filtered_log_that_cannot_be_written_is_told(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = Relay.start(console)
+    relay = RelayClient.start(console)
     warnings: list[str] = []
 
     async def run() -> None:
@@ -811,7 +811,7 @@ def test_a_filtered_log_that_cannot_be_written_is_told(tmp_path: Path, console: 
 
 
 def test_a_worker_that_has_ended_is_forgotten_while_another_goes_on(tmp_path: Path, console: tuple[int, int]) -> None:
-    relay = Relay.start(console)
+    relay = RelayClient.start(console)
 
     async def run() -> None:
         relay.attach(pytest.fail)
@@ -823,7 +823,7 @@ def test_a_worker_that_has_ended_is_forgotten_while_another_goes_on(tmp_path: Pa
         os.write(log, b"logged")
         for fd in (ended, log):
             os.close(fd)
-        relay.forget(["a"], [str(tmp_path / "a.log")])
+        relay.release(["a"], [str(tmp_path / "a.log")])
         assert await relay.tails(["a", "b"]) == {"b": ""}
         os.write(goes_on, b"still here\n")
         os.close(goes_on)

@@ -18,8 +18,8 @@ from harness import WAIT, Finished, Mailbox, environment, finish
 from test_console import ALTERNATE, IN_ORDER, read_until, script, terminal
 from virtual_loop import run_virtually
 
-from dlrover_run.console.mark import marked
-from dlrover_run.console.voice import REPEAT_AFTER, TICK, Voice
+from dlrover_run.console.console import REFRESH_SECONDS, REPEAT_SECONDS, Console
+from dlrover_run.console.text import prefix_with_node
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import Entrypoint, JobSpec, LogSpec, Std, StreamMap
 
@@ -164,26 +164,26 @@ def test_what_is_said_where_there_is_no_agent_has_the_name_too(mailbox: Mailbox)
 
 
 def said(name: str, play: Any) -> list[str]:
-    """What a voice writes to a terminal, in virtual time."""
+    """What a console writes to a terminal, in virtual time."""
     written: list[str] = []
 
     async def speak() -> None:
-        await play(Voice(written.append, lambda: 120, name=name))
+        await play(Console(written.append, lambda: 120, name=name))
 
     run_virtually(speak())
     return written
 
 
 def test_a_named_voice_draws_nothing_that_changes() -> None:
-    async def play(voice: Voice) -> None:
-        assert voice.columns is None
-        voice.wait_for("for b", 30, lambda columns, lines: ["a table"])
-        await asyncio.sleep(2.5 * TICK)
-        voice.say("hello")
-        voice.wait_for("for c", None)
-        await asyncio.sleep(2 * REPEAT_AFTER)
-        voice.wait_no_more()
-        voice.print("three\n\nlines")
+    async def play(console: Console) -> None:
+        assert console.columns is None
+        console.show_waiting("for b", 30, lambda columns, lines: ["a table"])
+        await asyncio.sleep(2.5 * REFRESH_SECONDS)
+        console.info("hello")
+        console.show_waiting("for c", None)
+        await asyncio.sleep(2 * REPEAT_SECONDS)
+        console.clear_waiting()
+        console.print("three\n\nlines")
 
     assert said("node 1", play) == [
         "[node 1] dlrover-run: waiting: for b; at most 29 s more\n",
@@ -194,10 +194,10 @@ def test_a_named_voice_draws_nothing_that_changes() -> None:
 
 
 def test_the_mark_stands_before_each_line_and_takes_its_columns() -> None:
-    async def play(voice: Voice) -> None:
-        assert voice.columns == voice.width == 120
+    async def play(console: Console) -> None:
+        assert console.columns == console.width == 120
 
     said("", play)
-    assert marked("a\n b", "") == "a\n b"
-    assert marked("a\n b", "node 10") == "[node 10] a\n[node 10]  b"
-    assert Voice(print, lambda: 120, name="node 1").width == 80 - len("[node 1] ")
+    assert prefix_with_node("a\n b", "") == "a\n b"
+    assert prefix_with_node("a\n b", "node 10") == "[node 10] a\n[node 10]  b"
+    assert Console(print, lambda: 120, name="node 1").width == 80 - len("[node 1] ")

@@ -384,7 +384,7 @@ class TestDeliveries:
 @pytest.fixture
 def signals_of_its_own() -> Iterator[None]:
     """Give the test process its signal handlers back."""
-    handlers = {number: signal.getsignal(number) for number in signals.SENDABLE}
+    handlers = {number: signal.getsignal(number) for number in signals.TERMINATION_SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
     for number, handler in handlers.items():

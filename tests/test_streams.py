@@ -13,18 +13,18 @@ from dlrover_run.output.streams import (
     Stream,
     Tee,
     create_run_dir,
-    free_attempt,
-    in_order,
-    leave_nothing,
     line_prefix,
     make_dirs,
     make_temp_dir,
+    merge_stdout_into_stderr,
+    next_free_attempt,
     open_output,
     plan_streams,
     prune_empty,
     read_tail,
-    share_console,
-    through_relay,
+    remove_run_dir,
+    route_through_relay,
+    shares_console,
 )
 from dlrover_run.spec import LogSpec, SpecError, Std, StreamMap
 
@@ -75,30 +75,30 @@ def test_on_one_console_only_what_both_streams_show_there_goes_one_way() -> None
         redirects=StreamMap(by_rank={1: Std.OUT, 2: Std.ERR}), shown_ranks=frozenset({0, 1, 2}), tee=StreamMap()
     )
     plan = plan_streams(logs, "/run", 0, 4)
-    ordered = in_order(plan)
+    ordered = merge_stdout_into_stderr(plan)
     assert ordered.ranks[0].stdout == Stream("stderr")
     assert [rank.stderr for rank in ordered.ranks] == [rank.stderr for rank in plan.ranks]
     assert ordered.ranks[1:] == plan.ranks[1:]  # Files, and a rank that is not shown.
 
 
 def test_workers_share_a_console_where_two_of_them_write_to_it() -> None:
-    assert share_console(plan_streams(LogSpec(), "/run", 0, 2))
-    assert not share_console(plan_streams(LogSpec(), "/run", 0, 1))
-    assert not share_console(plan_streams(LogSpec(shown_ranks=frozenset({1})), "/run", 0, 2))
+    assert shares_console(plan_streams(LogSpec(), "/run", 0, 2))
+    assert not shares_console(plan_streams(LogSpec(), "/run", 0, 1))
+    assert not shares_console(plan_streams(LogSpec(shown_ranks=frozenset({1})), "/run", 0, 2))
     first_only = LogSpec(redirects=BOTH, tee=StreamMap(by_rank={0: Std.ALL}))
-    assert not share_console(plan_streams(first_only, "/run", 0, 2))
-    assert share_console(plan_streams(LogSpec(redirects=BOTH, tee=BOTH), "/run", 0, 2))
+    assert not shares_console(plan_streams(first_only, "/run", 0, 2))
+    assert shares_console(plan_streams(LogSpec(redirects=BOTH, tee=BOTH), "/run", 0, 2))
 
 
 def test_what_is_prefixed_passes_the_relay_unless_it_goes_elsewhere() -> None:
     logs = LogSpec(redirects=StreamMap(by_rank={1: Std.OUT, 2: Std.ERR}), shown_ranks=frozenset({0, 1, 2}))
     plan = plan_streams(logs, "/run", 0, 4)
-    relayed = through_relay(plan)
+    relayed = route_through_relay(plan)
     shown = Stream("relay", shown=True)
     assert [rank.stdout for rank in relayed.ranks] == [shown, plan.ranks[1].stdout, shown, Stream("null")]
     assert [rank.stderr for rank in relayed.ranks] == [rank.stderr for rank in plan.ranks]
     # On one console both take one way, where both of them go to it.
-    stdouts = [rank.stdout for rank in in_order(relayed).ranks]
+    stdouts = [rank.stdout for rank in merge_stdout_into_stderr(relayed).ranks]
     assert stdouts == [Stream("stderr"), plan.ranks[1].stdout, shown, Stream("null")]
 
 
@@ -135,10 +135,10 @@ def test_the_latest_of_several_runs_has_the_link(tmp_path: Path) -> None:
     assert first.path is not None
     assert second.path is not None
     assert os.readlink(tmp_path / "latest") == Path(second.path).name
-    leave_nothing(first)
+    remove_run_dir(first)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([Path(second.path).name, "latest"])
     # Nothing came of it, and so nothing is left of it.
-    leave_nothing(second)
+    remove_run_dir(second)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -195,8 +195,8 @@ def test_no_attempt_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="exists already"):
         make_dirs(plan)
     assert (tmp_path / "attempt_0" / "1" / "stdout.log").read_text() == "precious"
-    assert [free_attempt(str(tmp_path), number) for number in (0, 1, 7)] == [1, 1, 7]
-    assert free_attempt(None, 3) == 3
+    assert [next_free_attempt(str(tmp_path), number) for number in (0, 1, 7)] == [1, 1, 7]
+    assert next_free_attempt(None, 3) == 3
 
 
 def test_outputs_are_opened_to_append_and_not_inherited_by_chance(tmp_path: Path) -> None:

@@ -12,21 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.template import safety
-from dlrover_run.template.become import drift, drifted
-from dlrover_run.template.imports import (
-    Places,
+from dlrover_run.template import fork_blockers
+from dlrover_run.template.import_scan import (
+    ImportRoots,
     Scan,
+    can_preload,
     changes_later_imports,
     executed_statements,
+    find_import_roots,
     is_shared,
-    may_go_ahead,
-    places,
     resolve,
     scan_imports,
 )
-from dlrover_run.template.preload import import_each
-from dlrover_run.template.recording import ImportLog, ImportRecorder
+from dlrover_run.template.importer import ImportLog, ImportRecorder, import_modules
+from dlrover_run.template.worker import apply_env_delta, env_delta
 
 STDLIB = os.path.dirname(os.__file__)
 
@@ -50,7 +49,7 @@ def scan(project: Path, files: dict[str, str], target: str = "main.py", kind: st
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(textwrap.dedent(text))
     path = [str(project / "site-packages")]
-    where = places(path, str(source), STDLIB)
+    where = find_import_roots(path, str(source), STDLIB)
     return scan_imports(kind, str(source / target) if kind == "script" else target, where, [str(source), *path])
 
 
@@ -146,15 +145,15 @@ def test_statements_that_change_later_imports(text: str, changes: bool) -> None:
 
 def test_the_deepest_directory_decides_whose_a_module_is() -> None:
     path = ["/usr/lib/python3.11", "/usr/lib/python3.11/lib-dynload", "/p/.venv/lib/python3.11/site-packages", "/extra"]
-    where = places(path, "/p", "/usr/lib/python3.11")
+    where = find_import_roots(path, "/p", "/usr/lib/python3.11")
     assert where.own == ("/p", "/extra")
     assert where.is_shared("/p/.venv/lib/python3.11/site-packages/torch/__init__.py")
     assert where.is_shared("/usr/lib/python3.11/random.py")
     assert not where.is_shared("/p/model.py")
     assert not where.is_shared("/p2/site-packages.py")
-    inside = places(path, "/p/.venv/lib/python3.11/site-packages/examples", "/usr/lib/python3.11")
+    inside = find_import_roots(path, "/p/.venv/lib/python3.11/site-packages/examples", "/usr/lib/python3.11")
     assert not inside.is_shared("/p/.venv/lib/python3.11/site-packages/examples/near.py")
-    assert places(path, path[2], "/usr/lib/python3.11").is_shared(path[2] + "/numpy.py")
+    assert find_import_roots(path, path[2], "/usr/lib/python3.11").is_shared(path[2] + "/numpy.py")
 
 
 def test_resolving_executes_nothing(project: Path) -> None:
@@ -172,12 +171,12 @@ def test_only_installed_modules_go_ahead(project: Path) -> None:
     installed, own = str(project / "site-packages"), str(project / "src")
     (project / "src" / "single.py").write_text("")
     (project / "src" / "space").mkdir()
-    where = Places((installed,), (own,))
-    assert may_go_ahead("sys", where, [own, installed])
-    assert may_go_ahead("other", where, [own, installed])
-    assert not may_go_ahead("single", where, [own, installed]), "the user's own comes first"
-    assert not may_go_ahead("space", where, [own, installed])
-    assert not may_go_ahead("nothing", where, [own, installed])
+    where = ImportRoots((installed,), (own,))
+    assert can_preload("sys", where, [own, installed])
+    assert can_preload("other", where, [own, installed])
+    assert not can_preload("single", where, [own, installed]), "the user's own comes first"
+    assert not can_preload("space", where, [own, installed])
+    assert not can_preload("nothing", where, [own, installed])
 
 
 def test_an_import_log_keeps_names_until_it_is_full() -> None:
@@ -213,15 +212,23 @@ def test_importing_stops_at_the_first_reason() -> None:
         loaded.append(name)
         return "b: no" if name == "b" else None
 
-    told = import_each(load, ["a", "b", "c", "d"], lambda: "a thread" if "c" in loaded else None)
+    told = import_modules(load, ["a", "b", "c", "d"], lambda: "a thread" if "c" in loaded else None)
     assert told == (["a", "c"], ["b: no"], "a thread", "c")
     assert loaded == ["a", "b", "c"]
 
 
 def test_what_imports_did_to_the_environment_is_done_to_the_workers() -> None:
-    change = drift({"KEPT": "1", "SET": "old", "GONE": "x"}, {"KEPT": "1", "SET": "new", "ADDED": "2"})
-    assert drifted({"KEPT": "9", "SET": "old", "GONE": "x"}, change) == {"KEPT": "9", "SET": "new", "ADDED": "2"}
-    assert drifted({"SET": "mine", "GONE": "y", "ADDED": "3"}, change) == {"SET": "mine", "GONE": "y", "ADDED": "3"}
+    change = env_delta({"KEPT": "1", "SET": "old", "GONE": "x"}, {"KEPT": "1", "SET": "new", "ADDED": "2"})
+    assert apply_env_delta({"KEPT": "9", "SET": "old", "GONE": "x"}, change) == {
+        "KEPT": "9",
+        "SET": "new",
+        "ADDED": "2",
+    }
+    assert apply_env_delta({"SET": "mine", "GONE": "y", "ADDED": "3"}, change) == {
+        "SET": "mine",
+        "GONE": "y",
+        "ADDED": "3",
+    }
 
 
 @pytest.mark.parametrize(
@@ -237,15 +244,16 @@ def test_what_imports_did_to_the_environment_is_done_to_the_workers() -> None:
     ],
 )
 def test_open_descriptors_that_forbid_a_fork(target: str, mode: int, reason: str | None) -> None:
-    assert safety.unsafe_descriptor({7: (target, mode)}) == reason
+    assert fork_blockers.descriptor_blocker({7: (target, mode)}) == reason
 
 
 def test_the_command_line_is_overwritten_where_the_kernel_cannot_be_pointed_elsewhere() -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\nimport dlrover_run.template.title as t\n"
-        "t._repoint = lambda *a: False\n"
-        "t.show(['python', '-u', 'x.py'], {})\nprint(open('/proc/self/cmdline', 'rb').read())\n"
-        "t.show(['y' * 100_000], {})\nprint(set(open('/proc/self/cmdline', 'rb').read().rstrip(b'.\\0')))\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\nimport dlrover_run.template.process_title as title\n"
+        "title._repoint = lambda *a: False\n"
+        "title.set_process_title(['python', '-u', 'x.py'], {})\nprint(open('/proc/self/cmdline', 'rb').read())\n"
+        "title.set_process_title(['y' * 100_000], {})\n"
+        "print(set(open('/proc/self/cmdline', 'rb').read().rstrip(b'.\\0')))\n"
     )
     root = str(Path(__file__).parent.parent)
     done = subprocess.run([sys.executable, "-c", program, root], capture_output=True, text=True, timeout=60)
@@ -259,15 +267,15 @@ def test_the_launchers_own_directories_are_shared_wherever_they_lie(project: Pat
     (project / "src" / "ours" / "path").mkdir(parents=True)
     (project / "src" / "ours" / "path" / "boot.py").write_text("")
     path = [str(project / "src" / "ours" / "path"), str(project / "src"), str(project / "site-packages")]
-    without = places(path, str(project / "src"), STDLIB)
-    where = places(path, str(project / "src"), STDLIB, [str(project / "src" / "ours")])
-    assert not may_go_ahead("boot", without, path)
-    assert may_go_ahead("boot", where, path)
+    without = find_import_roots(path, str(project / "src"), STDLIB)
+    where = find_import_roots(path, str(project / "src"), STDLIB, [str(project / "src" / "ours")])
+    assert not can_preload("boot", without, path)
+    assert can_preload("boot", where, path)
     assert where.shared == (path[0], path[2])
 
 
 def test_a_module_whose_loader_only_borrows_an_installed_file_is_shared(project: Path) -> None:
-    where = places([str(project / "site-packages")], str(project / "src"), STDLIB)
+    where = find_import_roots([str(project / "site-packages")], str(project / "src"), STDLIB)
     borrowed = ModuleSpec("distutils", None, origin=str(project / "site-packages" / "single.py"))
     assert not borrowed.has_location
     assert is_shared(borrowed, where)

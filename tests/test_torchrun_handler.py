@@ -24,7 +24,7 @@ from dlrover_run.coordination.records import Failure, NodePhase, RoundKey, Seat
 from dlrover_run.process_tree.tree import MASTER_NAME
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.torchrun.entry_point import handler_creator
-from dlrover_run.torchrun.membership import Membership, View
+from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread
 
 if importlib.util.find_spec("torch"):
     # Only then are the tests below run.
@@ -235,7 +235,7 @@ def test_a_node_that_is_asked_to_go_is_not_waited_for(nodes: Nodes) -> None:
     finish_training(alone, *(torchrun for torchrun in torchruns if torchrun is not leaver))
 
 
-def places(nodes: int) -> list[Membership]:
+def places(nodes: int) -> list[NodeThread]:
     """Nodes that all have a seat in one round, and nobody who could tell them of another one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -255,13 +255,13 @@ def places(nodes: int) -> list[Membership]:
             store_address="127.0.0.1",
             store_port=port,
         )
-        member = Membership(JobSpec(Entrypoint("program", "true"), "job"), print)
-        member.view = View(seat=seat)
+        member = NodeThread(JobSpec(Entrypoint("program", "true"), "job"), print)
+        member.view = NodeSnapshot(seat=seat)
         members.append(member)
     return members
 
 
-def store_of(member: Membership) -> RoundStore:
+def store_of(member: NodeThread) -> RoundStore:
     assert member.view.seat is not None
     return RoundStore(member.view.seat, member)
 
@@ -278,7 +278,7 @@ def test_none_goes_on_when_one_has_heard_of_another_round() -> None:
     with ThreadPoolExecutor() as pool:
         stores = [store_of(member) for member in (host, turned, late)]
         patient = pool.submit(stores[0].meet, time.monotonic() + WAIT)
-        turned.view = View()
+        turned.view = NodeSnapshot()
         assert not stores[1].meet(time.monotonic() + WAIT)
         assert not patient.result(WAIT)
         # All three have come by now, and still two of them do not come any more.
@@ -298,9 +298,9 @@ def test_a_node_that_loses_the_store_asks_for_another_round(monkeypatch: pytest.
 
     def tell(phase: NodePhase, key: RoundKey, failure: Failure | None = None) -> None:
         told.append((phase, key, failure))
-        member.view = View(seat=seat, problem="the master is no part of this test")
+        member.view = NodeSnapshot(seat=seat, problem="the master is no part of this test")
 
-    monkeypatch.setattr(handler_module, "Membership", lambda *_: member)
+    monkeypatch.setattr(handler_module, "NodeThread", lambda *_: member)
     monkeypatch.setattr(handler_module, "RoundStore", fail)
     monkeypatch.setattr(member, "join", lambda: None)
     monkeypatch.setattr(member, "tell", tell)

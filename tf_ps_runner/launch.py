@@ -11,7 +11,7 @@ from dlrover_run.spec import JobSpec
 from tf_ps_runner.spec import ServersSpec
 
 if TYPE_CHECKING:
-    from dlrover_run.output.relay_client import Relay
+    from dlrover_run.output.relay_client import RelayClient
 
 NAME = "tf-ps-run"
 """What begins the launcher's lines on the console."""
@@ -32,7 +32,7 @@ def launch(spec: ServersSpec) -> int:
         from tf_ps_runner.agent.main import run_agent
 
         def run(
-            _: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: Relay, verdict: int | None
+            _: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: RelayClient, verdict: int | None
         ) -> Coroutine[Any, Any, int]:
             assert verdict is None, "nobody asks this launcher for more than its exit code"
             return run_agent(spec, run_dir, parent_pipes, relay)

@@ -8,7 +8,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from dlrover_run.devices.health import Ailment, examine
+from dlrover_run.devices import NodeProblem
+from dlrover_run.devices.health import find_node_problems
 from dlrover_run.process_tree import signals
 from dlrover_run.spec import JobSpec
 
@@ -16,18 +17,18 @@ from dlrover_run.spec import JobSpec
 async def find_ailments(spec: JobSpec, say: Callable[[str], None]) -> tuple[str, ...]:
     """What makes this machine unfit, a sentence each; `say` prints what may only be a nuisance."""
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[tuple[Ailment, ...]] = loop.create_future()
+    found: asyncio.Future[tuple[NodeProblem, ...]] = loop.create_future()
 
     def look() -> None:
         try:
-            ailments = examine(spec.workers_per_node, spec.logs.log_dir, os.environ, spec.gpu_each)
+            ailments = find_node_problems(spec.workers_per_node, spec.logs.log_dir, os.environ, spec.gpu_each)
         except Exception as error:
             # Such as an old pynvml, which lacks a function. The devices are tried all the same.
-            ailments = (Ailment(f"the look at this machine failed: {type(error).__name__}: {error}"),)
+            ailments = (NodeProblem(f"the look at this machine failed: {type(error).__name__}: {error}"),)
         with contextlib.suppress(RuntimeError):  # The loop may have been closed meanwhile.
             loop.call_soon_threadsafe(tell, ailments)
 
-    def tell(ailments: tuple[Ailment, ...]) -> None:
+    def tell(ailments: tuple[NodeProblem, ...]) -> None:
         if not found.done():
             found.set_result(ailments)
 

@@ -22,8 +22,8 @@ import msgspec
 from dlrover_run.agent.group import WorkerGroup
 from dlrover_run.agent.process import WorkerProcess, WorkerStart
 from dlrover_run.coordination.bounds import Name, Rate
-from dlrover_run.failures import process_end
-from dlrover_run.output.relay_lines import Ring
+from dlrover_run.failures import describe_exit_code
+from dlrover_run.output.lines import TailBuffer
 
 MAX_ANSWER = 65_536
 """Bytes of a line that may be an answer; a longer one is none."""
@@ -152,7 +152,7 @@ class _Mate:
         self._ours: list[int] = []
         self._given: list[int] = []
         self._partial = b""
-        self._last = Ring()
+        self._last = TailBuffer()
         self._loop = asyncio.get_running_loop()
         self.answer: asyncio.Future[Answer] = self._loop.create_future()
         try:
@@ -216,7 +216,7 @@ class _Mate:
         assert self.code is not None, "a process that runs is not lost"
         lines = self._last.content().decode(errors="replace").split("\n")
         words = next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "")
-        clause = f"the check process of local rank {self.local_rank} {process_end(self.code)}"
+        clause = f"the check process of local rank {self.local_rank} {describe_exit_code(self.code)}"
         if words:
             clause += f": {words[:MAX_LAST_WORDS]}"
         # NCCL ends its own process with SIGABRT when a connection has ended, and Python with a code.

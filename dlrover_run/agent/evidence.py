@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from dlrover_run import failures
 from dlrover_run.agent.process import WorkerProcess
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output import streams
 
 
 def worker_end(
-    worker: WorkerProcess, placed: streams.RankStreams, tail: str | None, memory: failures.MemoryWatch
-) -> WorkerEnd:
+    worker: WorkerProcess, placed: streams.RankStreams, tail: str | None, memory: failures.OomMonitor
+) -> WorkerExit:
     """How a worker ended. `tail` is the end of its standard error as the relay saw it, None where nobody asked it yet.
 
     Raises ValueError while the worker runs.
@@ -22,9 +22,9 @@ def worker_end(
     if worker.code is None:
         raise ValueError(f"rank {worker.rank} still runs")
     seen = streams.read_tail(placed.stderr.path) if placed.stderr.path else tail or ""
-    asks_memory = worker.stopped_with is None and failures.suspects_memory(worker.code, seen)
+    asks_memory = worker.stopped_with is None and failures.may_be_oom_kill(worker.code, seen)
     error = failures.read_error_file(placed.error_file) if placed.error_file else None
-    end = WorkerEnd(
+    end = WorkerExit(
         rank=worker.rank,
         local_rank=worker.local_rank,
         pid=worker.pid,
@@ -40,7 +40,7 @@ def worker_end(
         failed_first=failures.failed_before(error, worker.stopped_at),
         forwarded=-worker.code in worker.forwarded,
     )
-    return replace(end, full_disk=_full_disk(placed)) if failures.said_nothing(end) else end
+    return replace(end, full_disk=_full_disk(placed)) if failures.left_no_message(end) else end
 
 
 def _full_disk(placed: streams.RankStreams) -> str | None:

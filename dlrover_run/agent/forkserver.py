@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dlrover_run.failures import signal_words
+from dlrover_run.failures import describe_signal
 from dlrover_run.process_tree import ends, signals
 
 PREPARE_TIMEOUT = 300.0
@@ -281,7 +281,7 @@ class Template:
         if code is None:
             return "the template was closed"
         if code < 0:
-            return f"the template was killed by {signal_words(-code)}"
+            return f"the template was killed by {describe_signal(-code)}"
         return f"the template ended with exit code {code}"
 
 

@@ -28,12 +28,12 @@ from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.statement import last_words, statement
 from dlrover_run.agent.verdict import Ending, Verdict, judge
-from dlrover_run.console.rounds import render_stop
-from dlrover_run.console.voice import Voice
+from dlrover_run.console.console import Console
+from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.records import OVER, Seat
-from dlrover_run.failures.outcome import WorkerEnd
-from dlrover_run.output.check_file import CheckFile
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.output.health_file import HealthFile
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.process_tree import tree
 from dlrover_run.process_tree.orphans import OrphanKiller
@@ -41,32 +41,31 @@ from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import JobSpec, SpecError
 
 if TYPE_CHECKING:
-    from dlrover_run.output.logs_client import LogsPlugin
-    from dlrover_run.output.logs_plugin import Answer
+    from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
 
 RESTART_DRAIN_TIMEOUT = 0.5
 """Seconds without progress after which a restart no longer waits for a slow console to show the old workers' end."""
 
 
 class Agent:
-    """Runs one job on this node. `voice` speaks to the person at the console."""
+    """Runs one job on this node. `console` shows messages to the user."""
 
     def __init__(
         self,
         spec: JobSpec,
         run_dir: RunDir,
-        relay: Relay,
+        relay: RelayClient,
         parent_pipes: Sequence[int],
-        voice: Voice,
+        console: Console,
         open_board: Callable[[OnChange], RendezvousClient],
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
         self._relay = relay
         self._parent_pipes = parent_pipes
-        self._voice = voice
+        self._console = console
         self._wake = asyncio.Event()
-        self._starter = Starter(spec, voice.say)
+        self._starter = Starter(spec, console.info)
         if spec.backend in ("master", "etcd"):
             # Its place may come at any moment. What the template imports takes longer than anything else, so it begins
             # before the board imports what it needs.
@@ -74,13 +73,13 @@ class Agent:
         self._board = open_board(self._hear)
         self._standing = Standing(spec)
         self._plugin = _logs_plugin(spec)
-        self._asking: asyncio.Future[Answer] | None = None
+        self._asking: asyncio.Future[LogsDestinations] | None = None
         self._orphans = OrphanKiller(self._own_children)
-        look = partial(_find_ailments, spec, voice.say)
-        self._check = CheckPart(spec, self._starter, self._orphans.paused, self._wake.set, look, voice.say)
-        self._narration = Narration(spec, voice)
-        self._check_file = CheckFile(run_dir, voice.say)
-        self._events = EventLog(spec, relay.say)
+        look = partial(_find_ailments, spec, console.info)
+        self._check = CheckPart(spec, self._starter, self._orphans.paused, self._wake.set, look, console.info)
+        self._narration = Narration(spec, console)
+        self._check_file = HealthFile(run_dir, console.info)
+        self._events = EventLog(spec, relay.write)
         self._departure = Departure(spec, self._take_signal, self._forward_signal, self._lose_launcher)
         self._round: Round | None = None
         self._stopping = False
@@ -210,7 +209,7 @@ class Agent:
         if self._is_wanted(seat):
             self._narration.end_round(ended, self._board.assignment, seat)
 
-    async def _ask_plugin(self, plugin: LogsPlugin, seat: Seat) -> Answer | None:
+    async def _ask_plugin(self, plugin: LogsSpecsClient, seat: Seat) -> LogsDestinations | None:
         """A plugin's word on where the output goes; None when a signal came before it answered."""
         self._asking = asyncio.ensure_future(plugin.ask(contract(self._spec, seat, os.environ)))
         try:
@@ -238,7 +237,7 @@ class Agent:
         # The others form their next round as soon as they know; what follows may wait for somebody at the console.
         succeeded = self._say_goodbye(gave_up)
         await self._check.close()
-        ends: tuple[WorkerEnd, ...] = ()
+        ends: tuple[WorkerExit, ...] = ()
         results: dict[int, bytes] = {}
         if self._round is not None:
             # Who reads our output in a pager takes the time that he likes, as he would with a worker's own. What dead
@@ -282,12 +281,12 @@ class Agent:
         # Else its last word is that they have, and the others need no round without them.
         return succeeded
 
-    def _pass_on(self, root: WorkerEnd) -> None:
+    def _pass_on(self, root: WorkerExit) -> None:
         """Hand the first failure's record to whoever started this launcher with an error file (as torchrun)."""
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             problem = failures.copy_root_cause(root, error_file)
             if problem is not None:
-                self._voice.say(problem)
+                self._console.info(problem)
 
     def _own_children(self) -> set[int]:
         plugin = self._plugin.pids if self._plugin is not None else set()
@@ -310,9 +309,9 @@ class Agent:
             seconds = self._spec.shutdown_timeout if live else None
             key = number is signal.SIGINT
             if key:
-                self._voice.break_line()
-            then = render_stop("workers", seconds, alone=self._spec.alone, again=key)
-            self._voice.say(f"{received_words(number, meant)}: {then}")
+                self._console.break_line()
+            then = render_shutdown("workers", seconds, alone=self._spec.alone, again=key)
+            self._console.info(f"{received_words(number, meant)}: {then}")
             if not self._stopping:
                 # The stop that follows now passes it on.
                 return
@@ -331,7 +330,7 @@ class Agent:
     def _hurry(self) -> None:
         """Say at once that this node goes, and wait no longer for what may take its time."""
         self._hear()
-        self._relay.hurry()
+        self._relay.stop_waiting()
         if self._asking is not None:
             self._asking.cancel()
         if self._round is not None:
@@ -345,9 +344,9 @@ async def _find_ailments(spec: JobSpec, say: Callable[[str], None]) -> Sequence[
     return await find_ailments(spec, say)
 
 
-def _logs_plugin(spec: JobSpec) -> LogsPlugin | None:
+def _logs_plugin(spec: JobSpec) -> LogsSpecsClient | None:
     if spec.logs.plugin is None:
         return None
-    from dlrover_run.output.logs_client import LogsPlugin
+    from dlrover_run.output.logs_specs import LogsSpecsClient
 
-    return LogsPlugin(spec.logs)
+    return LogsSpecsClient(spec.logs)

@@ -12,26 +12,26 @@ from dlrover_run.agent.host import told_name
 from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.narration import is_verbose
 from dlrover_run.agent.verdict import Verdict
-from dlrover_run.console.voice import Voice, console_voice
+from dlrover_run.console.console import Console, open_console
 from dlrover_run.coordination.records import Failure
-from dlrover_run.output.relay_client import Relay
-from dlrover_run.output.streams import RunDir, leave_nothing, make_temp_dir
+from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.output.streams import RunDir, make_temp_dir, remove_run_dir
 from dlrover_run.process_tree import tree
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError
 
 
 async def run_agent(
-    spec: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: Relay, verdict_fd: int | None
+    spec: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: RelayClient, verdict_fd: int | None
 ) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
-    voice = console_voice(relay.say, spec.console_name)
-    relay.attach(voice.say)
+    console = open_console(relay.write, spec.console_name)
+    relay.attach(console.info)
     # The relay is the last to end, so the directory goes even when watchdog and agent are killed together.
     run_dir = make_temp_dir(run_dir, relay.remove_at_end)
     try:
         agent = Agent(
-            spec, run_dir, relay, parent_pipes, voice, lambda listener: open_client(spec, listener, voice.say)
+            spec, run_dir, relay, parent_pipes, console, lambda listener: open_client(spec, listener, console.info)
         )
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
@@ -42,11 +42,11 @@ async def run_agent(
         pids_to_spare = agent.pids_to_spare
     if not run_dir.keep:
         verdict = _without_paths(verdict)
-    _tell(spec, verdict, voice)
+    _tell(spec, verdict, console)
     await relay.drain(timeout=None)
     await relay.close()
     tree.end_children(pids_to_spare)
-    leave_nothing(run_dir)
+    remove_run_dir(run_dir)
     if verdict_fd is not None:
         import msgspec
 
@@ -62,16 +62,16 @@ def _without_paths(verdict: Verdict) -> Verdict:
     return replace(verdict, ends=ends, root=verdict.root and replace(verdict.root, error_file=None))
 
 
-def _tell(spec: JobSpec, verdict: Verdict, voice: Voice) -> None:
+def _tell(spec: JobSpec, verdict: Verdict, console: Console) -> None:
     if verdict.error is not None:
-        voice.alarm(verdict.error, timed=verdict.exit_code != exit_codes.BAD_COMMAND_LINE)
+        console.error(verdict.error, timed=verdict.exit_code != exit_codes.BAD_COMMAND_LINE)
     root = verdict.root or verdict.failure
     if root is None:
         return
-    from dlrover_run.console.report import FailureReport, render_elsewhere, render_failure
+    from dlrover_run.console.failure_report import FailureReport, render_failure, render_remote_failure
 
     if isinstance(root, Failure) and not is_verbose(os.environ):
-        voice.alarm(render_elsewhere(verdict.reason, root, verdict.exit_code))
+        console.error(render_remote_failure(verdict.reason, root, verdict.exit_code))
         return
 
     report = FailureReport(
@@ -84,4 +84,4 @@ def _tell(spec: JobSpec, verdict: Verdict, voice: Voice) -> None:
         exit_code=verdict.exit_code,
         why_over=verdict.why_over,
     )
-    voice.print(render_failure(report, voice.width, voice.color))
+    console.print(render_failure(report, console.width, console.color))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from dlrover_run import failures
 from dlrover_run.agent.round import Round
-from dlrover_run.console.voice import Below, Voice
+from dlrover_run.console.console import Console, DrawTable
 from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
 from dlrover_run.coordination.records import OVER, Assignment, PlanPhase, Seat, Waiting
 from dlrover_run.coordination.rules import CHECK_ALWAYS
@@ -28,11 +28,11 @@ _Link = tuple[frozenset[str], LinkRow]
 
 
 class Narration:
-    """Tells of one node's part in a job, through `voice`."""
+    """Tells of one node's part in a job, through `console`."""
 
-    def __init__(self, spec: JobSpec, voice: Voice) -> None:
+    def __init__(self, spec: JobSpec, console: Console) -> None:
         self._spec = spec
-        self._voice = voice
+        self._console = console
         self._waiting: Waiting | None = None
         self._told_restarts = 0
         self._rows: tuple[Checkup, ...] = ()
@@ -46,7 +46,7 @@ class Narration:
         if run_dir.path is not None and run_dir.keep:
             from dlrover_run.console.rounds import render_start
 
-            self._voice.say(render_start(self._spec.workers_per_node, run_dir.path, self._spec.logs))
+            self._console.info(render_start(self._spec.workers_per_node, run_dir.path, self._spec.logs))
 
     def follow(self, wanted: Assignment) -> None:
         """Show what the node waits for while it has no place in a round, and for how long still; and once for each node
@@ -56,9 +56,9 @@ class Narration:
         if waiting != self._waiting:
             self._waiting = waiting
             if waiting is None:
-                self._voice.wait_no_more()
+                self._console.clear_waiting()
             else:
-                self._voice.wait_for(waiting.text, waiting.seconds, self._table(waiting.rows))
+                self._console.show_waiting(waiting.text, waiting.seconds, self._table(waiting.rows))
                 self._tell_bad_news(waiting.rows)
         self._tell_outcome(wanted)
 
@@ -67,19 +67,19 @@ class Narration:
         failure = wanted.failure if between and self._spec.rules.check == CHECK_ALWAYS else None
         if failure is None or wanted.restart_count <= self._told_restarts:
             return
-        from dlrover_run.console.rounds import render_check_again
+        from dlrover_run.console.rounds import render_check_before_restart
 
         self._told_restarts = wanted.restart_count
         alone = self._spec.rules.most == 1
         reason = f"rank {failure.rank} {failure.what}" if alone else str(failure)
-        self._voice.alarm(render_check_again(reason, wanted.restart_count))
+        self._console.error(render_check_before_restart(reason, wanted.restart_count))
 
-    def _table(self, rows: tuple[Checkup, ...]) -> Below | None:
+    def _table(self, rows: tuple[Checkup, ...]) -> DrawTable | None:
         if not rows:
             return None
-        from dlrover_run.console.check_table import render_live
+        from dlrover_run.console.health_table import render_live_table
 
-        return lambda columns, lines: render_live(rows, columns, lines, self._voice.color)
+        return lambda columns, lines: render_live_table(rows, columns, lines, self._console.color)
 
     def _tell_bad_news(self, rows: tuple[Checkup, ...]) -> None:
         """Where no table can change, a line for each node that has just been found wanting; those that pass are told
@@ -88,13 +88,13 @@ class Narration:
             return
         known = {(row.node_id, row.incarnation): row.verdict for row in self._rows}
         self._rows = rows
-        if self._voice.columns is not None:
+        if self._console.columns is not None:
             return
-        from dlrover_run.console.check_table import render_verdict
+        from dlrover_run.console.health_table import render_node_status
 
         for place, row in enumerate(rows):
             if row.verdict in _BAD and known.get((row.node_id, row.incarnation)) is not row.verdict:
-                self._voice.say(render_verdict(rows, place))
+                self._console.info(render_node_status(rows, place))
 
     def _tell_outcome(self, wanted: Assignment) -> None:
         """The table for whoever reads the console of the node with rank 0, one line for the others. A round without
@@ -104,60 +104,60 @@ class Narration:
             self._checkup = checkup
             # Why a node leaves is in its last words; and one line says no more than the table.
             if len(others) <= 1 and not checkup.dismissed:
-                from dlrover_run.console.check_table import render_own
+                from dlrover_run.console.health_table import render_own_status
 
-                self._voice.say(render_own(checkup))
+                self._console.info(render_own_status(checkup))
         if len(others) > 1 and not self._others.issuperset(others):
-            from dlrover_run.console.check_table import render_checkups
+            from dlrover_run.console.health_table import render_health_table
 
             self._others = frozenset(others)
-            self._voice.print(render_checkups(others, *self._paper()), timed=True)
+            self._console.print(render_health_table(others, *self._paper()), timed=True)
         links = tuple(link for link in wanted.links if max(link.one, link.other) < len(others))
         named = frozenset(_named(link, others) for link in links)
         if not self._links.issuperset(named):
-            from dlrover_run.console.check_table import render_links
+            from dlrover_run.console.health_table import render_link_table
 
             self._links = named
             threshold = self._spec.rules.straggler_threshold
-            self._voice.print(render_links(others, links, threshold, *self._paper()), timed=True)
+            self._console.print(render_link_table(others, links, threshold, *self._paper()), timed=True)
 
     def _paper(self) -> tuple[int, bool]:
         """How many columns there are to write on, and whether in colour."""
-        return self._voice.width, self._voice.color
+        return self._console.width, self._console.color
 
     def begin_round(self, seat: Seat) -> None:
         """A round begins in which this node has that seat. Each node says so in one line. torchrun's block of twelve is
         for scripts that search a log for it: one node of those that meet has it, and all with LOGLEVEL=INFO."""
         if not self._spec.alone:
-            from dlrover_run.console.rounds import render_seat
+            from dlrover_run.console.rounds import render_rank_assignment
 
-            self._voice.say(render_seat(seat))
+            self._console.info(render_rank_assignment(seat))
         meets = self._spec.backend in ("master", "etcd") and not self._spec.console_name
         if self._verbose or (meets and seat.node_rank == 0):
             from dlrover_run.console.rounds import render_rendezvous
 
-            self._voice.say(render_rendezvous(seat, self._spec.event_log))
+            self._console.info(render_rendezvous(seat, self._spec.event_log))
 
     def end_round(self, ended: Round, wanted: Assignment, seat: Seat) -> None:
         """A round is over, and `seat` is this node's place in the next one."""
-        from dlrover_run.console.rounds import render_regrouping, render_restart
+        from dlrover_run.console.rounds import render_membership_change, render_restart
 
         # A master that has forgotten what was before counts anew.
         if seat.restart_count <= ended.seat.restart_count:
-            self._voice.alarm(render_regrouping(wanted.reason, seat, ended.lasted))
+            self._console.error(render_membership_change(wanted.reason, seat, ended.lasted))
             return
         reason, failure = wanted.reason, wanted.failure
         if failure is None or ended.seat.has(failure.rank):
             # All the evidence is here now, and on one node nobody needs to be told which it was.
             root = failures.root_cause(ended.ends)
-            reason = f"rank {root.rank} {failures.describe_end(root)}" if root else reason
+            reason = f"rank {root.rank} {failures.describe_exit(root)}" if root else reason
         rules = self._spec.rules
         line = render_restart(reason, seat.restart_count, rules.max_restarts, ended.lasted, rules.restart_window)
-        self._voice.alarm(line)
+        self._console.error(line)
 
     def end(self) -> None:
         """The job is over for this node."""
-        self._voice.wait_no_more()
+        self._console.clear_waiting()
 
 
 def _named(link: LinkRow, others: tuple[Checkup, ...]) -> _Link:

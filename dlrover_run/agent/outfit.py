@@ -16,11 +16,11 @@ from dlrover_run.agent.results import ResultFiles
 from dlrover_run.agent.work_evidence import MARK_VARIABLE, WorkEvidence
 from dlrover_run.coordination.records import Seat
 from dlrover_run.output import streams
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.spec import JobSpec
 
 if TYPE_CHECKING:
-    from dlrover_run.output.logs_plugin import Answer
+    from dlrover_run.output.logs_specs import LogsDestinations
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def prepare(
     seat: Seat,
     parent: Mapping[str, str],
     run_dir: str | None,
-    relay: Relay,
-    placed: Answer | None = None,
+    relay: RelayClient,
+    placed: LogsDestinations | None = None,
 ) -> Outfit:
     """Open everything that the workers of a round need; `release` closes what they have inherited.
 
@@ -56,16 +56,16 @@ def prepare(
     a device, a CPU set or a log directory is missing, OSError when a file cannot be opened.
     """
     if placed is None:
-        attempt = streams.free_attempt(run_dir, seat.round - 1)
+        attempt = streams.next_free_attempt(run_dir, seat.round - 1)
         plan = streams.plan_streams(spec.logs, run_dir, attempt, seat.workers)
         streams.make_dirs(plan)
     else:
         plan = _placed_plan(placed, spec)
-    shared = streams.share_console(plan)
+    shared = streams.shares_console(plan)
     if spec.logs.prefixed or shared:
-        plan = streams.through_relay(plan)
-    if relay.one_console:
-        plan = streams.in_order(plan)
+        plan = streams.route_through_relay(plan)
+    if relay.single_console:
+        plan = streams.merge_stdout_into_stderr(plan)
     results = ResultFiles(seat.workers) if spec.entrypoint.kind == "function" else None
     cpus = _bound_cpus(spec, seat, parent)
     work = WorkEvidence(seat)
@@ -105,10 +105,10 @@ def _prefix(spec: JobSpec, seat: Seat, local_rank: int) -> str:
     return streams.line_prefix(spec.logs.prefix_template, spec.role, rank, local_rank, host_name())
 
 
-def _placed_plan(placed: Answer, spec: JobSpec) -> streams.StreamPlan:
-    from dlrover_run.output.logs_client import plan_from
+def _placed_plan(placed: LogsDestinations, spec: JobSpec) -> streams.StreamPlan:
+    from dlrover_run.output.logs_specs import plan_from_destinations
 
-    plan = plan_from(placed, spec.logs)
+    plan = plan_from_destinations(placed, spec.logs)
     for ranks in plan.ranks:
         # A plugin may name the same place in every round, and what an earlier round recorded there is not this one's.
         if ranks.error_file is not None:
@@ -132,7 +132,7 @@ def _bound_cpus(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) -> dict[in
     return {rank: numa.cpus_for_rank(spec.numa_binding, rank, gpus) for rank in range(seat.workers)}
 
 
-def _outputs(ranks: streams.RankStreams, relay: Relay, prefix: str | None, shared: bool) -> tuple[int, int]:
+def _outputs(ranks: streams.RankStreams, relay: RelayClient, prefix: str | None, shared: bool) -> tuple[int, int]:
     """Standard output and standard error of one worker. `prefix` stands before each line that comes to the console.
     `shared` says that other workers write there too."""
     key = str(ranks.local_rank)

@@ -16,8 +16,8 @@ from dlrover_run.agent.ports import HeldPort
 from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.records import RoundKey
-from dlrover_run.failures.outcome import WorkerEnd
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.output.relay_client import RelayClient
 
 
 class Round:
@@ -31,7 +31,7 @@ class Round:
         self,
         outfit: Outfit,
         port: HeldPort | None,
-        relay: Relay,
+        relay: RelayClient,
         on_end: Callable[[WorkerProcess], None],
         on_news: Callable[[], None],
     ) -> None:
@@ -42,15 +42,15 @@ class Round:
         self._relay = relay
         self._on_end = on_end
         self._on_news = on_news
-        self._memory = failures.MemoryWatch()
+        self._memory = failures.OomMonitor()
         self._started = time.monotonic()
         self._starting: asyncio.Future[None] | None = None
         self._asking: asyncio.Future[None] | None = None
         self._to_ask: list[WorkerProcess] = []
-        self._failed: list[WorkerEnd] = []
+        self._failed: list[WorkerExit] = []
         self._live: list[failures.LiveWorker] = []
         self.lasted = 0.0
-        self.ends: tuple[WorkerEnd, ...] = ()
+        self.ends: tuple[WorkerExit, ...] = ()
         self.got_to_work = False
 
     @property
@@ -78,7 +78,7 @@ class Round:
             self._starting.cancel()
 
     @property
-    def failure(self) -> WorkerEnd | None:
+    def failure(self) -> WorkerExit | None:
         """The worker that failed first of itself, once it is known how; None while none did.
 
         It is another one when a worker failed that the first one lost as a peer.
@@ -115,11 +115,11 @@ class Round:
             self._outfit.results.close()
         self._outfit.work.close()
 
-    def _describe(self, worker: WorkerProcess, tail: str | None) -> WorkerEnd:
+    def _describe(self, worker: WorkerProcess, tail: str | None) -> WorkerExit:
         end = worker_end(worker, self._outfit.streams.ranks[worker.local_rank], tail, self._memory)
         failed = {one.rank for one in self.group.ended if one.code != 0 and one.stopped_with is None}
         live = [one for one in self._live if one.rank not in failed]
-        return replace(end, waited_for=failures.waited_for(end, live, all_here=self.seat.nodes == 1))
+        return replace(end, waited_for=failures.find_absent_workers(end, live, all_here=self.seat.nodes == 1))
 
     def _note_end(self, worker: WorkerProcess) -> None:
         self.lasted = time.monotonic() - self._started
@@ -127,7 +127,7 @@ class Round:
             if self._asking is None:
                 # Before the others end too: the kernel forgets their connections.
                 self.got_to_work = self._outfit.work.got_to_work()
-                looks = (failures.look_at(one.rank, one.pid) for one in self.group.running)
+                looks = (failures.inspect_worker(one.rank, one.pid) for one in self.group.running)
                 self._live = [one for one in looks if one is not None]
             self._to_ask.append(worker)
             if self._asking is None or self._asking.done():
@@ -140,7 +140,7 @@ class Round:
         Without these a worker that has only lost a peer looks like the culprit, and the whole job would be told so.
         """
         try:
-            while self._to_ask and all(failures.lost_its_peer(end) for end in self._failed):
+            while self._to_ask and all(failures.lost_peer(end) for end in self._failed):
                 asked, self._to_ask = self._to_ask, []
                 tails = await self._relay.tails([_key(worker) for worker in asked])
                 self._failed += [self._describe(worker, tails.get(_key(worker))) for worker in asked]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlrover_run.console.check_table import compute_words
+from dlrover_run.console.health_table import format_tflops
 from dlrover_run.coordination.check_records import CPU, DeviceSpeed
 from dlrover_run.coordination.evidence import usual
 
@@ -35,7 +35,7 @@ def quicker(first: Sequence[DeviceSpeed], second: Sequence[DeviceSpeed]) -> list
 def describe_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[str]:
     """A sentence for each of those that `find_slow` finds."""
     return [
-        f"warning: local rank {device.local_rank} ({device.name}) computes at {compute_words(device.tflops)} where the "
-        f"others of this node reach {compute_words(usual([device.tflops for device in devices]))}"
+        f"warning: local rank {device.local_rank} ({device.name}) computes at {format_tflops(device.tflops)} where the "
+        f"others of this node reach {format_tflops(usual([device.tflops for device in devices]))}"
         for device in find_slow(devices, threshold)
     ]

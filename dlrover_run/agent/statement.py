@@ -8,7 +8,7 @@ from dlrover_run.agent.round import Round
 from dlrover_run.agent.standing import Standing
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.records import Failure, NodePhase, NodeStatus
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.worker_exit import WorkerExit
 
 
 def statement(standing: Standing, current: Round | None, leaving: bool) -> NodeStatus:
@@ -30,13 +30,13 @@ def statement(standing: Standing, current: Round | None, leaving: bool) -> NodeS
     return standing.status(NodePhase.FAILED, failure_of(end, standing.host), current.got_to_work)
 
 
-def failure_of(end: WorkerEnd, host: str) -> Failure:
+def failure_of(end: WorkerExit, host: str) -> Failure:
     """The failure of a worker of the node `host`, in the bounds of what travels."""
     return Failure(
         rank=end.rank,
         host=host,
-        what=failures.describe_end(end)[:MAX_WHAT],
-        lost_peer=failures.lost_its_peer(end),
+        what=failures.describe_exit(end)[:MAX_WHAT],
+        lost_peer=failures.lost_peer(end),
         trace=_clipped(failures.trace_lines(end)),
     )
 

@@ -11,7 +11,7 @@ from dlrover_run.agent.refusal import explain
 from dlrover_run.coordination import check_records
 from dlrover_run.coordination.check_records import Checkup
 from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase, Seat
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.spec import SpecError
 
 
@@ -27,8 +27,8 @@ class Verdict:
     exit_code: int
     reason: str
     restarts: int = 0
-    ends: tuple[WorkerEnd, ...] = ()
-    root: WorkerEnd | None = None
+    ends: tuple[WorkerExit, ...] = ()
+    root: WorkerExit | None = None
     failure: Failure | None = None
     error: str | None = None
     why_over: str = ""
@@ -48,7 +48,7 @@ class Ending:
 
     wanted: Assignment
     seat: Seat | None
-    ends: tuple[WorkerEnd, ...]
+    ends: tuple[WorkerExit, ...]
     succeeded: bool
     results: dict[int, bytes]
     stopped_by: signal.Signals | None
@@ -115,7 +115,7 @@ def _is_own(failure: Failure | None, ending: Ending) -> bool:
     return seat.has(failure.rank)
 
 
-def _own_root(ending: Ending) -> WorkerEnd | None:
+def _own_root(ending: Ending) -> WorkerExit | None:
     """The worker of this node that failed first. Where other nodes take part it is the one that they were told of."""
     named = ending.wanted.failure
     if named is not None and ending.seat is not None and ending.seat.nodes > 1 and _is_own(named, ending):
@@ -123,11 +123,11 @@ def _own_root(ending: Ending) -> WorkerEnd | None:
     return failures.root_cause(ending.ends)
 
 
-def _of_rank(ends: Sequence[WorkerEnd], rank: int) -> WorkerEnd | None:
+def _of_rank(ends: Sequence[WorkerExit], rank: int) -> WorkerExit | None:
     return next((end for end in ends if end.rank == rank and end.failed), None)
 
 
-def _exit_code(ending: Ending, root: WorkerEnd | None, compat: bool) -> int:
+def _exit_code(ending: Ending, root: WorkerExit | None, compat: bool) -> int:
     """The launcher's exit code; the README's table is made of this rule."""
     if ending.gave_up is not None:
         # A mistake of the user's that only a restart showed is no reason to tell him that nothing was started.

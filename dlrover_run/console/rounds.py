@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dlrover_run.console.words import duration
+from dlrover_run.console.text import format_duration
 from dlrover_run.coordination.records import Seat
 from dlrover_run.coordination.words import counted
 from dlrover_run.spec import LogSpec
@@ -15,18 +15,18 @@ def render_restart(reason: str, attempt: int, of: int, after_seconds: float, win
     """One line for a restart: which of how many (in the last `window` seconds, if not 0), after how long the workers
     had run, and why."""
     allowed = f" (at most {of} in {window:g} s)" if window else f" of {of}"
-    return f"restart {attempt}{allowed} after {duration(after_seconds)}: {_clause(reason)}"
+    return f"restart {attempt}{allowed} after {format_duration(after_seconds)}: {_clause(reason)}"
 
 
-def render_check_again(reason: str, attempt: int) -> str:
+def render_check_before_restart(reason: str, attempt: int) -> str:
     """One line for a round that has ended, where nodes are checked before the next one, which takes a while."""
     return f"{_clause(reason)}; a node check comes before restart {attempt}"
 
 
-def render_regrouping(reason: str, seat: Seat, after_seconds: float) -> str:
+def render_membership_change(reason: str, seat: Seat, after_seconds: float) -> str:
     """One line for a round that costs no restart, because only the nodes have changed."""
     nodes = counted(seat.nodes, "node")
-    return f"round {seat.round} with {nodes} after {duration(after_seconds)}: {_clause(reason)}"
+    return f"round {seat.round} with {nodes} after {format_duration(after_seconds)}: {_clause(reason)}"
 
 
 def render_rendezvous(seat: Seat, event_log: str) -> str:
@@ -55,7 +55,7 @@ def render_start(workers: int, directory: str, logs: LogSpec) -> str:
     return f"{counted(workers, 'worker')} on this node, {files} in {directory}"
 
 
-def render_stop(processes: str, seconds: float | None, *, alone: bool, again: bool) -> str:
+def render_shutdown(processes: str, seconds: float | None, *, alone: bool, again: bool) -> str:
     """What follows from a signal that ends this launcher. `processes` get `seconds` to end, None where none runs;
     `alone` says that the job has no other node, `again` that the same key ends the processes at once."""
     if seconds is None:
@@ -64,7 +64,7 @@ def render_stop(processes: str, seconds: float | None, *, alone: bool, again: bo
     return f"{then}; press Ctrl-C again to kill them at once" if again else then
 
 
-def render_seat(seat: Seat) -> str:
+def render_rank_assignment(seat: Seat) -> str:
     """The same in one line, for a console on which every node of the job says it."""
     last = seat.first_rank + seat.workers - 1
     ranks = f"rank {last}" if seat.workers == 1 else f"ranks {seat.first_rank} to {last}"
@@ -76,7 +76,7 @@ def render_waiting(text: str, seconds: float | None) -> str:
     """One line for a node without a place: what it waits for, and for how long at most."""
     if seconds is None:
         return f"waiting: {text}"
-    left = f"{math.ceil(seconds)} s" if seconds < 60 else duration(seconds)
+    left = f"{math.ceil(seconds)} s" if seconds < 60 else format_duration(seconds)
     return f"waiting: {text}; at most {left} more"
 
 

@@ -1,38 +1,38 @@
 """Failures: how a worker ended, what is known of it, which end came first, and how to say it in words."""
 
-from dlrover_run.failures.absence import LiveWorker, look_at, waited_for
 from dlrover_run.failures.causes import (
-    MAX_WORDS,
-    describe_end,
-    error_words,
+    MAX_SUMMARY,
+    describe_exit,
+    describe_exit_code,
+    describe_signal,
     failed_before,
-    lost_its_peer,
-    process_end,
+    left_no_message,
+    lost_peer,
+    may_be_oom_kill,
     root_cause,
-    said_nothing,
-    signal_words,
-    suspects_memory,
+    summarize_error,
     trace_lines,
 )
+from dlrover_run.failures.collective_timeouts import LiveWorker, find_absent_workers, inspect_worker
 from dlrover_run.failures.error_file import copy_root_cause, read_error_file
-from dlrover_run.failures.memory_watch import MemoryWatch
+from dlrover_run.failures.oom_kills import OomMonitor
 
 __all__ = [
-    "MAX_WORDS",
+    "MAX_SUMMARY",
     "LiveWorker",
-    "MemoryWatch",
+    "OomMonitor",
     "copy_root_cause",
-    "describe_end",
-    "error_words",
+    "describe_exit",
+    "describe_exit_code",
+    "describe_signal",
     "failed_before",
-    "look_at",
-    "lost_its_peer",
-    "process_end",
+    "find_absent_workers",
+    "inspect_worker",
+    "left_no_message",
+    "lost_peer",
+    "may_be_oom_kill",
     "read_error_file",
     "root_cause",
-    "said_nothing",
-    "signal_words",
-    "suspects_memory",
+    "summarize_error",
     "trace_lines",
-    "waited_for",
 ]

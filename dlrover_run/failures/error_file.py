@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dlrover_run.failures.outcome import RecordedError, WorkerEnd
+from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 
 MAX_BYTES = 1 << 20
 """An error file larger than this is not read."""
@@ -48,7 +48,7 @@ def read_error_file(path: str | Path) -> RecordedError | None:
     )
 
 
-def copy_root_cause(root: WorkerEnd, dest: str | Path) -> str | None:
+def copy_root_cause(root: WorkerExit, dest: str | Path) -> str | None:
     """Pass the first failure's record on to whoever started the launcher, as torchrun does; None when that was done.
 
     `dest` is the launcher's own `TORCHELASTIC_ERROR_FILE`. The worker's exit code (minus the signal's number for a

@@ -222,7 +222,7 @@ def end_of(number: int, code: int, verdict: Verdict | None, told: Collection[int
         return NodeEnd(number, EndKind.DONE, exit_codes.SUCCESS, "has done the job")
     if code < 0:
         kind = EndKind.LEFT if -code in told else EndKind.DIED
-        return NodeEnd(number, kind, exit_codes.of_signal(-code), f"was killed by {failures.signal_words(-code)}")
+        return NodeEnd(number, kind, exit_codes.of_signal(-code), f"was killed by {failures.describe_signal(-code)}")
     if verdict is None:
         # A launcher that could not begin would not fare better under another number.
         hopeless = code in _HOPELESS

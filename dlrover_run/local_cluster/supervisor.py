@@ -17,15 +17,15 @@ from functools import partial
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
 from dlrover_run.agent.verdict import Verdict
-from dlrover_run.console.paint import wants_color
-from dlrover_run.console.voice import Voice
+from dlrover_run.console.console import Console
+from dlrover_run.console.text import use_color
 from dlrover_run.local_cluster import supervision
 from dlrover_run.local_cluster.cluster_master import ClusterMaster, reason_of
 from dlrover_run.local_cluster.network import Network
 from dlrover_run.local_cluster.nodes import NodeProcess, environment_of, spec_of
 from dlrover_run.local_cluster.outcome import verdict_of
 from dlrover_run.local_cluster.supervision import Node, NodeEnd, Step
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.process_tree import ends, event_loop, signals, tree
 from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.rendezvous.master_launcher import MasterNotReady
@@ -55,7 +55,7 @@ def supervise(spec: JobSpec, parent_pipe_fd: int | None, verdict_fd: int | None)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signals.release()
     try:
-        relay = Relay.start(shared=True, secrets=spec.secrets)
+        relay = RelayClient.start(shared=True, secrets=spec.secrets)
     except OSError as error:
         os.write(2, f"dlrover-run: the launcher's own processes could not be started: {explain(error)}\n".encode())
         return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
@@ -63,13 +63,13 @@ def supervise(spec: JobSpec, parent_pipe_fd: int | None, verdict_fd: int | None)
 
 
 async def _supervise(
-    spec: JobSpec, local: LocalSpec, relay: Relay, parent_pipe_fd: int | None, verdict_fd: int | None
+    spec: JobSpec, local: LocalSpec, relay: RelayClient, parent_pipe_fd: int | None, verdict_fd: int | None
 ) -> int:
     # Nodes share the console, so nothing on it may change once it is written.
-    color = wants_color(os.isatty(2), os.environ)
-    voice = Voice(relay.say, lambda: None, clock=time.time, color=color)
-    relay.attach(voice.say)
-    supervisor = Supervisor(spec, local, relay, voice.say)
+    color = use_color(os.isatty(2), os.environ)
+    console = Console(relay.write, lambda: None, clock=time.time, color=color)
+    relay.attach(console.info)
+    supervisor = Supervisor(spec, local, relay, console.info)
     try:
         code = await supervisor.run(parent_pipe_fd)
     except (MasterNotReady, OSError) as why:
@@ -81,7 +81,7 @@ async def _supervise(
     # A signal still hurries a console that takes nothing.
     await relay.drain(timeout=None)
     # What comes now comes too late, and would meet no handler any more.
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals.SENDABLE)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals.TERMINATION_SIGNALS)
     await relay.close()
     tree.end_children()
     if verdict_fd is not None:
@@ -96,7 +96,7 @@ async def _supervise(
 class Supervisor:
     """Has the nodes of a job on this machine. `say` prints one line for the person at the console."""
 
-    def __init__(self, spec: JobSpec, local: LocalSpec, relay: Relay, say: Callable[[str], None]) -> None:
+    def __init__(self, spec: JobSpec, local: LocalSpec, relay: RelayClient, say: Callable[[str], None]) -> None:
         self._spec = spec
         self._local = local
         self._relay = relay
@@ -234,10 +234,10 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._orphans.reap)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        self._relay.hurry()
+        self._relay.stop_waiting()
         if number is signal.SIGINT and os.isatty(2):
             # The terminal shows the key where the cursor is.
-            self._relay.say("\n")
+            self._relay.write("\n")
         self._carry_out(supervision.stop(self._cluster, number))
         for process in self._nodes.values():
             process.signal(number)

@@ -45,10 +45,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from dlrover_run.output.relay_lines import MAX_MESSAGE
-from dlrover_run.output.relay_marks import Marks
-from dlrover_run.output.relay_ports import Inotify, Sink, console_sink, file_sink
-from dlrover_run.output.relay_sources import Pipe, Source
+from dlrover_run.output.cursors import CursorTable
+from dlrover_run.output.lines import MAX_MESSAGE
+from dlrover_run.output.sinks import Inotify, Sink, console_sink, file_sink
+from dlrover_run.output.sources import PipeSource, Source
 from dlrover_run.process_tree import signals, tree
 
 ORPHAN_SECONDS = 0.3
@@ -116,7 +116,7 @@ def _leave_the_agent(control: socket.socket, console: tuple[int, int]) -> None:
 def _ignore_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # The relay ends when the agent does. SIGTTOU would stop the copying.
-    for number in (*signals.SENDABLE, signal.SIGPIPE, signal.SIGTTOU):
+    for number in (*signals.TERMINATION_SIGNALS, signal.SIGPIPE, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     signals.release()
 
@@ -151,7 +151,7 @@ class _Relay:
         self.consoles: dict[int, Sink] = {1: err if same else console_sink(1, shared=shared), 2: err}
         self.sinks: list[Sink] = list(dict.fromkeys(self.consoles.values()))
         self.files: dict[str, Sink] = {}
-        self.marks: Marks
+        self.marks: CursorTable
         self.sources: dict[int, Source] = {}
         self.words: Source | None = None
         self.drains: list[_Drain] = []
@@ -180,8 +180,8 @@ class _Relay:
             self._agent_is_gone()
 
     @property
-    def pipes(self) -> list[Pipe]:
-        return [source for source in self.sources.values() if isinstance(source, Pipe)]
+    def pipes(self) -> list[PipeSource]:
+        return [source for source in self.sources.values() if isinstance(source, PipeSource)]
 
     @property
     def tails(self) -> list[Source]:
@@ -266,12 +266,12 @@ class _Relay:
         message = json.loads(data)
         what = message["do"]
         if what == "marks":
-            self.marks = Marks(fds[0])
+            self.marks = CursorTable(fds[0])
         elif what == "pipe":
             self._add_pipe(message, *fds)
         elif what == "say":
             if fds:
-                self.words = Pipe(message["source"], fds[0], -1, self.consoles[2], self.marks, self.poller)
+                self.words = PipeSource(message["source"], fds[0], -1, self.consoles[2], self.marks, self.poller)
             elif self.words is not None:
                 self.words.grown = True
         elif what == "tail":
@@ -291,7 +291,7 @@ class _Relay:
         prefix = None if message["prefix"] is None else os.fsencode(message["prefix"])
         number = message["source"]
         whole = message["whole"]
-        self.sources[number] = Pipe(number, spool, pipe, sink, self.marks, self.poller, prefix, whole=whole)
+        self.sources[number] = PipeSource(number, spool, pipe, sink, self.marks, self.poller, prefix, whole=whole)
 
     def _add_tail(self, message: dict[str, Any]) -> None:
         path, number = message["path"], message["source"]
@@ -370,7 +370,7 @@ class _Relay:
         """Take the last from these sources."""
         ended = [self.sources[number] for number in numbers if number in self.sources]
         for source in ended:
-            if isinstance(source, Pipe):
+            if isinstance(source, PipeSource):
                 _empty(source)
                 source.close()
         return ended
@@ -458,7 +458,7 @@ class _Relay:
                         fcntl.ioctl(each.pipe, termios.TIOCSWINSZ, size)
 
 
-def _empty(pipe: Pipe) -> None:
+def _empty(pipe: PipeSource) -> None:
     left = DRAIN_PIPE_BYTES
     while left > 0 and (count := pipe.fill(left)):
         left -= count

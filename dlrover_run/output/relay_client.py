@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dlrover_run import launch_request
-from dlrover_run.failures import process_end
-from dlrover_run.output.relay_lines import MAX_MESSAGE
-from dlrover_run.output.relay_marks import begin_mark, new_marks
+from dlrover_run.failures import describe_exit_code
+from dlrover_run.output.cursors import create_cursor_table, reset_cursor
+from dlrover_run.output.lines import MAX_MESSAGE
 from dlrover_run.output.streams import tail_text
 from dlrover_run.output.unshown import Unshown
 from dlrover_run.process_tree import ends, signals
@@ -47,7 +47,7 @@ CLOSE_TIMEOUT = 2.0
 PIPE_BYTES = 1024 * 1024
 """The size of a worker's pipe, the most that any user may ask for: 10 ms of a worker that writes 100 MB a second."""
 
-WORDS = 0
+OWN_MESSAGES = 0
 """The number of the source that has the agent's own words."""
 
 REPLACE_PAUSE = 1.0
@@ -56,7 +56,7 @@ REPLACE_PAUSE = 1.0
 STEADY_SECONDS = 10.0
 """Seconds after which a relay counts as one that can live."""
 
-TRIES = 30
+MAX_FAILURES = 30
 """How many relays in a row may die younger than that, or not be started, before there is none any more. Until then a
 worker that writes much waits, and so does the end of the job."""
 
@@ -80,7 +80,7 @@ class _Source:
     ended: bool = False
 
 
-class Relay:
+class RelayClient:
     """A running relay. `start` it before there is a loop or a thread, `attach` it inside the loop, `close` it last.
 
     A relay process that dies is replaced. `closed` is done once it has been ended by `close`, or once no relay can
@@ -96,7 +96,7 @@ class Relay:
         self._control = control
         self._console = console
         self._shared = shared
-        self.one_console = _one_file(console)
+        self.single_console = _one_file(console)
         """Whether both descriptors of the console lead to one place, in which the order of all bytes can be seen."""
         self._closing = False
         self._lives = True
@@ -105,7 +105,7 @@ class Relay:
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._waits: dict[int, _Wait] = {}
         self._count = 0
-        self._marks = new_marks()
+        self._marks = create_cursor_table()
         self._words = os.memfd_create("dlrover-run words", os.MFD_CLOEXEC)
         self._sources: dict[int, _Source] = {}
         self._owned: list[str] = []
@@ -116,7 +116,9 @@ class Relay:
         self._unshown: Unshown | None = None
 
     @classmethod
-    def start(cls, console: tuple[int, int] = (1, 2), *, shared: bool = False, secrets: Collection[str] = ()) -> Relay:
+    def start(
+        cls, console: tuple[int, int] = (1, 2), *, shared: bool = False, secrets: Collection[str] = ()
+    ) -> RelayClient:
         """Fork the relay. It writes to `console`, the descriptors to use as standard output and standard error.
 
         Where relays of other nodes write there as well, `shared`, it writes so that no line breaks one of theirs.
@@ -146,7 +148,7 @@ class Relay:
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._hear)
         ends.watch_child(self.pid, self._reap)
         self._send({"do": "marks"}, self._marks)
-        self._send({"do": "say", "source": WORDS}, self._words)
+        self._send({"do": "say", "source": OWN_MESSAGES}, self._words)
         for path in self._owned:
             self._send({"do": "own", "path": path})
         for source in self._sources.values():
@@ -160,7 +162,7 @@ class Relay:
     def open_stderr(self, key: str, *, show: bool, prefix: str | None = None, whole_lines: bool = False) -> int:
         """A descriptor for one worker's standard error, shown on the console if `show`; close it once it is passed on.
 
-        Where there is `one_console`, the worker's standard output may go there too, and keeps its place in the order.
+        With a `single_console` the worker's standard output may go there too, and keeps its place in the order.
 
         What it is given is shown as it is, or in `whole_lines` where other workers write to the console too, or, with a
         `prefix`, line by line and with that before each. `key` names the worker in `end_round`, which answers what the
@@ -208,14 +210,14 @@ class Relay:
             self._add(told["path"], {**told, "needles": list(needles), "filtered": os.path.abspath(filtered)}, start)
 
     def _add(self, key: str, message: dict[str, Any], start: int, *fds: int) -> None:
-        number = next(number for number in itertools.count(WORDS + 1) if number not in self._sources)
-        begin_mark(self._marks, number, start)
+        number = next(number for number in itertools.count(OWN_MESSAGES + 1) if number not in self._sources)
+        reset_cursor(self._marks, number, start)
         self._sources[number] = _Source(key, {**message, "source": number}, list(fds))
         self._send(self._sources[number].message, *fds)
         if self._unshown is not None and fds:
             self._unshown.read(fds[1], fds[0])
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Write `text` to the console's standard error, after what the workers have written; never waits for it."""
         data = text.encode(errors="backslashreplace")
         if self.closed.done() or self._closing:
@@ -262,7 +264,7 @@ class Relay:
         finally:
             self._let_go(live)
 
-    def forget(self, keys: Collection[str], paths: Collection[str] = ()) -> None:
+    def release(self, keys: Collection[str], paths: Collection[str] = ()) -> None:
         """Let go of the pipes of workers that have ended, and of their log files, while others go on. What they have
         been given is still shown."""
         names = {name for key in keys for name in (key, f"{key} stdout")} | {os.path.abspath(path) for path in paths}
@@ -292,7 +294,7 @@ class Relay:
                 self._unshown.forget(fd)
             os.close(fd)
 
-    def hurry(self) -> None:
+    def stop_waiting(self) -> None:
         """Somebody wants an end: drains that wait now give up, and later ones wait `DRAIN_TIMEOUT` at most.
 
         A console that took nothing in the last drain gets `STUCK_TIMEOUT`, so that the time-outs do not add up.
@@ -438,7 +440,7 @@ class Relay:
         lived = time.monotonic() - self._began
         if lived >= STEADY_SECONDS:
             self._failed = 0
-        sentence = f"the output relay {process_end(code)}"
+        sentence = f"the output relay {describe_exit_code(code)}"
         if self._give_up(sentence):
             return
         # A relay that cannot live, for want of memory perhaps, is not started again without a pause.
@@ -449,7 +451,7 @@ class Relay:
     def _give_up(self, sentence: str) -> bool:
         """Whether too many relays have failed, the last one as `sentence` says; then nobody waits for one any more."""
         self._failed += 1
-        if self._failed < TRIES:
+        if self._failed < MAX_FAILURES:
             return False
         self._unshown = Unshown()
         for number, source in list(self._sources.items()):

@@ -84,7 +84,7 @@ class StreamPlan:
     tees: tuple[Tee, ...]
 
 
-def free_attempt(run_dir: str | None, number: int) -> int:
+def next_free_attempt(run_dir: str | None, number: int) -> int:
     """The number of an attempt whose directory no earlier one has: `number`, or the next one that is free.
 
     A master that knows nothing of the rounds which this node has been through counts from 1 again.
@@ -141,13 +141,13 @@ def line_prefix(template: str | None, role: str, rank: int, local_rank: int, hos
     return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank, hostname=hostname)
 
 
-def share_console(plan: StreamPlan) -> bool:
+def shares_console(plan: StreamPlan) -> bool:
     """Whether several workers write to the console."""
     writers = {rank.local_rank for rank in plan.ranks if rank.stdout.where == "inherit" or rank.stderr.shown}
     return len(writers | {tee.local_rank for tee in plan.tees}) > 1
 
 
-def through_relay(plan: StreamPlan) -> StreamPlan:
+def route_through_relay(plan: StreamPlan) -> StreamPlan:
     """The plan for a console that several workers share: what would go there untouched takes the way through the relay,
     which keeps lines whole. `print` writes a text and its newline separately, so lines would be joined otherwise."""
     ranks = [
@@ -157,7 +157,7 @@ def through_relay(plan: StreamPlan) -> StreamPlan:
     return replace(plan, ranks=tuple(ranks))
 
 
-def in_order(plan: StreamPlan) -> StreamPlan:
+def merge_stdout_into_stderr(plan: StreamPlan) -> StreamPlan:
     """The plan for a console that takes standard output and standard error alike, as after `2>&1` or on a terminal.
 
     What a worker writes to the two then has an order that people rely on, such as a message before its traceback. Only
@@ -280,7 +280,7 @@ def open_output(stream: Stream) -> int | None:
     return None
 
 
-def leave_nothing(run_dir: RunDir) -> None:
+def remove_run_dir(run_dir: RunDir) -> None:
     """Remove what the user did not ask for: the whole directory, or the empty directories in one that is kept.
 
     Watchdog, agent and relay all see to it, since any of them may have been killed.

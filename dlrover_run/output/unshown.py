@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from dlrover_run.output.relay_lines import Ring
+from dlrover_run.output.lines import TailBuffer
 from dlrover_run.output.streams import TAIL_BYTES, tail_text
 
 READ_BYTES = 64 * 1024
@@ -24,11 +24,11 @@ class Unshown:
     """Empties pipes on the running loop. They stay their owner's, who calls `forget` before closing one."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, Ring] = {}
+        self._ends: dict[int, TailBuffer] = {}
 
     def read(self, pipe: int, before: int) -> None:
         """Empty `pipe`, which does not block, from now on. The file `before` has what was read from it until now."""
-        ring = self._ends[pipe] = Ring()
+        ring = self._ends[pipe] = TailBuffer()
         size = os.fstat(before).st_size
         ring.add(os.pread(before, TAIL_BYTES, max(0, size - TAIL_BYTES)))
         ring.cut = ring.cut or size > TAIL_BYTES

@@ -10,42 +10,44 @@ import signal
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from dlrover_run.template.sendable import SENDABLE as SENDABLE
+from dlrover_run.template.termination_signals import TERMINATION_SIGNALS as TERMINATION_SIGNALS
 
 NAMED: frozenset[signal.Signals] = frozenset(
-    number for number in signal.Signals if number in SENDABLE and number not in (signal.SIGRTMIN, signal.SIGRTMAX)
+    number
+    for number in signal.Signals
+    if number in TERMINATION_SIGNALS and number not in (signal.SIGRTMIN, signal.SIGRTMAX)
 )
-"""The signals of SENDABLE that have a name and so a meaning: unhandled, they end the launcher."""
+"""The signals of TERMINATION_SIGNALS that have a name and so a meaning: unhandled, they end the launcher."""
 
 
 def ignore(own: Collection[int] = ()) -> None:
-    """Ignore every signal of SENDABLE except the process's `own`.
+    """Ignore every signal of TERMINATION_SIGNALS except the process's `own`.
 
     Only for a process that starts no program: a program would inherit the ignored signals.
     """
-    for number in SENDABLE - set(own):
+    for number in TERMINATION_SIGNALS - set(own):
         signal.signal(number, signal.SIG_IGN)
 
 
 def catch(handler: Callable[[int], None], but: Collection[int] = ()) -> None:
-    """Call `handler` with each signal of SENDABLE that is received, except `but` and those that are ignored already
-    (as after nohup).
+    """Call `handler` with each signal of TERMINATION_SIGNALS that is received, except `but` and those that are
+    ignored already (as after nohup).
 
     For a process that starts programs: a caught signal has its default action in a new program, while an ignored one
     stays ignored there.
     """
-    for number in SENDABLE - set(but):
+    for number in TERMINATION_SIGNALS - set(but):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: handler(number))
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Block the signals of SENDABLE in this thread and in each process started inside this block.
+    """Block the signals of TERMINATION_SIGNALS in this thread and in each process started inside this block.
 
     A started process keeps them blocked until it calls `release`, so no signal finds it unprepared.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SENDABLE)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     try:
         yield
     finally:

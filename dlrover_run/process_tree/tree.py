@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dlrover_run.template import title
+from dlrover_run.template import process_title
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -71,7 +71,7 @@ def name_process(name: str) -> None:
     but not the processes that clean up after them.
     """
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
-    title.show((name,), os.environ)
+    process_title.set_process_title((name,), os.environ)
 
 
 def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:

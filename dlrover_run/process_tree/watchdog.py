@@ -49,7 +49,7 @@ def block_signals(handled: Iterable[int]) -> frozenset[int]:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     wanted = set(signals.NAMED) | set(handled)
     awaited = frozenset(number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*signals.SENDABLE, *awaited, signal.SIGCHLD})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*signals.TERMINATION_SIGNALS, *awaited, signal.SIGCHLD})
     return awaited
 
 

@@ -23,12 +23,11 @@ from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
-from . import safety
-from .become import EXIT_ABANDONED, EXIT_NOT_STARTED, Template, Worker, die_with_parent
-from .imports import Places, may_go_ahead, places, scan_imports
-from .preload import OURS, Preloader, import_each
-from .recording import ImportLog, ImportRecorder
-from .sendable import SENDABLE
+from . import fork_blockers
+from .import_scan import ImportRoots, can_preload, find_import_roots, scan_imports
+from .importer import OURS, ImportLog, ImportRecorder, Preloader, import_modules
+from .termination_signals import TERMINATION_SIGNALS
+from .worker import EXIT_ABANDONED, EXIT_NOT_STARTED, TemplateState, Worker, die_with_parent
 
 MAX_ANSWER = 60_000
 """Bytes of an answer; lists in it are cut to fit."""
@@ -36,7 +35,7 @@ MAX_ANSWER = 60_000
 MAX_DESCRIPTORS = 5
 """The request, up to three streams, and for a worker the pipe on which the agent tells it to begin."""
 
-REHEARSALS = 3
+MAX_TRIAL_IMPORTS = 3
 """How often modules are imported in a throwaway child, one found unfit left out each time, before learning gives up."""
 
 
@@ -53,7 +52,7 @@ class Server:
         self._handlers = handlers or {}
         self._control = control
         self._agent = agent
-        self._template = Template(boot_code)
+        self._template = TemplateState(boot_code)
         self._startup = [name for name in sys.modules if not name.startswith(OURS)]
         self._libc = ctypes.CDLL(None)
         self._search_path = list(sys.path)
@@ -63,7 +62,7 @@ class Server:
         self._learns = True
         self._worker_path: list[str] = []
         self._finders: list[Any] = []
-        self._where = Places((), ())
+        self._where = ImportRoots((), ())
         self.unsafe: str | None = None
 
     def answer(self, request: dict[str, Any], received: Sequence[int]) -> dict[str, Any] | Worker:
@@ -79,7 +78,9 @@ class Server:
         directory = {"module": os.getcwd(), "run_path": os.getcwd(), "script": _directory_of(target)}.get(kind)
         if self._template.safe_path:
             directory = None
-        self._where = places(self._search_path, directory, os.path.dirname(os.__file__), request.get("ours", ()))
+        self._where = find_import_roots(
+            self._search_path, directory, os.path.dirname(os.__file__), request.get("ours", ())
+        )
         self._preloader = preloader = Preloader(self._where, self._search_path, self._startup)
         self._worker_path = [directory, *self._search_path] if directory is not None else self._search_path
         self._finders = [f for f in preloader.gate.finders if not type(f).__module__.startswith("_distutils_hack")]
@@ -100,15 +101,17 @@ class Server:
         assert preloader is not None
         ours = {self._control.fileno()}
         with _nothing_collected():
-            imported, skipped, reason, module = import_each(preloader.load, names, lambda: safety.why_not_yet(ours))
+            imported, skipped, reason, module = import_modules(
+                preloader.load, names, lambda: fork_blockers.fork_blocker_between_imports(ours)
+            )
         skipped += [f"{stray}: it is not an installed module" for stray in preloader.drop_strays()]
         if reason is None:
             reason, module = preloader.why_not_the_same(), ""
         if reason is None:
-            reason, module = safety.why_not(ours), ""
+            reason, module = fork_blockers.fork_blocker(ours), ""
         if reason is not None:
             self.unsafe = f"after `import {module.partition(':')[0]}` {reason}" if module else reason
-            safety.end_children()
+            fork_blockers.end_children()
             raise Unsafe(self.unsafe)
         # Objects that the collector never touches stay on pages that all workers share. The little garbage among them
         # is not worth the time that it takes to find, for which somebody waits.
@@ -120,7 +123,7 @@ class Server:
         self._logs.clear()
         names = [name for name in heard if name not in sys.modules and name not in self._unfit and self._wanted(name)]
         notes: list[str] = []
-        for _ in range(REHEARSALS):
+        for _ in range(MAX_TRIAL_IMPORTS):
             if not names:
                 break
             reason, module = self._rehearse(names)
@@ -134,7 +137,7 @@ class Server:
         return {"imported": [], "skipped": notes}
 
     def _wanted(self, name: str) -> bool:
-        return may_go_ahead(name, self._where, self._worker_path, self._finders)
+        return can_preload(name, self._where, self._worker_path, self._finders)
 
     def _rehearse(self, names: Sequence[str]) -> tuple[str | None, str]:
         """Import in a child that is thrown away: the reason why the template must not, and the module at fault."""
@@ -155,12 +158,12 @@ class Server:
                 ours = {self._control.fileno(), quiet, writer}
 
                 def why_not() -> str | None:
-                    return preloader.why_not_the_same() or safety.why_not_yet(ours)
+                    return preloader.why_not_the_same() or fork_blockers.fork_blocker_between_imports(ours)
 
-                _, _, reason, module = import_each(preloader.load, names, why_not)
+                _, _, reason, module = import_modules(preloader.load, names, why_not)
                 if reason is None:
-                    reason = safety.why_not(ours)
-                safety.end_children()
+                    reason = fork_blockers.fork_blocker(ours)
+                fork_blockers.end_children()
                 os.write(writer, json.dumps([reason, module]).encode())
             finally:
                 os._exit(0)
@@ -179,7 +182,7 @@ class Server:
 
     def _fork(self, request: dict[str, Any], received: Sequence[int]) -> dict[str, Any] | Worker:
         ours = {self._control.fileno(), *received}
-        reason = safety.why_not_now(ours)
+        reason = fork_blockers.quick_fork_blocker(ours)
         if reason is not None:
             self.unsafe = reason
             raise Unsafe(reason)
@@ -188,7 +191,7 @@ class Server:
         # What C code left in its buffers would otherwise be printed by every worker.
         self._libc.fflush(None)
         # The template ignores signals. One that is meant for the worker waits until it is no template any more.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SENDABLE)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
         try:
             middle = os.fork()
         except OSError:
@@ -273,7 +276,7 @@ def serve(control_fd: int, agent: int) -> Worker:
     """Serve until the agent closes the socket, which ends the process; return in workers alone."""
     die_with_parent(agent)
     # The agent started this process with signals blocked. They are for the launcher and for workers.
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in SENDABLE}
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in TERMINATION_SIGNALS}
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     control = socket.socket(fileno=control_fd)
     server = Server(control, agent, sys._getframe(1).f_code, handlers)

@@ -7,7 +7,11 @@ it never says which. A round that nobody else has asked for yet is one that a fa
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from torch.distributed.elastic.rendezvous import (
@@ -22,12 +26,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.logging import get_logger
 
+from dlrover_run import cli
 from dlrover_run.agent.host import told_name
+from dlrover_run.command_line import credentials, meeting
 from dlrover_run.coordination.records import OVER, Failure, NodePhase, PlanPhase, Seat
-from dlrover_run.spec import SpecError
-from dlrover_run.torchrun.membership import Membership, View
-from dlrover_run.torchrun.settings import job_spec
-from dlrover_run.torchrun.store import RoundStore, StoreFailure, await_host, is_unwanted
+from dlrover_run.launch_config import LaunchConfig
+from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread
+from dlrover_run.torchrun.store import RoundStore, StoreFailure, is_superseded, wait_for_host
 
 ASKED_AGAIN = "asked for a new round: torchrun restarts its workers"
 LOST_STORE = "lost the store at which the nodes of the round meet"
@@ -48,7 +54,7 @@ class DlroverRendezvous(RendezvousHandler):
         self._run_id = params.run_id
         spec = job_spec(params, _log.warning)
         self._patience = spec.rules.join_timeout
-        self._membership = Membership(spec, _log.warning)
+        self._membership = NodeThread(spec, _log.warning)
         self._node_name = told_name(spec)
         self._seat: Seat | None = None
         self._closed = False
@@ -87,7 +93,7 @@ class DlroverRendezvous(RendezvousHandler):
                 self._membership.tell(NodePhase.RUNNING, seat.key)
                 place = RendezvousStoreInfo(seat.store_address, seat.store_port)
                 return RendezvousInfo(store, seat.node_rank, seat.nodes, place)
-            if not self._membership.wait(partial(is_unwanted, seat), max(0.0, deadline - time.monotonic())):
+            if not self._membership.wait(partial(is_superseded, seat), max(0.0, deadline - time.monotonic())):
                 raise RendezvousTimeoutError(
                     f"not all {seat.nodes} nodes of round {seat.round} came to its store at {seat.store_address}:"
                     f"{seat.store_port} within {self._patience:g} s (--rdzv-conf join_timeout)."
@@ -99,7 +105,7 @@ class DlroverRendezvous(RendezvousHandler):
         view = self._membership.view
         if self._seat is None or view.problem is not None or view.wanted.phase is PlanPhase.FINISHED:
             return 0
-        return int(is_unwanted(self._seat, view))
+        return int(is_superseded(self._seat, view))
 
     def is_closed(self) -> bool:
         """Whether there is no further round for this node."""
@@ -119,19 +125,19 @@ class DlroverRendezvous(RendezvousHandler):
 
     def _ask(self) -> None:
         """Ask for a new round, unless there is one that torchrun has heard of or will."""
-        if self._seat is not None and not is_unwanted(self._seat, self._membership.view):
+        if self._seat is not None and not is_superseded(self._seat, self._membership.view):
             self._membership.tell(NodePhase.FAILED, self._seat.key, self._failure(self._seat, ASKED_AGAIN))
 
     def _await_seat(self, tried: Seat | None) -> Seat:
         """A place in another round than the one that was tried last."""
         waited_for = ""
 
-        def is_settled(view: View) -> bool:
+        def is_settled(view: NodeSnapshot) -> bool:
             if view.problem is not None or view.wanted.phase in OVER:
                 return True
             return view.seat is not None and (tried is None or view.seat.key != tried.key)
 
-        def is_news(view: View) -> bool:
+        def is_news(view: NodeSnapshot) -> bool:
             waiting = view.wanted.waiting
             return is_settled(view) or (waiting is not None and waiting.text != waited_for)
 
@@ -165,7 +171,7 @@ class DlroverRendezvous(RendezvousHandler):
             if seat.node_rank == 0:
                 store = self._host(seat)
             else:
-                store = RoundStore(seat, self._membership) if await_host(seat, self._membership, deadline) else None
+                store = RoundStore(seat, self._membership) if wait_for_host(seat, self._membership, deadline) else None
             return store if store is not None and store.meet(deadline) else None
         except StoreFailure:
             # If not its host has gone but only a connection to it, nobody else would ask for another round.
@@ -190,3 +196,35 @@ class DlroverRendezvous(RendezvousHandler):
 
     def _failure(self, seat: Seat, what: str, lost_peer: bool = False) -> Failure:
         return Failure(seat.first_rank, self._node_name, what, lost_peer)
+
+
+RESTARTS = 1_000_000
+"""How often the job may restart: always, for each torchrun keeps a count of its own and leaves when it has run out."""
+
+_VARIABLES = (*meeting.RANK_VARIABLES, *meeting.ID_VARIABLES, meeting.MASTER_VARIABLE, *credentials.VARIABLES)
+
+
+def job_spec(params: RendezvousParameters, warn: Callable[[str], None]) -> JobSpec:
+    """The job of one node as the board and the coordinator need it; its workers are torchrun's business.
+
+    The secrets leave this process's environment, which torchrun copies for its workers. Raises SpecError.
+    """
+    config = LaunchConfig(
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        # torchrun finds out by itself how many workers each node has.
+        nproc_per_node=1,
+        run_id=params.run_id,
+        rdzv_endpoint=params.endpoint,
+        rdzv_backend="master",
+        rdzv_configs=params.config,
+        max_restarts=RESTARTS,
+        local_addr=params.local_addr,
+    )
+    environ = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    try:
+        spec = cli.parse([*config.flags(), "--no-python", sys.executable], environ, warn=warn)
+    finally:
+        credentials.scrub_environment()
+    # How often is too often is for each torchrun to say.
+    return replace(spec, rules=replace(spec.rules, restart_window=0.0, early_failure_limit=0))

@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is pu
 
 from dlrover_run.coordination.records import OVER, NodePhase, Seat
 from dlrover_run.process_tree import signals
-from dlrover_run.torchrun.membership import Membership, View
+from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread
 
 STORE_TIMEOUT = 60.0
 """Seconds that torchrun's agent waits for a key of the store before it gives the job up (as torchrun's
@@ -28,10 +28,10 @@ read_timeout)."""
 CONNECT_TIMEOUT = 5.0
 """Seconds for one attempt to connect to the host of the store; then comes the next one."""
 
-RETRY_FIRST = 0.02
+FIRST_RETRY_PAUSE = 0.02
 """Seconds from the first failed attempt to the second one; each further pause is twice as long."""
 
-RETRY_MOST = 0.5
+MAX_RETRY_PAUSE = 0.5
 """Seconds that no pause is longer than. The host may be giving its last workers half a minute to end."""
 
 StoreFailure = RuntimeError
@@ -46,24 +46,24 @@ _BARRIER = "torchelastic/agent/terminal_state"
 """How torch's SimpleElasticAgent calls the barrier at which agents wait whose workers have all succeeded."""
 
 
-def is_unwanted(seat: Seat, view: View) -> bool:
+def is_superseded(seat: Seat, view: NodeSnapshot) -> bool:
     """Whether this node shall have another place than that one, or none."""
     return view.round != seat.key or view.wanted.phase in OVER or view.problem is not None
 
 
-def await_host(seat: Seat, membership: Membership, deadline: float) -> bool:
+def wait_for_host(seat: Seat, membership: NodeThread, deadline: float) -> bool:
     """Wait until the store's host listens; False when the seat is not wanted any more, or after `deadline`.
 
     A store's own client would wait where neither a newer round nor a signal reaches it, and print that it waits.
     """
-    pause = RETRY_FIRST
+    pause = FIRST_RETRY_PAUSE
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             socket.create_connection((seat.store_address, seat.store_port), CONNECT_TIMEOUT).close()
             return True
-        if membership.wait(partial(is_unwanted, seat), pause):
+        if membership.wait(partial(is_superseded, seat), pause):
             return False
-        pause = min(2 * pause, RETRY_MOST)
+        pause = min(2 * pause, MAX_RETRY_PAUSE)
     return False
 
 
@@ -74,7 +74,7 @@ class RoundStore(TCPStore):
     stay there for five minutes when another node fails for good; here it leaves as soon as nobody will come any more.
     """
 
-    def __init__(self, seat: Seat, membership: Membership) -> None:
+    def __init__(self, seat: Seat, membership: NodeThread) -> None:
         super().__init__(
             seat.store_address,
             seat.store_port,
@@ -96,8 +96,8 @@ class RoundStore(TCPStore):
             return True
         if self.add(_ARRIVED, 1) == self._seat.nodes:
             self.compare_set(_VERDICT, "", _GO)
-        verdict = _Awaited(self._seat, _VERDICT, deadline - time.monotonic(), self._membership.nudge)
-        self._membership.wait(lambda view: verdict.done or is_unwanted(self._seat, view))
+        verdict = _KeyWatch(self._seat, _VERDICT, deadline - time.monotonic(), self._membership.nudge)
+        self._membership.wait(lambda view: verdict.done or is_superseded(self._seat, view))
         # The first word holds: none goes on alone because it was the last to arrive while another turned away.
         agreed = self.compare_set(_VERDICT, "", _GIVEN_UP)
         verdict.join()
@@ -117,14 +117,14 @@ class RoundStore(TCPStore):
             return
         with contextlib.suppress(StoreFailure):
             # A host that has gone waits for nobody either.
-            last = _Awaited(self._seat, keys[0], timeout.total_seconds(), self._membership.nudge)
-            self._membership.wait(lambda view: last.done or (view.problem is None and is_unwanted(self._seat, view)))
+            last = _KeyWatch(self._seat, keys[0], timeout.total_seconds(), self._membership.nudge)
+            self._membership.wait(lambda view: last.done or (view.problem is None and is_superseded(self._seat, view)))
             # Lets the other nodes go, and the thread that still waits.
             self.set(keys[0], "")
             last.join()
 
 
-class _Awaited:
+class _KeyWatch:
     """A key of a round's store that a thread waits for, over a connection of its own: a wait of a store cannot be
     broken off. Whoever waits no longer sets the key."""
 

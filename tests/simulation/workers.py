@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlrover_run.coordination.records import RoundKey, Seat
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.worker_exit import WorkerExit
 from simulation.timeline import Timeline, demand
 
 OWN_WORDS = "Traceback (most recent call last):\n  File 'a.py'\nValueError: loss is nan\n"
@@ -22,7 +22,7 @@ class Group:
         self.key = seat.key
         self.live = False
         self.succeeded = False
-        self.failure: WorkerEnd | None = None
+        self.failure: WorkerExit | None = None
         self.got_to_work = False
         self.on_end = on_end
         self._workers = workers
@@ -41,7 +41,7 @@ class Group:
         """One of them ends badly; the others of the node are ended by their agent only in the next step."""
         if self.live and self.failure is None and not self.succeeded:
             code = -signal.SIGKILL if killed else 1
-            self.failure = WorkerEnd(self.seat.first_rank, 0, 1, code, 0.0, stderr_tail="" if killed else words)
+            self.failure = WorkerExit(self.seat.first_rank, 0, 1, code, 0.0, stderr_tail="" if killed else words)
             if words is not PEER_WORDS:
                 self._workers.failed.add(self.key)
             self._workers.part(self)

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, Task, TaskKey
 from tf_ps_runner.agent.endings import REPEATED_BEFORE_STEP, REPEATED_WITHIN, Found, raised, task_end
 from tf_ps_runner.agent.hosted import Hosted
 from tf_ps_runner.agent.words import Ready, Restored, Step
 
 
-def end(code: int, stderr: str = "", stopped: signal.Signals | None = None) -> WorkerEnd:
-    return WorkerEnd(0, 0, 7, code, 1.0, stopped_with=stopped, stderr_tail=stderr, name="worker-0")
+def end(code: int, stderr: str = "", stopped: signal.Signals | None = None) -> WorkerExit:
+    return WorkerExit(0, 0, 7, code, 1.0, stopped_with=stopped, stderr_tail=stderr, name="worker-0")
 
 
 def trace(words: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlrover_run.coordination.records import Assignment, Failure, PlanPhase, RoundKey
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, TaskEnd
 from dlrover_run.policies.parameter_servers.recovery import SHORT_END
 from tf_ps_runner.agent.verdict import Ending, judge
@@ -18,7 +18,7 @@ LONG = f"raised ValueError: {'no such column ' * 10}"
     [(LONG, True), (LONG[:SHORT_END], True), (LONG[: SHORT_END - 1], False), ("exited with code 3", False)],
 )
 def test_the_task_that_the_coordinator_names_is_known_also_by_few_words(named: str, known: bool) -> None:
-    end = WorkerEnd(0, 0, 7, 3, 1.0, name="chief-0")
+    end = WorkerExit(0, 0, 7, 3, 1.0, name="chief-0")
     wanted = Assignment(key=RoundKey(), phase=PlanPhase.FAILED, reason="it failed", failure=Failure(0, "box", named))
     ends = ((TaskEnd(EndCause.FAILURE, LONG), end),)
     verdict = judge(Ending(wanted, ends, "box", None, None, None), compat=False)

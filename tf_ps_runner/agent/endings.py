@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dlrover_run import failures
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd
 
 LEFT = 75
@@ -47,7 +47,7 @@ class Found:
     """
 
     role: Role
-    end: WorkerEnd
+    end: WorkerExit
     lived: float
     silent: str | None = None
     memory: str | None = None
@@ -73,19 +73,19 @@ def task_end(found: Found) -> TaskEnd:
         # A script that takes the signal as its end has not come to the end of its training.
         return TaskEnd(EndCause.RESHAPED, "ended with code 0 because it was told to stop")
     if found.dismissed:
-        return TaskEnd(EndCause.RESHAPED, failures.describe_end(end)[:MAX_WHAT])
+        return TaskEnd(EndCause.RESHAPED, failures.describe_exit(end)[:MAX_WHAT])
     words = raised(end)
     if words is not None and _LOST_SERVER.search(words):
-        return TaskEnd(EndCause.RESHAPED, f"lost a parameter server: {failures.describe_end(end)}"[:MAX_WHAT])
+        return TaskEnd(EndCause.RESHAPED, f"lost a parameter server: {failures.describe_exit(end)}"[:MAX_WHAT])
     soon = found.lived <= (REPEATED_WITHIN if found.stepped else REPEATED_BEFORE_STEP)
     if soon and words is not None and found.before is not None and _same(words, found.before):
-        return _failure(end, f"{failures.describe_end(end)}, as the one before it did", EndCause.REPEATED)
-    return _failure(end, failures.describe_end(end))
+        return _failure(end, f"{failures.describe_exit(end)}, as the one before it did", EndCause.REPEATED)
+    return _failure(end, failures.describe_exit(end))
 
 
-def raised(end: WorkerEnd) -> str | None:
+def raised(end: WorkerExit) -> str | None:
     """The exception that ended a task, by its own words; None where it left none."""
-    return None if end.code in (0, LEFT) or end.code == -signal.SIGKILL else failures.error_words(end)
+    return None if end.code in (0, LEFT) or end.code == -signal.SIGKILL else failures.summarize_error(end)
 
 
 def _same(words: str, before: str) -> bool:
@@ -93,5 +93,5 @@ def _same(words: str, before: str) -> bool:
     return _PASSING.sub("", words) == _PASSING.sub("", before)
 
 
-def _failure(end: WorkerEnd, what: str, cause: EndCause = EndCause.FAILURE) -> TaskEnd:
+def _failure(end: WorkerExit, what: str, cause: EndCause = EndCause.FAILURE) -> TaskEnd:
     return TaskEnd(cause, what[:MAX_WHAT], "\n".join(failures.trace_lines(end))[-MAX_TRACE:])

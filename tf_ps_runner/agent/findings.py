@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from dlrover_run.agent.process import WorkerProcess
-from dlrover_run.failures.outcome import WorkerEnd
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.policies.parameter_servers.model import Role, TaskEnd
 from tf_ps_runner.agent.endings import Found, raised, task_end
 from tf_ps_runner.agent.hosted import Hosted
@@ -19,11 +19,11 @@ MOST_ENDS = 50
 class Findings:
     """What is known of the ends of a node's tasks. `ends` are how the last of them have ended."""
 
-    def __init__(self, relay: Relay, telling: Telling) -> None:
+    def __init__(self, relay: RelayClient, telling: Telling) -> None:
         self._relay = relay
         self._telling = telling
         self._raised: dict[tuple[Role, int], str] = {}
-        self.ends: list[tuple[TaskEnd, WorkerEnd]] = []
+        self.ends: list[tuple[TaskEnd, WorkerExit]] = []
 
     async def find_out(self, hosted: Hosted, process: WorkerProcess) -> TaskEnd:
         """How a task has ended whose process has, once its last words are known."""
@@ -35,7 +35,7 @@ class Findings:
         killed = memory.killed_for_memory(process.code) if stopped is None and not hosted.silent else None
         words = await outputs.last_words(self._relay)
         outputs.forget(self._relay)
-        end = WorkerEnd(
+        end = WorkerExit(
             rank=task.rank,
             local_rank=task.rank,
             pid=process.pid,

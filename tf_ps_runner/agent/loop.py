@@ -15,10 +15,10 @@ import msgspec
 from dlrover_run.agent.departure import Departure, received_words
 from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
-from dlrover_run.console.rounds import render_stop
-from dlrover_run.console.voice import Voice
+from dlrover_run.console.console import Console
+from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus, Waiting
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeOrder, NodeTasks, Role
 from dlrover_run.process_tree import tree
@@ -46,15 +46,15 @@ NOTHING = NodeOrder(version=0)
 
 
 class Agent:
-    """Runs one node's part of a job. `voice` speaks to the person at the console."""
+    """Runs one node's part of a job. `console` shows messages to the user."""
 
     def __init__(
         self,
         spec: ServersSpec,
         run_dir: RunDir,
-        relay: Relay,
+        relay: RelayClient,
         parent_pipes: Sequence[int],
-        voice: Voice,
+        console: Console,
         open_board: Callable[[OnChange, Callable[[str], None]], RendezvousClient],
     ) -> None:
         job = spec.job
@@ -63,13 +63,13 @@ class Agent:
         self._run_dir = run_dir
         self._relay = relay
         self._parent_pipes = parent_pipes
-        self._voice = voice
+        self._console = console
         self._wake = asyncio.Event()
-        self._starter = Starter(job, voice.say, ours=[str(PACKAGE)])
+        self._starter = Starter(job, console.info, ours=[str(PACKAGE)])
         self._orphans = OrphanKiller(self._own_children)
-        self._telling = Telling(voice.say)
+        self._telling = Telling(console.info)
         self._standing = Standing(job)
-        self._queues = Queues(self._membership(), voice.say)
+        self._queues = Queues(self._membership(), console.info)
         self._channel = Channel(lambda key, event: self._tasks.hear(key, event), self._queues)
         self._tasks = Tasks(
             spec, run_dir, relay, self._starter, self._orphans, self._channel, self._wake.set, self._telling
@@ -95,13 +95,13 @@ class Agent:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
         self._departure.listen(self._parent_pipes)
         if self._run_dir.path is not None and self._run_dir.keep:
-            self._voice.say(f"logs in {self._run_dir.path}")
+            self._console.info(f"logs in {self._run_dir.path}")
         try:
             self._channel.open()
             await self._queues.listen()
             problem = await self._desk.open(alone=self._spec.job.backend == "memory")
             if problem is not None:
-                self._voice.say(problem)
+                self._console.info(problem)
             await self._follow_plan()
         except (StuckTask, SpecError, OSError) as error:
             self._tasks.send(signal.SIGKILL)
@@ -175,7 +175,7 @@ class Agent:
 
     def _say_of_job(self, line: str) -> None:
         if not self._goes_alone:
-            self._voice.say(line)
+            self._console.info(line)
 
     def _show_waiting(self, wanted: Assignment) -> None:
         waiting = wanted.waiting if wanted.phase not in OVER else None
@@ -183,9 +183,9 @@ class Agent:
             return
         self._waiting = waiting
         if waiting is None:
-            self._voice.wait_no_more()
+            self._console.clear_waiting()
         else:
-            self._voice.wait_for(waiting.text, waiting.seconds)
+            self._console.show_waiting(waiting.text, waiting.seconds)
 
     def _publish(self) -> None:
         if not self._over:
@@ -232,7 +232,7 @@ class Agent:
     async def _conclude(self, gave_up: Exception | None = None) -> Verdict:
         wanted, problem = self._board.assignment, self._board.problem
         self._over = True
-        self._voice.wait_no_more()
+        self._console.clear_waiting()
         self._board.report(self._status(NodePhase.LEFT))
         await self._desk.close()
         self._channel.close()
@@ -270,15 +270,15 @@ class Agent:
         if self._departure.signal is None:
             seconds, key = self._spec.job.shutdown_timeout, number is signal.SIGINT
             if key:
-                self._voice.break_line()
+                self._console.break_line()
             live = seconds if self._tasks.live else None
-            then = render_stop("tasks", live, alone=self._spec.job.alone, again=key)
+            then = render_shutdown("tasks", live, alone=self._spec.job.alone, again=key)
             if self._tasks.live and number is signal.SIGTERM and self._spec.job.backend in ("master", "etcd"):
                 # Whoever evicts a node says it like this, and what it hosts may go on elsewhere with nothing lost.
                 self._moving = True
                 asyncio.get_running_loop().call_later(MOVE_PATIENCE, self._look_at_move)
                 then = f"what runs here is moved to other nodes if they have room, within {seconds:g} s"
-            self._voice.say(f"{received_words(number, meant)}: {then}")
+            self._console.info(f"{received_words(number, meant)}: {then}")
             # The next look at the situation passes it on.
             return
         self._moving = False
@@ -310,4 +310,4 @@ class Agent:
     def _hurry(self) -> None:
         """Wait no longer for what may take its time."""
         self._wake.set()
-        self._relay.hurry()
+        self._relay.stop_waiting()

@@ -9,10 +9,10 @@ from functools import partial
 from dlrover_run import exit_codes
 from dlrover_run.agent.host import told_name
 from dlrover_run.agent.narration import is_verbose
-from dlrover_run.console.voice import Voice, console_voice
+from dlrover_run.console.console import Console, open_console
 from dlrover_run.coordination.records import Failure
-from dlrover_run.output.relay_client import Relay
-from dlrover_run.output.streams import RunDir, leave_nothing, make_temp_dir
+from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.output.streams import RunDir, make_temp_dir, remove_run_dir
 from dlrover_run.process_tree import tree
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import SpecError
@@ -21,44 +21,44 @@ from tf_ps_runner.agent.verdict import Verdict
 from tf_ps_runner.spec import ServersSpec
 
 
-async def run_agent(spec: ServersSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: Relay) -> int:
+async def run_agent(spec: ServersSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: RelayClient) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
     job = spec.job
-    voice = console_voice(relay.say, job.console_name, "tf-ps-run")
-    relay.attach(voice.say)
+    console = open_console(relay.write, job.console_name, "tf-ps-run")
+    relay.attach(console.info)
     # The relay is the last to end, so the directory goes even when watchdog and agent are killed together.
     run_dir = make_temp_dir(run_dir, relay.remove_at_end)
     pids_to_spare: set[int] = set()
     try:
-        agent = Agent(spec, run_dir, relay, parent_pipes, voice, partial(open_client, job))
+        agent = Agent(spec, run_dir, relay, parent_pipes, console, partial(open_client, job))
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
         verdict = Verdict(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
     else:
         verdict = await agent.run()
         pids_to_spare = agent.pids_to_spare
-    _tell(spec, verdict, voice)
+    _tell(spec, verdict, console)
     await relay.drain(timeout=None)
     await relay.close()
     tree.end_children(pids_to_spare)
-    leave_nothing(run_dir)
+    remove_run_dir(run_dir)
     return verdict.exit_code
 
 
-def _tell(spec: ServersSpec, verdict: Verdict, voice: Voice) -> None:
+def _tell(spec: ServersSpec, verdict: Verdict, console: Console) -> None:
     if verdict.error is not None:
-        voice.alarm(verdict.error, timed=verdict.exit_code != exit_codes.BAD_COMMAND_LINE)
+        console.error(verdict.error, timed=verdict.exit_code != exit_codes.BAD_COMMAND_LINE)
     if verdict.warning is not None:
-        voice.say(verdict.warning)
+        console.info(verdict.warning)
     root = verdict.root or verdict.failure
     if root is None:
         return
-    from dlrover_run.console.report import FailureReport, render_elsewhere, render_failure
+    from dlrover_run.console.failure_report import FailureReport, render_failure, render_remote_failure
 
     # What the coordinator says of a task of this node may be in other words than the node's own; nobody else tells it.
     own = isinstance(root, Failure) and root.host == told_name(spec.job)
     if isinstance(root, Failure) and not own and not is_verbose(os.environ):
-        voice.alarm(render_elsewhere(verdict.reason, root, verdict.exit_code))
+        console.error(render_remote_failure(verdict.reason, root, verdict.exit_code))
         return
 
     report = FailureReport(
@@ -71,4 +71,4 @@ def _tell(spec: ServersSpec, verdict: Verdict, voice: Voice) -> None:
         exit_code=verdict.exit_code,
         why_over=verdict.why_over,
     )
-    voice.print(render_failure(report, voice.width, voice.color))
+    console.print(render_failure(report, console.width, console.color))

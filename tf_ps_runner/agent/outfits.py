@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from dlrover_run.agent.environment import fill_macros
 from dlrover_run.agent.process import WorkerStart
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.parameter_servers.model import Role
 from tf_ps_runner.agent import environment
@@ -21,7 +21,7 @@ from tf_ps_runner.spec import ServersSpec
 class Outfits:
     """Makes the outfits of one node's processes. `common` is what all of them have in their environment."""
 
-    def __init__(self, spec: ServersSpec, run_dir: RunDir, relay: Relay, telling: Telling) -> None:
+    def __init__(self, spec: ServersSpec, run_dir: RunDir, relay: RelayClient, telling: Telling) -> None:
         self._spec = spec
         self._run_dir = run_dir
         self._relay = relay

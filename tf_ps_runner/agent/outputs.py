@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from dlrover_run.output import streams
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import LogSpec, SpecError, Std
 
@@ -31,18 +31,18 @@ class Outputs:
             if fd > 2:
                 os.close(fd)
 
-    async def last_words(self, relay: Relay) -> str:
+    async def last_words(self, relay: RelayClient) -> str:
         """The end of the standard error of a task that has ended."""
         if self.stderr_path is not None:
             return streams.read_tail(self.stderr_path)
         return (await relay.tails([self.name])).get(self.name, "")
 
-    def forget(self, relay: Relay) -> None:
+    def forget(self, relay: RelayClient) -> None:
         """Nothing more comes of this task: what is still on its way to the console gets there."""
-        relay.forget([self.name], [path for path in (self.stdout_path, self.stderr_path) if path is not None])
+        relay.release([self.name], [path for path in (self.stdout_path, self.stderr_path) if path is not None])
 
 
-def open_outputs(logs: LogSpec, run_dir: RunDir, relay: Relay, name: str) -> Outputs:
+def open_outputs(logs: LogSpec, run_dir: RunDir, relay: RelayClient, name: str) -> Outputs:
     """Open the outputs of the task `name`: to the console, with `--redirects` to files alone, and else to both where a
     directory was asked for. Raises SpecError when the files cannot be had."""
     filed = run_dir.path is not None and run_dir.keep
@@ -50,7 +50,7 @@ def open_outputs(logs: LogSpec, run_dir: RunDir, relay: Relay, name: str) -> Out
     if not filed or run_dir.path is None:
         stderr = relay.open_stderr(name, show=True, prefix=prefix)
         # What a task writes to the two has an order that people rely on, which only one way to one console keeps.
-        stdout = stderr if relay.one_console else relay.open_stdout(name, prefix)
+        stdout = stderr if relay.single_console else relay.open_stdout(name, prefix)
         return Outputs(name, (0, stdout, stderr))
     directory = os.path.join(run_dir.path, name)
     try:

@@ -11,8 +11,8 @@ from typing import Any
 from dlrover_run.agent.group import KILL_TIMEOUT
 from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.starter import Starter
-from dlrover_run.failures.outcome import WorkerEnd
-from dlrover_run.output.relay_client import Relay
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskEnd, TaskKey, TaskStatus
 from dlrover_run.process_tree.orphans import OrphanKiller
@@ -63,7 +63,7 @@ class Tasks:
         self,
         spec: ServersSpec,
         run_dir: RunDir,
-        relay: Relay,
+        relay: RelayClient,
         starter: Starter,
         orphans: OrphanKiller,
         channel: Channel,
@@ -105,7 +105,7 @@ class Tasks:
         return any(hosted.live for hosted in self._hosted.values())
 
     @property
-    def ends(self) -> Sequence[tuple[TaskEnd, WorkerEnd]]:
+    def ends(self) -> Sequence[tuple[TaskEnd, WorkerExit]]:
         """How the last of the tasks have ended whose processes have."""
         return self._findings.ends
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dlrover_run import exit_codes
 from dlrover_run.agent.refusal import explain
 from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase
-from dlrover_run.failures.outcome import WorkerEnd
+from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.ending import EVALUATION_FAILED
 from dlrover_run.policies.parameter_servers.model import TaskEnd
 from dlrover_run.policies.parameter_servers.recovery import SHORT_END
@@ -25,7 +25,7 @@ class Verdict:
 
     exit_code: int
     reason: str
-    root: WorkerEnd | None = None
+    root: WorkerExit | None = None
     failure: Failure | None = None
     error: str | None = None
     why_over: str = ""
@@ -43,7 +43,7 @@ class Ending:
     """
 
     wanted: Assignment
-    ends: tuple[tuple[TaskEnd, WorkerEnd], ...]
+    ends: tuple[tuple[TaskEnd, WorkerExit], ...]
     host: str
     stopped_by: signal.Signals | None
     problem: str | None
@@ -71,7 +71,7 @@ def judge(ending: Ending, compat: bool) -> Verdict:
     )
 
 
-def _own_root(ends: Sequence[tuple[TaskEnd, WorkerEnd]], failure: Failure | None, host: str) -> WorkerEnd | None:
+def _own_root(ends: Sequence[tuple[TaskEnd, WorkerExit]], failure: Failure | None, host: str) -> WorkerExit | None:
     """The end of the task that the coordinator names, if that was one of this node's."""
     if failure is None or failure.host != host:
         return None
@@ -82,7 +82,7 @@ def _own_root(ends: Sequence[tuple[TaskEnd, WorkerEnd]], failure: Failure | None
     return None
 
 
-def _why_over(wanted: Assignment, root: WorkerEnd | None) -> str:
+def _why_over(wanted: Assignment, root: WorkerExit | None) -> str:
     """The coordinator's sentence without its first part, which says what the report says in its own words."""
     _, separator, rest = wanted.reason.rpartition("; ")
     return rest if separator else "" if root is not None else wanted.reason
@@ -94,7 +94,7 @@ def _warning(wanted: Assignment) -> str | None:
     return None
 
 
-def _exit_code(ending: Ending, root: WorkerEnd | None, compat: bool) -> int:
+def _exit_code(ending: Ending, root: WorkerExit | None, compat: bool) -> int:
     if ending.gave_up is not None:
         mistake = isinstance(ending.gave_up, SpecError)
         return exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)

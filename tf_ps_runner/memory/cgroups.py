@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dlrover_run.failures.memory_watch import group_folders, read_number
+from dlrover_run.failures.oom_kills import cgroup_directories, read_cgroup_number
 from tf_ps_runner.memory.limits import MIB
 
 PREFIX = "tf-ps-run."
@@ -46,11 +46,11 @@ def find_place(proc: Path = Path("/proc")) -> Place | None:
 
     A group beside or above our own would do too, but would take the tasks out of limits that somebody has set for us.
     """
-    for folder in group_folders(proc, "cgroup2", "")[:1]:
+    for folder in cgroup_directories(proc, "cgroup2", "")[:1]:
         place = Place(folder, 2)
         if _hands_memory_down(place) and _works(place):
             return place
-    for folder in group_folders(proc, "cgroup", "memory")[:1]:
+    for folder in cgroup_directories(proc, "cgroup", "memory")[:1]:
         place = Place(folder, 1)
         if _works(place):
             return place
@@ -155,9 +155,9 @@ class TaskGroup:
     def usage(self) -> int:
         """MiB that the group uses and that the kernel could not take back at once, as it can cached files."""
         if self._version == 2:
-            used, prefix = read_number(self.path / "memory.current"), ""
+            used, prefix = read_cgroup_number(self.path / "memory.current"), ""
         else:
-            used, prefix = read_number(self.path / "memory.usage_in_bytes"), "total_"
+            used, prefix = read_cgroup_number(self.path / "memory.usage_in_bytes"), "total_"
         stat = self.path / "memory.stat"
         cached = sum(_field(stat, f"{prefix}{name}_file") or 0 for name in ("active", "inactive"))
         return max(0, (used or 0) - cached) // MIB

@@ -7,7 +7,7 @@ import os
 from functools import cache
 from typing import Literal
 
-from dlrover_run.failures.memory_watch import MemoryWatch
+from dlrover_run.failures.oom_kills import OomMonitor
 from tf_ps_runner.memory import verdict
 from tf_ps_runner.memory.cgroups import Place, TaskGroup, clear_leftovers, find_place
 from tf_ps_runner.memory.limits import NO_LIMIT, SWOLLEN_PART, is_swollen
@@ -26,7 +26,7 @@ class MemoryHold:
         self._limit = limit
         self._group = group
         self._kills = group.kills if group else None
-        self._machine = None if group else MemoryWatch()
+        self._machine = None if group else OomMonitor()
         self._watch: TreeWatch | None = None
         self._pid: int | None = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 
-from dlrover_run.failures import signal_words
+from dlrover_run.failures import describe_signal
 from dlrover_run.policies.parameter_servers.text import size
 
 
@@ -40,4 +40,4 @@ def explain_unlimited(code: int, evidence: str | None) -> str | None:
 
 
 def _left(code: int) -> str:
-    return f"left with exit code {code}" if code > 0 else f"was ended by {signal_words(-code)}"
+    return f"left with exit code {code}" if code > 0 else f"was ended by {describe_signal(-code)}"

@@ -1,0 +1,174 @@
+"""Whether the kernel killed for memory, from counters that it keeps.
+
+A process killed for want of memory dies of SIGKILL like any other. But the kernel counts such kills for each control
+group, and a count that rose since the workers started tells. The counters are read once when a round starts and once
+more after a SIGKILL; in between nothing runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_NO_LIMIT = 1 << 60
+"""cgroup v1 writes a number about as large as the address space where there is no limit."""
+
+
+@dataclass(frozen=True)
+class CgroupCounters:
+    """One control group: its limit in bytes (None without one), how many of its processes were killed for memory, and
+    how often its own limit was in the way. `kills` and `hits` None are not known."""
+
+    path: str
+    limit: int | None
+    kills: int | None
+    hits: int | None
+
+
+@dataclass(frozen=True)
+class MemoryCounters:
+    """This process's control group and its ancestors, nearest first, and the kills for memory on the whole machine."""
+
+    groups: tuple[CgroupCounters, ...]
+    machine_kills: int | None
+
+
+class OomMonitor:
+    """The counters at the start of a round, to be held against those after a death."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._before = read_counters(proc)
+
+    def explain(self) -> str | None:
+        """What is known of kills for memory since the start: a clause such as `the kernel's memory limit was hit
+        (cgroup limit 512 MiB)`, or None."""
+        return explain_oom_kill(self._before, read_counters(self._proc))
+
+
+def explain_oom_kill(before: MemoryCounters, after: MemoryCounters) -> str | None:
+    """What the change of the counters says of a process of this control group that died of SIGKILL in between.
+
+    The group's own count of kills decides. Which limit it was is told by the nearest group with a limit whose
+    own count rose; when none did, the whole machine had run out. Where the group's counters cannot be read, a kill
+    anywhere on the machine is the weaker evidence, and the words say so.
+    """
+    then = {group.path: group for group in before.groups}
+    own = next((group for group in after.groups if group.kills is not None), None)
+    if own is not None and own.path in then:
+        if not _rose(then[own.path].kills, own.kills):
+            return None
+        limited = [group for group in after.groups if group.limit is not None and group.path in then]
+        hit = next((group for group in limited if _rose(then[group.path].hits, group.hits)), None)
+        if hit is not None and hit.limit is not None:
+            return f"the kernel's memory limit was hit (cgroup limit {format_bytes(hit.limit)})"
+        return "the kernel killed for memory because the machine had run out of it"
+    if _rose(before.machine_kills, after.machine_kills):
+        return "the kernel killed for memory on this machine meanwhile, most likely this process"
+    return None
+
+
+def _rose(before: int | None, after: int | None) -> bool:
+    return before is not None and after is not None and after > before
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes for people: `512 MiB`, `1.5 GiB`."""
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+def read_counters(proc: Path) -> MemoryCounters:
+    """The counters as they stand, read by way of `proc`, which is /proc; what cannot be read is left out."""
+    groups = _read_v2(proc) or _read_v1(proc)
+    return MemoryCounters(groups, _field(proc / "vmstat", "oom_kill"))
+
+
+def _read_v2(proc: Path) -> tuple[CgroupCounters, ...]:
+    groups = []
+    for group in cgroup_directories(proc, "cgroup2", ""):
+        kills = _field(group / "memory.events", "oom_kill")
+        if kills is None:
+            continue  # The root of the hierarchy, or one that has no memory controller.
+        # `oom` counts in the group whose limit it was and in all above it, so the nearest that rose is the one.
+        hits = _field(group / "memory.events", "oom")
+        groups.append(CgroupCounters(str(group), _limit(group / "memory.max"), kills, hits))
+    return tuple(groups)
+
+
+def _read_v1(proc: Path) -> tuple[CgroupCounters, ...]:
+    # Version 1 counts kills only in the dying process's own group; `failcnt` rises where a limit was in the way.
+    groups = []
+    for group in cgroup_directories(proc, "cgroup", "memory"):
+        if (group / "memory.oom_control").exists():
+            kills = _field(group / "memory.oom_control", "oom_kill")
+            for path, prefix in ((str(group), "memory."), (f"{group} with swap", "memory.memsw.")):
+                # Memory with swap has a limit of its own. It is asked first, so where the two are equal, as they often
+                # are in a container, it alone counts.
+                limit = _limit(group / f"{prefix}limit_in_bytes")
+                groups.append(CgroupCounters(path, limit, kills, read_cgroup_number(group / f"{prefix}failcnt")))
+    return tuple(groups)
+
+
+def cgroup_directories(proc: Path, kind: str, controller: str) -> list[Path]:
+    """The directories of this process's control group and of its ancestors as far as mounted, nearest first."""
+    own = _own_group(proc, controller)
+    mount = _mount(proc, kind, controller)
+    if own is None or mount is None:
+        return []
+    top, point = mount
+    # In a container without a namespace of its own the mount shows only the part of the tree below `top`.
+    inside = own[len(top.rstrip("/")) :] if own == top or own.startswith(top.rstrip("/") + "/") else "/"
+    here = point / inside.strip("/")
+    return [here, *[parent for parent in here.parents if parent == point or point in parent.parents]]
+
+
+def _own_group(proc: Path, controller: str) -> str | None:
+    for line in _lines(proc / "self" / "cgroup"):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if (controllers == "" and not controller) or (controller and controller in controllers.split(",")):
+            return path
+    return None
+
+
+def _mount(proc: Path, kind: str, controller: str) -> tuple[str, Path] | None:
+    """The root inside the hierarchy and the mount point of one kind of cgroup file system."""
+    for line in _lines(proc / "self" / "mountinfo"):
+        left, _, right = line.partition(" - ")
+        fields, filesystem = left.split(), right.split()
+        if len(fields) < 5 or len(filesystem) < 3 or filesystem[0] != kind:
+            continue
+        if not controller or controller in filesystem[2].split(","):
+            return fields[3], Path(fields[4])
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _field(path: Path, name: str) -> int | None:
+    for line in _lines(path):
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdecimal():
+            return int(value)
+    return None
+
+
+def read_cgroup_number(path: Path) -> int | None:
+    """The number in a file of the kernel; None where there is none, such as `max` for no limit."""
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _limit(path: Path) -> int | None:
+    limit = read_cgroup_number(path)  # Version 2 writes `max` where there is none.
+    return None if limit is None or limit >= _NO_LIMIT else limit

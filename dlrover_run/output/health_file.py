@@ -1,0 +1,132 @@
+"""What a node check has come to, as JSON in the log directory of a run that has one.
+
+`node_check.json` is an object with these fields; a speed that was not measured is null:
+
+    version   1; raised when a field changes its meaning
+    time      when it was written, in UTC, as in 2026-01-31T12:00:00Z
+    node      this node, as below
+    devices   of this node (at most 64, the slowest first), a list of
+        local_rank, name which one, and what it is
+        tflops           TFLOP/s of this device alone
+    nodes     on the node with rank 0, a list of those who train, in the order of their node ranks, and then of those
+        who were checked and do not (at most 64, those of whom there is most to say, in the same order):
+        node_id, host    which one
+        verdict          "passed", "straggler", "fault" or "unchecked"
+        dismissed        whether it leaves for that
+        tflops           TFLOP/s (1e12 operations a second) of its slowest device
+        gigabytes        GB/s (1e9 bytes a second) of its best link
+        reason           why, in words; may be empty
+    links     on the same node with --comm-perf-test, of all links (at most 120, the slowest), a list of
+        one, other       places in `nodes`, the same for a link within a node
+        gigabytes        GB/s of the best try, null when all failed
+        problem          why they failed, in words; may be empty
+
+A later check of the same run replaces the file. It is never seen half written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dlrover_run.coordination.check_records import Checkup, DeviceSpeed, LinkRow, Verdict
+from dlrover_run.coordination.records import Assignment
+from dlrover_run.output.streams import RunDir
+
+FILE_NAME = "node_check.json"
+"""The file's name in the directory of the run."""
+
+VERSION = 1
+"""Of the fields above."""
+
+
+@dataclass(frozen=True)
+class HealthResult:
+    """What a node knows of a check: of itself, of its devices, and on the node with rank 0 of all nodes and links."""
+
+    checkup: Checkup
+    devices: tuple[DeviceSpeed, ...] = ()
+    others: tuple[Checkup, ...] = ()
+    links: tuple[LinkRow, ...] = ()
+
+
+class HealthFile:
+    """Keeps the file up to date with what this node is told. `warn` is called with a sentence, once at most, when it
+    cannot be written: the job goes on without it."""
+
+    def __init__(self, run_dir: RunDir, warn: Callable[[str], None]) -> None:
+        # What the launcher removes at the end is not worth writing.
+        self._directory = run_dir.path if run_dir.keep else None
+        self._warn = warn
+        self._warned = False
+        self._known: HealthResult | None = None
+
+    def follow(self, wanted: Assignment, devices: Sequence[DeviceSpeed]) -> None:
+        """Write what has come of a check, and of the devices of this node in it, if that has changed. A node that has
+        lost its place keeps what it knew of the others."""
+        if self._directory is None or wanted.checkup is None or wanted.checkup.verdict is Verdict.PENDING:
+            return
+        result = HealthResult(wanted.checkup, tuple(devices), wanted.others, wanted.links)
+        if wanted.seat is None and not wanted.others and self._known is not None:
+            result = replace(result, others=self._known.others, links=self._known.links)
+        if result == self._known:
+            return
+        self._known = result
+        problem = write_health_file(self._directory, result, time.time())
+        if problem is not None and not self._warned:
+            self._warned = True
+            self._warn(problem)
+
+
+def write_health_file(directory: str, result: HealthResult, unix_time: float) -> str | None:
+    """Put the file into a directory of a run, which is made if somebody has removed it. Returns a sentence when that
+    cannot be done."""
+    path = os.path.join(directory, FILE_NAME)
+    unfinished = f"{path}.new"
+    content = json.dumps(_content(result, unix_time), indent=1) + "\n"
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with open(unfinished, "w", encoding="ascii") as file:
+            file.write(content)
+        os.replace(unfinished, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        return f"warning: {path} cannot be written ({error.strerror}); the result of the node check is only shown here"
+    return None
+
+
+def _content(result: HealthResult, unix_time: float) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "version": VERSION,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_time)),
+        "node": _node(result.checkup),
+        "devices": [
+            {"local_rank": device.local_rank, "name": device.name, "tflops": device.tflops} for device in result.devices
+        ],
+    }
+    if result.others:
+        content["nodes"] = [_node(each) for each in result.others]
+    if result.links:
+        content["links"] = [
+            {"one": link.one, "other": link.other, "gigabytes": link.gigabytes or None, "problem": link.problem}
+            for link in result.links
+        ]
+    return content
+
+
+def _node(checkup: Checkup) -> dict[str, Any]:
+    return {
+        "node_id": checkup.node_id,
+        "host": checkup.host,
+        "verdict": checkup.verdict.value,
+        "dismissed": checkup.dismissed,
+        "tflops": checkup.tflops or None,
+        "gigabytes": checkup.gigabytes or None,
+        "reason": checkup.reason,
+    }

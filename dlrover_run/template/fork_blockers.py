@@ -1,0 +1,129 @@
+"""Whether a process may be forked and its copies used as workers: nothing in it may be lost or shared by the fork.
+
+A fork copies only the thread that calls it, so a lock that another thread holds stays locked for ever in the copy. An
+accelerator's context does not survive it. A socket or a pipe would be one object in the hands of all workers. Each
+answer here is a reason for the line "--start-method=forkserver: REASON; workers are spawned instead".
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from collections.abc import Collection
+
+ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/davinci", "/dev/neuron", "/dev/hl")
+HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+
+SETTLING_FORKS = 3
+"""Trial forks before a thread counts as there to stay. Libraries such as OpenBLAS end theirs at a fork, and a thread
+that has just ended can stay listed for a moment."""
+
+
+def thread_names(proc: str = "/proc") -> list[str]:
+    """The kernel's names of the threads of this process beside the main one."""
+    names = []
+    for task in os.listdir(f"{proc}/self/task"):
+        if int(task) != os.getpid():
+            try:
+                with open(f"{proc}/self/task/{task}/comm") as name:
+                    names.append(name.read().strip())
+            except OSError:
+                continue
+    return names
+
+
+def trial_fork() -> None:
+    """Fork a child that does nothing, so that libraries which stop their threads before a fork do it now."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def persistent_threads() -> list[str]:
+    """The names of threads that are still there after trial forks; Python's own names where it knows them."""
+    for _ in range(SETTLING_FORKS):
+        if not thread_names():
+            return []
+        trial_fork()
+    left = thread_names()
+    threading = sys.modules.get("threading")
+    if left and threading is not None:
+        known = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        return known or left
+    return left
+
+
+def child_processes(proc: str = "/proc") -> list[int]:
+    """The children of this process."""
+    try:
+        with open(f"{proc}/self/task/{os.getpid()}/children") as children:
+            return [int(child) for child in children.read().split()]
+    except OSError:
+        return []
+
+
+def end_children() -> None:
+    """Kill what imports started in a process that will not be used."""
+    for child in child_processes():
+        os.kill(child, signal.SIGKILL)
+
+
+def descriptor_blocker(descriptors: dict[int, tuple[str, int]]) -> str | None:
+    """Why open files forbid a fork, or None; each descriptor comes with its target and its mode (`st_mode`)."""
+    for target, mode in descriptors.values():
+        if target.startswith(ACCELERATORS):
+            return f"the accelerator {target} is open"
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or target in HARMLESS_DEVICES:
+            continue
+        kind = "a socket" if stat.S_ISSOCK(mode) else "a pipe" if stat.S_ISFIFO(mode) else target
+        return f"{kind} is open, which all workers would share"
+    return None
+
+
+def open_descriptors(ours: Collection[int], proc: str = "/proc") -> dict[int, tuple[str, int]]:
+    """The descriptors of this process above the standard three, without `ours`."""
+    found = {}
+    for entry in os.listdir(f"{proc}/self/fd"):
+        fd = int(entry)
+        if fd > 2 and fd not in ours:
+            try:
+                found[fd] = (os.readlink(f"{proc}/self/fd/{fd}"), os.fstat(fd).st_mode)
+            except OSError:
+                continue
+    return found
+
+
+def quick_fork_blocker(ours: Collection[int]) -> str | None:
+    """The checks that cost microseconds, made before each fork. `ours` are descriptors that the worker will close."""
+    descriptor = descriptor_blocker(open_descriptors(ours))
+    if descriptor is not None:
+        return descriptor
+    if getattr(sys.modules.get("torch.cuda"), "is_initialized", bool)():
+        return "CUDA is initialised"
+    tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    if getattr(tracker, "_fd", None) is not None:
+        return "multiprocessing's resource tracker is running"
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    if getattr(server, "_forkserver_alive_fd", None) is not None:
+        return "multiprocessing's forkserver is running"
+    threads = thread_names()
+    return f"the thread {threads[0]} is running" if threads else None
+
+
+def fork_blocker_between_imports(ours: Collection[int]) -> str | None:
+    """The checks between two imports: the cheap ones, and all of them once a thread is seen, which may yet end."""
+    return fork_blocker(ours) if thread_names() else quick_fork_blocker(ours)
+
+
+def fork_blocker(ours: Collection[int]) -> str | None:
+    """All checks, made after imports: the cheap ones, threads that stay, and processes that were started."""
+    threads = persistent_threads()
+    if threads:
+        return f"the thread {threads[0]} is running"
+    children = child_processes()
+    if children:
+        return f"the process {children[0]} was started"
+    return quick_fork_blocker(ours)

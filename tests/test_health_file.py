@@ -1,0 +1,172 @@
+"""The JSON that a node check leaves in the log directory: what is in it, where it is, and when there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dlrover_run.coordination.check_records import Checkup, DeviceSpeed, LinkRow, Verdict
+from dlrover_run.coordination.records import Assignment, PlanPhase, RoundKey, Seat
+from dlrover_run.output.health_file import FILE_NAME, HealthFile, HealthResult, write_health_file
+from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
+from dlrover_run.spec import LogSpec
+
+OWN = Checkup(node_id="1-a", incarnation="a", host="gpu-a", verdict=Verdict.PASSED, tflops=0.084, gigabytes=1.25)
+OTHER = Checkup(
+    node_id="2-b",
+    incarnation="b",
+    host="gpu-\x1b[31m漢",
+    verdict=Verdict.FAULT,
+    reason="its check process was killed by SIGKILL",
+    dismissed=True,
+)
+SEAT = Seat(
+    key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0, world_size=2,
+    role_first_rank=0, role_world_size=2, store_address="a", store_port=1,
+)  # fmt: skip
+LINKS = (LinkRow(0, 0, 9.5), LinkRow(0, 1, 0, "it timed out"))
+DEVICES = (DeviceSpeed(1, "H200", 0.084), DeviceSpeed(0, "H200", 0.5))
+FIRST = Assignment(phase=PlanPhase.TRAINING, seat=SEAT, checkup=OWN, others=(OWN, OTHER))
+
+
+def kept(directory: Path) -> RunDir:
+    return RunDir(str(directory), keep=True)
+
+
+def content(directory: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((directory / FILE_NAME).read_text())
+    del found["time"]
+    return found
+
+
+def follow(directory: Path, *told: Assignment) -> list[str]:
+    """The warnings."""
+    said: list[str] = []
+    file = HealthFile(kept(directory), said.append)
+    for assignment in told:
+        file.follow(assignment, DEVICES)
+    return said
+
+
+def test_a_node_writes_what_it_is_told_of_itself(tmp_path: Path) -> None:
+    assert write_health_file(str(tmp_path), HealthResult(OWN, DEVICES), 1_763_647_884.0) is None
+    assert json.loads((tmp_path / FILE_NAME).read_text()) == {
+        "version": 1,
+        "time": "2025-11-20T14:11:24Z",
+        "node": {
+            "node_id": "1-a",
+            "host": "gpu-a",
+            "verdict": "passed",
+            "dismissed": False,
+            "tflops": 0.084,
+            "gigabytes": 1.25,
+            "reason": "",
+        },
+        "devices": [
+            {"local_rank": 1, "name": "H200", "tflops": 0.084},
+            {"local_rank": 0, "name": "H200", "tflops": 0.5},
+        ],
+    }
+
+
+def test_the_node_with_rank_0_writes_all_nodes_and_links(tmp_path: Path) -> None:
+    assert write_health_file(str(tmp_path), HealthResult(OWN, others=(OWN, OTHER), links=LINKS), 0) is None
+    found = content(tmp_path)
+    assert found["nodes"] == [
+        found["node"],
+        {
+            "node_id": "2-b",
+            "host": "gpu-\x1b[31m漢",
+            "verdict": "fault",
+            "dismissed": True,
+            "tflops": None,
+            "gigabytes": None,
+            "reason": "its check process was killed by SIGKILL",
+        },
+    ]
+    assert found["links"] == [
+        {"one": 0, "other": 0, "gigabytes": 9.5, "problem": ""},
+        {"one": 0, "other": 1, "gigabytes": None, "problem": "it timed out"},
+    ]
+
+
+def test_nothing_that_a_node_says_steers_the_terminal_of_who_reads_the_file(tmp_path: Path) -> None:
+    write_health_file(str(tmp_path), HealthResult(OTHER), 0)
+    text = (tmp_path / FILE_NAME).read_text()
+    assert text.isascii()
+    assert "\x1b" not in text
+
+
+def test_only_news_is_written(tmp_path: Path) -> None:
+    said: list[str] = []
+    file = HealthFile(kept(tmp_path), said.append)
+    file.follow(FIRST, DEVICES)
+    (tmp_path / FILE_NAME).unlink()
+    for repeated in (FIRST, Assignment(checkup=OWN), FIRST):
+        file.follow(repeated, DEVICES)
+    assert not (tmp_path / FILE_NAME).exists()
+    file.follow(msgspec.structs.replace(FIRST, others=(OWN,)), DEVICES)
+    assert content(tmp_path)["nodes"] == [content(tmp_path)["node"]]
+    assert said == []
+
+
+def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> None:
+    later = msgspec.structs.replace(OWN, gigabytes=2.5)
+    follow(tmp_path, FIRST, Assignment(checkup=later))
+    found = content(tmp_path)
+    assert "nodes" in found
+    assert found["node"] == {**found["node"], "gigabytes": 2.5}
+
+
+@pytest.mark.parametrize("checkup", [None, msgspec.structs.replace(OWN, verdict=Verdict.PENDING)])
+def test_before_there_is_a_verdict_there_is_no_file(tmp_path: Path, checkup: Checkup | None) -> None:
+    assert follow(tmp_path, Assignment(checkup=checkup)) == []
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("log_dir", ["/dev/null", ""])
+def test_a_run_whose_logs_nobody_asked_for_gets_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_dir: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run_dir = create_run_dir(LogSpec(log_dir=log_dir), "job")
+    HealthFile(run_dir, pytest.fail).follow(FIRST, DEVICES)
+    assert [name for _, _, names in os.walk(tmp_path) for name in names] == []
+    remove_run_dir(run_dir)
+
+
+def test_it_stays_in_a_log_directory_that_is_kept(tmp_path: Path) -> None:
+    run_dir = create_run_dir(LogSpec(log_dir=str(tmp_path / "logs")), "job")
+    HealthFile(run_dir, pytest.fail).follow(FIRST, DEVICES)
+    remove_run_dir(run_dir)
+    assert run_dir.path is not None
+    assert os.listdir(run_dir.path) == [FILE_NAME]
+
+
+def test_a_directory_that_somebody_has_removed_is_made_again(tmp_path: Path) -> None:
+    assert follow(tmp_path / "gone", FIRST) == []
+    assert (tmp_path / "gone" / FILE_NAME).exists()
+
+
+def test_where_it_cannot_be_written_one_line_says_so_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = follow(tmp_path / "file", FIRST, msgspec.structs.replace(FIRST, others=()), FIRST)
+    where = tmp_path / "file" / FILE_NAME
+    assert len(said) == 1
+    assert said[0].startswith(f"warning: {where} cannot be written (")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_disk_that_is_full_leaves_the_last_file_as_it_was(tmp_path: Path) -> None:
+    follow(tmp_path, FIRST)
+    before = (tmp_path / FILE_NAME).read_bytes()
+    os.symlink("/dev/full", tmp_path / f"{FILE_NAME}.new")
+    said = follow(tmp_path, msgspec.structs.replace(FIRST, others=()))
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+    assert os.listdir(tmp_path) == [FILE_NAME]

@@ -1,0 +1,421 @@
+"""What a person sees of a node check: the table while it goes on, what has come of it, and nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+
+import msgspec
+import pytest
+from screens import Screen
+from virtual_loop import run_virtually
+
+from dlrover_run.agent.narration import Narration
+from dlrover_run.console.console import REFRESH_SECONDS, Console
+from dlrover_run.console.health_table import (
+    format_bandwidth,
+    format_tflops,
+    render_health_table,
+    render_link_table,
+    render_live_table,
+    render_own_status,
+)
+from dlrover_run.console.text import display_width, truncate, use_color
+from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
+from dlrover_run.coordination.records import Assignment, Failure, PlanPhase, RoundKey, Seat, Waiting
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_ONCE, Rules
+from dlrover_run.spec import Entrypoint, JobSpec
+
+PENDING, PASSED, STRAGGLER, FAULT = Verdict.PENDING, Verdict.PASSED, Verdict.STRAGGLER, Verdict.FAULT
+EVIL = "a\x1b]0;owned\x07b\x1b[2J\x9b31mc\u202e\r\nd"
+KILLED = "the check process of local rank 0 was killed by SIGKILL"
+
+
+def node(host: str, verdict: Verdict = PASSED, tflops: float = 0.084, gigabytes: float = 1.25, **more: str) -> Checkup:
+    incarnation = more.pop("incarnation", host)
+    safe = re.sub(r"\W", "-", incarnation)
+    return Checkup(
+        node_id=safe,
+        incarnation=safe,
+        host=host,
+        verdict=verdict,
+        tflops=tflops,
+        gigabytes=gigabytes,
+        reason=more.get("reason", ""),
+    )
+
+
+FOUR = (
+    node("gpu-a"),
+    node("gpu-b", STRAGGLER, 0.021, reason="it computes 4 times slower than the others"),
+    node("gpu-c", FAULT, 0, 0, reason=KILLED),
+    node("gpu-d", PENDING, 0.084, 0),
+)
+
+
+class TestFigures:
+    @pytest.mark.parametrize(
+        ("tflops", "words"),
+        [(0.0843, "0.0843 TFLOP/s"), (0.084, "0.084 TFLOP/s"), (612.4, "612 TFLOP/s"), (1979, "1979 TFLOP/s"),
+         (45.67, "45.7 TFLOP/s"), (1e-9, "<0.001 TFLOP/s"), (1e12, "1e+12 TFLOP/s"), (0, "-")],
+    )  # fmt: skip
+    def test_a_speed_has_three_digits_that_count(self, tflops: float, words: str) -> None:
+        assert format_tflops(tflops) == words
+
+    @pytest.mark.parametrize(
+        ("gigabytes", "words"),
+        [(1.25, "1.25 GB/s"), (0.24, "240 MB/s"), (0.0024, "2.4 MB/s"), (387.6, "388 GB/s"), (0, "-")],
+    )
+    def test_a_bandwidth_below_one_is_told_in_the_smaller_unit(self, gigabytes: float, words: str) -> None:
+        assert format_bandwidth(gigabytes) == words
+
+
+class TestWidths:
+    def test_east_asian_characters_take_two_columns(self) -> None:
+        assert (display_width("ab"), display_width("漢字"), display_width("é")) == (2, 4, 1)
+
+    def test_a_line_is_cut_before_a_character_that_has_only_half_its_room(self) -> None:
+        assert [truncate("a漢字", width) for width in range(6)] == ["", "a", "a", "a漢", "a漢", "a漢字"]
+
+
+class TestTable:
+    def test_each_node_has_a_line_and_what_asks_for_a_look_a_mark(self) -> None:
+        assert render_health_table(FOUR[:3], 120).splitlines() == [
+            "dlrover-run: node check of 3 nodes: 1 passed, 1 straggler, 1 fault",
+            "  node         compute  communication  verdict",
+            "  gpu-a  0.084 TFLOP/s      1.25 GB/s  passed",
+            "! gpu-b  0.021 TFLOP/s      1.25 GB/s  straggler: it computes 4 times slower than the others",
+            f"! gpu-c              -              -  fault: {KILLED}",
+        ]
+
+    def test_on_a_narrow_terminal_the_units_stand_in_the_heading_and_reasons_below(self) -> None:
+        assert render_health_table(FOUR[:3], 40).splitlines()[1:] == [
+            "  node   TFLOP/s  GB/s  verdict",
+            "  gpu-a    0.084  1.25  passed",
+            "! gpu-b    0.021  1.25  straggler",
+            "      it computes 4 times slower than",
+            "      the others",
+            "! gpu-c        -     -  fault",
+            "      the check process of local rank 0",
+            "      was killed by SIGKILL",
+        ]
+
+    def test_what_was_not_measured_yet_may_still_come(self) -> None:
+        assert render_live_table(FOUR, 79, 22)[-1].split() == ["gpu-d", "0.084", "TFLOP/s", "...", "..."]
+
+    def test_a_node_that_took_no_part_is_not_said_to_have_passed(self) -> None:
+        rows = [node("gpu-a"), node("gpu-b", Verdict.UNCHECKED, 0, 0, reason="it was started without --network-check")]
+        assert render_health_table(rows, 120).splitlines() == [
+            "dlrover-run: node check of 2 nodes: 1 passed, 1 unchecked",
+            "  node         compute  communication  verdict",
+            "  gpu-a  0.084 TFLOP/s      1.25 GB/s  passed",
+            "! gpu-b              -              -  unchecked: it was started without --network-check",
+        ]
+
+    def test_a_node_that_passed_and_of_which_something_is_to_be_said_is_marked(self) -> None:
+        odd = node("gpu-a", reason="its link to gpu-b failed, and with two nodes nobody can tell whose fault that is")
+        assert "\n! gpu-a" in render_health_table([odd, node("gpu-b")])
+        assert "\n  gpu-b" in render_health_table([odd, node("gpu-b")])
+
+    def test_colours_are_for_terminals_only_and_change_no_words(self) -> None:
+        plain, painted = render_health_table(FOUR, 80), render_health_table(FOUR, 80, color=True)
+        assert "\x1b" not in plain
+        assert re.sub(r"\x1b\[[\d;]*m", "", painted) == plain
+        assert next(line for line in painted.splitlines() if "gpu-c" in line).startswith("\x1b[1;31m")
+
+    def test_nothing_that_a_node_says_steers_the_terminal(self) -> None:
+        rows = [node(EVIL, FAULT, reason=EVIL), node("gpu-b")]
+        links = [LinkRow(0, 1, 0, EVIL)]
+        for text in (
+            render_health_table(rows),
+            render_link_table(rows, links, 2.0),
+            "\n".join(render_live_table(rows, 79, 22)),
+        ):
+            assert re.fullmatch(r"[ -~\n]*", text), repr(text)
+        assert len(render_health_table(rows).splitlines()) == 4
+        assert "abc d" in render_health_table(rows)
+        assert render_own_status(rows[0]).isprintable()
+
+    def test_several_nodes_of_one_name_are_told_apart_by_their_ids(self) -> None:
+        rows = [node("box", incarnation="7-a"), node("gpu-a"), node("box", incarnation="8-b")]
+        lines = render_health_table(rows).splitlines()
+        assert [line[:13].strip() for line in lines[2:]] == ["box (7-a)", "gpu-a", "box (8-b)"]
+
+
+class TestFitting:
+    @pytest.mark.parametrize("columns", [1, 10, 20, 39, 40, 59, 60, 79, 200])
+    @pytest.mark.parametrize("lines", [-1, 0, 1, 2, 3, 5, 22, 64, 65])
+    def test_a_live_table_never_takes_more_room_than_there_is(self, columns: int, lines: int) -> None:
+        hosts = ["gpu-a", "漢字" * 60, EVIL, "x" * 255, "é" * 255]
+        rows = [
+            node(hosts[number % 5], list(Verdict)[number % len(Verdict)], 1e12, 1e12, reason=KILLED)
+            for number in range(64)
+        ]
+        drawn = render_live_table(rows, columns, lines)
+        assert len(drawn) <= max(0, lines)
+        assert all(display_width(line) <= columns for line in drawn)
+
+    def test_of_64_nodes_on_24_lines_those_are_shown_of_whom_there_is_most_to_say(self) -> None:
+        rows = [node(f"gpu-{number}") for number in range(64)]
+        rows[60] = node("gpu-60", FAULT, 0, 0)
+        rows[50] = node("gpu-50", PENDING, 0, 0)
+        rows[63] = node("gpu-63", STRAGGLER, 0.01)
+        drawn = render_live_table(rows, 79, 22)
+        assert len(drawn) == 22
+        assert [line.split()[:2] for line in drawn[-4:-1]] == [["gpu-50", "..."], ["!", "gpu-60"], ["!", "gpu-63"]]
+        assert drawn[-1] == "  and 44 more: 44 passed"
+
+
+class TestLinks:
+    NODES = (node("gpu-a"), node("gpu-b"), node("gpu-c"), node("gpu-d"))
+
+    def test_those_that_failed_come_first_and_then_the_slowest(self) -> None:
+        links = [LinkRow(0, 1, 12), LinkRow(0, 2, 0.9), LinkRow(0, 3, 0, "it timed out"), LinkRow(1, 2, 11)]
+        assert render_link_table(self.NODES, links, 2.0).splitlines() == [
+            "dlrover-run: bandwidth of 4 links, median 11 GB/s",
+            "! gpu-a - gpu-d  failed: it timed out",
+            "! gpu-a - gpu-c   900 MB/s  slow",
+            "  gpu-b - gpu-c    11 GB/s",
+            "  gpu-a - gpu-b    12 GB/s",
+        ]
+
+    def test_links_that_are_much_alike_are_not_marked(self) -> None:
+        links = [LinkRow(0, 1, 6), LinkRow(0, 2, 10), LinkRow(1, 2, 11), LinkRow(2, 2, 10)]
+        text = render_link_table(self.NODES, links, 2.0)
+        assert "slow" not in text
+        assert "!" not in text
+        assert "within gpu-c" in text
+
+    @pytest.mark.parametrize(("threshold", "marked"), [(1.5, 2), (2.0, 1), (4.0, 0)])
+    def test_slow_is_what_the_job_calls_slow(self, threshold: float, marked: int) -> None:
+        links = [LinkRow(0, 1, 3), LinkRow(0, 2, 6), LinkRow(0, 3, 10), LinkRow(1, 2, 10), LinkRow(1, 3, 10)]
+        assert render_link_table(self.NODES, links, threshold).count("  slow") == marked
+
+    def test_where_all_failed_there_is_no_median(self) -> None:
+        assert render_link_table(self.NODES, [LinkRow(0, 1)], 2.0).splitlines() == [
+            "dlrover-run: bandwidth of 1 link",
+            "! gpu-a - gpu-b  failed",
+        ]
+
+
+class TestOwnLine:
+    def test_a_node_that_passed(self) -> None:
+        assert render_own_status(FOUR[0]) == "node check: 0.084 TFLOP/s, 1.25 GB/s: passed"
+
+    def test_a_straggler_that_stays_is_warned_of(self) -> None:
+        reason = "it computes 4 times slower than the others"
+        assert render_own_status(FOUR[1]) == f"warning: this node is a straggler: {reason} (0.021 TFLOP/s, 1.25 GB/s)"
+
+    def test_a_node_that_passed_in_doubt_is_warned_of(self) -> None:
+        assert render_own_status(node("a", gigabytes=0, reason="its link failed")) == (
+            "warning: node check: 0.084 TFLOP/s: passed; its link failed"
+        )
+
+
+SEAT = Seat(
+    key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=3, workers=1, first_rank=0, world_size=3,
+    role_first_rank=0, role_world_size=3, store_address="a", store_port=1,
+)  # fmt: skip
+
+
+def checking(*rows: Checkup) -> Assignment:
+    return Assignment(waiting=Waiting("round 1 of a node check", 60.0, rows))
+
+
+def passed(*others: Checkup, links: tuple[LinkRow, ...] = (), own: Checkup = FOUR[0]) -> Assignment:
+    return Assignment(phase=PlanPhase.TRAINING, seat=SEAT, checkup=own, others=others, links=links)
+
+
+def narrated(
+    columns: int | None, *told: Assignment, lines: int = 24, worker: str = "", rules: Rules | None = None
+) -> list[str]:
+    """What is written when each of these is told, and told again, and some time goes by. A worker that has not ended
+    yet has last words after the first of them."""
+    written: list[str] = []
+    spec = JobSpec(
+        entrypoint=Entrypoint("program", "/bin/sh", ("-c", "")), run_id="job", backend="master", rules=rules or Rules()
+    )
+
+    color = use_color(columns is not None, {"TERM": "xterm", **os.environ})
+
+    async def run() -> None:
+        narration = Narration(spec, Console(written.append, lambda: columns, lambda: lines, color=color))
+        for number, assignment in enumerate(told):
+            narration.follow(assignment)
+            await asyncio.sleep(2.5 * REFRESH_SECONDS)
+            if number == 0:
+                written.append(worker)
+            narration.follow(assignment)
+        narration.end()
+
+    run_virtually(run())
+    return written
+
+
+def screen_of(written: list[str], rows: int = 24, columns: int = 80) -> list[str]:
+    screen = Screen(rows, columns)
+    screen.feed("".join(written))
+    return screen.lines
+
+
+OPEN = (node("a", PENDING, 0.084, 0), node("b", PENDING, 0, 0), node("c", PENDING, 0.084, 0))
+DONE = (node("a"), node("b", STRAGGLER, 0.02, reason="it computes 4 times slower"), node("c"))
+
+
+class TestOnATerminal:
+    def test_the_table_is_drawn_again_in_its_place(self) -> None:
+        shown = narrated(80, checking(*OPEN), checking(DONE[0], *OPEN[1:]))
+        lines = screen_of(shown[:-1])
+        assert lines[0] == "dlrover-run: waiting: round 1 of a node check; at most 58 s more"
+        assert [line.split() for line in lines[1:]] == [
+            ["node", "compute", "communication", "verdict"],
+            ["a", "0.084", "TFLOP/s", "1.25", "GB/s", "passed"],
+            ["b", "...", "...", "..."],
+            ["c", "0.084", "TFLOP/s", "...", "..."],
+        ]
+
+    def test_it_goes_with_the_end_of_the_check_and_what_has_come_of_it_stays(self) -> None:
+        shown = narrated(80, checking(*OPEN), checking(*DONE), passed(*DONE))
+        assert "\x1b[33m! b" in "".join(shown)
+        assert screen_of(shown) == [*render_health_table(DONE, 80).splitlines(), ""]
+
+    def test_nothing_of_it_is_left_where_nothing_has_come_of_it(self) -> None:
+        assert screen_of(narrated(80, checking(*OPEN), checking(*DONE))) == [""]
+
+    def test_without_colours_where_nobody_wants_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert not re.search(r"\x1b\[[\d;]*m", "".join(narrated(80, checking(*DONE), passed(*DONE))))
+
+    def test_the_last_words_of_a_worker_are_neither_lost_nor_doubled(self) -> None:
+        words = "".join(f"word {number}\n" for number in range(3))
+        shown = narrated(80, checking(*OPEN), passed(*DONE), worker=words)
+        lines = screen_of(shown)
+        assert [sum(f"word {number}" in line for line in lines) for number in range(3)] == [1, 1, 1]
+        assert lines[-len(DONE) - 3 :] == [*render_health_table(DONE, 80).splitlines(), ""]
+
+    @pytest.mark.parametrize(("rows", "columns"), [(24, 80), (24, 40), (10, 80), (4, 40), (3, 80), (2, 80), (1, 80)])
+    def test_64_nodes_scroll_nothing_away_but_what_was_there(self, rows: int, columns: int) -> None:
+        many = [node(f"gpu-{number}" + "漢" * 50, PENDING) for number in range(64)]
+        shown = narrated(columns, checking(*many), checking(*many[:-1], node("gpu-63", FAULT)), lines=rows)
+        screen = Screen(rows, columns)
+        screen.feed("\n" * rows + "said before\n")
+        # The emulated terminal counts a wide character as one column, for which there is room enough then.
+        screen.feed("".join(shown[:-1]))
+        kept = screen.lines[screen.lines.index("said before") + 1 :]
+        assert len(kept) <= max(1, rows - 1)
+        assert sum("waiting" in line for line in kept) == 1
+
+
+class TestElsewhere:
+    def test_bad_news_at_once_and_all_the_rest_at_the_end(self) -> None:
+        shown = narrated(None, checking(*OPEN), checking(OPEN[0], *DONE[1:]), checking(*DONE), passed(*DONE))
+        assert shown == [
+            "dlrover-run: waiting: round 1 of a node check; at most 59 s more\n",
+            "",
+            "dlrover-run: node check: b: 0.02 TFLOP/s, 1.25 GB/s: straggler: it computes 4 times slower\n",
+            render_health_table(DONE, 80) + "\n",
+        ]
+
+    def test_the_next_check_tells_its_own_news(self) -> None:
+        shown = narrated(None, checking(*DONE), checking(*OPEN), checking(*DONE))
+        assert sum("straggler" in line for line in shown) == 2
+
+
+def told(*assignments: Assignment, rules: Rules | None = None) -> list[str]:
+    """The lines in a file, but those of waiting."""
+    lines = "".join(narrated(None, *assignments, rules=rules)).splitlines()
+    return [line for line in lines if "waiting" not in line]
+
+
+class TestBetweenTwoRounds:
+    """What ended the last round is said before what the check between them comes to."""
+
+    FAILED = Assignment(restart_count=1, failure=Failure(3, "b", "exited with code 1"), waiting=Waiting("for b"))
+    CHECKED = msgspec.structs.replace(passed(*DONE, node("d")), restart_count=1, failure=FAILED.failure)
+
+    def test_the_failure_is_told_once_before_the_check(self) -> None:
+        lines = told(passed(*DONE), self.FAILED, self.CHECKED, rules=Rules(least=3, most=3, check=CHECK_ALWAYS))
+        cause = "dlrover-run: rank 3 on b exited with code 1; a node check comes before restart 1"
+        assert [line for line in lines if line == cause or "node check of" in line] == [
+            "dlrover-run: node check of 3 nodes: 2 passed, 1 straggler",
+            cause,
+            "dlrover-run: node check of 4 nodes: 3 passed, 1 straggler",
+        ]
+
+    def test_on_one_node_its_name_is_no_news(self) -> None:
+        assert told(self.FAILED, rules=Rules(check=CHECK_ALWAYS)) == [
+            "dlrover-run: rank 3 exited with code 1; a node check comes before restart 1"
+        ]
+
+    def test_where_no_check_comes_the_line_of_the_restart_tells_it(self) -> None:
+        assert told(self.FAILED, rules=Rules(check=CHECK_ONCE)) == []
+
+    def test_the_failure_of_a_round_that_trains_again_is_old(self) -> None:
+        spare = msgspec.structs.replace(self.FAILED, phase=PlanPhase.TRAINING)
+        assert told(spare, rules=Rules(check=CHECK_ALWAYS)) == []
+
+
+class TestOnceForEachCheck:
+    GATHERING = Assignment(phase=PlanPhase.GATHERING, checkup=FOUR[0], waiting=Waiting("a was lost"))
+
+    def test_a_restart_of_the_workers_tells_nothing_again(self) -> None:
+        assert told(passed(*DONE), self.GATHERING, passed(*DONE)) == told(passed(*DONE))
+
+    def test_a_node_that_is_gone_or_has_another_rank_is_no_news(self) -> None:
+        links = (LinkRow(0, 1, 2.0), LinkRow(0, 2, 1.0), LinkRow(1, 2, 1.5))
+        fewer = passed(DONE[2], DONE[0], links=(LinkRow(0, 1, 1.0),))
+        assert told(passed(*DONE, links=links), self.GATHERING, fewer) == told(passed(*DONE, links=links))
+
+    def test_a_node_that_has_come_is(self) -> None:
+        lines = told(passed(*DONE), self.GATHERING, passed(*DONE, node("d")))
+        assert [line for line in lines if "node check of" in line] == [
+            "dlrover-run: node check of 3 nodes: 2 passed, 1 straggler",
+            "dlrover-run: node check of 4 nodes: 3 passed, 1 straggler",
+        ]
+
+    def test_links_are_told_once_after_the_nodes(self) -> None:
+        links = (LinkRow(0, 1, 2.0), LinkRow(0, 2, 0.5), LinkRow(1, 2, 2.0))
+        lines = told(passed(*DONE, links=links), self.GATHERING, passed(*DONE, links=links))
+        assert [line for line in lines if line.startswith("dlrover-run: ")] == [
+            "dlrover-run: node check of 3 nodes: 2 passed, 1 straggler",
+            "dlrover-run: bandwidth of 3 links, median 2 GB/s",
+        ]
+
+    def test_links_of_nodes_that_nobody_named_are_left_out(self) -> None:
+        assert told(passed(*DONE, links=(LinkRow(0, 7, 2.0),))) == told(passed(*DONE))
+
+    @pytest.mark.parametrize("others", [(), (FOUR[0],)])
+    def test_a_node_that_is_told_of_itself_alone_has_one_line(self, others: tuple[Checkup, ...]) -> None:
+        assert told(passed(*others), self.GATHERING, passed(*others)) == [
+            "dlrover-run: node check: 0.084 TFLOP/s, 1.25 GB/s: passed"
+        ]
+
+    def test_a_node_that_leaves_for_it_says_so_in_its_last_words_alone(self) -> None:
+        dismissed = Checkup(
+            node_id="c", incarnation="c", host="c", verdict=FAULT, reason=KILLED, dismissed=True
+        )  # fmt: skip
+        assert told(Assignment(checkup=dismissed)) == []
+
+    def test_what_is_still_open_is_not_told(self) -> None:
+        assert told(Assignment(checkup=OPEN[0])) == []
+
+
+def test_a_tick_without_news_draws_the_same_table() -> None:
+    written: list[str] = []
+
+    async def run() -> None:
+        console = Console(written.append, lambda: 80)
+        console.show_waiting("for b", 30, lambda columns, lines: ["one", "two"])
+        await asyncio.sleep(3.5 * REFRESH_SECONDS)
+        console.show_waiting("for b", 30)
+        await asyncio.sleep(REFRESH_SECONDS)
+        console.clear_waiting()
+
+    run_virtually(run())
+    line = "dlrover-run: waiting: for b; at most {} s more".format
+    assert written == [
+        *(f"\r\x1b[J\r\none\r\ntwo\r\x1b[2A{line(left)}" for left in (29, 28, 27)),
+        f"\r\x1b[J{line(30)}",
+        "\r\x1b[K",
+    ]
