@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.agent.ports import HeldPort
+from dlrover_run.supervisor.ports import HeldPort
 
 pytest.importorskip("torch")
 

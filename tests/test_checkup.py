@@ -27,7 +27,6 @@ from dlrover_run.agent import ailments, checkup, loop
 from dlrover_run.agent.checkup import CheckPart
 from dlrover_run.agent.forkserver import Template
 from dlrover_run.agent.link_orders import link_orders
-from dlrover_run.agent.process import WorkerStart, spawn
 from dlrover_run.agent.slow_devices import find_slow
 from dlrover_run.agent.verdict import Ending, judge
 from dlrover_run.coordination.check_records import (
@@ -45,6 +44,7 @@ from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus, 
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
 from dlrover_run.devices.health import NodeProblem
 from dlrover_run.spec import Entrypoint, JobSpec
+from dlrover_run.supervisor.process import ProcessSpec, spawn
 
 WAITING, RUNNING, SUCCEEDED, FAILED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED, NodePhase.FAILED
 
@@ -353,7 +353,7 @@ class Workers:
     def has_imported(self, module: str) -> bool:
         return True
 
-    async def start_folder(self, start: WorkerStart, folder: str) -> int:
+    async def start_folder(self, start: ProcessSpec, folder: str) -> int:
         self.started.append(spawn(start))
         return self.started[-1]
 

@@ -15,13 +15,13 @@ import pytest
 from harness import WAIT, WORKERS
 
 from dlrover_run.agent.crew import Crew, CrewLost
-from dlrover_run.agent.process import WorkerStart, spawn
+from dlrover_run.supervisor.process import ProcessSpec, spawn
 
 COMPUTE = {"do": "compute", "seconds": 0.5}
 ARGV = (sys.executable, "-u", str(WORKERS / "fake_check"))
 
 
-async def spawned(start: WorkerStart) -> int:
+async def spawned(start: ProcessSpec) -> int:
     return spawn(start)
 
 
@@ -148,7 +148,7 @@ def test_of_an_endless_complaint_the_last_line_is_kept(stage: Path) -> None:
 def test_a_process_that_cannot_be_started_leaves_none_of_the_others() -> None:
     started: list[int] = []
 
-    async def second_fails(start: WorkerStart) -> int:
+    async def second_fails(start: ProcessSpec) -> int:
         if started:
             raise BlockingIOError(11, "no more processes")
         started.append(spawn(start))

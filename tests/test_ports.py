@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from dlrover_run.agent.ports import HeldPort
+from dlrover_run.supervisor.ports import HeldPort
 
 
 @pytest.mark.torchrun

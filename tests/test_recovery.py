@@ -12,7 +12,7 @@ import psutil
 import pytest
 from harness import OURS, WAIT, WORKERS, Mailbox, finish, launch, start
 
-from dlrover_run.agent.process import WorkerProcess, WorkerStart, spawn
+from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
 
 pytestmark = pytest.mark.torchrun
 
@@ -153,10 +153,10 @@ def test_a_fixed_port_is_had_again_although_a_child_of_rank_0_still_listens(mail
 def test_a_signal_to_a_worker_that_has_just_ended_does_not_make_it_a_victim() -> None:
     """The kernel takes a signal for a process that nobody has collected yet, and does nothing with it."""
 
-    async def scenario() -> WorkerProcess:
-        given = WorkerStart(0, 0, ("sh", "-c", "exit 7"), (), dict(os.environ), (0, 1, 2))
-        ended: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
-        worker = WorkerProcess(spawn(given), given, ended.set_result)
+    async def scenario() -> ManagedProcess[ProcessSpec]:
+        given = ProcessSpec(name="rank 0", argv=("sh", "-c", "exit 7"), environment=os.environ)
+        ended: asyncio.Future[ManagedProcess[ProcessSpec]] = asyncio.get_running_loop().create_future()
+        worker = ManagedProcess(spawn(given), given, ended.set_result)
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         worker.stop(signal.SIGTERM, grace=WAIT)
         return await asyncio.wait_for(ended, WAIT)

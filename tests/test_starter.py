@@ -11,15 +11,15 @@ import pytest
 
 from dlrover_run.agent import starter
 from dlrover_run.agent.forkserver import Imported, TemplateError, UnsafeToFork
-from dlrover_run.agent.process import WorkerStart
 from dlrover_run.agent.starter import Starter
 from dlrover_run.spec import Entrypoint, JobSpec
+from dlrover_run.supervisor.process import ProcessSpec
 
 SPEC = JobSpec(Entrypoint("script", "x.py", python="python"), "job", start_method="forkserver")
 PATIENCE = 60.0
 """Seconds after which a test counts as hung."""
 
-START = WorkerStart(0, 0, ("python", "x.py"), (), {}, (0, 1, 2))
+START = ProcessSpec(name="rank 0", argv=("python", "x.py"), environment={}, record_imports=True)
 
 
 class Stub:

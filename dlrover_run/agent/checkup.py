@@ -26,9 +26,7 @@ import msgspec
 
 from dlrover_run.agent.crew import Answer, Crew, CrewLost, Order
 from dlrover_run.agent.environment import check_environments
-from dlrover_run.agent.group import StuckWorkers
 from dlrover_run.agent.link_orders import link_orders, place_in_order
-from dlrover_run.agent.ports import HeldPort
 from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.bounds import MAX_PROBLEM
@@ -46,6 +44,8 @@ from dlrover_run.coordination.check_records import (
 from dlrover_run.coordination.records import NodeStatus
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
+from dlrover_run.supervisor.ports import HeldPort
+from dlrover_run.supervisor.process import StuckProcess
 
 COMPUTE_SECONDS = 0.5
 """Seconds that the devices compute: a clock that is still rising, or a neighbour's burst, averages out, and nobody
@@ -164,7 +164,7 @@ class CheckPart:
             self._begin(self._compute_alone)
 
     async def rest(self) -> None:
-        """End the crew, for the workers come now; a later task finds another. Raises StuckWorkers when the kernel does
+        """End the crew, for the workers come now; a later task finds another. Raises StuckProcess when the kernel does
         not end it."""
         await _end_all(list(self._work))
         await self._end_crew()
@@ -177,7 +177,7 @@ class CheckPart:
     async def close(self) -> None:
         """End everything, for good."""
         self._closed = True
-        with contextlib.suppress(StuckWorkers):
+        with contextlib.suppress(StuckProcess):
             await self.rest()
         if self._closing is not None:
             await asyncio.wait([self._closing])
@@ -198,7 +198,7 @@ class CheckPart:
 
     async def _let_go(self) -> None:
         # One that the kernel does not end is still there for `rest`, which says so.
-        with contextlib.suppress(StuckWorkers):
+        with contextlib.suppress(StuckProcess):
             await self._end_crew()
         if self._template_is_idle:
             self._closing = asyncio.ensure_future(self._close_starter())
@@ -226,7 +226,7 @@ class CheckPart:
         if task.compute:
             if self._computed is not None and self._computed.device == CPU:
                 # Where a driver could not be initialised it stays so in that process. Another one may find the device.
-                with contextlib.suppress(StuckWorkers):
+                with contextlib.suppress(StuckProcess):
                     await self._end_crew()
             self._computed = await self._compute(task.key, deadline)
             self._on_news()
@@ -324,7 +324,7 @@ class CheckPart:
             if self._crew.idle:
                 return self._crew
             # One that the kernel does not end is no reason to say nothing: the next one meets the same and says so.
-            with contextlib.suppress(StuckWorkers):
+            with contextlib.suppress(StuckProcess):
                 await self._end_crew()
         starter = await self._starter()
         await starter.warmed(os.environ)

@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.agent.group import WorkerGroup
-from dlrover_run.agent.process import WorkerProcess, WorkerStart
+from dlrover_run.agent.worker_specs import Worker, WorkerSpec
 from dlrover_run.coordination.bounds import Name, Rate
 from dlrover_run.failures import describe_exit_code
 from dlrover_run.output.lines import TailBuffer
+from dlrover_run.supervisor.group import ProcessGroup
 
 MAX_ANSWER = 65_536
 """Bytes of a line that may be an answer; a longer one is none."""
@@ -31,7 +31,7 @@ MAX_ANSWER = 65_536
 MAX_LAST_WORDS = 200
 """Characters of the line that ends a process's standard error, in the clause about its end."""
 
-StartOne = Callable[[WorkerStart], Awaitable[int]]
+StartOne = Callable[[WorkerSpec], Awaitable[int]]
 Order = Mapping[str, Any]
 
 
@@ -72,11 +72,18 @@ class Crew:
         except OSError:
             self._close()
             raise
-        starts = [
-            WorkerStart(mate.local_rank, mate.local_rank, tuple(argv), (), environment, mate.theirs)
+        specs = [
+            WorkerSpec(
+                name=f"the check process of local rank {mate.local_rank}",
+                rank=mate.local_rank,
+                local_rank=mate.local_rank,
+                argv=tuple(argv),
+                environment=environment,
+                stdio=mate.theirs,
+            )
             for mate, environment in zip(self._mates, environments, strict=True)
         ]
-        self._group = WorkerGroup(starts, self._note_end)
+        self._group = ProcessGroup(specs, self._note_end)
         self._ready = False
         self._asking = False
 
@@ -124,7 +131,7 @@ class Crew:
         return found
 
     async def end(self) -> None:
-        """Kill all processes and return when all have ended. Raises StuckWorkers when the kernel does not end one."""
+        """Kill all processes and return when all have ended. Raises StuckProcess when the kernel does not end one."""
         try:
             await self._group.stop(signal.SIGKILL, 0)
         finally:
@@ -138,8 +145,8 @@ class Crew:
         for mate in self._mates:
             mate.close()
 
-    def _note_end(self, worker: WorkerProcess) -> None:
-        self._mates[worker.local_rank].note_end(worker.code or 0, len(self._group.ended))
+    def _note_end(self, worker: Worker) -> None:
+        self._mates[worker.spec.local_rank].note_end(worker.code or 0, len(self._group.ended))
 
 
 class _Mate:

@@ -7,29 +7,29 @@ import tempfile
 from dataclasses import replace
 
 from dlrover_run import failures
-from dlrover_run.agent.process import WorkerProcess
+from dlrover_run.agent.worker_specs import Worker
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output import streams
 
 
 def worker_end(
-    worker: WorkerProcess, placed: streams.RankStreams, tail: str | None, memory: failures.OomMonitor
+    worker: Worker, placed: streams.RankStreams, tail: str | None, memory: failures.OomMonitor
 ) -> WorkerExit:
     """How a worker ended. `tail` is the end of its standard error as the relay saw it, None where nobody asked it yet.
 
     Raises ValueError while the worker runs.
     """
     if worker.code is None:
-        raise ValueError(f"rank {worker.rank} still runs")
+        raise ValueError(f"{worker.spec.name} still runs")
     seen = streams.read_tail(placed.stderr.path) if placed.stderr.path else tail or ""
     asks_memory = worker.stopped_with is None and failures.may_be_oom_kill(worker.code, seen)
     error = failures.read_error_file(placed.error_file) if placed.error_file else None
     end = WorkerExit(
-        rank=worker.rank,
-        local_rank=worker.local_rank,
+        rank=worker.spec.rank,
+        local_rank=worker.spec.local_rank,
         pid=worker.pid,
         code=worker.code,
-        unix_time=worker.unix_time,
+        unix_time=worker.ended_at,
         stopped_with=worker.stopped_with,
         error=error,
         error_file=placed.error_file if placed.error_file and os.path.exists(placed.error_file) else None,

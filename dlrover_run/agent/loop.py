@@ -18,16 +18,14 @@ from dlrover_run import failures
 from dlrover_run.agent.checkup import CheckPart
 from dlrover_run.agent.departure import Departure, received_words
 from dlrover_run.agent.events import EventLog
-from dlrover_run.agent.group import StuckWorkers
 from dlrover_run.agent.narration import Narration
-from dlrover_run.agent.outfit import contract, prepare
-from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
 from dlrover_run.agent.round import Round
 from dlrover_run.agent.standing import Standing
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.statement import last_words, statement
 from dlrover_run.agent.verdict import Ending, Verdict, judge
+from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
 from dlrover_run.coordination.records import OVER, Seat
@@ -39,6 +37,7 @@ from dlrover_run.process_tree import tree
 from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.supervisor.process import StuckProcess
 
 if TYPE_CHECKING:
     from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
@@ -98,9 +97,9 @@ class Agent:
         self._narration.begin(self._run_dir)
         try:
             await self._follow_plan()
-        except (StuckWorkers, SpecError, OSError) as error:
+        except (StuckProcess, SpecError, OSError) as error:
             if self._round is not None:
-                with contextlib.suppress(StuckWorkers):
+                with contextlib.suppress(StuckProcess):
                     await self._round.group.stop(signal.SIGKILL, 0)
             return await self._conclude(error)
         return await self._conclude()
@@ -186,9 +185,9 @@ class Agent:
             if placed is None or not self._is_wanted(seat):
                 return
         port = self._standing.take_port()
-        outfit = prepare(self._spec, seat, os.environ, self._run_dir.path, self._relay, placed)
+        specs = build_worker_specs(self._spec, seat, os.environ, self._run_dir.path, self._relay, placed)
         self._narration.begin_round(seat)
-        self._round = Round(outfit, port, self._relay, self._note_end, self._wake.set)
+        self._round = Round(specs, port, self._relay, self._note_end, self._wake.set)
         with self._orphans.paused():
             await self._round.start(self._starter)
         self._starter.learn_later()
@@ -211,7 +210,7 @@ class Agent:
 
     async def _ask_plugin(self, plugin: LogsSpecsClient, seat: Seat) -> LogsDestinations | None:
         """A plugin's word on where the output goes; None when a signal came before it answered."""
-        self._asking = asyncio.ensure_future(plugin.ask(contract(self._spec, seat, os.environ)))
+        self._asking = asyncio.ensure_future(plugin.ask(launcher_environments(self._spec, seat, os.environ)))
         try:
             return await self._asking
         except asyncio.CancelledError:
@@ -293,7 +292,7 @@ class Agent:
         workers = self._round.group.pids if self._round is not None else set()
         return {self._relay.pid} | self._starter.pids | self._check.pids | plugin | workers | self._board.pids
 
-    def _note_end(self, worker: WorkerProcess) -> None:
+    def _note_end(self, worker: Worker) -> None:
         self._wake.set()
         self._orphans.reap()
         if self._round is not None and self._round.group.live:

@@ -10,14 +10,13 @@ from dataclasses import replace
 
 from dlrover_run import failures
 from dlrover_run.agent.evidence import worker_end
-from dlrover_run.agent.group import WorkerGroup
-from dlrover_run.agent.outfit import Outfit, release
-from dlrover_run.agent.ports import HeldPort
-from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.starter import Starter
+from dlrover_run.agent.worker_specs import Worker, WorkerSpecs, close_streams
 from dlrover_run.coordination.records import RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.supervisor.group import ProcessGroup
+from dlrover_run.supervisor.ports import HeldPort
 
 
 class Round:
@@ -29,15 +28,15 @@ class Round:
 
     def __init__(
         self,
-        outfit: Outfit,
+        specs: WorkerSpecs,
         port: HeldPort | None,
         relay: RelayClient,
-        on_end: Callable[[WorkerProcess], None],
+        on_end: Callable[[Worker], None],
         on_news: Callable[[], None],
     ) -> None:
-        self.seat = outfit.seat
-        self.group = WorkerGroup(outfit.starts, self._note_end)
-        self._outfit = outfit
+        self.seat = specs.seat
+        self.group = ProcessGroup(specs.workers, self._note_end)
+        self._specs = specs
         self._port = port
         self._relay = relay
         self._on_end = on_end
@@ -46,7 +45,7 @@ class Round:
         self._started = time.monotonic()
         self._starting: asyncio.Future[None] | None = None
         self._asking: asyncio.Future[None] | None = None
-        self._to_ask: list[WorkerProcess] = []
+        self._to_ask: list[Worker] = []
         self._failed: list[WorkerExit] = []
         self._live: list[failures.LiveWorker] = []
         self.lasted = 0.0
@@ -66,10 +65,10 @@ class Round:
                 await self._starting
         finally:
             self._starting = None
-            release(self._outfit)
+            close_streams(self._specs.workers)
 
     async def _start(self, starter: Starter) -> None:
-        await starter.prepare([start.environment for start in self._outfit.starts])
+        await starter.prepare([worker.environment for worker in self._specs.workers])
         await self.group.start(starter.start)
 
     def cancel(self) -> None:
@@ -100,7 +99,7 @@ class Round:
 
     def results(self) -> dict[int, bytes]:
         """What a function returned, pickled, by the global rank of each worker that succeeded."""
-        results = self._outfit.results
+        results = self._specs.results
         if results is None:
             return {}
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
@@ -111,23 +110,23 @@ class Round:
             self._asking.cancel()
         if self._port is not None:
             self._port.release()
-        if self._outfit.results is not None:
-            self._outfit.results.close()
-        self._outfit.work.close()
+        if self._specs.results is not None:
+            self._specs.results.close()
+        self._specs.work.close()
 
-    def _describe(self, worker: WorkerProcess, tail: str | None) -> WorkerExit:
-        end = worker_end(worker, self._outfit.streams.ranks[worker.local_rank], tail, self._memory)
-        failed = {one.rank for one in self.group.ended if one.code != 0 and one.stopped_with is None}
+    def _describe(self, worker: Worker, tail: str | None) -> WorkerExit:
+        end = worker_end(worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._memory)
+        failed = {one.spec.rank for one in self.group.ended if one.code != 0 and one.stopped_with is None}
         live = [one for one in self._live if one.rank not in failed]
         return replace(end, waited_for=failures.find_absent_workers(end, live, all_here=self.seat.nodes == 1))
 
-    def _note_end(self, worker: WorkerProcess) -> None:
+    def _note_end(self, worker: Worker) -> None:
         self.lasted = time.monotonic() - self._started
         if worker.code != 0 and worker.stopped_with is None:
             if self._asking is None:
                 # Before the others end too: the kernel forgets their connections.
-                self.got_to_work = self._outfit.work.got_to_work()
-                looks = (failures.inspect_worker(one.rank, one.pid) for one in self.group.running)
+                self.got_to_work = self._specs.work.got_to_work()
+                looks = (failures.inspect_worker(one.spec.rank, one.pid) for one in self.group.running)
                 self._live = [one for one in looks if one is not None]
             self._to_ask.append(worker)
             if self._asking is None or self._asking.done():
@@ -148,6 +147,6 @@ class Round:
             self._on_news()
 
 
-def _key(worker: WorkerProcess) -> str:
+def _key(worker: Worker) -> str:
     """The worker's name at the relay."""
-    return str(worker.local_rank)
+    return str(worker.spec.local_rank)

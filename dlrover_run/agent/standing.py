@@ -6,9 +6,9 @@ import os
 import uuid
 
 from dlrover_run.agent.host import told_name
-from dlrover_run.agent.ports import HeldPort
 from dlrover_run.coordination.records import OVER, Assignment, Failure, NodePhase, NodeStatus, RoundKey, Seat
 from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.supervisor.ports import HeldPort
 
 
 class Standing:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dlrover_run.agent.command import python_program
 from dlrover_run.agent.environment import seatless_environments
 from dlrover_run.agent.forkserver import Imported, ProgramKind, Template, TemplateError, UnsafeToFork, WorkerCommand
-from dlrover_run.agent.process import WorkerStart, spawn
 from dlrover_run.spec import JobSpec
+from dlrover_run.supervisor.process import ProcessSpec, spawn
 
 LEARN_DELAY = 2.0
 """Seconds after a start at which the template imports what the new workers have imported.
@@ -88,16 +88,16 @@ class Starter:
         except TemplateError as error:
             await self._abandon(error)
 
-    async def start(self, start: WorkerStart) -> int:
+    async def start(self, start: ProcessSpec) -> int:
         """Start one worker and return its pid. Raises OSError when it cannot be started."""
-        return await self._start(start, self._program, records=start.local_rank == 0)
+        return await self._start(start, self._program, records=start.record_imports)
 
-    async def start_folder(self, start: WorkerStart, folder: str) -> int:
+    async def start_folder(self, start: ProcessSpec, folder: str) -> int:
         """The same for a process that runs another program than the workers do: a folder with a `__main__`, by its
         path. Nothing is learned from it."""
         return await self._start(start, ("script", folder), records=False)
 
-    async def _start(self, start: WorkerStart, program: tuple[ProgramKind, str] | None, records: bool) -> int:
+    async def _start(self, start: ProcessSpec, program: tuple[ProgramKind, str] | None, records: bool) -> int:
         if self._forking and self._template is not None and program is not None:
             stdin, stdout, stderr = start.stdio
             kind, target = program

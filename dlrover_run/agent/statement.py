@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dlrover_run import failures
-from dlrover_run.agent.group import StuckWorkers
 from dlrover_run.agent.round import Round
 from dlrover_run.agent.standing import Standing
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.records import Failure, NodePhase, NodeStatus
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.supervisor.process import StuckProcess
 
 
 def statement(standing: Standing, current: Round | None, leaving: bool) -> NodeStatus:
@@ -46,7 +46,7 @@ def last_words(standing: Standing, gave_up: Exception | None) -> NodeStatus:
     seat = standing.seat
     if gave_up is None or seat is None:
         return standing.status(NodePhase.LEFT)
-    what = f"could not be {'stopped' if isinstance(gave_up, StuckWorkers) else 'started'}: {gave_up}"
+    what = f"could not be {'stopped' if isinstance(gave_up, StuckProcess) else 'started'}: {gave_up}"
     failure = Failure(seat.first_rank, standing.host, what[:MAX_WHAT])
     return standing.status(NodePhase.LEFT, failure)
 

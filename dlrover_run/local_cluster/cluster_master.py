@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -67,7 +66,7 @@ class ClusterMaster:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), END_TIMEOUT)
             if self._process is not None:
-                self._process.signal(signal.SIGKILL)
+                self._process.kill()
                 await self._gone.wait()
 
     async def _begin(self) -> int:

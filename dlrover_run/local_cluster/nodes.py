@@ -14,7 +14,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 
@@ -26,8 +25,8 @@ from dlrover_run.local_cluster.network import Namespace
 from dlrover_run.local_cluster.supervision import EndKind, Node, NodeEnd
 from dlrover_run.memory_file import memory_file
 from dlrover_run.output.streams import unused_temp_dir
-from dlrover_run.process_tree import ends, signals, tree
 from dlrover_run.spec import JobSpec, MasterSpec
+from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
 
 NODE_VARIABLE = "DLROVER_LOCAL_NODE"
 """Tells a process on which node of a local cluster it is, by the node's number."""
@@ -89,12 +88,10 @@ class NodeProcess:
         self._parent_pipe = -1
         self._verdict_fd = -1
         self._said = bytearray()
-        self._code: int | None = None
         self._aftermath: asyncio.TimerHandle | None = None
+        self._process: ManagedProcess[ProcessSpec] | None = None
         self._told: set[int] = set()
         self._temp_dir = _unused_temp_dir()
-        self.pid = -1
-        """The pid of the watchdog; -1 before the start and after its end."""
         self.started_at = 0.0
         """When it was started, by the clock of the loop."""
         self.verdict: Verdict | None = None
@@ -112,46 +109,47 @@ class NodeProcess:
             logs = replace(spec.logs, temp_dir=self._temp_dir)
             request = LaunchRequest(spec=replace(spec, logs=logs), parent_pipe=theirs, verdict=verdict)
             request_fd = passed_on.enter_context(memory_file(msgspec.json.encode(request)))
-            # A node loses none of these signals: they wait until its watchdog takes them.
-            with namespace.entered() if namespace is not None else contextlib.nullcontext(), signals.held_back():
-                process = subprocess.Popen(
-                    command(request_fd),
-                    pass_fds=(request_fd, theirs, verdict),
-                    env=dict(environment),
-                    # A machine of its own would have no console to read from.
-                    stdin=subprocess.DEVNULL,
-                    # The terminal's Ctrl-C comes through the supervisor only, and once.
-                    start_new_session=True,
-                    # A stopped agent reads no parent-death pipe; the end of its watchdog continues it.
-                    preexec_fn=partial(tree.die_with_parent, os.getpid()),
-                )
+            # The node has a session of its own, so the terminal's Ctrl-C comes through the supervisor only, and once. A
+            # stopped agent reads no parent-death pipe; the end of its watchdog, which dies with its parent, continues
+            # it. No signal is lost: they stay blocked until the watchdog takes them.
+            process_spec = ProcessSpec(
+                name=f"node {self.node.number}",
+                argv=tuple(command(request_fd)),
+                environment=environment,
+                # A machine of its own would have no console to read from.
+                stdio=(subprocess.DEVNULL, 1, 2),
+                fds=(request_fd, theirs, verdict),
+                signals_blocked=True,
+            )
+            with namespace.entered() if namespace is not None else contextlib.nullcontext():
+                pid = spawn(process_spec)
             try:
-                ends.watch_child(process.pid, self._collect)
+                self._process = ManagedProcess(pid, process_spec, lambda _: self._look())
             except OSError:
-                process.kill()
-                process.wait()
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
                 raise
             kept.pop_all()
-        # It is collected through a pidfd; with a return code set, Popen does not warn that it is still running.
-        process.returncode = 0
-        self.pid, self._parent_pipe, self._verdict_fd = process.pid, ours, verdict_fd
+        self._parent_pipe, self._verdict_fd = ours, verdict_fd
         self.started_at = asyncio.get_running_loop().time()
         os.set_blocking(verdict_fd, False)
         asyncio.get_running_loop().add_reader(verdict_fd, self._hear)
 
-    def signal(self, number: int) -> None:
-        """Pass a signal on to the node, unless it has ended; one that somebody has stopped hears of it too."""
-        if self.pid >= 0:
-            self._told.add(number)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-                os.kill(self.pid, signal.SIGCONT)
+    @property
+    def pids(self) -> set[int]:
+        """The pid of the watchdog while it runs."""
+        return {self._process.pid} if self._process is not None and self._process.live else set()
 
-    def forward(self, number: int) -> None:
-        """Pass on a signal after which the node goes on."""
-        if self.pid >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal that ends the node, unless it has ended."""
+        if self._process is not None and self._process.live:
+            self._told.add(number)
+            self._process.send(number)
+
+    def forward(self, number: signal.Signals) -> None:
+        """Pass on a signal that does not end the node."""
+        if self._process is not None:
+            self._process.forward(number)
 
     def let_go(self) -> None:
         """End the node as if the supervisor had gone: at once, without asking its workers."""
@@ -167,12 +165,6 @@ class NodeProcess:
         self._forget_verdict()
         self._look()
 
-    def _collect(self) -> None:
-        _, status = os.waitpid(self.pid, 0)
-        self.pid = -1
-        self._code = os.waitstatus_to_exitcode(status)
-        self._look()
-
     def _forget_verdict(self) -> None:
         if self._verdict_fd >= 0:
             asyncio.get_running_loop().remove_reader(self._verdict_fd)
@@ -180,7 +172,9 @@ class NodeProcess:
             self._verdict_fd = -1
 
     def _look(self) -> None:
-        if self._code is None or self._verdict_fd >= 0:
+        assert self._process is not None, "it has been started"
+        code = self._process.code
+        if code is None or self._verdict_fd >= 0:
             if self._aftermath is None:
                 self._aftermath = asyncio.get_running_loop().call_later(AFTERMATH_TIMEOUT, self._give_up)
             return
@@ -191,13 +185,14 @@ class NodeProcess:
             # All who would have removed it may have been killed.
             shutil.rmtree(self._temp_dir, ignore_errors=True)
         self.verdict = decode(bytes(self._said))
-        self._on_end(end_of(self.node.number, self._code, self.verdict, self._told))
+        self._on_end(end_of(self.node.number, code, self.verdict, self._told))
 
     def _give_up(self) -> None:
-        if self.pid >= 0:
-            # It may wait for a console that takes nothing. Its end is heard of like any other.
-            os.kill(self.pid, signal.SIGKILL)
-        if self._code is not None:
+        assert self._process is not None, "it has been started"
+        if self._process.live:
+            # It may wait for a console that reads nothing. Its end is reported as usual.
+            self._process.send(signal.SIGKILL)
+        else:
             self._forget_verdict()
             self._look()
 

@@ -188,7 +188,7 @@ class Supervisor:
             return
         self._nodes[node.number] = process
         if self._ending:
-            process.signal(signal.SIGTERM)
+            process.send(signal.SIGTERM)
 
     def _ended(self, end: NodeEnd) -> None:
         process = self._nodes.pop(end.number)
@@ -240,7 +240,7 @@ class Supervisor:
             self._relay.write("\n")
         self._carry_out(supervision.stop(self._cluster, number))
         for process in self._nodes.values():
-            process.signal(number)
+            process.send(number)
 
     def _forward(self, number: signal.Signals) -> None:
         for process in self._nodes.values():
@@ -258,11 +258,11 @@ class Supervisor:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, do))
 
     def _own_children(self) -> set[int]:
-        pids = {process.pid for process in self._nodes.values() if process.pid >= 0}
+        pids = {pid for process in self._nodes.values() for pid in process.pids}
         masters = self._master.pids if self._master is not None else set()
         return pids | masters | {self._relay.pid}
 
 
 def _end(nodes: Iterable[NodeProcess]) -> None:
     for process in nodes:
-        process.signal(signal.SIGTERM)
+        process.send(signal.SIGTERM)

@@ -12,14 +12,15 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dlrover_run.memory_file import memory_file
-from dlrover_run.process_tree import ends, signals
 from dlrover_run.spec import MasterSpec
+from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
 from dlrover_run.transport.addresses import Address, UnresolvedHost, bind_error, is_in_use, is_local_address, resolve
 
 READY_TIMEOUT = 60.0
@@ -65,7 +66,7 @@ class MasterProcess:
         self._bound = bound
         self._parent_pipe = -1
         self._ready = -1
-        self._ended = False
+        self._process: ManagedProcess[ProcessSpec] | None = None
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Start the process; `on_end` is called once when it has ended. Raises OSError when it cannot be started."""
@@ -87,18 +88,19 @@ class MasterProcess:
                 inherited["--parent-pipe-fd"], self._parent_pipe = os.pipe()
                 passed_on.callback(os.close, inherited["--parent-pipe-fd"])
                 kept.callback(os.close, self._parent_pipe)
-            self.pid = self._spawn(inherited)
+            spec = self._process_spec(inherited)
+            self.pid = spawn(spec)
             kept.pop_all()
         self._ready = ready
         _pass_on_lines(reports, self._say)
-        ends.watch_child(self.pid, lambda: self._collect(on_end))
+        self._process = ManagedProcess(self.pid, spec, lambda _: self._note_end(on_end))
 
     async def ready(self) -> int:
         """Wait until it listens; its port. Raises MasterNotReady when it does not."""
         try:
             told = await asyncio.wait_for(_read_to_end(self._ready), READY_TIMEOUT)
         except TimeoutError:
-            self.signal(9)
+            self.kill()
             raise MasterNotReady(f"it did not listen within {READY_TIMEOUT:g} s and was killed") from None
         finally:
             os.close(self._ready)
@@ -110,21 +112,16 @@ class MasterProcess:
             os.close(self._parent_pipe)
             self._parent_pipe = -1
 
-    def signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
-        # Until it has been collected the number is still its own.
-        if not self._ended:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+        if self._process is not None:
+            self._process.send(signal.SIGKILL)
 
-    def _collect(self, on_end: Callable[[], None]) -> None:
-        self._ended = True
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+    def _note_end(self, on_end: Callable[[], None]) -> None:
         self.end()
         on_end()
 
-    def _spawn(self, inherited: dict[str, int]) -> int:
+    def _process_spec(self, inherited: dict[str, int]) -> ProcessSpec:
         command = [sys.executable, "-m", "dlrover_run.master", "--listen", self._listen]
         if self._idle_timeout is not None:
             command += ["--idle-timeout", f"{self._idle_timeout:g}"]
@@ -138,22 +135,19 @@ class MasterProcess:
                 command += [flag, os.path.abspath(path)] if path else []
         if self._spec.auth_required:
             command += ["--auth-required"]
-        with signals.held_back():
-            process = subprocess.Popen(
-                command,
-                env=_environment(),
-                # It keeps no file system busy, and nobody who reads our output waits for its end.
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=list(inherited.values()),
-                # A session of its own is half of what tells our sweeps that this is a master (see `process_tree.tree`).
-                start_new_session=True,
-            )
-        # It is collected through a pidfd; with a return code set, Popen does not warn that it is still running.
-        process.returncode = 0
-        return process.pid
+        # It leads a session of its own, by which `process_tree.tree` recognizes a master.
+        return ProcessSpec(
+            name="the master",
+            argv=tuple(command),
+            environment=_environment(),
+            # It keeps no file system in use, and a reader of this process's output does not wait for its end.
+            directory="/",
+            stdio=(subprocess.DEVNULL, subprocess.DEVNULL, subprocess.DEVNULL),
+            fds=tuple(inherited.values()),
+            # Other nodes need it after this launcher has ended.
+            dies_with_parent=False,
+            signals_blocked=True,
+        )
 
 
 def _environment() -> dict[str, str]:

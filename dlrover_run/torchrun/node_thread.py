@@ -13,12 +13,12 @@ from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
 
-from dlrover_run.agent.ports import HeldPort
 from dlrover_run.agent.standing import Standing
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, RoundKey, Seat
 from dlrover_run.process_tree import signals
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.supervisor.ports import HeldPort
 
 LEAVE_TIMEOUT = 5.0
 """Seconds for the thread to say that this node has left and to end, which the board does in 2; after that the process

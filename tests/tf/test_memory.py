@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.agent.process import WorkerStart, spawn
 from dlrover_run.policies.parameter_servers import text as words
+from dlrover_run.supervisor.process import ProcessSpec, spawn
 from tf_ps_runner.memory import cgroups, hold, limits, verdict
 from tf_ps_runner.memory.cgroups import Place, TaskGroup, clear_leftovers, find_place
 from tf_ps_runner.memory.hold import MemoryHold
@@ -145,7 +145,13 @@ def test_a_spawned_task_is_under_its_limit_before_its_program_begins(
     held = by_group("worker-3", 100)
     with open(tmp_path / "groups", "w+") as output:
         stdio = (0, output.fileno(), 2)
-        task = WorkerStart(0, 0, ("cat", "/proc/self/cgroup"), (), dict(os.environ), stdio, before_exec=held.enter)
+        task = ProcessSpec(
+            name="worker-3",
+            argv=("cat", "/proc/self/cgroup"),
+            environment=os.environ,
+            stdio=stdio,
+            before_exec=held.enter,
+        )
         os.waitpid(spawn(task), 0)
         held.close()
         output.seek(0)

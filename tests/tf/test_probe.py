@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from interpreters import python_215, python_221
 
-from dlrover_run.agent.ports import HeldPort
 from dlrover_run.policies.parameter_servers.model import Role, TaskKey
+from dlrover_run.supervisor.ports import HeldPort
 from tf_ps_runner.agent import probe, vigil
 from tf_ps_runner.agent.probe import Probe
 from tf_ps_runner.agent.vigil import ANSWER_TIMEOUT, MISSES, TRY_FIRST, TRY_MOST, Verdict, Vigil

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.policies.parameter_servers.model import Role, TaskEnd
+from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.endings import Found, raised, task_end
 from tf_ps_runner.agent.hosted import Hosted
 from tf_ps_runner.agent.telling import Telling
@@ -25,7 +25,7 @@ class Findings:
         self._raised: dict[tuple[Role, int], str] = {}
         self.ends: list[tuple[TaskEnd, WorkerExit]] = []
 
-    async def find_out(self, hosted: Hosted, process: WorkerProcess) -> TaskEnd:
+    async def find_out(self, hosted: Hosted, process: ManagedProcess[ProcessSpec]) -> TaskEnd:
         """How a task has ended whose process has, once its last words are known."""
         task, outputs, memory = hosted.task, hosted.outputs, hosted.memory
         assert process.code is not None, "it has ended"
@@ -40,7 +40,7 @@ class Findings:
             local_rank=task.rank,
             pid=process.pid,
             code=process.code,
-            unix_time=process.unix_time,
+            unix_time=process.ended_at,
             stopped_with=stopped,
             stderr_tail=words,
             stdout_path=outputs.stdout_path,

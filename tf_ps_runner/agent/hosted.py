@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable
 
-from dlrover_run.agent.process import WorkerProcess, WorkerStart
 from dlrover_run.policies.parameter_servers.model import (
     NodeOrder,
     Role,
@@ -19,6 +18,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 from tf_ps_runner.agent.outputs import Outputs
 from tf_ps_runner.agent.reconcile import Known
 from tf_ps_runner.agent.words import Event, Hello, Note, OrderMessage, Ready, Restored, Saved, Step
@@ -40,7 +40,7 @@ class Hosted:
         self.server_bounds: ServerBounds | None = None
         self.servers: tuple[str, ...] = ()
         self.starting: asyncio.Task[None] | None = None
-        self.process: WorkerProcess | None = None
+        self.process: ManagedProcess[ProcessSpec] | None = None
         self.outputs: Outputs | None = None
         self.memory: MemoryHold | None = None
         self.silent: str | None = None
@@ -129,9 +129,15 @@ class Hosted:
             ending=order.ending,
         )
 
-    def run(self, pid: int, start: WorkerStart, on_end: Callable[[WorkerProcess], None]) -> None:
+    def run(
+        self,
+        pid: int,
+        spec: ProcessSpec,
+        on_end: Callable[[ManagedProcess[ProcessSpec]], None],
+        on_stuck: Callable[[ManagedProcess[ProcessSpec]], None],
+    ) -> None:
         """Its process has been started."""
-        self.process = WorkerProcess(pid, start, on_end)
+        self.process = ManagedProcess(pid, spec, on_end, on_stuck)
         self.started_at = time.monotonic()
         if self.task.role is not Role.PS:
             self.later("speechless", SPEECHLESS, self.be_ready)
@@ -193,7 +199,7 @@ class Hosted:
             self.starting.cancel()
 
     def terminate(self, number: signal.Signals, grace: float, told_at: float | None = None) -> None:
-        """Ask it to end by a signal, and kill it after that many seconds; `told_at` is as in `WorkerProcess.send`."""
+        """Ask it to end by a signal, and kill it after that many seconds; `told_at` is as in `ManagedProcess.send`."""
         self.ending = True
         if self.process is not None:
             self.process.stop(number, grace, told_at)

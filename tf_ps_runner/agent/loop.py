@@ -25,12 +25,13 @@ from dlrover_run.process_tree import tree
 from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import SpecError
+from dlrover_run.supervisor.process import StuckProcess
 from tf_ps_runner.agent.channel import Channel
 from tf_ps_runner.agent.environment import PACKAGE
 from tf_ps_runner.agent.queue_words import Membership
 from tf_ps_runner.agent.queues import Queues
 from tf_ps_runner.agent.reconcile import Situation, Terminate, reconcile
-from tf_ps_runner.agent.tasks import StuckTask, Tasks
+from tf_ps_runner.agent.tasks import Tasks
 from tf_ps_runner.agent.telling import Telling
 from tf_ps_runner.agent.verdict import Ending, Verdict, judge
 from tf_ps_runner.agent.wish_desk import WishDesk
@@ -103,7 +104,7 @@ class Agent:
             if problem is not None:
                 self._console.info(problem)
             await self._follow_plan()
-        except (StuckTask, SpecError, OSError) as error:
+        except (StuckProcess, SpecError, OSError) as error:
             self._tasks.send(signal.SIGKILL)
             return await self._conclude(error)
         return await self._conclude()
@@ -140,7 +141,7 @@ class Agent:
     @property
     def _farewell(self) -> tuple[signal.Signals, float, float | None]:
         """The signal that ends a task when this node goes, or all is over, the seconds that it gets after that, and
-        when it got the signal from elsewhere (see `WorkerProcess.send`)."""
+        when it got the signal from elsewhere (see `ManagedProcess.send`)."""
         if self._departure.orphaned:
             return signal.SIGKILL, 0.0, None
         if self._departure.signal is not None:

@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 
 from dlrover_run.agent.environment import fill_macros
-from dlrover_run.agent.process import WorkerStart
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.parameter_servers.model import Role
+from dlrover_run.supervisor.process import ProcessSpec
 from tf_ps_runner.agent import environment
 from tf_ps_runner.agent.hosted import Hosted
 from tf_ps_runner.agent.outputs import open_outputs
@@ -32,16 +32,16 @@ class Outfits:
             relay.remove_at_end(self._scratch)
         self.common = environment.common_environment(os.environ, self._scratch)
 
-    def give(self, hosted: Hosted, variables: Mapping[str, str]) -> WorkerStart:
+    def give(self, hosted: Hosted, variables: Mapping[str, str]) -> ProcessSpec:
         """The outfit of a task, with these variables of its own. Raises SpecError when its logs cannot be had."""
         task, entrypoint = hosted.task, self._spec.job.entrypoint
         hosted.outputs = open_outputs(self._spec.job.logs, self._run_dir, self._relay, str(task.key))
         hosted.memory = MemoryHold.open(str(task.key), task.memory)
         self._telling.limited(hosted.memory.kept_by)
         args = fill_macros(entrypoint.args, task.rank)
-        return WorkerStart(
-            local_rank=0 if task.role in (Role.CHIEF, Role.WORKER) else 1,
-            rank=task.rank,
+        return ProcessSpec(
+            name=str(task.key),
+            record_imports=task.role in (Role.CHIEF, Role.WORKER),
             argv=environment.boot_command(entrypoint, args),
             args=args,
             environment={**self.common, **variables},

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from dlrover_run.agent.ports import HeldPort
 from dlrover_run.policies.parameter_servers.model import Role
+from dlrover_run.supervisor.ports import HeldPort
 
 
 class PortBook:

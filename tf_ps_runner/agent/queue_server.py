@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from dlrover_run.agent.ports import bind_everywhere
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.policies.parameter_servers.model import TaskKey
+from dlrover_run.supervisor.ports import bind_everywhere
 from dlrover_run.transport import auth
 from tf_ps_runner.agent.desk import Desk
 from tf_ps_runner.agent.queue_words import (

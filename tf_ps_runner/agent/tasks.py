@@ -8,14 +8,13 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from dlrover_run.agent.group import KILL_TIMEOUT
-from dlrover_run.agent.process import WorkerProcess
 from dlrover_run.agent.starter import Starter
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskEnd, TaskKey, TaskStatus
 from dlrover_run.process_tree.orphans import OrphanKiller
+from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, StuckProcess
 from tf_ps_runner.agent import environment
 from tf_ps_runner.agent.channel import Channel
 from tf_ps_runner.agent.findings import Findings
@@ -148,13 +147,12 @@ class Tasks:
             raise AssertionError("how a task is terminated is the loop's to say")
         elif isinstance(step, Kill):
             hosted.kill()
-            hosted.later("stuck", KILL_TIMEOUT, lambda: self._tell_stuck(hosted))
         elif isinstance(step, Forget):
             hosted.close()
             del self._hosted[step.key]
 
     def terminate(self, key: TaskKey, number: signal.Signals, grace: float, told_at: float | None) -> None:
-        """End a task by this signal, and kill it after that many seconds; `told_at` is as in `WorkerProcess.send`."""
+        """End a task by this signal, and kill it after that many seconds; `told_at` is as in `ManagedProcess.send`."""
         self._hosted[key].terminate(number, grace, told_at)
 
     def forward(self, number: signal.Signals, told_at: float | None) -> None:
@@ -239,7 +237,7 @@ class Tasks:
                 start = self._outfits.give(hosted, {**variables, **own})
                 with self._orphans.paused():
                     pid = await self._starter.start(start)
-                    hosted.run(pid, start, self._note_end)
+                    hosted.run(pid, start, self._note_end, self._tell_stuck)
                     assert hosted.memory is not None, "it was given with the outfit"
                     hosted.memory.place(pid)
         except asyncio.CancelledError:
@@ -296,26 +294,23 @@ class Tasks:
         if hosted.live and not (hosted.dying or hosted.ending or hosted.leaving):
             hosted.silent = why
             hosted.kill()
-            hosted.later("stuck", KILL_TIMEOUT, lambda: self._tell_stuck(hosted))
 
-    def _tell_stuck(self, hosted: Hosted) -> None:
-        self.problem = self.problem or StuckTask(
-            f"SIGKILL did not end {hosted.key} in {KILL_TIMEOUT:g} s: the kernel holds it; look at its device or disk"
-        )
+    def _tell_stuck(self, process: ManagedProcess[ProcessSpec]) -> None:
+        self.problem = self.problem or StuckProcess(process)
         self._wake()
 
-    def _note_end(self, process: WorkerProcess) -> None:
+    def _note_end(self, process: ManagedProcess[ProcessSpec]) -> None:
         self._orphans.reap()
         if self.live:
             self._orphans.kill_session(process.pid)
         hosted = next(each for each in self._hosted.values() if each.process is process)
         self._probe.forget(hosted.key)
-        for name in ("stuck", "leaving", "hang", "speechless", "memory"):
+        for name in ("leaving", "hang", "speechless", "memory"):
             hosted.cancel(name)
         self._channel.finish(hosted.key)
         self._do(self._find_out(hosted, process))
 
-    async def _find_out(self, hosted: Hosted, process: WorkerProcess) -> None:
+    async def _find_out(self, hosted: Hosted, process: ManagedProcess[ProcessSpec]) -> None:
         """Say how a task has ended, once its last words are known."""
         hosted.end = await self._findings.find_out(hosted, process)
         hosted.close()
@@ -334,7 +329,3 @@ class Tasks:
         if isinstance(error, Exception):
             self.problem = self.problem or error
         self._wake()
-
-
-class StuckTask(Exception):
-    """A task that SIGKILL did not end; another one beside it would meet the same wedged device."""

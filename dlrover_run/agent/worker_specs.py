@@ -1,59 +1,70 @@
-"""What the workers of one round are given: environment, command line, streams, processors, a place for results."""
+"""Builds the specs of the workers of one round: environment, command line, streams, processors, result files."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlrover_run.agent.command import command_line
 from dlrover_run.agent.environment import fill_macros, worker_environment
 from dlrover_run.agent.host import host_name
-from dlrover_run.agent.process import WorkerStart
 from dlrover_run.agent.results import ResultFiles
 from dlrover_run.agent.work_evidence import MARK_VARIABLE, WorkEvidence
 from dlrover_run.coordination.records import Seat
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.spec import JobSpec
+from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
 
 if TYPE_CHECKING:
     from dlrover_run.output.logs_specs import LogsDestinations
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec(ProcessSpec):
+    """One worker of a round."""
+
+    rank: int
+    local_rank: int
+
+
+Worker = ManagedProcess[WorkerSpec]
+
+
 @dataclass(frozen=True)
-class Outfit:
-    """All that is made for the workers of one round. `work` sees whether they got to work; `results` is None unless a
-    function runs."""
+class WorkerSpecs:
+    """The specs of the workers of one round on this node, and the resources opened for them. `work` detects whether
+    they started to train; `results` is None unless a function runs."""
 
     seat: Seat
     streams: streams.StreamPlan
-    starts: tuple[WorkerStart, ...]
+    workers: tuple[WorkerSpec, ...]
     work: WorkEvidence
     results: ResultFiles | None
 
 
-def contract(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
-    """The variables that the launcher itself answers for, of each local rank: what torchrun shows a plugin for logs."""
+def launcher_environments(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
+    """The variables that the launcher itself sets, by local rank, as torchrun passes them to a plugin for logs."""
     names = worker_environment(spec, seat, 0, {}, "").keys()
     wholes = {rank: worker_environment(spec, seat, rank, parent, "") for rank in range(seat.workers)}
     return {rank: {name: whole[name] for name in names} for rank, whole in wholes.items()}
 
 
-def prepare(
+def build_worker_specs(
     spec: JobSpec,
     seat: Seat,
     parent: Mapping[str, str],
     run_dir: str | None,
     relay: RelayClient,
     placed: LogsDestinations | None = None,
-) -> Outfit:
-    """Open everything that the workers of a round need; `release` closes what they have inherited.
+) -> WorkerSpecs:
+    """Build the specs of a round's workers and open their streams; `close_streams` closes the inherited ones.
 
-    `placed` is a plugin's word on where the output goes and which environments the workers have. Raises SpecError when
-    a device, a CPU set or a log directory is missing, OSError when a file cannot be opened.
+    `placed` is a plugin's answer: where the output goes and which environments the workers have. Raises SpecError if a
+    device, a CPU set or a log directory is missing, OSError if a file cannot be opened.
     """
     if placed is None:
         attempt = streams.next_free_attempt(run_dir, seat.round - 1)
@@ -69,7 +80,7 @@ def prepare(
     results = ResultFiles(seat.workers) if spec.entrypoint.kind == "function" else None
     cpus = _bound_cpus(spec, seat, parent)
     work = WorkEvidence(seat)
-    starts = []
+    workers = []
     for ranks in plan.ranks:
         local_rank = ranks.local_rank
         rank = seat.first_rank + local_rank
@@ -82,10 +93,12 @@ def prepare(
         prefix = _prefix(spec, seat, local_rank) if spec.logs.prefixed else None
         if results is not None:
             args = (f"/proc/{os.getpid()}/fd/{spec.entrypoint.payload_fd}", results.path(local_rank))
-        starts.append(
-            WorkerStart(
-                local_rank=local_rank,
+        workers.append(
+            WorkerSpec(
+                name=f"rank {rank}",
                 rank=rank,
+                local_rank=local_rank,
+                record_imports=local_rank == 0,
                 argv=command_line(spec.entrypoint, args),
                 args=args,
                 environment=environment,
@@ -97,7 +110,7 @@ def prepare(
     for tee in plan.tees:
         prefix = _prefix(spec, seat, tee.local_rank)
         relay.add_tail(tee.path, tee.out, prefix, tee.needles, tee.filtered, start=_size(tee.path))
-    return Outfit(seat, plan, tuple(starts), work, results)
+    return WorkerSpecs(seat, plan, tuple(workers), work, results)
 
 
 def _prefix(spec: JobSpec, seat: Seat, local_rank: int) -> str:
@@ -110,7 +123,7 @@ def _placed_plan(placed: LogsDestinations, spec: JobSpec) -> streams.StreamPlan:
 
     plan = plan_from_destinations(placed, spec.logs)
     for ranks in plan.ranks:
-        # A plugin may name the same place in every round, and what an earlier round recorded there is not this one's.
+        # A plugin may name the same file in every round; the record of an earlier round must not be read as this one's.
         if ranks.error_file is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(ranks.error_file)
@@ -118,12 +131,12 @@ def _placed_plan(placed: LogsDestinations, spec: JobSpec) -> streams.StreamPlan:
 
 
 def _size(path: str) -> int:
-    """What a log file holds from an earlier round, which has been shown already."""
+    """The size of a log file from an earlier round, whose content has been shown already."""
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
 def _bound_cpus(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
-    """The processors of each local rank with `--numa-binding`; without it nobody is bound."""
+    """The processors of each local rank with `--numa-binding`, empty without."""
     if spec.numa_binding is None:
         return {}
     from dlrover_run.devices import numa
@@ -152,9 +165,9 @@ def _output(stream: streams.Stream, inherited: int) -> int:
     return inherited if opened is None else opened
 
 
-def release(outfit: Outfit) -> None:
-    """Close our copies of the workers' outputs, once they have been started or will not be."""
-    for start in outfit.starts:
-        for fd in set(start.stdio):
+def close_streams(workers: Iterable[WorkerSpec]) -> None:
+    """Close this process's copies of the workers' outputs, after the workers have been started or will not be."""
+    for worker in workers:
+        for fd in set(worker.stdio):
             if fd > 2:
                 os.close(fd)

@@ -1,4 +1,4 @@
-"""Ports that are held until the worker that hosts the round's store binds them."""
+"""TCP ports that are reserved for a process until it binds them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import errno
 import socket
 
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
-"""What a kernel answers that has IPv6 compiled in but switched off."""
+"""The errors of a kernel that has IPv6 compiled in but disabled."""
 
 
 class HeldPort:
     """A TCP port that is bound but not listened on.
 
     Both this socket and a store's have SO_REUSEADDR, and Linux lets two such sockets share a port as long as neither
-    listens: so the worker can bind and listen while we hold on. Meanwhile the kernel hands the port to nobody who asks
-    for a free one, neither to `bind(0)` nor to an outgoing connection. A connection that comes too early is refused,
-    and store clients retry.
+    listens. So the worker can bind and listen while this socket holds the port. The kernel does not assign a held port
+    to a process that requests a free one, neither by `bind(0)` nor for an outgoing connection. A connection before
+    the worker listens is refused, and store clients retry.
     """
 
     def __init__(self, port: int = 0) -> None:
-        """Hold `port`, or any free one for 0. Raises OSError when somebody listens on it."""
+        """Hold `port`, or any free one for 0. Raises OSError when a process listens on it."""
         self._socket = bind_everywhere(port)
         self.number: int = self._socket.getsockname()[1]
 
     def release(self) -> None:
-        """Let the port go; harmless when repeated."""
+        """Release the port. Idempotent."""
         self._socket.close()
 
 
