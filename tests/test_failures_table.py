@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from dlrover_run.cli import parse
-from dlrover_run.command_line import rendezvous_conf
+from dlrover_run.command_line import rdzv_conf
 from dlrover_run.coordination.rules import Rules
 
 TESTS = Path(__file__).parent
@@ -47,7 +47,7 @@ def test_the_times_are_those_of_the_code() -> None:
             assert not with_etcd, name
             assert value == float(seconds) * (1000 if constant.endswith("_MS") else 1), name
         else:
-            rule = next(key.rule for key in rendezvous_conf.TABLE if key.name == name)
+            rule = next(key.rule for key in rdzv_conf.TABLE if key.name == name)
             assert rule is not None, name
             assert getattr(rules_of("c10d"), rule) == float(seconds), name
             assert getattr(rules_of("etcd"), rule) == float(with_etcd or seconds), name

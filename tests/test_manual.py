@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrover_run.command_line import options, rendezvous_conf
+from dlrover_run.command_line import options, rdzv_conf
 
 LIMIT = 60.0
 """Seconds that a child process of a test may take before the test gives up."""
@@ -50,7 +50,7 @@ def test_the_help_names_every_flag_in_its_panel_and_keeps_to_the_screen(columns:
     assert seen == {f"--{flag.name}": flag.panel for flag in options.TABLE}
     _, _, keys = done.stdout.partition("╭─ Keys of --rdzv-conf ")
     listed = [line.split()[1] for line in keys.splitlines() if re.match("│ [a-z]", line)]
-    assert listed == [key.name for key in rendezvous_conf.TABLE if key.help]
+    assert listed == [key.name for key in rdzv_conf.TABLE if key.help]
     assert "<bool>" not in done.stdout
     assert "Usage: dlrover-run [FLAGS] SCRIPT [ARGS]..." in done.stdout
 

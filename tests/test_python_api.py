@@ -335,7 +335,7 @@ def test_main_answers_what_starts_no_job_as_the_command_does(
 def test_main_prints_warnings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "script.py").write_text("")
     dlrover_run.main(["--rdzv-conf=unheard_of=1", str(tmp_path / "script.py")])
-    assert "warning: --rdzv-conf has 'unheard_of'" in capfd.readouterr().err
+    assert "warning: --rdzv-conf contains 'unheard_of'" in capfd.readouterr().err
 
 
 def test_a_rendezvous_timeout_is_one_of_its_settings_as_in_torch() -> None:

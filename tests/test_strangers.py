@@ -136,7 +136,7 @@ def test_a_node_whose_master_cannot_keep_its_state_ends_at_once(cluster: Cluster
 def test_where_proof_is_required_nothing_starts_without(cluster: Cluster) -> None:
     node = cluster.node("a", "1:2", conf={"auth": "required"})
     assert node.finish() == 2
-    assert node.has_said("auth=required, and this node has nothing to prove itself with")
+    assert node.has_said("auth=required, and this node has no credentials")
     assert cluster.mailbox.pending() == []
 
 

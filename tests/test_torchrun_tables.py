@@ -18,7 +18,7 @@ from torchrun_tables import VERSIONS, Torchrun, default_of, differences, takes_a
 from dlrover_run import __file__ as package
 from dlrover_run.api import LaunchConfig
 from dlrover_run.cli import parse
-from dlrover_run.command_line import options, rendezvous_conf
+from dlrover_run.command_line import options, rdzv_conf
 from dlrover_run.spec import SpecError
 
 ROOT = Path(__file__).parents[1]
@@ -82,7 +82,7 @@ def test_every_flag_that_is_said_to_be_torchruns_is_in_the_torchruns_since_then(
     def number(version: str) -> list[int]:
         return [int(part) for part in version.split(".")[:2]]
 
-    said = {flag.dest for flag in options.TABLE if not flag.ours and number(flag.since) <= number(theirs.version)}
+    said = {flag.dest for flag in options.TABLE if not flag.extension and number(flag.since) <= number(theirs.version)}
     assert said == theirs.flags.keys()
 
 
@@ -121,11 +121,11 @@ def test_every_variable_is_read_or_set_or_documented_to_be_without_effect(theirs
 def test_every_flag_of_our_own_is_named_among_the_differences() -> None:
     lines = (ROOT / "docs/torchrun-differences.md").read_text().splitlines()
     (row,) = (line for line in lines if line.startswith("| flags of our own |"))
-    assert re.findall(r"`--([a-z-]+)`", row) == [flag.name for flag in options.TABLE if flag.ours]
+    assert re.findall(r"`--([a-z-]+)`", row) == [flag.name for flag in options.TABLE if flag.extension]
 
 
 def test_every_key_of_rdzv_conf_is_known(theirs: Torchrun) -> None:
-    assert set(theirs.rendezvous_keys) - {key.name for key in rendezvous_conf.TABLE} == set()
+    assert set(theirs.rendezvous_keys) - {key.name for key in rdzv_conf.TABLE} == set()
 
 
 def test_launch_config_has_every_field_in_the_same_order(theirs: Torchrun) -> None:

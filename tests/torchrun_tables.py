@@ -54,7 +54,7 @@ def default_of(row: dict[str, Any]) -> str:
 
 def differences(row: dict[str, Any], flag: Flag | None) -> list[str]:
     """In what our flag is not the one of this row: empty when a user of that torchrun finds the same."""
-    if flag is None or flag.ours:
+    if flag is None or flag.extension:
         return ["not here"]
     found = []
     if set(flag.spellings) != set(row["spellings"]):
@@ -63,7 +63,7 @@ def differences(row: dict[str, Any], flag: Flag | None) -> list[str]:
         found.append(f"called {flag.dest}")
     if flag.variable != row["variable"]:
         found.append(f"variable {flag.variable}")
-    if bool(flag.value and not flag.bare) != takes_a_value(row):
+    if bool(flag.value and not flag.const) != takes_a_value(row):
         found.append("takes a value" if flag.value else "takes no value")
     if (flag.default or "") != default_of(row):
         found.append(f"default {flag.default!r}")

@@ -1,107 +1,140 @@
-"""`tf-ps-run scale`: tells a running job how many processes somebody wants, and waits until it has heard."""
+"""The subcommand `tf-ps-run scale`: requests other numbers of tasks from a running job and waits for the answer."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import typer
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import credentials, flags, replies
-from dlrover_run.command_line.argv import UsageError, cut
-from dlrover_run.command_line.settings import Settings
+from dlrover_run.command_line import credentials, values
+from dlrover_run.command_line.application import flag_option
+from dlrover_run.command_line.entry_point import report
+from dlrover_run.command_line.options import OTHER
+from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError
 from dlrover_run.policies.parameter_servers.model import MAX_TASKS, DesiredReplicas
-from dlrover_run.spec import SpecError
 from tf_ps_runner import wishes
-from tf_ps_runner.command_line.options import SCALE
+from tf_ps_runner.command_line.options import CLUSTER, RENDEZVOUS_FLAGS, TF_PS_RUN
+
+NAME = f"{TF_PS_RUN.name} scale"
 
 REFUSED = 1
-"""The exit code when the job was not found, or cannot do what is wanted, or has not heard of it in time."""
+"""The exit code when the job is not found, refuses the request, or has not received it in time."""
 
-UNHEARD = "has not heard of it within {seconds:g} s (--timeout)"
-"""What is said after the time-out of either way; the wish is gone then, unless the job has just heard of it."""
+TIMED_OUT = "has not received the request within {seconds:g} s (--timeout)"
+"""The message after the timeout, on this machine or through the rendezvous. The request is withdrawn then, unless the
+job has just received it."""
+
+_BACKEND, _ENDPOINT, _ID, _CONF = map(flag_option, RENDEZVOUS_FLAGS)
 
 
-class Asked(NamedTuple):
-    """What the command line comes to; `elsewhere` says that the job's nodes meet, and that its flags say where."""
+class ScaleRequest(NamedTuple):
+    """What the command line asks for. `remote` means that the flags of the rendezvous say where the job is."""
 
-    wish: DesiredReplicas
+    targets: DesiredReplicas
     timeout: float
     run_id: str | None
-    elsewhere: bool
+    remote: bool
 
 
-class Unheard(Exception):
-    """The job was not told, or does not do it; the message is a sentence."""
+class ScaleFailed(Exception):
+    """The job did not get the request, or refuses it; the message is a sentence."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command: prints what follows and returns its exit code."""
+def scale(
+    ps: Annotated[
+        str | None, typer.Option(metavar="N", help="New number of parameter servers.", rich_help_panel=CLUSTER)
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(metavar="N", help="New number of workers beside the chief.", rich_help_panel=CLUSTER)
+    ] = None,
+    rdzv_backend: Annotated[str | None, _BACKEND] = None,
+    rdzv_endpoint: Annotated[str | None, _ENDPOINT] = None,
+    rdzv_id: Annotated[str | None, _ID] = None,
+    rdzv_conf: Annotated[str | None, _CONF] = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="SECONDS", help="Time until the job must have answered.", rich_help_panel=OTHER)
+    ] = "30",
+) -> int:
+    """Change the number of parameter servers and workers of a running job.
+
+    The job must have been started with a range, as in [b]--ps=1:4[/]. If several of your jobs run here, --rdzv-id
+    names one. From another machine the flags of the rendezvous say where the job is.
+
+    Here: [b]tf-ps-run scale --ps=3[/]
+
+    From elsewhere: [b]tf-ps-run scale --workers=6 --rdzv-endpoint=node0 --rdzv-id=ads[/]
+    """
+    given = {
+        "rdzv_backend": rdzv_backend,
+        "rdzv_endpoint": rdzv_endpoint,
+        "rdzv_id": rdzv_id,
+        "rdzv_conf": rdzv_conf,
+    }
+    line = CommandLine({dest: [text] for dest, text in given.items() if text is not None})
+    flags = FlagValues(line, os.environ, TF_PS_RUN)
     try:
-        line = cut(argv, SCALE)
-        if line.request is not None:
-            return replies.answer(SCALE, line.request)
-        if line.script is not None:
-            raise UsageError(f"{line.script!r} is neither a flag nor the value of one.")
-        settings = Settings(line, os.environ, SCALE)
-        asked = read(settings)
-        said = _tell_elsewhere(asked, settings, os.environ) if asked.elsewhere else _tell_here(asked)
-    except SpecError as mistake:
-        return replies.refuse(SCALE, mistake)
-    except Unheard as refusal:
-        replies.say(SCALE, str(refusal))
+        request = read_request(flags, ps, workers, timeout)
+        answer = _request_remotely(request, flags, os.environ) if request.remote else _request_here(request)
+    except ScaleFailed as failure:
+        report(NAME, str(failure))
         return REFUSED
-    print(f"{SCALE.name}: {said}", flush=True)
+    print(f"{NAME}: {answer}", flush=True)
     return exit_codes.SUCCESS
 
 
-def read(settings: Settings) -> Asked:
-    """What was asked for. Raises SpecError."""
-    wish = DesiredReplicas(settings.asked_number("ps", 1, MAX_TASKS), settings.asked_number("workers", 0, MAX_TASKS))
-    if wish == DesiredReplicas():
-        raise UsageError("Nothing was asked for: give --ps=N, --workers=N or both.")
-    elsewhere = settings.asked("rdzv_backend") is not None or bool(settings.text("rdzv_endpoint").text.strip())
-    run_id = settings.asked("rdzv_id")
-    timeout = flags.seconds(*settings.text("timeout"), zero_allowed=False)
-    return Asked(wish, timeout, run_id.text if run_id else None, elsewhere)
+def read_request(flags: FlagValues, ps: str | None, workers: str | None, timeout: str) -> ScaleRequest:
+    """The request of a command line. Raises SpecError."""
+    targets = DesiredReplicas(
+        None if ps is None else values.integer("--ps", ps, 1, MAX_TASKS),
+        None if workers is None else values.integer("--workers", workers, 0, MAX_TASKS),
+    )
+    if targets == DesiredReplicas():
+        raise UsageError("Nothing to change: give --ps=N, --workers=N or both.")
+    remote = flags.explicit("rdzv_backend") is not None or bool(flags.get("rdzv_endpoint").text.strip())
+    run_id = flags.explicit("rdzv_id")
+    seconds = values.seconds("--timeout", timeout, zero_allowed=False)
+    return ScaleRequest(targets, seconds, run_id.text if run_id else None, remote)
 
 
-def _tell_here(asked: Asked) -> str:
-    """Tell the one job of this user on this machine, or the one that was named, over its socket."""
-    run_id = asked.run_id or only_job(os.geteuid())
+def _request_here(request: ScaleRequest) -> str:
+    """Send the request over its socket to the only job of this user on this machine, or to the named one."""
+    run_id = request.run_id or only_job(os.geteuid())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         try:
-            connection.settimeout(asked.timeout)
+            connection.settimeout(request.timeout)
             connection.connect(wishes.socket_address(os.geteuid(), run_id))
             if wishes.peer_uid(connection) != os.geteuid():
-                raise Unheard(f"what answers for the job {run_id!r} belongs to another user, and is not told anything.")
-            connection.sendall(wishes.wish_line(asked.wish))
-            reply = _reply(connection, time.monotonic() + asked.timeout)
+                raise ScaleFailed(f"the process that answers for the job {run_id!r} belongs to another user.")
+            connection.sendall(wishes.wish_line(request.targets))
+            reply = _reply(connection, time.monotonic() + request.timeout)
         except ConnectionRefusedError:
-            raise Unheard(
-                f"no job {run_id!r} of yours runs on this machine: check --rdzv-id, or say where its nodes meet "
-                "(--rdzv-backend, --rdzv-endpoint)."
+            raise ScaleFailed(
+                f"no job {run_id!r} of yours runs on this machine: check --rdzv-id, or give --rdzv-endpoint (and "
+                "--rdzv-backend) for a job elsewhere."
             ) from None
         except TimeoutError:
-            raise Unheard(f"the job {run_id!r} {UNHEARD.format(seconds=asked.timeout)}.") from None
+            raise ScaleFailed(f"the job {run_id!r} {TIMED_OUT.format(seconds=request.timeout)}.") from None
         except OSError as error:
-            raise Unheard(f"the job {run_id!r} cannot be told: {error.strerror or error}.") from None
+            raise ScaleFailed(f"the job {run_id!r} cannot be reached: {error.strerror or error}.") from None
     if reply is None:
-        raise Unheard(f"the job {run_id!r} ended before it had heard of it.")
-    return _what_follows(run_id, reply)
+        raise ScaleFailed(f"the job {run_id!r} ended before it received the request.")
+    return _outcome(run_id, reply)
 
 
-def _what_follows(run_id: str, reply: wishes.Reply) -> str:
-    """The sentence about a wish that is granted. Raises Unheard for one that is not."""
+def _outcome(run_id: str, reply: wishes.Reply) -> str:
+    """The sentence about a granted request. Raises ScaleFailed for a refused one."""
     from tf_ps_runner.agent.words import plain
 
     text = f": {plain(reply.text)}." if reply.text else "."
     if not reply.granted:
-        raise Unheard(f"the job {run_id!r} does not do that{text}")
-    return f"the job {run_id!r} has heard of it{text}"
+        raise ScaleFailed(f"the job {run_id!r} refuses{text}")
+    return f"the job {run_id!r} accepts{text}"
 
 
 def _reply(connection: socket.socket, deadline: float) -> wishes.Reply | None:
@@ -124,39 +157,39 @@ def _reply(connection: socket.socket, deadline: float) -> wishes.Reply | None:
     try:
         return wishes.read_reply(line)
     except msgspec.DecodeError:
-        raise Unheard("what answers is no tf-ps-run of this version.") from None
+        raise ScaleFailed("the process that answers is not a tf-ps-run of this version.") from None
 
 
 def only_job(uid: int, proc: Path = Path("/proc")) -> str:
-    """The name of the one job of this user on this machine. Raises Unheard when there is none, or more than one."""
+    """The name of the only job of this user on this machine. Raises ScaleFailed when there is none, or several."""
     jobs = sorted(job_names(uid, proc))
     if not jobs:
-        raise Unheard(
-            "no job of yours runs on this machine: say where its nodes meet (--rdzv-backend, --rdzv-endpoint and "
-            "--rdzv-id)."
+        raise ScaleFailed(
+            "no job of yours runs on this machine: give --rdzv-endpoint (and --rdzv-backend) and --rdzv-id for a job "
+            "elsewhere."
         )
     if len(jobs) > 1:
-        raise Unheard(f"several jobs of yours run here: give --rdzv-id, one of {', '.join(jobs)}.")
+        raise ScaleFailed(f"several jobs of yours run here: give --rdzv-id, one of {', '.join(jobs)}.")
     return jobs[0]
 
 
 def job_names(uid: int, proc: Path) -> set[str]:
-    """The names of the jobs whose agents listen here for wishes of this user."""
+    """The names of the jobs whose agents accept requests of this user on this machine."""
     mark = f"@{wishes.socket_prefix(uid)}"
     # The eighth column is the socket's name, which may hold spaces; `@` stands for the byte that makes it abstract.
     columns = (line.split(None, 7) for line in (proc / "net" / "unix").read_text(errors="replace").splitlines())
     names = {fields[7].removeprefix(mark) for fields in columns if len(fields) == 8 and fields[7].startswith(mark)}
-    # Anybody may give a socket such a name, and shall not steer a terminal with it; no job has one like that.
+    # Any user can choose such a socket name, which must not control a terminal; no job has an unprintable name.
     return {name for name in names if name.isprintable()}
 
 
-def _tell_elsewhere(asked: Asked, settings: Settings, environ: Mapping[str, str]) -> str:
+def _request_remotely(request: ScaleRequest, flags: FlagValues, environ: Mapping[str, str]) -> str:
     from tf_ps_runner.agent.words import plain
     from tf_ps_runner.visiting import job_to_visit, visit
 
-    spec = job_to_visit(settings, environ, asked.timeout)
+    spec = job_to_visit(flags, environ, request.timeout)
     credentials.scrub_environment()
-    outcome = visit(spec, asked.wish, asked.timeout, lambda sentence: replies.say(SCALE, sentence))
+    outcome = visit(spec, request.targets, request.timeout, lambda sentence: report(NAME, sentence))
     if outcome.reply is None:
-        raise Unheard(f"{plain(outcome.problem)}.")
-    return _what_follows(spec.run_id, outcome.reply)
+        raise ScaleFailed(f"{plain(outcome.problem)}.")
+    return _outcome(spec.run_id, outcome.reply)

@@ -11,16 +11,15 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.agent.host import host_name
-from dlrover_run.command_line import etcd_place, rendezvous_conf
-from dlrover_run.command_line.master_place import find_master
-from dlrover_run.command_line.settings import Settings
+from dlrover_run.command_line import rdzv_conf, rendezvous_options
+from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.coordination.records import OVER, NodePhase, NodeStatus
 from dlrover_run.nursery import wait_until
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import Entrypoint, JobSpec
-from tf_ps_runner.command_line.place import find_place
+from tf_ps_runner.command_line.rendezvous import resolve_rendezvous
 from tf_ps_runner.wishes import Reply
 
 WISH = 1
@@ -35,19 +34,19 @@ class Outcome(NamedTuple):
     problem: str = ""
 
 
-def job_to_visit(settings: Settings, environ: Mapping[str, str], timeout: float) -> JobSpec:
+def job_to_visit(flags: FlagValues, environ: Mapping[str, str], timeout: float) -> JobSpec:
     """The job as a visitor sees it, whose master it never starts. Raises SpecError."""
-    place = find_place(settings, environ, visits=True)
-    conf = rendezvous_conf.read(*settings.text("rdzv_conf"))
-    master = find_master(place, conf, environ)
+    place = resolve_rendezvous(flags, environ, visits=True)
+    conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
+    connection = rendezvous_options.find_connection(place, conf, environ)
     return JobSpec(
         # Nothing is run; but there is no job without something to run.
         entrypoint=Entrypoint("program", "true"),
         run_id=place.run_id,
         rules=replace(conf.rules, least=place.least, most=place.most, join_timeout=timeout, cluster=ClusterRules()),
         backend=place.backend,
-        master=replace(master, is_host=False) if master else None,
-        etcd=etcd_place.find_etcd(place.members, conf, environ) if place.members else None,
+        master=replace(connection.master, is_host=False) if connection.master else None,
+        etcd=connection.etcd,
     )
 
 
@@ -83,7 +82,8 @@ async def _visit(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Call
                 return Outcome(problem=board.problem.rstrip("."))
             if not await wait_until(news, deadline - asyncio.get_running_loop().time()):
                 waited = f", which waited for {told.waiting.text}" if told.waiting else ""
-                problem = f"the job {spec.run_id!r} has not heard of it within {timeout:g} s (--timeout){waited}"
+                problem = f"the job {spec.run_id!r} has not received the request within {timeout:g} s"
+                problem += f" (--timeout){waited}"
                 return Outcome(problem=problem)
     finally:
         board.report(_leaving(status))

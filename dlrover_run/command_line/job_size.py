@@ -1,54 +1,153 @@
-"""How many nodes and workers a job has: what was typed, or what `--auto-config` finds."""
+"""The size of a job: the number of nodes and of workers on each, and the nodes that start on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from dlrover_run.command_line import flags
-from dlrover_run.command_line.flags import Given
-from dlrover_run.command_line.settings import Settings
-from dlrover_run.coordination.rules import MOST_NODES
-from dlrover_run.spec import SpecError
+from dlrover_run.command_line import lookup, values
+from dlrover_run.command_line.parser import FlagValues
+from dlrover_run.command_line.rdzv_conf import RdzvConf
+from dlrover_run.command_line.rendezvous_options import ETCD_BACKENDS
+from dlrover_run.command_line.values import FlagValue
+from dlrover_run.coordination.rules import MOST_NODES, Rules
+from dlrover_run.coordination.words import counted
+from dlrover_run.spec import Entrypoint, LocalSpec, SpecError
 
 COUNT_VARIABLES = ("NODE_NUM", "WORKER_NUM")
-"""What a cluster manager calls the number of nodes, the newer name first."""
+"""The number of nodes that a cluster manager sets, the newer name first."""
 
-_WORKERS = "auto"
+MAX_LOCAL_NODES = 1000
+"""More nodes than one machine can run: each is several processes."""
+
+LOCAL_LAST_CALL_TIMEOUT = 3.0
+"""Seconds without a new node after which the first round of local nodes starts with fewer than the most nodes, unless
+`--rdzv-conf` sets it. All nodes are started in the same second, so no other node is on its way: a node that joins later
+is meant to join a job that trains."""
+
+_AUTO = "auto"
+
+_EXCLUDED_BY_LOCAL_NODES = {
+    "standalone": "runs a single node",
+    "node_rank": "is for nodes that you start yourself",
+    "master_addr": "is for nodes that you start yourself",
+    "master_port": "is for nodes that you start yourself",
+}
 
 
 class JobSize(NamedTuple):
-    """The texts for `--nnodes` and `--nproc-per-node`, each with its place, and sentences about what was not set."""
+    """The texts of `--nnodes` and `--nproc-per-node`, with their sources, and warnings."""
 
-    nodes: Given
-    workers: Given
+    nodes: FlagValue
+    workers: FlagValue
     warnings: tuple[str, ...] = ()
 
 
-def find_size(settings: Settings, environ: Mapping[str, str]) -> JobSize:
-    """The size of the job.
+def find_size(flags: FlagValues, environ: Mapping[str, str]) -> JobSize:
+    """The size of the job. Raises SpecError when nothing gives the number of nodes.
 
-    The nodes that start here are as many as the job has, where nobody says otherwise. With `--auto-config` DLRover
-    overrides what was typed. Whoever types a number means it, so here the number holds and a sentence says so. Raises
-    SpecError when nothing tells how many nodes there are.
+    `--local-nodes` is the default of `--nnodes`. DLRover's `--auto-config` overrides explicit numbers; here an explicit
+    number takes precedence, with a warning.
     """
-    nodes, workers = settings.asked("nnodes") or settings.asked("local_nodes"), settings.asked("nproc_per_node")
-    if not settings.on("auto_config"):
-        return JobSize(nodes or settings.text("nnodes"), settings.text("nproc_per_node"))
-    counted = next((Given(name, environ[name]) for name in COUNT_VARIABLES if environ.get(name, "").strip()), None)
-    warnings = []
-    if counted is not None:
-        flags.whole_number(*counted, 1, MOST_NODES)
-        if nodes is not None and nodes.text.strip() != counted.text.strip():
-            warnings.append(
-                f"{nodes.place} {nodes.text} holds for --auto-config too, not {counted.place}={counted.text}."
-            )
-    elif nodes is None and not settings.on("standalone"):
-        raise SpecError(
-            f"--auto-config finds no number of nodes: set {flags.either(COUNT_VARIABLES)}, or give --nnodes."
-        )
-    if workers is not None and workers.text != _WORKERS:
-        warnings.append(f"{workers.place} {workers.text} holds for --auto-config too, which counts no devices then.")
-    return JobSize(
-        nodes or counted or settings.text("nnodes"), workers or Given("--auto-config", _WORKERS), tuple(warnings)
+    nodes, workers = flags.explicit("nnodes") or flags.explicit("local_nodes"), flags.explicit("nproc_per_node")
+    if not flags.is_on("auto_config"):
+        return JobSize(nodes or flags.get("nnodes"), flags.get("nproc_per_node"))
+    by_variable = next(
+        (FlagValue(name, environ[name]) for name in COUNT_VARIABLES if environ.get(name, "").strip()), None
     )
+    warnings = []
+    if by_variable is not None:
+        values.integer(*by_variable, 1, MOST_NODES)
+        if nodes is not None and nodes.text.strip() != by_variable.text.strip():
+            variable = f"{by_variable.source}={by_variable.text}"
+            warnings.append(f"{nodes.source} {nodes.text} takes precedence over {variable} of --auto-config.")
+    elif nodes is None and not flags.is_on("standalone"):
+        variables = values.alternatives(COUNT_VARIABLES)
+        raise SpecError(f"--auto-config cannot find the number of nodes: set {variables}, or give --nnodes.")
+    if workers is not None and workers.text != _AUTO:
+        warnings.append(
+            f"{workers.source} {workers.text} takes precedence over --auto-config: devices are not counted."
+        )
+    return JobSize(
+        nodes or by_variable or flags.get("nnodes"), workers or FlagValue("--auto-config", _AUTO), tuple(warnings)
+    )
+
+
+class LocalNodes(NamedTuple):
+    """The nodes that start on this machine, and the value of `--local-nodes`."""
+
+    value: FlagValue
+    spec: LocalSpec
+
+
+def find_local_nodes(flags: FlagValues) -> LocalNodes | None:
+    """The nodes that start on this machine; None if each node is started by a command of its own.
+
+    Raises SpecError for a flag that excludes `--local-nodes`.
+    """
+    restarts = flags.integer("node_restarts", 0)
+    join_after = values.seconds(*flags.get("node_join_after"), zero_allowed=True)
+    isolated = flags.is_on("isolate_nodes")
+    value = flags.explicit("local_nodes")
+    if value is None:
+        return None
+    _refuse_excluded_flags(flags, isolated=isolated)
+    least, most = values.node_range(*value)
+    if most > MAX_LOCAL_NODES:
+        raise values.invalid(*value, "is out of range", f"give at most {MAX_LOCAL_NODES}")
+    return LocalNodes(value, LocalSpec(least, most, restarts, isolated, join_after))
+
+
+def _refuse_excluded_flags(flags: FlagValues, *, isolated: bool) -> None:
+    for name, purpose in _EXCLUDED_BY_LOCAL_NODES.items():
+        given = flags.explicit(name)
+        if given and (name != "standalone" or flags.is_on(name)):
+            raise SpecError(f"{given.source} {purpose}, and --local-nodes starts the nodes itself: leave one out.")
+    if not isolated:
+        return
+    if address := flags.explicit("local_addr"):
+        raise SpecError(
+            f"{address.source} gives one address, and --isolate-nodes gives each node its own: leave one out."
+        )
+    backend = flags.explicit("rdzv_backend")
+    if backend and backend.text in ETCD_BACKENDS:
+        raise SpecError(
+            f"{backend.source} {backend.text} cannot be reached by nodes of --isolate-nodes: leave one out."
+        )
+
+
+def fit_rules(
+    local: LocalNodes, rules: Rules, conf: RdzvConf, nodes: FlagValue, *, spares_given: bool
+) -> tuple[Rules, Sequence[str]]:
+    """The rules of a job of local nodes, and warnings; `nodes` is the number of nodes that was given.
+
+    Raises SpecError when fewer nodes start than the job needs to begin.
+    """
+    least, most = local.spec.least, local.spec.most
+    if least < rules.fewest:
+        required = f"{nodes.source} {nodes.text}" + (f" with --node-unit {rules.unit}" if rules.unit > 1 else "")
+        problem = f"starts {counted(least, 'node')} at first, and {required} needs at least {rules.fewest}"
+        raise values.invalid(*local.value, problem, f"give at least {rules.fewest}")
+    if not conf.has("last_call_timeout"):
+        rules = replace(rules, last_call_timeout=LOCAL_LAST_CALL_TIMEOUT)
+    if not spares_given:
+        return replace(rules, spares=max(0, most - rules.most)), ()
+    surplus = most - rules.most - rules.spares
+    if surplus <= 0:
+        return rules, ()
+    used = f"--nnodes and --spares use {rules.most + rules.spares} of the nodes of {local.value.source}"
+    wait = "waits as a spare" if surplus == 1 else "wait as spares"
+    return rules, (f"{used}, and {surplus} more {wait} too.",)
+
+
+def check_local_entrypoint(local: LocalSpec, entrypoint: Entrypoint) -> None:
+    """Refuse what local nodes cannot have: a script from standard input, or an isolated network without the rights."""
+    if entrypoint.kind in ("script", "run_path") and entrypoint.target == lookup.STANDARD_INPUT:
+        raise SpecError("The script '-' is standard input, which nodes of --local-nodes do not have: name a file.")
+    if not local.isolated:
+        return
+    from dlrover_run.local_cluster.network import why_not
+
+    if problem := why_not():
+        raise SpecError(f"--isolate-nodes is not possible here, since {problem}.")

@@ -10,24 +10,50 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dlrover_run.spec import SpecError
+from dlrover_run.command_line import values
+from dlrover_run.command_line.parser import CommandLine, UsageError
+from dlrover_run.spec import Entrypoint, SpecError
+
+INTERPRETER_VARIABLE = "PYTHON_EXEC"
+"""Names another interpreter than this one, as for torchrun."""
 
 STANDARD_INPUT = "-"
-"""What Python takes for a program on its standard input; nothing on disk stands for it."""
+"""Python reads the program from its standard input; no file has to exist."""
 
-REMOVED = "a working directory that has been removed"
+_DELETED = "a working directory that has been removed"
+
+
+def require_script(line: CommandLine) -> str:
+    """The script of the command line. Raises UsageError when there is none."""
+    if line.script is None:
+        raise UsageError("No script was given: name the script to run after the flags.")
+    return line.script
+
+
+def python_entrypoint(line: CommandLine, environ: Mapping[str, str], *, module: bool) -> Entrypoint:
+    """A script, or a module for `python -m`, with its interpreter. Raises SpecError when it does not exist."""
+    target = require_script(line)
+    python = environ.get(INTERPRETER_VARIABLE) or sys.executable
+    if python != sys.executable:
+        check_program(python, environ, f"interpreter named by {INTERPRETER_VARIABLE}")
+    if module:
+        values.module("--module", target)
+        check_module(target, environ, python)
+        return Entrypoint("module", target, line.script_args, python)
+    check_script(target)
+    return Entrypoint("script", target, line.script_args, python)
 
 
 def _working_directory() -> str | None:
-    """Its path; None when it has been removed, which stops no program that is named by an absolute path."""
+    """Its path; None when it has been removed, which does not matter to a program with an absolute path."""
     try:
         return os.getcwd()
     except FileNotFoundError:
         return None
 
 
-def find_script(path: str) -> None:
-    """Refuse a script that Python could not run: neither a file nor a directory with a `__main__` in it."""
+def check_script(path: str) -> None:
+    """Refuse a script that Python cannot run: neither a file nor a directory with a `__main__`."""
     if path == STANDARD_INPUT:
         return
     if os.path.isdir(path):
@@ -35,14 +61,14 @@ def find_script(path: str) -> None:
             raise SpecError(f"The script {path!r} is a directory without a __main__.py: name a file, or add one.")
         return
     if not os.path.exists(path):
-        where = "" if os.path.isabs(path) else f" in {_working_directory() or REMOVED}"
+        where = "" if os.path.isabs(path) else f" in {_working_directory() or _DELETED}"
         raise SpecError(f"The script {path!r} does not exist{where}: check the path (-m runs a module instead).")
     if not os.access(path, os.R_OK):
         raise SpecError(f"The script {path!r} cannot be read by this user: change its permissions.")
 
 
-def find_program(name: str, environ: Mapping[str, str], what: str = "program") -> None:
-    """Refuse a program that the system could not execute, looked up in PATH unless it has a slash."""
+def check_program(name: str, environ: Mapping[str, str], what: str = "program") -> None:
+    """Refuse a program that cannot be executed; it is looked up in PATH unless it contains a slash."""
     if os.sep in name:
         candidates = [name]
     else:
@@ -58,69 +84,69 @@ def find_program(name: str, environ: Mapping[str, str], what: str = "program") -
     raise SpecError(f"The {what} {name!r} {where}: check its name, or give its path.")
 
 
-ASK_TIMEOUT = 60.0
-"""Seconds that another interpreter has to start and to look for a module. One on a cold network disk takes several.
+PROBE_TIMEOUT = 60.0
+"""Seconds that another interpreter has to start and to look for a module. On a cold network disk it takes several.
 After this the job is started without an answer, and its processes find out."""
 
-_MISSING, _NO_PACKAGE = 3, 4
+_MISSING, _NOT_A_PACKAGE = 3, 4
 
-_LOOK = f"""
+_PROBE = f"""
 import importlib.util, sys
 try:
     spec = importlib.util.find_spec(sys.argv[1])
 except ValueError:
     sys.exit(0)
-sys.exit({_MISSING} if spec is None else {_NO_PACKAGE} if spec.submodule_search_locations is None else 0)
+sys.exit({_MISSING} if spec is None else {_NOT_A_PACKAGE} if spec.submodule_search_locations is None else 0)
 """
 
 
-class Asked(NamedTuple):
-    """What another interpreter knows of a module: whether it is `there`, and whether it is a `package`. Both are True
-    where it gives no answer, as a program that is no Python."""
+class ModuleProbe(NamedTuple):
+    """Whether an interpreter finds a module (`exists`), and whether it is a `package`. Both are True where the
+    interpreter gives no answer, as a program that is not Python."""
 
-    there: bool = True
+    exists: bool = True
     package: bool = True
 
 
-def ask_interpreter(python: str, module: str, environ: Mapping[str, str]) -> Asked:
-    """Have another interpreter look for a topmost module or package, where the processes of a job would look for it.
+def probe_interpreter(python: str, module: str, environ: Mapping[str, str]) -> ModuleProbe:
+    """Ask another interpreter for a top-level module, with the search path that the processes of the job will have.
     Nothing of the user's is imported."""
     import subprocess
 
     try:
         done = subprocess.run(
-            [python, "-c", _LOOK, module],
+            [python, "-c", _PROBE, module],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=dict(environ),
-            timeout=ASK_TIMEOUT,
+            timeout=PROBE_TIMEOUT,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return Asked()
-    return Asked(there=done.returncode != _MISSING, package=done.returncode not in (_MISSING, _NO_PACKAGE))
+        return ModuleProbe()
+    return ModuleProbe(exists=done.returncode != _MISSING, package=done.returncode not in (_MISSING, _NOT_A_PACKAGE))
 
 
-def find_module(name: str, environ: Mapping[str, str], python: str = sys.executable) -> None:
-    """Refuse a module whose topmost package the interpreter of the job cannot find; nothing of the user's is imported.
+def check_module(name: str, environ: Mapping[str, str], python: str = sys.executable) -> None:
+    """Refuse a module whose top-level package the interpreter of the job cannot find; nothing is imported.
 
-    What lies below the topmost package cannot be known without running the package, so that is left to the worker.
+    Submodules cannot be looked up without importing the package, so that is left to the worker.
     """
     here = _working_directory()
     if python == sys.executable:
-        found, where = _look(name.partition(".")[0], here, environ), "installed"
+        found, where = _probe_here(name.partition(".")[0], here, environ), "installed"
     else:
-        found, where = ask_interpreter(python, name.partition(".")[0], environ), f"installed for {python}"
-    if not found.there:
+        found, where = probe_interpreter(python, name.partition(".")[0], environ), f"installed for {python}"
+    if not found.exists:
         raise SpecError(
-            f"The module {name!r} is neither in {here or REMOVED} nor {where}: check its name, or set PYTHONPATH."
+            f"The module {name!r} is neither in {here or _DELETED} nor {where}: check its name, or set PYTHONPATH."
         )
     if name.endswith(".py") and not found.package:
         raise SpecError(f"The module {name!r} is named like a file: write -m {name[:-3]}, or leave -m out.")
 
 
-def _look(top: str, here: str | None, environ: Mapping[str, str]) -> Asked:
-    """The same of this interpreter, which has another working directory first in its path than a worker."""
+def _probe_here(top: str, here: str | None, environ: Mapping[str, str]) -> ModuleProbe:
+    """The same for this interpreter, whose search path begins with another directory than a worker's."""
     import importlib.machinery
     import importlib.util
 
@@ -131,11 +157,13 @@ def _look(top: str, here: str | None, environ: Mapping[str, str]) -> Asked:
             spec = importlib.util.find_spec(top)
         except ValueError:
             spec = None
-    return Asked(there=spec is not None, package=spec is not None and spec.submodule_search_locations is not None)
+    return ModuleProbe(
+        exists=spec is not None, package=spec is not None and spec.submodule_search_locations is not None
+    )
 
 
-def find_package(name: str, extra: str, what_for: str) -> None:
-    """Refuse to go on without an installed package, which is looked up and not imported; `extra` brings it."""
+def require_package(name: str, extra: str, what_for: str) -> None:
+    """Refuse to go on without an installed package, which is looked up and not imported; `extra` installs it."""
     import importlib.util
 
     try:
@@ -148,40 +176,40 @@ def find_package(name: str, extra: str, what_for: str) -> None:
         )
 
 
-def find_directory(place: str, path: str) -> None:
-    """Refuse a directory that can never be made, since it is, or lies below, a plain file."""
+def check_directory(source: str, path: str) -> None:
+    """Refuse a directory that cannot be created, because it is, or lies below, a file."""
     if path == os.devnull:
         return
     if not os.path.isabs(path) and _working_directory() is None:
-        raise SpecError(f"{place} {path!r} cannot be made in {REMOVED}: give an absolute path.")
+        raise SpecError(f"{source} {path!r} cannot be created in {_DELETED}: give an absolute path.")
     ancestor = absolute(path)
     while not os.path.lexists(ancestor):
         ancestor = os.path.dirname(ancestor)
     if not os.path.isdir(ancestor):
-        raise SpecError(f"{place} {path!r} cannot be made, since {ancestor} is not a directory: name another place.")
+        raise SpecError(f"{source} {path!r} cannot be created, since {ancestor} is not a directory: give another path.")
 
 
-def read_file(place: str, path: str, most: int) -> bytes:
-    """The first `most` bytes of a file; refuse one that cannot be read."""
+def read_file(source: str, path: str, limit: int) -> bytes:
+    """The first `limit` bytes of a file. Raises SpecError when it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return file.read(most)
+            return file.read(limit)
     except OSError as error:
         raise SpecError(
-            f"{place} {path!r} cannot be read ({error.strerror}): name a file that this user may read."
+            f"{source} {path!r} cannot be read ({error.strerror}): name a file that this user may read."
         ) from None
 
 
 def absolute(path: str) -> str:
-    """The path from the root of a file or a directory that was found."""
+    """The absolute path of a file or a directory that was found."""
     return os.path.abspath(path)
 
 
-def find_logs_plugin(name: str) -> None:
-    """Refuse a `--logs-specs` that no installed package offers."""
+def check_logs_plugin(name: str) -> None:
+    """Refuse a `--logs-specs` that no installed package provides."""
     from importlib.metadata import entry_points
 
-    offered = sorted(entry.name for entry in entry_points(group="torchrun.logs_specs"))
-    if name not in offered:
-        known = f"those installed are {', '.join(offered)}" if offered else "no installed package offers any"
+    available = sorted(entry.name for entry in entry_points(group="torchrun.logs_specs"))
+    if name not in available:
+        known = f"give one of {', '.join(available)}" if available else "no installed package provides one"
         raise SpecError(f"--logs-specs {name!r} is not in the entry point group torchrun.logs_specs: {known}.")

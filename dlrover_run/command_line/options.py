@@ -1,6 +1,6 @@
-"""The one table of flags: what they are called, what they take, which variable stands for them and what they do.
+"""The table of flags: names, values, environment variables and help texts.
 
-The command line is read by this table and the help and the completion are made from it, so the three cannot differ.
+The parser, the help and the shell completion are all built from this table, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 SIZE = "Job size"
-MEETING = "Rendezvous"
+RENDEZVOUS = "Rendezvous"
 WORKERS = "Workers"
 FAILURES = "Failures and restarts"
-CHECK = "Node check"
-LOCAL = "A cluster on this machine"
+NODE_CHECK = "Node check"
+LOCAL_CLUSTER = "A cluster on this machine"
 OUTPUT = "Output"
 DEVICES = "Devices"
 OTHER = "Other"
@@ -22,29 +22,29 @@ EVENT_LOGS = ("null", "console")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 BACKENDS = ("static", "c10d", "master", "etcd")
 WORKER_COUNTS = ("auto", "gpu", "cpu", "xpu")
-CHECK_WORDS = ("once", "always")
+CHECK_MODES = ("once", "always")
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
-INSTALLED_SHELLS = ("bash", "zsh", "fish")
-THIS_SHELL = "the shell that started this process"
+INSTALLABLE_SHELLS = ("bash", "zsh", "fish")
+CURRENT_SHELL = "the shell that started this process"
 
 STATIC_ADDRESS = "127.0.0.1"
-"""Where node 0 of static is when nobody says so, as in torchrun."""
-
+"""Address of node 0 for static rendezvous when no flag gives one, as in torchrun."""
 
 FIRST_TORCHRUN = "2.13"
-"""The oldest torchrun whose every flag is here."""
+"""The oldest torchrun version whose flags are all here."""
 
 
 class Flag(NamedTuple):
     """One flag.
 
-    `value` is the name of its value in the help, empty for a switch. `bare` is the value that it has where none is
-    given: such a flag takes one only behind a `=`, so that the word after it may be the script, unless it is a request.
-    `pet` says that a variable gives its default, which is called `PET_<DEST>`, or begins as `prefix` says. `ours` marks
-    what torchrun does not have: such a flag never makes one of torchrun's abbreviations ambiguous. A `request` answers
-    by itself and starts no job. `files` asks the shell to complete file names. `since` is the torchrun that brought the
-    flag: one that the first did not have never makes an abbreviation ambiguous that the first takes.
+    `value` is the name of its value in the help, empty for a switch. `const` is the value of a flag that is given
+    without one: such a flag takes a value only after `=`, because the next word may be the script; a request takes the
+    next word. `has_variable` gives the flag a default from the environment variable `variable_prefix` + DEST.
+    `extension` marks a flag that torchrun does not have: it never makes an abbreviation of torchrun's ambiguous. A
+    `request` prints something and starts no job. `files` makes the shell complete file names. `since` is the torchrun
+    version that introduced the flag: a flag that is newer than `FIRST_TORCHRUN` never makes an abbreviation ambiguous
+    that the first version accepts.
     """
 
     name: str
@@ -53,28 +53,28 @@ class Flag(NamedTuple):
     value: str = ""
     default: str | None = None
     short: str | None = None
-    pet: bool = True
-    ours: bool = False
+    has_variable: bool = True
+    extension: bool = False
     request: bool = False
     choices: tuple[str, ...] = ()
     files: Literal["", "directory"] = ""
-    bare: str = ""
-    prefix: str = "PET_"
+    const: str = ""
+    variable_prefix: str = "PET_"
     since: str = FIRST_TORCHRUN
 
     @property
     def dest(self) -> str:
-        """The name with underscores: the key of its value, and the tail of its variable's name."""
+        """The name with underscores: the key of its value and the end of its variable's name."""
         return self.name.replace("-", "_")
 
     @property
     def variable(self) -> str | None:
-        """The environment variable that stands for it."""
-        return f"{self.prefix}{self.dest.upper()}" if self.pet and not self.request else None
+        """The environment variable that gives the default; None for a flag without one."""
+        return f"{self.variable_prefix}{self.dest.upper()}" if self.has_variable and not self.request else None
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Every way to write it in full; the first is the one that messages use."""
+        """Every unabbreviated spelling; messages use the first."""
         long = dict.fromkeys((f"--{self.name}", f"--{self.dest}"))
         return (*long, self.short) if self.short else tuple(long)
 
@@ -83,7 +83,7 @@ TABLE: tuple[Flag, ...] = (
     Flag(
         "nnodes",
         SIZE,
-        "How many nodes the job has. With a range it may start with fewer than MAX, and nodes may come and go.",
+        "Number of nodes. With a range the job may start with fewer than MAX, and nodes may join and leave.",
         "N|MIN:MAX",
         "1",
     ),
@@ -99,167 +99,176 @@ TABLE: tuple[Flag, ...] = (
     Flag(
         "node-rank",
         SIZE,
-        "This node's number, from 0. For static it is its rank; else it is a wish [dim](NODE_RANK, WORKER_RANK)[/].",
+        "Rank of this node, from 0. Fixed with static; otherwise a preferred rank [dim](NODE_RANK, WORKER_RANK)[/].",
         "RANK",
         "0",
     ),
     Flag(
         "spares",
         SIZE,
-        "How many nodes beyond MAX shall wait, ready to take the place of one that is lost.",
+        "Number of nodes beyond MAX that wait as spares, ready to replace a lost node.",
         "K",
         "0",
-        ours=True,
+        extension=True,
     ),
-    Flag("node-unit", SIZE, "A round has a multiple of this many nodes.", "N", "1", ours=True),
+    Flag("node-unit", SIZE, "The number of nodes in a round is a multiple of N.", "N", "1", extension=True),
     Flag(
         "auto-config",
         SIZE,
-        "Nodes as many as NODE_NUM (or WORKER_NUM) says, workers as auto counts them, and --network-check from 4 nodes "
-        "on; what is given by a flag holds.",
-        ours=True,
+        "Take the number of nodes from NODE_NUM (or WORKER_NUM), count the workers as auto does, and turn on "
+        "--network-check for 4 nodes or more; explicit flags take precedence.",
+        extension=True,
     ),
-    Flag("standalone", MEETING, "One node on its own; flags that say where nodes meet are ignored."),
+    Flag("standalone", RENDEZVOUS, "Run a single node; the flags of the rendezvous are ignored."),
     Flag(
         "rdzv-backend",
-        MEETING,
-        "How nodes find each other: [b]static[/], ranks and addresses are given by hand; [b]c10d[/] or [b]master[/] "
-        "(the same), they meet at the endpoint; [b]etcd[/], in an etcd (v3). One node needs none.",
+        RENDEZVOUS,
+        "How nodes find each other: [b]static[/], by ranks and addresses that you give; [b]c10d[/] or [b]master[/] "
+        "(the same), through a master at the endpoint; [b]etcd[/], through an etcd (v3). One node needs none.",
         "NAME",
         "static",
         choices=BACKENDS,
     ),
     Flag(
         "rdzv-endpoint",
-        MEETING,
-        "Where they meet: one of the nodes, a master of its own, or the members of an etcd; an IPv6 address goes in "
-        "brackets [dim](port 29400, of etcd 2379; DLROVER_MASTER_ADDR)[/].",
+        RENDEZVOUS,
+        "Address of the rendezvous: one of the nodes, a separate master, or the members of an etcd; IPv6 addresses in "
+        "brackets [dim](port 29400, etcd 2379; DLROVER_MASTER_ADDR)[/].",
         "HOST[:PORT],...",
         "",
     ),
-    Flag("rdzv-id", MEETING, "The job's name, part of its log directory.", "NAME", "none"),
+    Flag("rdzv-id", RENDEZVOUS, "Name of the job, the same on all nodes; part of its log directory.", "NAME", "none"),
     Flag(
         "rdzv-conf",
-        MEETING,
-        "How long to wait, whom to let in and more; the keys are listed below.",
+        RENDEZVOUS,
+        "Timeouts, credentials and other settings; the keys are listed below.",
         "KEY=VALUE,...",
         "",
     ),
     Flag(
         "master-addr",
-        MEETING,
-        "Address of node 0 for static, where no --rdzv-endpoint is given.",
+        RENDEZVOUS,
+        "Address of node 0 for static, if --rdzv-endpoint is not given.",
         "HOST",
         STATIC_ADDRESS,
     ),
-    Flag("master-port", MEETING, "Port on node 0 for static [dim](29500)[/].", "PORT"),
+    Flag("master-port", RENDEZVOUS, "Port on node 0 for static [dim](29500)[/].", "PORT"),
     Flag(
         "local-addr",
-        MEETING,
-        "The address that this node advertises [dim](127.0.0.1 where there is one node)[/].",
+        RENDEZVOUS,
+        "Address that this node advertises [dim](127.0.0.1 for a single node)[/].",
         "HOST",
     ),
-    Flag("module", WORKERS, "The script is a module's name, as in [b]python -m[/].", short="-m"),
-    Flag("no-python", WORKERS, "The script is a program of any kind; run it without Python."),
+    Flag("module", WORKERS, "SCRIPT is the name of a module, as in [b]python -m[/].", short="-m"),
+    Flag("no-python", WORKERS, "SCRIPT is any program; run it without Python."),
     Flag("run-path", WORKERS, "Run the script with runpy.run_path; overrides -m and --no-python."),
     Flag(
         "start-method",
         WORKERS,
-        "[b]spawn[/] is a fresh interpreter for each worker; [b]forkserver[/] forks one that has the imports done. "
-        "fork is taken as forkserver.",
+        "[b]spawn[/] starts a new interpreter for each worker; [b]forkserver[/] forks one that has done the imports. "
+        "fork means forkserver.",
         "METHOD",
         "spawn",
         choices=START_METHODS,
     ),
-    Flag("preload", WORKERS, "Modules that forkserver imports beforehand; may be repeated.", "MODULE,...", ours=True),
-    Flag("role", WORKERS, "What the workers are called in logs and in ROLE_NAME.", "NAME", "default"),
-    Flag("max-restarts", FAILURES, "How often the workers may be started again after a failure.", "N", "0"),
+    Flag(
+        "preload", WORKERS, "Modules that forkserver imports in advance; may be repeated.", "MODULE,...", extension=True
+    ),
+    Flag("role", WORKERS, "Name of the workers in logs and in ROLE_NAME.", "NAME", "default"),
+    Flag("max-restarts", FAILURES, "Number of times the workers may be restarted after a failure.", "N", "0"),
     Flag(
         "shutdown-timeout",
         FAILURES,
-        "Time between a worker's stop signal and SIGKILL [dim](TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)[/].",
+        "Time from the stop signal to SIGKILL for a worker [dim](TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)[/].",
         "SECONDS",
     ),
     Flag(
         "signals-to-handle",
         FAILURES,
-        "Signals that are passed on to the workers and then end the job.",
+        "Signals that are passed on to the workers and end the job.",
         "SIGNAL,...",
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     ),
     Flag(
         "forward-signals",
         FAILURES,
-        "Signals that are passed on to the workers while training continues, as in [b]USR1,USR2[/].",
+        "Signals that are passed on to the workers without ending the job, as in [b]USR1,USR2[/].",
         "SIGNAL,...",
         "",
-        ours=True,
+        extension=True,
     ),
     Flag(
         "monitor-interval",
         FAILURES,
-        "No effect: the kernel tells of a worker's end at once. Accepted because torchrun has it.",
+        "No effect, as the kernel reports the end of a worker at once; accepted for torchrun compatibility.",
         "SECONDS",
         "0.1",
     ),
-    Flag("compat-exit-codes", FAILURES, "Answer 1 to every failure, as torchrun does.", ours=True),
+    Flag("compat-exit-codes", FAILURES, "Exit with code 1 for every failure, as torchrun does.", extension=True),
     Flag(
         "network-check",
-        CHECK,
-        "Before training, find nodes that are broken or slow: [b]once[/] in the life of each launcher, or before each "
-        "round, [b]always[/]. A broken node leaves with exit code 73.",
+        NODE_CHECK,
+        "Before training, find nodes that are faulty or slow: [b]once[/] for each launcher, or [b]always[/], before "
+        "each round. A faulty node leaves with exit code 73.",
         "once|always",
-        bare="once",
-        ours=True,
-        choices=CHECK_WORDS,
+        const="once",
+        extension=True,
+        choices=CHECK_MODES,
     ),
-    Flag("comm-perf-test", CHECK, "Check, and show how fast each pair of nodes is linked.", ours=True),
+    Flag(
+        "comm-perf-test", NODE_CHECK, "Check nodes, and show the bandwidth between each pair of nodes.", extension=True
+    ),
     Flag(
         "precheck",
-        CHECK,
-        "DLRover's newer name for the two: [b]1[/] is --network-check, [b]2[/] is --comm-perf-test too; [b]0[/] leaves "
-        "it to them.",
+        NODE_CHECK,
+        "DLRover's newer flag for both: [b]1[/] is --network-check, [b]2[/] adds --comm-perf-test; [b]0[/] changes "
+        "neither.",
         "0|1|2",
         "0",
-        ours=True,
+        extension=True,
         choices=("0", "1", "2"),
     ),
-    Flag("exclude-straggler", CHECK, "A slow node leaves too, with exit code 74; else it is a warning.", ours=True),
+    Flag(
+        "exclude-straggler",
+        NODE_CHECK,
+        "A slow node leaves too, with exit code 74, instead of a warning.",
+        extension=True,
+    ),
     Flag(
         "straggler-threshold",
-        CHECK,
-        "How many times slower than the others a node is that counts as slow.",
+        NODE_CHECK,
+        "A node counts as slow if it is this many times slower than the others.",
         "RATIO",
         "2",
-        ours=True,
+        extension=True,
     ),
     Flag(
         "local-nodes",
-        LOCAL,
-        "Start this many nodes here, and put a new one in the place of one that is lost. With a range MIN of them "
-        "start at once and the others join later. It is the default of --nnodes; who is beyond that is a spare.",
+        LOCAL_CLUSTER,
+        "Start this many nodes here and replace those that are lost. With a range, MIN nodes start at once and the "
+        "others join later. It is the default of --nnodes; nodes beyond that are spares.",
         "N|MIN:MAX",
-        ours=True,
+        extension=True,
     ),
-    Flag("node-restarts", LOCAL, "How many nodes in all may be replaced.", "K", "3", ours=True),
+    Flag("node-restarts", LOCAL_CLUSTER, "Total number of nodes that may be replaced.", "K", "3", extension=True),
     Flag(
         "isolate-nodes",
-        LOCAL,
-        "Give each node a network and an address of its own, which can be cut (needs root and ip).",
-        ours=True,
+        LOCAL_CLUSTER,
+        "Give each node its own network namespace and address, which can be cut (needs root and ip).",
+        extension=True,
     ),
     Flag(
         "node-join-after",
-        LOCAL,
-        "How long after the start the next node joins, where there is one; at SIGUSR1 it does so at once.",
+        LOCAL_CLUSTER,
+        "Time until the next of the later nodes joins; SIGUSR1 makes it join at once.",
         "SECONDS",
         "30",
-        ours=True,
+        extension=True,
     ),
     Flag(
         "log-dir",
         OUTPUT,
-        "Where log files go; /dev/null forbids any file.",
+        "Directory of the log files; /dev/null forbids any file.",
         "DIR",
         files="directory",
     ),
@@ -271,12 +280,12 @@ TABLE: tuple[Flag, ...] = (
         "0",
         short="-r",
     ),
-    Flag("tee", OUTPUT, "As --redirects, and on the console too.", "STREAMS", "0", short="-t"),
+    Flag("tee", OUTPUT, "Like --redirects, and show the output on the console too.", "STREAMS", "0", short="-t"),
     Flag(
         "log-line-prefix-template",
         OUTPUT,
-        "What stands before each teed line on the console; ${role_name}, ${local_rank}, ${rank} and ${hostname} are "
-        "filled in [dim](TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else '\\[${role_name}${local_rank}]:')[/].",
+        "Prefix of each teed line on the console; ${role_name}, ${local_rank}, ${rank} and ${hostname} are "
+        "replaced [dim](TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else '\\[${role_name}${local_rank}]:')[/].",
         "TEXT",
         "",
         since="2.14",
@@ -285,30 +294,30 @@ TABLE: tuple[Flag, ...] = (
     Flag(
         "duplicate-stdout-filters",
         OUTPUT,
-        "Copy teed lines that contain one of these texts to filtered_stdout.log; ,, is a comma.",
+        "Copy teed lines that contain one of these texts to filtered_stdout.log; write a comma as ,, .",
         "TEXT,...",
     ),
     Flag("duplicate-stderr-filters", OUTPUT, "The same for stderr, to filtered_stderr.log.", "TEXT,..."),
-    Flag("logs-specs", OUTPUT, "A plug-in of the group torchrun.logs_specs.", "NAME", pet=False),
+    Flag("logs-specs", OUTPUT, "A plug-in of the entry point group torchrun.logs_specs.", "NAME", has_variable=False),
     Flag(
         "event-log-handler",
         OUTPUT,
-        "Log events: [b]null[/] nowhere, [b]console[/] as JSON lines.",
+        "Where events are logged: [b]null[/] nowhere, [b]console[/] as JSON lines.",
         "NAME",
         "null",
         choices=EVENT_LOGS,
     ),
-    Flag("virtual-local-rank", DEVICES, "Every worker is local rank 0 and sees only its own GPU."),
+    Flag("virtual-local-rank", DEVICES, "Give every worker local rank 0 and only its own GPU."),
     Flag(
         "numa-binding",
         DEVICES,
         "Bind each worker to the CPUs near its GPU: [b]node[/], [b]socket[/], [b]exclusive[/] or [b]core-complex[/].",
         "MODE",
-        pet=False,
+        has_variable=False,
         choices=NUMA_BINDINGS,
     ),
     Flag("help", OTHER, "Show this page.", short="-h", request=True),
-    Flag("version", OTHER, "Show the version.", ours=True, request=True),
+    Flag("version", OTHER, "Show the version.", extension=True, request=True),
     Flag(
         "print-completion",
         OTHER,
@@ -321,35 +330,35 @@ TABLE: tuple[Flag, ...] = (
     Flag(
         "install-completion",
         OTHER,
-        "Install completion for this shell, or for [b]bash[/], [b]zsh[/] or [b]fish[/].",
+        "Install the completion for this shell, or for [b]bash[/], [b]zsh[/] or [b]fish[/].",
         "SHELL",
-        ours=True,
+        extension=True,
         request=True,
-        bare=THIS_SHELL,
-        choices=INSTALLED_SHELLS,
+        const=CURRENT_SHELL,
+        choices=INSTALLABLE_SHELLS,
     ),
     Flag(
         "show-completion",
         OTHER,
         "Show the completion script for this shell, or for [b]bash[/], [b]zsh[/], [b]tcsh[/] or [b]fish[/].",
         "SHELL",
-        ours=True,
+        extension=True,
         request=True,
-        bare=THIS_SHELL,
+        const=CURRENT_SHELL,
         choices=SHELLS,
     ),
 )
 
-OF_DLROVER = {
-    "accelerator": "leave it out, since what this machine has is found by itself",
-    "auto-tunning": "leave it out, since batch size and learning rate are the script's own",
-    "membind-policy": "leave it out, since only CPUs are bound, by --numa-binding",
+UNSUPPORTED_DLROVER_FLAGS = {
+    "accelerator": "leave it out; accelerators are detected",
+    "auto-tunning": "leave it out; the script sets its own batch size and learning rate",
+    "membind-policy": "leave it out; only CPUs are bound, by --numa-binding",
     "numa-affinity": "give --numa-binding=node instead",
-    "save-at-breakpoint": "leave it out, since no checkpoint is held in memory",
-    "training-port": "leave it out, since each round takes ports that are free",
-    "ucp-device-type": "leave it out, since it has no effect there either",
+    "save-at-breakpoint": "leave it out; no checkpoint is kept in memory",
+    "training-port": "leave it out; each round uses free ports",
+    "ucp-device-type": "leave it out; it has no effect in DLRover either",
 }
-"""Flags of DLRover's that are not here, and what to do instead, for people who paste their command lines."""
+"""DLRover flags that dlrover-run does not have, and what to do instead, for pasted DLRover command lines."""
 
 BY_DEST = {flag.dest: flag for flag in TABLE}
 BY_SPELLING = {spelling: flag for flag in TABLE for spelling in flag.spellings}

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dlrover_run import exit_codes
-from dlrover_run.command_line import credentials, flags, lookup
-from dlrover_run.command_line.flags import Given
-from dlrover_run.command_line.rendezvous_conf import RendezvousConf
+from dlrover_run.command_line import credentials, lookup, values
+from dlrover_run.command_line.rdzv_conf import RdzvConf
+from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.process_tree import ends, event_loop, signals, tree
@@ -94,8 +94,8 @@ def ready_fd_of(args: Sequence[str]) -> int:
 def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
     """What a command line asks for. Raises SpecError, and SystemExit after `--help`."""
     given = _parser().parse_args(list(args))
-    host, port = flags.endpoint("--listen", given.listen, 0)
-    conf = RendezvousConf(
+    host, port = values.endpoint("--listen", given.listen, 0)
+    conf = RdzvConf(
         rules=Rules(),
         token_file=_file("--token-file", given.token_file),
         tls_ca=_file("--tls-ca", given.tls_ca),
@@ -105,8 +105,8 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
     if given.token_fd is None:
         token = credentials.find_token(conf, environ)
     else:
-        token = _read_token(flags.whole_number("--token-fd", given.token_fd, 0))
-    tls = credentials.find_tls(conf)
+        token = _read_token(values.integer("--token-fd", given.token_fd, 0))
+    tls = credentials.master_tls(conf)
     if tls is not None and tls.cert is None:
         raise SpecError("--tls-ca needs --tls-cert and --tls-key: without them nothing is encrypted.")
     if given.auth_required and not token and (tls is None or tls.ca is None):
@@ -120,28 +120,28 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         state_dir=None if given.state_dir is None else _state_dir(given.state_dir),
         idle_timeout=None
         if given.idle_timeout is None
-        else flags.seconds("--idle-timeout", given.idle_timeout, zero_allowed=False),
+        else values.seconds("--idle-timeout", given.idle_timeout, zero_allowed=False),
         token=token,
         tls=tls,
         ready_fd=_descriptor("--ready-fd", given.ready_fd),
         report_fd=_descriptor("--report-fd", given.report_fd),
         parent_pipe_fd=_descriptor("--parent-pipe-fd", given.parent_pipe_fd),
-        warnings=() if given.token_fd is not None else tuple(credentials.weaknesses_of_token(token, conf, environ)),
+        warnings=() if given.token_fd is not None else tuple(credentials.token_warnings(token, conf, environ)),
     )
 
 
 def _descriptor(place: str, number: str | None) -> int:
-    return -1 if number is None else flags.whole_number(place, number, 0)
+    return -1 if number is None else values.integer(place, number, 0)
 
 
-def _file(place: str, path: str | None) -> Given | None:
-    return None if path is None else Given(place, path)
+def _file(place: str, path: str | None) -> FlagValue | None:
+    return None if path is None else FlagValue(place, path)
 
 
 def _read_token(fd: int) -> str:
     try:
         with open(fd, "rb") as file:
-            token = file.read(4 * credentials.LONGEST_SECRET).decode().rstrip("\r\n")
+            token = file.read(4 * credentials.MAX_SECRET_LENGTH).decode().rstrip("\r\n")
     except OSError as error:
         raise SpecError(f"--token-fd {fd} cannot be read ({error.strerror}): name an inherited descriptor.") from None
     except UnicodeDecodeError:
@@ -152,7 +152,7 @@ def _read_token(fd: int) -> str:
 
 
 def _state_dir(path: str) -> Path:
-    lookup.find_directory("--state-dir", path)
+    lookup.check_directory("--state-dir", path)
     directory = Path(lookup.absolute(path))
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ from torch.distributed.elastic.utils.logging import get_logger
 
 from dlrover_run import cli
 from dlrover_run.agent.host import told_name
-from dlrover_run.command_line import credentials, meeting
+from dlrover_run.command_line import credentials, rendezvous_options
 from dlrover_run.coordination.records import OVER, Failure, NodePhase, PlanPhase, Seat
 from dlrover_run.launch_config import LaunchConfig
 from dlrover_run.spec import JobSpec, SpecError
@@ -201,7 +201,12 @@ class DlroverRendezvous(RendezvousHandler):
 RESTARTS = 1_000_000
 """How often the job may restart: always, for each torchrun keeps a count of its own and leaves when it has run out."""
 
-_VARIABLES = (*meeting.RANK_VARIABLES, *meeting.ID_VARIABLES, meeting.MASTER_VARIABLE, *credentials.VARIABLES)
+_VARIABLES = (
+    *rendezvous_options.RANK_VARIABLES,
+    *rendezvous_options.ID_VARIABLES,
+    rendezvous_options.MASTER_VARIABLE,
+    *credentials.VARIABLES,
+)
 
 
 def job_spec(params: RendezvousParameters, warn: Callable[[str], None]) -> JobSpec:

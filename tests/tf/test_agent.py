@@ -194,7 +194,7 @@ def test_a_chief_whose_table_allows_no_other_number_of_servers_has_it_refused(
     job.told("worker-0", open=True)
     refused = scale(job, "--ps=2", "--workers=0", *meet)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "does not do that: the number of parameter servers stays 3: the table 'users' has 3 parts" in refused.stderr
+    assert "refuses: the number of parameter servers stays 3: the table 'users' has 3 parts" in refused.stderr
     # What was refused is not asked for again with what comes next.
     granted = scale(job, "--workers=0", *meet)
     assert granted.returncode == 0, granted.stderr
@@ -220,7 +220,7 @@ def test_scale_says_that_new_servers_are_not_tried_again(
     assert any("the change is given up, and training goes on" in line for line in job.process.stdout), "the job is over"
     refused = scale(job, "--ps=2", *meet)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "does not do that: new parameter servers have failed too often to be tried again" in refused.stderr
+    assert "refuses: new parameter servers have failed too often to be tried again" in refused.stderr
     there = scale(job, "--ps=3", *meet)
     assert (there.returncode, there.stderr) == (0, "")
     assert "3 parameter servers are there already" in there.stdout
@@ -244,7 +244,7 @@ def test_scale_says_that_there_is_no_room(
         for wish, room in (("--ps=2", "1 parameter server"), ("--workers=2", "1 worker")):
             refused = scale(job, wish, *way)
             assert (refused.returncode, refused.stdout) == (1, "")
-            assert f"does not do that: there is room for {room} now" in refused.stderr
+            assert f"refuses: there is room for {room} now" in refused.stderr
     job.finish("chief-0")
     for node in nodes[1:]:
         node.ended(0)

@@ -13,16 +13,14 @@ from asked import go_to_empty_place
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import options as those_of_dlrover_run
-from dlrover_run.command_line.argv import UsageError
-from dlrover_run.command_line.program import Program
+from dlrover_run.command_line.parser import UsageError
 from dlrover_run.coordination.rules import MOST_NODES
 from dlrover_run.policies.parameter_servers import rules
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import SpecError, Std
-from tf_ps_runner.cli import job_or_code, main, parse
+from tf_ps_runner.cli import has_tensorflow, job_or_code, main, parse, require_tensorflow
 from tf_ps_runner.command_line import options, values
-from tf_ps_runner.command_line.tensorflow import has_tensorflow, require_tensorflow
 from tf_ps_runner.spec import PRELOAD, ServersSpec
 
 LIMIT = 60.0
@@ -221,43 +219,8 @@ def test_what_is_no_size_of_memory_is_refused_with_one_that_would_do(text: str) 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("--ps= train.py", "--ps '' is not a number of parameter servers: give N or MIN:MAX with 0 < MIN <= MAX."),
-        ("--ps=: train.py", "--ps ':' is not a number of parameter servers"),
-        ("--ps=0 train.py", "--ps '0' is out of range: give N or MIN:MAX with 0 < MIN <= MAX."),
-        ("--ps=4:1 train.py", "--ps '4:1' is out of range"),
-        ("--workers=8:2 train.py", "--workers '8:2' is out of range: give N or MIN:MAX with 0 <= MIN <= MAX."),
-        ("--workers=-1 train.py", "--workers '-1' is out of range"),
-        ("--ps=2000 --workers=2000 train.py", "are more than the 4000 processes that a job may have."),
-        ("--role=boss train.py", "--role 'boss' is not known: give ps, worker, chief or evaluator."),
-        ("--role=ps train.py", "--role ps is one of several nodes, and nothing says where they meet: give"),
-        ("--role=ps --rdzv-backend=master train.py", "needs a place where the nodes meet: give --rdzv-endpoint="),
-        (
-            "--role=ps --rdzv-backend=static train.py",
-            "'static' is not known: give master, c10d or etcd.",
-        ),
-        ("--role=ps --rdzv-backend=master --rdzv-endpoint=a:b train.py", "has a bad port"),
-        ("--worker-memory=4Gi --max-memory=2Gi train.py", "--worker-memory 4Gi is more than --max-memory 2Gi"),
-        ("--save-timeout=0 train.py", "--save-timeout '0' is out of range"),
-        ("--start-method=fork train.py", "--start-method 'fork' is not known: give forkserver or spawn."),
-        ("-r 0:3 train.py", "--redirects '0:3' does not say which streams"),
-        ("missing.py", "The script 'missing.py' does not exist"),
-        ("-m no_such_module_anywhere", "The module 'no_such_module_anywhere' is neither in"),
-        ("--checkpoint-dir=train.py/x train.py", "--checkpoint-dir 'train.py/x' cannot be made"),
-        ("--rdzv-id= train.py", "--rdzv-id '' is no name under which nodes meet"),
-        ("--rdzv-conf=token=a train.py", "has a token in it, where every list of processes shows it"),
-    ],
-)
-def test_a_mistake_is_one_sentence_that_says_what_would_do(text: str, sentence: str) -> None:
-    said = refused(text)
-    assert sentence in said
-    assert "\n" not in said
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
         ("", "No script was given"),
-        ("--nnodes=2 train.py", "--nnodes is a flag of dlrover-run's that is not here: give --ps and --workers"),
+        ("--nnodes=2 train.py", "--nnodes of dlrover-run is not supported by tf-ps-run"),
         ("--sparce train.py", "--sparce is not a flag of tf-ps-run; did you mean --sparse?"),
         ("--ps", "--ps needs a value: N|MIN:MAX."),
     ],
@@ -298,8 +261,8 @@ def test_what_has_no_effect_is_said() -> None:
     ]
     assert warned("--max-memory=8Gi train.py") == ["--max-memory has no effect without --worker-memory or --ps-memory."]
     assert warned("--rdzv-conf=nonsense=1,bind=a train.py") == [
-        "--rdzv-conf has 'nonsense', which nothing reads.",
-        "bind of --rdzv-conf has no effect: it takes several nodes, --rdzv-backend=c10d and --rdzv-endpoint.",
+        "--rdzv-conf contains 'nonsense', which is not a known key and has no effect.",
+        "bind of --rdzv-conf has no effect: it requires several nodes, --rdzv-backend=c10d and --rdzv-endpoint.",
     ]
 
 
@@ -327,7 +290,7 @@ def test_an_interpreter_without_tensorflow_is_found_before_anything_starts(
     said = capsys.readouterr().err
     assert said == (
         f"tf-ps-run: There is no TensorFlow in {bare}: install it there (pip install 'dlrover-run[tf]'), or set "
-        "PYTHON_EXEC to the interpreter that has it.\n"
+        "PYTHON_EXEC to an interpreter that has it.\n"
     )
 
 
@@ -371,17 +334,29 @@ def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("program", [options.TF_PS_RUN, options.SCALE])
-def test_the_help_names_every_flag_and_keeps_to_the_screen(program: Program) -> None:
-    done = command(*program.name.split()[1:], "--help", COLUMNS="100", NO_COLOR="1")
+def drawn_help(*words: str) -> tuple[str, set[str]]:
+    """The help of these words on a screen of 100 columns, and the flags in it."""
+    done = command(*words, "--help", COLUMNS="100", NO_COLOR="1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 100
-    assert {line.split()[1] for line in lines if line.startswith("│ --")} == {
-        f"--{flag.name}" for flag in program.table
-    }
-    assert f"Usage: {program.name} {program.usage}" in done.stdout
     assert "Keys of --rdzv-conf" in done.stdout
+    return done.stdout, {line.split()[1] for line in lines if line.startswith("│ --")}
+
+
+def test_the_help_names_every_flag_and_subcommand_and_keeps_to_the_screen() -> None:
+    page, flags = drawn_help()
+    assert flags == {f"--{flag.name}" for flag in options.TABLE}
+    assert "Usage: tf-ps-run [FLAGS] SCRIPT [ARGS]..." in page
+    _, _, commands = page.partition("╭─ Commands ")
+    assert next(line.split()[1] for line in commands.splitlines() if re.match("│ [a-z]", line)) == "scale"
+
+
+def test_the_help_of_a_subcommand_names_its_flags() -> None:
+    page, flags = drawn_help("scale")
+    rendezvous = {f"--{flag.name}" for flag in options.RENDEZVOUS_FLAGS}
+    assert flags == {"--ps", "--workers", "--timeout", "--help"} | rendezvous
+    assert "Usage: tf-ps-run scale [FLAGS]" in page
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -397,6 +372,9 @@ def test_the_shell_is_offered_flags_and_their_words() -> None:
 
     assert {"--ps-memory"} <= offered("tf-ps-run --ps-")
     assert offered("tf-ps-run --role w") == {"worker"}
+    assert offered("tf-ps-run sc") == {"scale"}
+    assert offered("tf-ps-run scale --work") == {"--workers"}
+    assert offered("tf-ps-run train.py --ps") == set()
 
 
 def test_a_launch_loads_neither_typer_nor_tensorflow_nor_grpc() -> None:

@@ -1,4 +1,4 @@
-"""Where nodes meet: what flags and variables come to, the settings of a rendezvous, and secrets that stay secret."""
+"""The rendezvous of a job: what flags and variables resolve to, the keys of --rdzv-conf, and secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asked import go_to_empty_place, refusal
 import dlrover_run
 from dlrover_run.api import elastic_launch
 from dlrover_run.cli import job_or_code, parse
-from dlrover_run.command_line import credentials, rendezvous_conf
+from dlrover_run.command_line import credentials, rdzv_conf
 from dlrover_run.coordination.bounds import NodeId
 from dlrover_run.coordination.rules import CHECK_ONCE, Rules
 from dlrover_run.launch_request import LaunchRequest
@@ -95,35 +95,10 @@ def test_who_gives_no_place_is_told_of_each_way_to_have_one() -> None:
         job(line, SLURM_JOB_NODELIST="n[1-3]")
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("--nnodes=2:4", "static has none: give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one"),
-        ("--nnodes=2:4 --rdzv-backend=static --master-addr=a", "--nnodes '2:4' is an elastic range, and static has"),
-        ("--nnodes=2 --rdzv-backend=c10d", "give --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, or set DL"),
-        ("--nnodes=2 --rdzv-backend=master --rdzv-endpoint=a:0", "'a:0' has port 0, which is another one on every"),
-        ("--nnodes=2 --rdzv-backend=master --rdzv-endpoint=a/b", "--rdzv-endpoint 'a/b' has no good host"),
-        ("--nnodes=1:4 --standalone", "--standalone is for one node, and --nnodes asks for 1:4: leave one out."),
-        (f"--nnodes=4:5 --node-unit=3 {AT_NODE0}", "--nnodes 4:5 with --node-unit 3 cannot be had: no multiple of 3 l"),
-        (
-            f"--nnodes=2 --rdzv-id= {AT_NODE0}",
-            "--rdzv-id '' is no name under which nodes meet: give 1 to 255 printable",
-        ),
-        (f"--nnodes=2 --rdzv-id={256 * 'a'} {AT_NODE0}", "is no name under which nodes meet: give 1 to 255 printable"),
-        (
-            f"--nnodes=2 --role=a\x1b[2J {AT_NODE0}",
-            "--role 'a\\x1b[2J' is no name that nodes tell each other: give at most 255 p",
-        ),
-        (
-            f"--nnodes=2 --role=\udcff {AT_NODE0}",
-            "--role '\\udcff' is no name that nodes tell each other: give at most 255 p",
-        ),
-        (f"--nnodes=2 --rdzv-id=a\x1b[2J {AT_NODE0}", "is no name under which nodes meet: give 1 to 255 printable"),
-        (f"--nnodes=2 --node-rank=1000001 {AT_NODE0}", "--node-rank '1000001' is out of range: give an integer from 0"),
-    ],
-)
-def test_a_mistake_says_what_to_type(line: str, sentence: str) -> None:
-    assert sentence in refusal(line)
+@pytest.mark.parametrize("flag", ["--rdzv-id", "--role"])
+@pytest.mark.parametrize("name", [256 * "a", "a\x1b[2J", "\udcff"])
+def test_a_name_that_cannot_be_sent_to_other_nodes_is_refused(flag: str, name: str) -> None:
+    assert refusal(f"--nnodes=2 {flag}={name} {AT_NODE0}").startswith(f"{flag} {name!r} must be ")
 
 
 def test_the_longest_name_of_a_job_fits_a_message() -> None:
@@ -159,7 +134,7 @@ def test_a_flag_that_says_static_is_not_overruled_by_the_variable(line: str) -> 
 
 
 def test_a_bad_variable_is_named() -> None:
-    assert refusal("--nnodes=2", DLROVER_MASTER_ADDR="a:b").startswith("DLROVER_MASTER_ADDR 'a:b' has a bad port")
+    assert refusal("--nnodes=2", DLROVER_MASTER_ADDR="a:b").startswith("DLROVER_MASTER_ADDR 'a:b' has an invalid port")
     assert refusal("--nnodes=2", DLROVER_MASTER_ADDR="a:0").startswith("DLROVER_MASTER_ADDR 'a:0' has port 0")
 
 
@@ -202,7 +177,7 @@ def test_a_name_that_no_record_takes_is_refused_in_a_sentence(name: str) -> None
         msgspec.convert(name, NodeId)
     for given in (name, f"{name}\n"):
         sentence = refusal(f"--nnodes=2 {AT_NODE0}", WORKER_ID=given)
-        assert "is no name for a node: set it to at most 128 letters" in sentence
+        assert sentence.startswith(f"WORKER_ID {given!r} must be 1-128 letters")
 
 
 def test_the_settings_of_a_rendezvous_become_rules() -> None:
@@ -227,7 +202,7 @@ def test_the_settings_of_a_rendezvous_become_rules() -> None:
 
 
 def test_every_rule_has_a_key_or_a_flag() -> None:
-    by_key = {key.rule for key in rendezvous_conf.TABLE if key.rule}
+    by_key = {key.rule for key in rdzv_conf.TABLE if key.rule}
     by_flag = {"least", "most", "unit", "spares", "max_restarts", "store"}
     by_flag |= {"check", "straggler_threshold", "exclude_stragglers", "measure_links"}
     by_place = {"unnoticed"}  # In etcd a lease's time, which the keep-alive keys set.
@@ -238,40 +213,6 @@ def test_every_rule_has_a_key_or_a_flag() -> None:
 def test_the_master_is_told_where_to_listen_and_where_to_write(here: Path) -> None:
     master = at_master(f"--nnodes=2 {AT_NODE0} --rdzv-conf=bind=[::],state_dir=journal,is_host=1")
     assert (master.bind, master.state_dir, master.is_host) == ("::", str(here / "journal"), True)
-
-
-@pytest.mark.parametrize(
-    ("conf", "sentence"),
-    [
-        ("join_timeout=0", "--rdzv-conf join_timeout '0' is out of range: give a number of seconds above 0."),
-        ("last_call_timeout=0", "last_call_timeout '0' is out of range: give a number of seconds above 0."),
-        ("pend_timeout=-1", "--rdzv-conf pend_timeout '-1' is out of range: give a number of seconds, 0 or more."),
-        ("lost_after=inf", "--rdzv-conf lost_after 'inf' is out of range"),
-        ("scale_up_delay=soon", "--rdzv-conf scale_up_delay 'soon' is not a number"),
-        ("restart_window=nan", "--rdzv-conf restart_window 'nan' is out of range"),
-        ("keep_alive_interval=0", "--rdzv-conf keep_alive_interval '0' is out of range"),
-        ("keep_alive_max_attempt=0", "'0' is out of range: give an integer from 1 to 1000000."),
-        ("early_failure_limit=1.5", "--rdzv-conf early_failure_limit '1.5' is not an integer"),
-        ("read_timeout=0", "--rdzv-conf read_timeout '0' is out of range: give an integer of 1 or more."),
-        ("check_timeout=0", "--rdzv-conf check_timeout '0' is out of range: give a number of seconds above 0."),
-        ("store_type=redis", "--rdzv-conf store_type 'redis' is not known: give tcp or file."),
-        ("is_host=maybe", "--rdzv-conf is_host 'maybe' is not known"),
-        ("auth=always", "--rdzv-conf auth 'always' is not known: give auto or required."),
-        ("bind=a/b", "--rdzv-conf bind 'a/b' is not a host"),
-        ("state_dir=train.py/x", "--rdzv-conf state_dir 'train.py/x' cannot be made, since "),
-        ("token_file=none", "--rdzv-conf token_file 'none' cannot be read (No such file or directory): name a file"),
-        ("token_file=.", "--rdzv-conf token_file '.' cannot be read (Is a directory): name a file that this user may"),
-        ("tls_ca=none", "--rdzv-conf tls_ca 'none' cannot be read (No such file or directory)"),
-        ("tls_ca=train.py", "--rdzv-conf tls_ca 'train.py' is not a certificate in PEM form: name another file."),
-        ("tls_cert=train.py", "tls_cert 'train.py' is of no use without a tls_key: give tls_key too."),
-        ("tls_key=train.py", "tls_key 'train.py' is of no use without a tls_cert: give tls_cert too."),
-        ("prefix=/", "--rdzv-conf prefix '/' is no path in etcd: give one such as /dlrover-run, of at most 255"),
-        ("protocol=ftp", "--rdzv-conf protocol 'ftp' is not known: give http or https."),
-        ("auth=required", "this node has nothing to prove itself with: set DLROVER_RDZV_TOKEN or DLROVER_RDZV_TOKEN_"),
-    ],
-)
-def test_a_bad_setting_is_one_sentence(conf: str, sentence: str) -> None:
-    assert sentence in refusal(f"--nnodes=2 {AT_NODE0} --rdzv-conf={conf}")
 
 
 def test_settings_that_torchrun_has_and_we_do_not_need_change_nothing() -> None:
@@ -316,10 +257,10 @@ def test_the_token_comes_from_the_setting_then_the_variable_then_its_file(here: 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "holds an empty token: put a secret text into it, or leave it out."),
-        (b"\n", "holds an empty token"),
-        (b"a" * 4097, "holds a token of more than 4096 characters: make it shorter."),
-        (b"\xff" * 9, "is not text: a token is UTF-8."),
+        (b"", "contains an empty token"),
+        (b"\n", "contains an empty token"),
+        (b"a" * 4097, "contains a token of more than 4096 characters"),
+        (b"\xff" * 9, "is not text"),
         ("ä".encode() * 4096, ""),
         (b"a" * 4096 + b"\r\n", ""),
     ],
@@ -335,7 +276,7 @@ def test_a_token_that_is_none_is_refused_without_showing_it(content: bytes, sent
 
 def test_an_empty_token_is_refused_wherever_it_stands() -> None:
     """Whoever sets the variable believes that his job has one."""
-    assert refusal(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN="").startswith("DLROVER_RDZV_TOKEN holds an empty")
+    assert refusal(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN="").startswith("DLROVER_RDZV_TOKEN contains an empty")
     assert "is not text" in refusal(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN="\udcff")
 
 
@@ -343,7 +284,7 @@ def test_an_empty_token_is_refused_wherever_it_stands() -> None:
     "conf", [f"token={TOKEN}", f" Token = {TOKEN}", f"bad,'token={TOKEN}'", f"a=1,token={TOKEN},x"]
 )
 def test_a_token_on_the_command_line_is_refused_and_not_repeated(conf: str) -> None:
-    with pytest.raises(SpecError, match="where every list of processes shows it: put it into a file") as refused:
+    with pytest.raises(SpecError, match="contains a token, which every process list shows") as refused:
         parse(["--rdzv-conf", conf, "train.py"], {})
     assert TOKEN not in str(refused.value)
 

@@ -1,0 +1,111 @@
+"""The entry point of a program: launches a job, or hands the command line to the typer application.
+
+A launch never imports typer or rich. They take several times as long as reading the command line, and only help,
+completion and subcommands need them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from dlrover_run import exit_codes
+from dlrover_run.command_line import credentials, values
+from dlrover_run.command_line.options import CURRENT_SHELL
+from dlrover_run.command_line.parser import CommandLine, Program, UsageError, parse_argv
+from dlrover_run.spec import SpecError
+
+RESERVED = frozenset({"status", "top", "why", "events", "stacks", "drain", "stop", "scale"})
+"""Names of subcommands, those to come included, so that no command line changes its meaning when one is added. One that
+exists is in `Program.subcommands`."""
+
+Job = TypeVar("Job")
+ReadJob = Callable[[CommandLine, Callable[[str], None]], Job]
+"""Reads the job of a command line; the second argument takes warnings. Raises SpecError."""
+
+
+def run(program: Program, argv: Sequence[str] | None, read_job: ReadJob[Job], launch: Callable[[Job], int]) -> int:
+    """The exit code of the program with these arguments, by default those of this process."""
+    if argv is None:
+        argv = sys.argv[1:]
+        if program.completion_variable in os.environ:
+            return _application(program, argv)
+    if argv[:1] and argv[0] in program.subcommands:
+        return _application(program, argv)
+    job = job_or_code(program, argv, read_job)
+    credentials.scrub_environment()
+    if isinstance(job, int):
+        return job
+    try:
+        return launch(job)
+    except SpecError as error:
+        return report_error(program.name, error)
+
+
+def job_or_code(program: Program, argv: Sequence[str], read_job: ReadJob[Job]) -> Job | int:
+    """The job of a command line, with its warnings printed; or the exit code after a request or an error."""
+    try:
+        line = parse_argv(argv, program)
+        if line.request is not None:
+            return _answer(program, line)
+        return read_job(line, lambda warning: report(program.name, f"warning: {warning}"))
+    except SpecError as error:
+        return report_error(program.name, error)
+
+
+def refuse_reserved(script: str) -> None:
+    """Refuse a script whose name, without a directory, is the name of a subcommand."""
+    if script in RESERVED:
+        raise SpecError(
+            f"{script!r} is reserved for a subcommand, which does not exist yet: "
+            f"give ./{script} to run a script of this name."
+        )
+
+
+def report(name: str, sentence: str) -> None:
+    """Print a line of the program `name` for the user, beside the output of the job."""
+    print(f"{name}: {sentence}", file=sys.stderr)
+
+
+def report_error(name: str, error: SpecError) -> int:
+    """Print an error; the exit code."""
+    report(name, str(error))
+    if isinstance(error, UsageError):
+        print(f"Try '{name} --help'.", file=sys.stderr)
+    return exit_codes.BAD_COMMAND_LINE
+
+
+def _answer(program: Program, line: CommandLine) -> int:
+    """Answer a request. Raises SpecError when its value is invalid."""
+    request, value = line.request, line.request_value
+    assert request is not None
+    # Nothing after `=` is not the same as no value, unless the value is not optional.
+    if request.choices and (value != request.const or not request.const):
+        values.choice(request.spellings[0], value, request.choices)
+    if request.name == "version":
+        from importlib.metadata import version
+
+        print(f"{program.name} {version('dlrover-run')}")
+        return exit_codes.SUCCESS
+    from dlrover_run.command_line import application
+
+    if request.name == "help":
+        return application.show_help(program)
+    if request.name != "install-completion":
+        return application.show_completion(program, None if value == CURRENT_SHELL else value)
+    try:
+        return application.install_completion(program, None if value == CURRENT_SHELL else value)
+    except OSError as error:
+        remedy = "--show-completion prints the script for an installation by hand"
+        raise SpecError(f"--install-completion cannot write {error.filename} ({error.strerror}): {remedy}.") from None
+
+
+def _application(program: Program, argv: Sequence[str]) -> int:
+    from dlrover_run.command_line import application
+
+    try:
+        return application.run(program, argv)
+    except SpecError as error:
+        return report_error(f"{program.name} {argv[0]}" if argv else program.name, error)

@@ -1,0 +1,306 @@
+"""The grammar of `--rdzv-conf`: the table of its keys, and the record of their values.
+
+The table has torchrun's keys and ours. torchrun's keys that have no meaning here are checked and then ignored without a
+warning, because existing command lines contain them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from dlrover_run.command_line import values
+from dlrover_run.command_line.values import FlagValue
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.spec import EtcdSpec, SpecError
+
+MAX_COUNT = 1_000_000
+"""The highest value of a count: more than any job uses."""
+
+MAX_PREFIX_LENGTH = 255
+"""Characters of the path of a job's keys in etcd."""
+
+_TRUE_WORDS = ("1", "true", "t", "yes", "y")
+_FALSE_WORDS = ("0", "false", "f", "no", "n")
+
+
+class RdzvConf(NamedTuple):
+    """The values of `--rdzv-conf`. `rules` are the defaults with the given values; a file name keeps its source.
+
+    `tls_ca` to `tls_key` are for a master, `cacert` to `key` for etcd. `keys` are the known keys that were given,
+    `unknown` the names of the others.
+    """
+
+    rules: Rules
+    is_host: bool | None = None
+    bind: str | None = None
+    state_dir: FlagValue | None = None
+    token_file: FlagValue | None = None
+    tls_ca: FlagValue | None = None
+    tls_cert: FlagValue | None = None
+    tls_key: FlagValue | None = None
+    auth: str = "auto"
+    protocol: str | None = None
+    cacert: FlagValue | None = None
+    cert: FlagValue | None = None
+    key: FlagValue | None = None
+    prefix: str | None = None
+    user: FlagValue | None = None
+    password_file: FlagValue | None = None
+    keys: tuple[Key, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    def has(self, name: str) -> bool:
+        """Whether a key was given."""
+        return any(key.name == name for key in self.keys)
+
+
+class Key(NamedTuple):
+    """One key.
+
+    `parse` turns the text into a value or raises SpecError. `help` is empty for an alias and for a key of torchrun that
+    has no effect here. `rule` is the field of `Rules` that the key sets; otherwise it sets the field of `RdzvConf` with
+    its name, or that of the key of which it is an `alias`. `scope` is where a key has an effect: in any job, in a job
+    whose nodes communicate, or only with a master or etcd; a key that torchrun has too is "any", so that it is never
+    warned about. `instead_in_etcd` is what to do instead of a key that has no effect with etcd.
+    """
+
+    name: str
+    parse: Callable[[str, str], Any]
+    help: str = ""
+    rule: str = ""
+    scope: Literal["any", "nodes", "master", "etcd"] = "any"
+    alias: str = ""
+    instead_in_etcd: str = ""
+
+
+def _time(source: str, text: str) -> float:
+    return values.seconds(source, text, zero_allowed=True)
+
+
+def _time_above_zero(source: str, text: str) -> float:
+    return values.seconds(source, text, zero_allowed=False)
+
+
+def _whole_seconds(source: str, text: str) -> int:
+    return values.integer(source, text, 1)
+
+
+def _count(source: str, text: str) -> int:
+    return values.integer(source, text, 0, MAX_COUNT)
+
+
+def _count_above_zero(source: str, text: str) -> int:
+    return values.integer(source, text, 1, MAX_COUNT)
+
+
+def _yes_or_no(source: str, text: str) -> bool:
+    return values.choice(source, text.lower(), (*_TRUE_WORDS, *_FALSE_WORDS)) in _TRUE_WORDS
+
+
+def _auth(source: str, text: str) -> str:
+    return values.choice(source, text, ("auto", "required"))
+
+
+def _prefix(source: str, text: str) -> str:
+    # torchrun's etcd backend also adds a missing slash.
+    path = "/" + text.strip("/")
+    if path == "/" or "//" in path or len(path) > MAX_PREFIX_LENGTH or not path.isprintable():
+        remedy = f"give one such as /dlrover-run, of at most {MAX_PREFIX_LENGTH} printable characters"
+        raise values.invalid(source, text, "is not a path in etcd", remedy)
+    return path
+
+
+def _user(source: str, text: str) -> FlagValue:
+    if not text.isprintable():
+        raise values.invalid(source, text, "is not a user name", "give printable characters")
+    return FlagValue(source, text)
+
+
+def _store_type(source: str, text: str) -> str:
+    return values.choice(source, text.lower(), ("tcp", "file"))
+
+
+def _protocol(source: str, text: str) -> str:
+    return values.choice(source, text.lower(), ("http", "https"))
+
+
+TABLE: tuple[Key, ...] = (
+    Key("join_timeout", _time_above_zero, "Seconds to wait for MIN nodes at the start", "join_timeout"),
+    Key(
+        "last_call_timeout",
+        _time_above_zero,
+        "Seconds without a new node until fewer than MAX nodes start",
+        "last_call_timeout",
+    ),
+    Key(
+        "pend_timeout",
+        _time,
+        "Seconds to wait for other nodes when fewer than MIN are left",
+        "pend_timeout",
+        scope="nodes",
+    ),
+    Key(
+        "lost_after",
+        _time,
+        "Seconds from the end of a node's connection (1) or lease (0) until the node is declared lost",
+        "lost_after",
+        scope="nodes",
+    ),
+    Key(
+        "scale_up_delay",
+        _time,
+        "Seconds from the arrival of a new node until the job includes it and those that came meanwhile",
+        "scale_up_delay",
+        scope="nodes",
+    ),
+    Key(
+        "restart_window",
+        _time,
+        "Seconds in which --max-restarts counts; 0 counts over the whole job",
+        "restart_window",
+    ),
+    Key("keep_alive_interval", _time_above_zero, "Seconds between two heartbeats of a node", "keep_alive_interval"),
+    Key(
+        "keep_alive_max_attempt",
+        _count_above_zero,
+        "Missed heartbeats after which a silent connection counts as ended",
+        "keep_alive_attempts",
+    ),
+    Key(
+        "early_failure_limit",
+        _count,
+        "Identical failures in a row before any worker got to work, after which the job stops; 0 for no limit",
+        "early_failure_limit",
+    ),
+    Key(
+        "check_timeout",
+        _time_above_zero,
+        "Seconds for a round of --network-check, after which a node that did not answer has failed",
+        "check_timeout",
+    ),
+    Key("is_host", _yes_or_no, "1 if this node runs the master, 0 if not; by default the endpoint's address decides"),
+    Key("auth", _auth, "auto, or required to refuse to run without credentials", scope="nodes"),
+    Key(
+        "bind",
+        values.host,
+        "The address on which a master on this node listens, by default the endpoint's",
+        scope="master",
+        instead_in_etcd="no node listens there",
+    ),
+    Key(
+        "state_dir",
+        FlagValue,
+        "Directory in which a master on this node keeps its journal",
+        scope="master",
+        instead_in_etcd="etcd itself stores the state of the job",
+    ),
+    Key(
+        "token_file",
+        FlagValue,
+        "File with the job's token, else DLROVER_RDZV_TOKEN or DLROVER_RDZV_TOKEN_FILE",
+        scope="master",
+        instead_in_etcd="give user and password_file instead",
+    ),
+    *(
+        Key(name, FlagValue, help, scope="master", instead_in_etcd=f"give {instead} instead")
+        for name, help, instead in (
+            ("tls_ca", "For a master: file (PEM) with the authority that signed the peer's certificate", "cacert"),
+            ("tls_cert", "For a master: file (PEM) with this node's certificate", "cert"),
+            ("tls_key", "For a master: file (PEM) with the private key of tls_cert", "key"),
+        )
+    ),
+    Key("protocol", _protocol, "For etcd: http, or https to encrypt, which the files below imply"),
+    Key("cacert", FlagValue, "For etcd: file (PEM) with the authority of its certificate, else the system's"),
+    Key("cert", FlagValue, "For etcd: file (PEM) with this node's certificate"),
+    Key("key", FlagValue, "For etcd: file (PEM) with the private key of cert"),
+    Key("user", _user, "For etcd: the user name of this node", scope="etcd"),
+    Key(
+        "password_file",
+        FlagValue,
+        "For etcd: file with the password, else DLROVER_ETCD_PASSWORD or DLROVER_ETCD_PASSWORD_FILE",
+        scope="etcd",
+    ),
+    Key("prefix", _prefix, f"For etcd: the path of all keys, else {EtcdSpec.prefix}", scope="etcd"),
+    *(Key(name, FlagValue, alias=alias) for name, alias in (("ca_cert", "cacert"), ("ssl_cert", "cert"))),
+    Key("ssl_cert_key", FlagValue, alias="key"),
+    Key("etcd_prefix", _prefix, alias="prefix"),
+    # torchrun's c10d does not read `timeout` either: it is for static and etcd, and LaunchConfig sets it for all.
+    *(Key(name, _whole_seconds) for name in ("timeout", "close_timeout", "heartbeat_timeout", "read_timeout")),
+    Key("cas_backoff_max_seconds", _time),
+    Key("rank", FlagValue),
+    Key("store_type", _store_type),
+)
+
+_BY_NAME = {key.name: key for key in TABLE}
+
+
+def parse(source: str, text: str) -> RdzvConf:
+    """The record of `key=value,key=value`.
+
+    torchrun accepts unknown keys silently, so they are reported as warnings and not refused.
+    """
+    texts = _pairs(source, text)
+    parsed = {key: key.parse(f"{source} {name}", text) for name, text in texts.items() if (key := _BY_NAME.get(name))}
+    rules = {key.rule: value for key, value in parsed.items() if key.rule}
+    return RdzvConf(
+        rules=replace(Rules(), **rules),
+        **_fields(source, parsed),
+        keys=tuple(parsed),
+        unknown=tuple(name for name in texts if name not in _BY_NAME),
+    )
+
+
+def _fields(source: str, parsed: dict[Key, Any]) -> dict[str, Any]:
+    """The fields of `RdzvConf` that the keys set; two spellings of one key must agree."""
+    setters: dict[str, Key] = {}
+    for key in parsed:
+        name = key.alias or key.name
+        if name not in RdzvConf._fields:
+            continue
+        other = setters.setdefault(name, key)
+        first, second = _text(parsed[other]), _text(parsed[key])
+        if first != second:
+            raise SpecError(
+                f"{source} has {other.name} {first!r} and {key.name} {second!r}, two names of the same key: "
+                "give one of them."
+            )
+    return {name: parsed[key] for name, key in setters.items()}
+
+
+def _text(value: Any) -> Any:
+    return value.text if isinstance(value, FlagValue) else value
+
+
+def _pairs(source: str, text: str) -> dict[str, str]:
+    text = _unquoted(text.strip())
+    if not text:
+        return {}
+    pairs = [tuple(part.strip() for part in pair.partition("=")) for pair in text.split(",")]
+    # Checked first, because the other errors quote the text.
+    for key, _, value in pairs:
+        name = key.strip("'\"").lower()
+        if name == "token":
+            raise _exposed(source, "token", "DLROVER_RDZV_TOKEN")
+        # etcdctl takes `user=name:password`.
+        if name == "password" or (name == "user" and ":" in value):
+            raise _exposed(source, "password", "DLROVER_ETCD_PASSWORD")
+    for key, equals, value in pairs:
+        if not key or not value:
+            problem = f"contains {key + equals + value!r}, which is not key=value"
+            raise values.invalid(source, text, problem, "give key=value,key=value")
+    return {key: value for key, _, value in pairs}
+
+
+def _unquoted(text: str) -> str:
+    """The text without quotes around all of it, which remain if a launcher is started without a shell."""
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1].strip() if quoted else text
+
+
+def _exposed(source: str, secret: str, variable: str) -> SpecError:
+    return SpecError(
+        f"{source} contains a {secret}, which every process list shows: put it into a file and give "
+        f"{secret}_file=PATH, or set {variable}."
+    )

@@ -1,0 +1,387 @@
+"""Resolves the rendezvous of a job: its backend, name and endpoints, from the flags and variables of the user.
+
+torchrun's rule for a single node is kept: without an endpoint it needs no rendezvous, and each such job gets a fresh
+name. This is the `memory` backend; a single node with a given port is `static`. Several nodes with `c10d` (or `master`,
+which is the same) use a master, those with `etcd` an etcd cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from dlrover_run.command_line import credentials, lookup, values
+from dlrover_run.command_line.options import STATIC_ADDRESS
+from dlrover_run.command_line.rdzv_conf import RdzvConf
+from dlrover_run.command_line.values import FlagValue
+from dlrover_run.coordination.rules import Rules
+from dlrover_run.spec import EtcdSpec, MasterSpec, SpecError, TlsSpec
+
+MASTER_PORT = 29400
+"""The default port of a master, as of torchrun's c10d."""
+
+ETCD_PORT = 2379
+"""The default port of an etcd: etcd's own default, and torchrun's."""
+
+MASTER_VARIABLE = "DLROVER_MASTER_ADDR"
+"""The address of a running master; used if no flag sets the rendezvous."""
+
+RANK_VARIABLES = ("NODE_RANK", "WORKER_RANK")
+"""The number that a cluster manager gives a node, the newer name first."""
+
+ID_VARIABLES = ("NODE_ID", "WORKER_ID")
+"""The name that a cluster manager gives a node, the newer name first."""
+
+STATIC_RANK_HINTS = ("JOB_COMPLETION_INDEX", "SLURM_NODEID", *RANK_VARIABLES)
+"""Variables of schedulers with the node rank, which `static` takes from --node-rank alone, as torchrun does."""
+
+MASTER_BACKENDS = ("c10d", "master")
+ETCD_BACKENDS = ("etcd", "etcd-v2")
+
+LOCAL_MASTER = MasterSpec(host="127.0.0.1", port=0, is_host=False)
+"""The master of nodes on this machine. Its address and token are known when it has been started."""
+
+_ETCD_SCHEMES = ("http", "https")
+_NODE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_MAX_RANK = 1_000_000
+
+
+class RendezvousArgs(NamedTuple):
+    """The flags of the rendezvous. Texts are parsed only if they count, because torchrun ignores them otherwise.
+
+    None means that a flag was not given; a text that has a default holds the default.
+    """
+
+    nodes: FlagValue
+    spares: int
+    standalone: bool
+    backend: FlagValue | None
+    endpoint: FlagValue
+    run_id: FlagValue
+    node_rank: int | None
+    master_addr: FlagValue | None
+    master_port: int | None
+    environ: Mapping[str, str]
+
+
+class MasterEndpoint(NamedTuple):
+    """The address of a master. `external` means that it runs already and that no node starts it."""
+
+    host: str
+    port: int
+    external: bool = False
+
+
+class EtcdMembers(NamedTuple):
+    """The members of an etcd cluster as (host, port), and the flag that named them.
+
+    `protocol` is the scheme before them, `http` or `https`, and empty if there is none.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    protocol: str
+    source: str
+
+
+class Rendezvous(NamedTuple):
+    """The resolved rendezvous: the fields of `JobSpec` and `Rules` with the same names, the endpoint of the master or
+    etcd, and warnings. With `local_master` the launcher of all nodes on this machine starts a master with them."""
+
+    backend: Literal["memory", "static", "master", "etcd"]
+    run_id: str
+    least: int = 1
+    most: int = 1
+    store: tuple[str, int] | None = None
+    master: MasterEndpoint | None = None
+    etcd: EtcdMembers | None = None
+    local_master: bool = False
+    node_rank: int | None = None
+    node_id: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def coordinated(self) -> bool:
+        """Whether nodes communicate, so that each learns of the others."""
+        return self.master is not None or self.etcd is not None or self.local_master
+
+
+def resolve(args: RendezvousArgs, fresh_id: str) -> Rendezvous:
+    """The rendezvous of this node; `fresh_id` is a name that no other job has. Raises SpecError."""
+    least, most = values.node_range(*args.nodes)
+    if args.standalone:
+        if most != 1:
+            given = f"{args.nodes.source} is {args.nodes.text}"
+            raise SpecError(f"--standalone runs a single node, and {given}: leave one out.")
+        return _single_node(args, fresh_id)
+    several = most + args.spares > 1
+    backend = args.backend or FlagValue("--rdzv-backend", "static")
+    if backend.text in MASTER_BACKENDS or (several and _set_by_variable(args)):
+        if several:
+            return _with_master(args, backend, least, most)
+        # A single node does not need the endpoint, but an error in it would show when a second node is added.
+        values.endpoint(*args.endpoint, MASTER_PORT)
+        return _single_node(args, args.run_id.text or fresh_id)
+    if backend.text in ETCD_BACKENDS:
+        if several:
+            return _with_etcd(args, backend, least, most)
+        if args.endpoint.text.strip():
+            parse_etcd_members(*args.endpoint)
+        return _single_node(args, args.run_id.text or fresh_id)
+    if backend.text == "static":
+        if least != most:
+            remedy = (
+                "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, set "
+                f"{MASTER_VARIABLE}, or give --local-nodes={most} to start all nodes here"
+            )
+            raise values.invalid(*args.nodes, "is a range, which --rdzv-backend=static does not support", remedy)
+        if most == 1 and not args.endpoint.text.strip() and args.master_port is None:
+            return _single_node(args, fresh_id)
+        return _static(args, most, fresh_id)
+    raise values.invalid(*backend, "is not valid", "give c10d, etcd or static, or leave it out for one node")
+
+
+def resolve_local(args: RendezvousArgs) -> Rendezvous:
+    """The rendezvous of nodes that are all started on this machine: through the etcd that the flags name, else through
+    a local master. The launcher gives them ranks and names, so the machine's own in a cluster are not used."""
+    least, most = values.node_range(*args.nodes)
+    backend = args.backend or FlagValue("--rdzv-backend", MASTER_BACKENDS[0])
+    if backend.text in ETCD_BACKENDS:
+        return _with_etcd(args._replace(environ={}), backend, least, most)
+    if backend.text not in MASTER_BACKENDS:
+        raise values.invalid(*backend, "cannot be used with --local-nodes", "give c10d or etcd, or leave it out")
+    return Rendezvous("master", values.shared_name(*args.run_id), least, most, local_master=True)
+
+
+def _set_by_variable(args: RendezvousArgs) -> bool:
+    """Whether the variable counts: a flag of the rendezvous means torchrun's static, whatever the variable says."""
+    by_flag = args.backend or args.endpoint.text.strip() or args.master_addr or args.master_port is not None
+    return not by_flag and bool(args.environ.get(MASTER_VARIABLE, "").strip())
+
+
+def _with_master(args: RendezvousArgs, backend: FlagValue, least: int, most: int) -> Rendezvous:
+    variable = FlagValue(MASTER_VARIABLE, args.environ.get(MASTER_VARIABLE, ""))
+    endpoint = next((value for value in (args.endpoint, variable) if value.text.strip()), None)
+    if endpoint is None:
+        remedy = f"give --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, or set {MASTER_VARIABLE}"
+        if args.environ.get("SLURM_JOB_NODELIST"):
+            remedy += '; in a job of Slurm HOST is "$(scontrol show hostnames | head -n 1)"'
+        raise values.invalid(*backend, "needs an endpoint", remedy)
+    host, port = values.endpoint(*endpoint, MASTER_PORT)
+    if port == 0:
+        problem = "has port 0, which would be a different port on each node"
+        raise values.invalid(*endpoint, problem, "give a port from 1 to 65535")
+    return Rendezvous(
+        "master",
+        values.shared_name(*args.run_id),
+        least,
+        most,
+        master=MasterEndpoint(host, port, external=endpoint is variable),
+        node_rank=_preferred_rank(args),
+        node_id=_node_id(args.environ),
+    )
+
+
+def _with_etcd(args: RendezvousArgs, backend: FlagValue, least: int, most: int) -> Rendezvous:
+    if not args.endpoint.text.strip():
+        remedy = "give --rdzv-endpoint=HOST:PORT of an etcd, or of several of its members with commas between them"
+        raise values.invalid(*backend, "needs an endpoint", remedy)
+    v2 = f"{backend.source} {backend.text!r} means etcd: the v3 API is used, and v2 is not needed."
+    return Rendezvous(
+        "etcd",
+        values.shared_name(*args.run_id),
+        least,
+        most,
+        etcd=parse_etcd_members(*args.endpoint),
+        node_rank=_preferred_rank(args),
+        node_id=_node_id(args.environ),
+        warnings=() if backend.text == "etcd" else (v2,),
+    )
+
+
+def _preferred_rank(args: RendezvousArgs) -> int | None:
+    by_flag = None if args.node_rank is None else FlagValue("--node-rank", str(args.node_rank))
+    given = by_flag or _first_set(args.environ, RANK_VARIABLES)
+    return values.integer(*given, 0, _MAX_RANK) if given else None
+
+
+def _node_id(environ: Mapping[str, str]) -> str:
+    given = _first_set(environ, ID_VARIABLES)
+    if given is None:
+        return ""
+    if not _NODE_ID.fullmatch(given.text):
+        problem = "must be 1-128 letters, digits, dots, dashes, underscores or colons"
+        raise values.invalid(*given, problem, "give another name, or unset it")
+    return given.text
+
+
+def _first_set(environ: Mapping[str, str], names: tuple[str, ...]) -> FlagValue | None:
+    return next((FlagValue(name, environ[name]) for name in names if environ.get(name)), None)
+
+
+def _single_node(args: RendezvousArgs, run_id: str) -> Rendezvous:
+    if not args.node_rank:
+        return Rendezvous("memory", run_id)
+    ignored = f"--node-rank {args.node_rank} has no effect, since this job has one node and no static rendezvous."
+    return Rendezvous("memory", run_id, warnings=(ignored,))
+
+
+def _static(args: RendezvousArgs, nodes: int, fresh_id: str) -> Rendezvous:
+    node_rank = args.node_rank or 0
+    if not 0 <= node_rank < nodes:
+        remedy = (
+            f"give 0 to {nodes - 1}, since {args.nodes.source} is {nodes}" if nodes > 1 else "give 0, or more --nnodes"
+        )
+        raise values.invalid("--node-rank", str(node_rank), "is out of range", remedy)
+    port = values.STATIC_PORT if args.master_port is None else args.master_port
+    if args.endpoint.text.strip():
+        address, port = values.endpoint(*args.endpoint, port)
+    else:
+        address = values.host(*args.master_addr) if args.master_addr else STATIC_ADDRESS
+    run_id = args.run_id.text or fresh_id
+    if port:
+        warnings = _assumed_defaults(args, nodes, address, port)
+        return Rendezvous("static", run_id, nodes, nodes, store=(address, port), node_rank=node_rank, warnings=warnings)
+    if nodes > 1:
+        raise SpecError("Port 0 would be a different port on each node: give --master-port a number from 1 to 65535.")
+    return _single_node(args, run_id)
+
+
+def _assumed_defaults(args: RendezvousArgs, nodes: int, address: str, port: int) -> tuple[str, ...]:
+    """Warnings for a rank and an address that were not given, where several nodes need different ranks and one
+    address. The defaults are torchrun's, and with them the nodes may wait for each other until a timeout."""
+    if nodes == 1:
+        return ()
+    warnings = []
+    if args.node_rank is None:
+        hint = _first_set(args.environ, STATIC_RANK_HINTS)
+        remedy = f"; {hint.source}={hint.text} is not read: give --node-rank=${hint.source}" if hint else ""
+        warnings.append(f"--node-rank is not given, so this node takes rank 0 of {nodes}{remedy}.")
+    given = args.environ.get("MASTER_ADDR", "").strip()
+    if given and args.master_addr is None and not args.endpoint.text.strip() and given not in (address, "localhost"):
+        remedy = "give --master-addr=$MASTER_ADDR or set PET_MASTER_ADDR"
+        warnings.append(f"MASTER_ADDR={given} is not read, so rank 0 is expected at {address}:{port}: {remedy}.")
+    return tuple(warnings)
+
+
+def parse_etcd_members(source: str, text: str) -> EtcdMembers:
+    """The members of an etcd as `etcdctl --endpoints` takes them: several of them, with or without `http://` or
+    `https://`. Raises SpecError."""
+    # Checked first, because the other errors quote the text.
+    if "@" in text:
+        raise SpecError(
+            f"{source} contains a login, which every process list shows: give --rdzv-conf user=NAME and set "
+            f"{credentials.PASSWORD_VARIABLE} or {credentials.PASSWORD_FILE_VARIABLE}."
+        )
+    addresses: list[tuple[str, int]] = []
+    protocols: set[str] = set()
+    for entry in (part.strip() for part in text.split(",")):
+        scheme, separator, written = entry.rpartition("://")
+        if separator:
+            if scheme.lower() not in _ETCD_SCHEMES:
+                remedy = "give HOST:PORT, http://HOST:PORT or https://HOST:PORT"
+                raise values.invalid(source, entry, "is not the address of an etcd", remedy)
+            protocols.add(scheme.lower())
+        written = written.removesuffix("/")
+        if not written:
+            raise values.invalid(source, text, "has an empty entry", "give HOST:PORT,HOST:PORT")
+        host, port = values.endpoint(source, written, ETCD_PORT)
+        if port == 0:
+            raise values.invalid(source, written, "has port 0", "give a port from 1 to 65535")
+        if (host.lower(), port) in ((name.lower(), number) for name, number in addresses):
+            raise values.invalid(source, text, f"names {written} twice", "name each member once")
+        addresses.append((host, port))
+    if len(protocols) > 1:
+        raise values.invalid(source, text, "has both http:// and https://", "give one of them for all members")
+    return EtcdMembers(tuple(addresses), "".join(protocols), source)
+
+
+class Connection(NamedTuple):
+    """The master or the etcd of a job with this node's credentials; both None for a job without either."""
+
+    master: MasterSpec | None
+    etcd: EtcdSpec | None
+    warnings: tuple[str, ...] = ()
+
+
+def find_connection(place: Rendezvous, conf: RdzvConf, environ: Mapping[str, str]) -> Connection:
+    """The endpoint and the credentials of a resolved rendezvous, and warnings about weak ones. Raises SpecError."""
+    if place.etcd is not None:
+        etcd = _etcd_spec(place.etcd, conf, environ)
+        unencrypted = etcd.password and not (etcd.tls or conf.protocol or place.etcd.protocol)
+        warning = (
+            "the password goes to etcd unencrypted: give --rdzv-conf protocol=https, or protocol=http if you mean it."
+        )
+        return Connection(None, etcd, (warning,) if unencrypted else ())
+    if place.local_master:
+        return Connection(LOCAL_MASTER, None)
+    if place.master is None:
+        return Connection(None, None)
+    token = credentials.find_token(conf, environ)
+    tls = credentials.master_tls(conf)
+    credentials.require_credentials(conf, token, tls)
+    if conf.state_dir is not None:
+        lookup.check_directory(*conf.state_dir)
+    master = MasterSpec(
+        host=place.master.host,
+        port=place.master.port,
+        is_host=False if conf.is_host is None and place.master.external else conf.is_host,
+        bind=conf.bind,
+        state_dir=lookup.absolute(conf.state_dir.text) if conf.state_dir else None,
+        token=token,
+        auth_required=conf.auth == "required",
+        tls=tls,
+    )
+    return Connection(master, None, tuple(credentials.token_warnings(token, conf, environ)))
+
+
+def _etcd_spec(members: EtcdMembers, conf: RdzvConf, environ: Mapping[str, str]) -> EtcdSpec:
+    lookup.require_package("etcd3", "etcd", "--rdzv-backend=etcd")
+    tls = _etcd_tls(members, conf)
+    user, password = conf.user, credentials.find_password(conf, environ)
+    set_password = f"set {credentials.PASSWORD_VARIABLE} or {credentials.PASSWORD_FILE_VARIABLE}"
+    if user and not password:
+        remedy = f"{set_password}, or give password_file=PATH"
+        if tls and tls.cert:
+            remedy += "; or leave it out, since a certificate names its user"
+        raise values.invalid(*user, "requires a password", remedy)
+    if password and not user:
+        raise SpecError("etcd has a password and no user: give --rdzv-conf user=NAME, or leave the password out.")
+    if conf.auth == "required" and not (user or (tls and tls.cert)):
+        raise SpecError(
+            "--rdzv-conf auth=required, and this node has no credentials for etcd: give --rdzv-conf user=NAME and "
+            f"{set_password}, or give cert and key."
+        )
+    return EtcdSpec(
+        endpoints=members.addresses,
+        prefix=conf.prefix or EtcdSpec.prefix,
+        user=user.text if user else "",
+        password=password,
+        tls=tls,
+    )
+
+
+def _etcd_tls(members: EtcdMembers, conf: RdzvConf) -> TlsSpec | None:
+    if conf.protocol and members.protocol and conf.protocol != members.protocol:
+        raise SpecError(
+            f"--rdzv-conf protocol={conf.protocol} and {members.protocol}:// in {members.source} exclude each other: "
+            "leave one out."
+        )
+    protocol = conf.protocol or members.protocol
+    file = conf.cacert or conf.cert or conf.key
+    if protocol == "http" and file:
+        raise values.invalid(*file, "cannot be used with http", "give https, or leave it out")
+    files = credentials.etcd_tls(conf)
+    return TlsSpec() if files is None and protocol == "https" else files
+
+
+def adjust_rules(rules: Rules, place: Rendezvous, conf: RdzvConf) -> Rules:
+    """The rules with the `lost_after` that fits the backend."""
+    if not place.coordinated:
+        # Nodes learn nothing of each other, so no loss of a node can explain a failure.
+        return replace(rules, lost_after=0.0)
+    if place.backend == "etcd" and not conf.has("lost_after"):
+        # The lease has already covered the moment that a broken connection needs.
+        return replace(rules, lost_after=0.0)
+    return rules

@@ -1,0 +1,287 @@
+"""The grammar of flag values: each function parses one text into one typed value, or raises SpecError.
+
+The first argument is the source of the text (`--max-restarts`, `PET_MAX_RESTARTS`), which begins the error message.
+Nothing here reads files, the environment or the machine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dlrover_run.command_line.options import CHECK_MODES, WORKER_COUNTS
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from dlrover_run.spec import SpecError, Std, StreamMap
+
+STATIC_PORT = 29500
+"""The default port of the store for static rendezvous, as in torchrun."""
+
+MAX_PORT = 65535
+
+MAX_INTEGER = 2**31 - 1
+"""The largest integer that any flag accepts: far above every use, and small enough for every message field."""
+
+MAX_NAME_LENGTH = 255
+"""Characters of a name that is sent to other nodes."""
+
+_MAX_RANK_DIGITS = 9
+"""Digits of the longest local rank that is parsed: more than any machine has workers."""
+
+TRUE_WORDS = frozenset({"true", "yes", "on"})
+FALSE_WORDS = frozenset({"false", "no", "off"})
+
+_STREAMS = {"0": Std.NONE, "1": Std.OUT, "2": Std.ERR, "3": Std.ALL}
+
+_HOST = re.compile(r"[\w.:-]+")
+_HOST_FORMS = "a host name, an IPv4 address or an IPv6 address in brackets"
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+class FlagValue(NamedTuple):
+    """A text and its source: the flag or the environment variable that gave it."""
+
+    source: str
+    text: str
+
+
+def invalid(source: str, text: str, problem: str, remedy: str) -> SpecError:
+    """The error for a value, always of one shape: where, what is wrong, what to do."""
+    return SpecError(f"{source} {text!r} {problem}: {remedy}.")
+
+
+def switch(source: str, text: str) -> bool:
+    """On or off as an environment variable gives it: a word, or any integer as torchrun accepts it."""
+    word = text.strip().lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    try:
+        return bool(int(word))
+    except ValueError:
+        raise invalid(source, text, "is neither on nor off", "give 1 or 0 (true, yes, on, false, no, off)") from None
+
+
+def check_mode(source: str, text: str) -> int:
+    """When nodes are checked: `once`, `always`, or a switch value for once (on) or never (off)."""
+    word = text.strip().lower()
+    if word in CHECK_MODES:
+        return CHECK_ALWAYS if word == "always" else CHECK_ONCE
+    try:
+        return CHECK_ONCE if switch(source, text) else CHECK_NEVER
+    except SpecError:
+        remedy = f"give {alternatives(CHECK_MODES)}, or 1 or 0 (true, yes, on, false, no, off)"
+        raise invalid(source, text, "is not valid", remedy) from None
+
+
+def ratio(source: str, text: str) -> float:
+    """A finite number above 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise invalid(source, text, "is not a number", "give a number above 1") from None
+    if not 1 < value < math.inf:
+        raise invalid(source, text, "is out of range", "give a number above 1")
+    return value
+
+
+def integer(source: str, text: str, lowest: int, highest: int | None = None) -> int:
+    """An integer of at least `lowest` and at most `highest`."""
+    allowed = f"an integer of {lowest} or more" if highest is None else f"an integer from {lowest} to {highest}"
+    try:
+        number = int(text)
+    except ValueError:
+        raise invalid(source, text, "is not an integer", f"give {allowed}") from None
+    if number > MAX_INTEGER:
+        raise invalid(source, text, "is out of range", f"give at most {MAX_INTEGER if highest is None else highest}")
+    if number < lowest or (highest is not None and number > highest):
+        raise invalid(source, text, "is out of range", f"give {allowed}")
+    return number
+
+
+def seconds(source: str, text: str, *, zero_allowed: bool) -> float:
+    """A finite time in seconds; fractions are allowed."""
+    allowed = "a number of seconds, 0 or more" if zero_allowed else "a number of seconds above 0"
+    try:
+        value = float(text)
+    except ValueError:
+        raise invalid(source, text, "is not a number", f"give {allowed}") from None
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero_allowed):
+        raise invalid(source, text, "is out of range", f"give {allowed}")
+    return value
+
+
+def choice(source: str, text: str, allowed: Sequence[str]) -> str:
+    """One of a few words."""
+    if text not in allowed:
+        raise invalid(source, text, "is not valid", f"give {alternatives(allowed)}")
+    return text
+
+
+def node_range(source: str, text: str) -> tuple[int, int]:
+    """`N` or `MIN:MAX` nodes as the pair (MIN, MAX)."""
+    return number_range(source, text, "nodes", zero_allowed=False)
+
+
+def number_range(source: str, text: str, what: str, *, zero_allowed: bool) -> tuple[int, int]:
+    """`N` or `MIN:MAX` as the pair (MIN, MAX); `what` names the things counted."""
+    remedy = f"give N or MIN:MAX with 0 {'<=' if zero_allowed else '<'} MIN <= MAX"
+    parts = text.split(":")
+    try:
+        numbers = [int(part) for part in parts]
+    except ValueError:
+        raise invalid(source, text, f"is not a number of {what}", remedy) from None
+    if len(numbers) > 2:
+        raise invalid(source, text, "has more than two parts", remedy)
+    low, high = numbers[0], numbers[-1]
+    if not (0 if zero_allowed else 1) <= low <= high:
+        raise invalid(source, text, "is out of range", remedy)
+    return low, high
+
+
+def host(source: str, text: str) -> str:
+    """A host name or address; the brackets around an IPv6 address are removed."""
+    name = _without_brackets(text)
+    if name is None:
+        raise invalid(source, text, "is not a host", f"give {_HOST_FORMS}")
+    return name
+
+
+def endpoint(source: str, text: str, default_port: int) -> tuple[str, int]:
+    """`host`, `host:port`, `[ipv6]` or `[ipv6]:port` as the pair (host, port); an empty text means this machine."""
+    written = text.strip()
+    if not written:
+        return "localhost", default_port
+    address, port = written, str(default_port)
+    if ":" in written and not written.endswith("]"):
+        address, _, port = written.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
+        raise invalid(source, text, "has an invalid port", f"give HOST:PORT with a port from 0 to {MAX_PORT}")
+    name = _without_brackets(address)
+    # Otherwise `::1` without brackets would be the host `:` with port 1.
+    if name is None or (":" in address and not address.endswith("]")):
+        raise invalid(source, text, "has an invalid host", f"give HOST:PORT, where HOST is {_HOST_FORMS}")
+    return name, int(port)
+
+
+def _without_brackets(text: str) -> str | None:
+    name = text[1:-1] if len(text) > 2 and text.startswith("[") and text.endswith("]") else text
+    return name if _HOST.fullmatch(name) else None
+
+
+def shared_name(source: str, text: str, *, empty_allowed: bool = False) -> str:
+    """A name that is sent to other nodes."""
+    if not (empty_allowed or text) or len(text) > MAX_NAME_LENGTH or not text.isprintable():
+        least = 0 if empty_allowed else 1
+        problem = f"must be {least}-{MAX_NAME_LENGTH} printable characters"
+        raise invalid(source, text, problem, "give another name, the same on all nodes")
+    return text
+
+
+def streams(source: str, text: str) -> StreamMap:
+    """`0` to `3` for every rank, or `rank:value,rank:value` for some local ranks.
+
+    Ranks that this node does not have are accepted: the nodes of a job may run different numbers of workers with the
+    same command line.
+    """
+    if text in _STREAMS:
+        return StreamMap(default=_STREAMS[text])
+    by_rank: dict[int, Std] = {}
+    for item in text.split(","):
+        rank, colon, value = item.partition(":")
+        if not (colon and rank.isascii() and rank.isdigit() and len(rank) <= _MAX_RANK_DIGITS and value in _STREAMS):
+            remedy = "give 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or RANK:VALUE,RANK:VALUE"
+            raise invalid(source, text, "does not name output streams", remedy)
+        by_rank[int(rank)] = _STREAMS[value]
+    return StreamMap(by_rank=by_rank)
+
+
+def rank_set(source: str, text: str) -> frozenset[int] | None:
+    """Local ranks, separated by commas; None (every rank) for an empty text."""
+    if not text:
+        return None
+    try:
+        ranks = frozenset(int(item) for item in text.split(","))
+    except ValueError:
+        raise invalid(source, text, "is not a list of local ranks", "give integers such as 0,1,2") from None
+    if min(ranks) < 0:
+        raise invalid(source, text, "has a negative rank", "give integers such as 0,1,2")
+    return ranks
+
+
+def comma_list(text: str) -> tuple[str, ...]:
+    """The items of a list that is separated by commas; a doubled comma stands for a comma in an item."""
+    items = [""]
+    for position, chunk in enumerate(text.split(",,")):
+        first, *others = chunk.split(",")
+        items[-1] += ("," if position else "") + first
+        items.extend(others)
+    return tuple(items)
+
+
+def signals(source: str, text: str, prefix: str = "") -> tuple[signal.Signals, ...]:
+    """Names of signals that a process can handle, in the order given and each once; `prefix` may be left out."""
+    chosen: dict[signal.Signals, None] = {}
+    for written in (item.strip() for item in text.split(",")):
+        name = written if written.startswith(prefix) else prefix + written
+        if name not in signal.Signals.__members__:
+            problem = f"contains {written!r}, which is not the name of a signal"
+            raise invalid(source, text, problem, "give names such as SIGTERM,SIGINT,SIGUSR1")
+        number = signal.Signals[name]
+        if number in (signal.SIGKILL, signal.SIGSTOP):
+            raise invalid(source, text, f"contains {name}, which no process can handle", f"leave {name} out")
+        if number is signal.SIGCHLD:
+            raise invalid(source, text, "contains SIGCHLD, which reports the end of workers", "leave SIGCHLD out")
+        chosen[number] = None
+    return tuple(chosen)
+
+
+def forwarded_signals(value: FlagValue, handled: FlagValue) -> tuple[signal.Signals, ...]:
+    """Names of signals to pass on, with or without SIG, in the order given; none of them may be in `handled`."""
+    if not value.text:
+        return ()
+    chosen = signals(*value, "SIG")
+    for number in chosen:
+        if number in signals(*handled):
+            problem = f"contains {number.name}, which ends the job ({handled.source} {handled.text})"
+            raise invalid(*value, problem, "leave it out of one of the two")
+        if number is signal.SIGCONT:
+            raise invalid(*value, "contains SIGCONT, which the launcher sends itself", "leave SIGCONT out")
+    return chosen
+
+
+def modules(source: str, text: str) -> tuple[str, ...]:
+    """Dotted names of modules, separated by commas."""
+    names = tuple(item.strip() for item in text.split(","))
+    for name in names:
+        if not _MODULE.fullmatch(name):
+            problem = f"contains {name!r}, which is not the name of a module"
+            raise invalid(source, text, problem, "give names such as torch,numpy")
+    return names
+
+
+def module(source: str, text: str) -> str:
+    """One dotted name of a module, as `python -m` takes it."""
+    if not text or not all(part for part in text.split(".")):
+        raise invalid(source, text, "is not the name of a module", "give a dotted name such as package.train")
+    return text
+
+
+def worker_count(source: str, text: str) -> int | None:
+    """The number of workers of a node; None for a word that names what to count."""
+    try:
+        int(text)
+    except ValueError:
+        if text not in WORKER_COUNTS:
+            remedy = f"give a number of workers, {alternatives(WORKER_COUNTS)}"
+            raise invalid(source, text, "is not valid", remedy) from None
+        return None
+    return integer(source, text, 1)
+
+
+def alternatives(words: Sequence[str]) -> str:
+    """The words of a choice for a sentence: `a`, `a or b`, `a, b or c`."""
+    return " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]

@@ -1,0 +1,85 @@
+"""The messages of both programs, as the golden file `command_line_messages.txt` has them.
+
+Each command line in the file is read, and its errors and warnings are compared; nothing is launched. To accept changed
+messages:
+
+    UPDATE_GOLDEN=1 python -m pytest tests/test_command_line_messages.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from asked import go_to_empty_place, pretend_etcd3
+
+from dlrover_run import cli, exit_codes
+from tf_ps_runner import cli as tf_cli
+from tf_ps_runner.command_line.options import PREFIX
+
+GOLDEN = Path(__file__).with_name("command_line_messages.txt")
+
+SECRET = "open-sesame"
+"""The secret in the golden file, which is never part of a message."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the files that the command lines name, and no variable that changes a job."""
+    go_to_empty_place(tmp_path, monkeypatch)
+    for name in [name for name in os.environ if name.startswith((PREFIX, "SLURM_", "MASTER_", "JOB_COMPLETION"))]:
+        monkeypatch.delenv(name)
+    for name, kind in (("ca", "CERTIFICATE"), ("cert", "CERTIFICATE"), ("key", "EC PRIVATE KEY")):
+        (tmp_path / name).write_text(f"-----BEGIN {kind}-----\nAA==\n-----END {kind}-----\n")
+    (tmp_path / "empty").write_text("\n")
+    pretend_etcd3(monkeypatch)
+    monkeypatch.setattr(tf_cli, "require_tensorflow", lambda python: None)
+    monkeypatch.setattr(cli, "_count_workers", lambda kind, environ: 8)
+    return tmp_path
+
+
+def messages(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command line of the golden file prints."""
+    words = shlex.split(command)
+    variables = []
+    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        variables.append(words.pop(0).partition("="))
+    program, *argv = words
+    with pytest.MonkeyPatch.context() as environment:
+        for name, _, value in variables:
+            environment.setenv(name, value)
+        if argv[:1] == ["scale"]:
+            outcome: object = tf_cli.main(argv)
+        else:
+            outcome = (tf_cli if program == "tf-ps-run" else cli).job_or_code(argv)
+    printed, said = capsys.readouterr()
+    assert printed == "", command
+    lines = said.splitlines()
+    sentences = [line for line in lines if not line.startswith("Try ")]
+    assert lines, command
+    assert all(sentence.isprintable() and sentence.endswith((".", "?")) for sentence in sentences), command
+    assert SECRET not in said
+    if isinstance(outcome, int):
+        assert outcome == exit_codes.BAD_COMMAND_LINE, command
+        assert len(sentences) == 1, command
+    else:
+        assert all(": warning: " in sentence for sentence in sentences), command
+    return said.replace(str(here), "HERE")
+
+
+def test_the_messages_are_those_of_the_golden_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    golden = GOLDEN.read_text()
+    found = []
+    for line in golden.splitlines():
+        if line.startswith("# "):
+            found.append(f"{line}\n")
+        elif line.startswith("$ "):
+            found.append(f"{line}\n{messages(line.removeprefix('$ '), here, capsys)}")
+    text = "\n".join(found)
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert len(found) > 200
+    assert text == GOLDEN.read_text()

@@ -1,0 +1,63 @@
+"""The rendezvous of a job with parameter servers: that of dlrover-run, for a number of nodes that is not fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dlrover_run.command_line import rendezvous_options, values
+from dlrover_run.command_line.parser import FlagValues
+from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
+from dlrover_run.command_line.values import FlagValue
+from dlrover_run.coordination.rules import MOST_NODES
+from dlrover_run.spec import SpecError
+from tf_ps_runner.command_line.options import BACKENDS
+
+DEFAULT_ID = "none"
+"""The name of a job with several nodes if none is given, as for dlrover-run."""
+
+
+def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, visits: bool = False) -> Rendezvous:
+    """The rendezvous. Raises SpecError.
+
+    A node without a role and without an endpoint hosts the whole job alone; a client that `visits` has no role. An
+    endpoint without a backend is a master's.
+    """
+    role, backend = None if visits else flags.explicit("role"), flags.explicit("rdzv_backend")
+    endpoint = flags.get("rdzv_endpoint")
+    by_flag = bool(endpoint.text.strip())
+    by_variable = bool(environ.get(rendezvous_options.MASTER_VARIABLE, "").strip())
+    if backend is not None:
+        values.choice(*backend, BACKENDS)
+    elif role is not None and not (by_flag or by_variable):
+        raise SpecError(
+            f"{role.source} {role.text} is one of several nodes and needs an endpoint: give --rdzv-endpoint=HOST:PORT, "
+            f"where HOST is one of the nodes, or leave {role.source} out for a job on this machine alone."
+        )
+    alone = role is None and backend is None and not by_flag
+    run_id = flags.explicit("rdzv_id")
+    if run_id is not None:
+        values.shared_name(*run_id)
+    place = rendezvous_options.resolve(
+        RendezvousArgs(
+            nodes=FlagValue("--role", "1" if alone else f"1:{MOST_NODES}"),
+            spares=0,
+            standalone=False,
+            backend=backend or FlagValue("--rdzv-backend", "c10d"),
+            endpoint=endpoint,
+            run_id=run_id or FlagValue("--rdzv-id", "" if alone else DEFAULT_ID),
+            node_rank=None,
+            master_addr=None,
+            master_port=None,
+            environ=environ,
+        ),
+        _fresh_id(),
+    )
+    # The name that a cluster manager gives a pod is unique only within its role, and its rank is not a node rank here.
+    name = f"{role.text}-{place.node_id}" if role is not None and place.node_id else place.node_id
+    return place._replace(node_rank=None, node_id=name)
+
+
+def _fresh_id() -> str:
+    import uuid
+
+    return str(uuid.uuid4())
