@@ -167,7 +167,7 @@ def test_the_script_is_shown_for_the_shell_that_is_named(shell: str) -> None:
 def test_completion_that_cannot_be_installed_is_one_sentence(tmp_path: Path) -> None:
     unknown = command("--install-completion", "csh")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "--install-completion 'csh' is not known: give bash, zsh or fish." in unknown.stderr
+    assert "--install-completion 'csh' is not valid: give bash, zsh or fish." in unknown.stderr
     (tmp_path / "home").write_text("")
     nowhere = command("--install-completion", "zsh", HOME=str(tmp_path / "home"))
     assert (nowhere.returncode, nowhere.stdout) == (2, "")
