@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from tf_ps_runner.worker import shards
-from tf_ps_runner.worker.channel import channel
+from tf_ps_runner.worker.agent_connection import agent
 
 Result = TypeVar("Result")
 
@@ -80,13 +80,13 @@ class DataShards:
         seed: int | None = None,
         shuffle: bool = False,
     ) -> None:
-        spec = shards.Spec(size, shard_size, epochs, seed or 0, shuffle)
+        spec = shards.ShardSpec(size, shard_size, epochs, seed or 0, shuffle)
         problem = spec.problem()
         if problem is not None:
             raise ValueError(f"DataShards {name}: {problem}")
         self._queue: shards.Queue
-        if channel().active:
-            self._queue = shards.AgentQueue(channel(), name, spec)
+        if agent().active:
+            self._queue = shards.AgentQueue(agent(), name, spec)
         else:
             self._queue = shards.OwnQueue(spec)
 
@@ -109,7 +109,7 @@ class DataShards:
         A batch is used once the next one is asked for, or once a step was made with it where the process is told to
         leave. So nothing that reads ahead may come behind it: no `prefetch`, `shuffle` or `batch` on what is returned.
         """
-        from tf_ps_runner.worker.shard_dataset import make_dataset
+        from tf_ps_runner.worker.shards import make_dataset
 
         return make_dataset(self._queue, load, output_signature, batch_size, prefetch)
 
@@ -125,9 +125,9 @@ def server() -> Any:
     config = _config()
     if "cluster" not in config:
         raise ValueError("TF_CONFIG names no cluster: start this script with tf-ps-run")
-    mine = task()
+    own_task = task()
     return tf.distribute.Server(
-        tf.train.ClusterSpec(config["cluster"]), job_name=mine.role, task_index=mine.rank, protocol="grpc"
+        tf.train.ClusterSpec(config["cluster"]), job_name=own_task.role, task_index=own_task.rank, protocol="grpc"
     )
 
 
@@ -135,8 +135,8 @@ def session_config() -> Any:
     """A `tf.compat.v1.ConfigProto` for sessions on that server: they wait for the parameter servers alone."""
     import tensorflow as tf
 
-    mine = task()
-    return tf.compat.v1.ConfigProto(device_filters=["/job:ps", f"/job:{mine.role}/task:{mine.rank}"])
+    own_task = task()
+    return tf.compat.v1.ConfigProto(device_filters=["/job:ps", f"/job:{own_task.role}/task:{own_task.rank}"])
 
 
 def run_coordinator(train: Callable[[Any], Result], variable_partitioner: Any = None) -> Result:
@@ -144,12 +144,12 @@ def run_coordinator(train: Callable[[Any], Result], variable_partitioner: Any = 
     and servers serve it, and never return. An evaluator has no part in this, and gets a ValueError."""
     import tensorflow as tf
 
-    mine = task()
-    if mine.role in ("worker", "ps"):
+    own_task = task()
+    if own_task.role in ("worker", "ps"):
         server().join()
-    if mine.role != "chief" or "cluster" not in _config():
+    if own_task.role != "chief" or "cluster" not in _config():
         raise ValueError(
-            f"run_coordinator is for a chief in a cluster, with workers and servers, and not for {mine.role}"
+            f"run_coordinator is for a chief in a cluster, with workers and servers, and not for {own_task.role}"
         )
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=variable_partitioner)

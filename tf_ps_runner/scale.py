@@ -18,7 +18,7 @@ from dlrover_run.command_line.entry_point import report
 from dlrover_run.command_line.options import OTHER
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError
 from dlrover_run.policies.parameter_servers.model import MAX_TASKS, DesiredReplicas
-from tf_ps_runner import wishes
+from tf_ps_runner import scale_protocol
 from tf_ps_runner.command_line.options import CLUSTER, RENDEZVOUS_FLAGS, TF_PS_RUN
 
 NAME = f"{TF_PS_RUN.name} scale"
@@ -108,10 +108,10 @@ def _request_here(request: ScaleRequest) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         try:
             connection.settimeout(request.timeout)
-            connection.connect(wishes.socket_address(os.geteuid(), run_id))
-            if wishes.peer_uid(connection) != os.geteuid():
+            connection.connect(scale_protocol.socket_address(os.geteuid(), run_id))
+            if scale_protocol.peer_uid(connection) != os.geteuid():
                 raise ScaleFailed(f"the process that answers for the job {run_id!r} belongs to another user.")
-            connection.sendall(wishes.wish_line(request.targets))
+            connection.sendall(scale_protocol.request_line(request.targets))
             reply = _reply(connection, time.monotonic() + request.timeout)
         except ConnectionRefusedError:
             raise ScaleFailed(
@@ -127,35 +127,35 @@ def _request_here(request: ScaleRequest) -> str:
     return _outcome(run_id, reply)
 
 
-def _outcome(run_id: str, reply: wishes.Reply) -> str:
+def _outcome(run_id: str, reply: scale_protocol.Reply) -> str:
     """The sentence about a granted request. Raises ScaleFailed for a refused one."""
-    from tf_ps_runner.agent.words import plain
+    from tf_ps_runner.agent.protocol import printable
 
-    text = f": {plain(reply.text)}." if reply.text else "."
+    text = f": {printable(reply.text)}." if reply.text else "."
     if not reply.granted:
         raise ScaleFailed(f"the job {run_id!r} refuses{text}")
     return f"the job {run_id!r} accepts{text}"
 
 
-def _reply(connection: socket.socket, deadline: float) -> wishes.Reply | None:
+def _reply(connection: socket.socket, deadline: float) -> scale_protocol.Reply | None:
     """The answer, or None when the connection ended without one. Raises TimeoutError."""
     import msgspec
 
     line = b""
-    while not line.endswith(b"\n") and len(line) < wishes.MOST_BYTES:
+    while not line.endswith(b"\n") and len(line) < scale_protocol.MAX_BYTES:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         connection.settimeout(left)
         try:
-            chunk = connection.recv(wishes.MOST_BYTES)
+            chunk = connection.recv(scale_protocol.MAX_BYTES)
         except ConnectionResetError:
             return None
         if not chunk:
             return None
         line += chunk
     try:
-        return wishes.read_reply(line)
+        return scale_protocol.read_reply(line)
     except msgspec.DecodeError:
         raise ScaleFailed("the process that answers is not a tf-ps-run of this version.") from None
 
@@ -175,7 +175,7 @@ def only_job(uid: int, proc: Path = Path("/proc")) -> str:
 
 def job_names(uid: int, proc: Path) -> set[str]:
     """The names of the jobs whose agents accept requests of this user on this machine."""
-    mark = f"@{wishes.socket_prefix(uid)}"
+    mark = f"@{scale_protocol.socket_prefix(uid)}"
     # The eighth column is the socket's name, which may hold spaces; `@` stands for the byte that makes it abstract.
     columns = (line.split(None, 7) for line in (proc / "net" / "unix").read_text(errors="replace").splitlines())
     names = {fields[7].removeprefix(mark) for fields in columns if len(fields) == 8 and fields[7].startswith(mark)}
@@ -184,12 +184,12 @@ def job_names(uid: int, proc: Path) -> set[str]:
 
 
 def _request_remotely(request: ScaleRequest, flags: FlagValues, environ: Mapping[str, str]) -> str:
-    from tf_ps_runner.agent.words import plain
-    from tf_ps_runner.visiting import job_to_visit, visit
+    from tf_ps_runner.agent.protocol import printable
+    from tf_ps_runner.scale_remote import job_to_reach, request_remotely
 
-    spec = job_to_visit(flags, environ, request.timeout)
+    spec = job_to_reach(flags, environ, request.timeout)
     credentials.scrub_environment()
-    outcome = visit(spec, request.targets, request.timeout, lambda sentence: report(NAME, sentence))
+    outcome = request_remotely(spec, request.targets, request.timeout, lambda sentence: report(NAME, sentence))
     if outcome.reply is None:
-        raise ScaleFailed(f"{plain(outcome.problem)}.")
+        raise ScaleFailed(f"{printable(outcome.problem)}.")
     return _outcome(spec.run_id, outcome.reply)

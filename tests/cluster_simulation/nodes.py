@@ -23,16 +23,16 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStatus,
 )
 from tf_ps_runner.agent.reconcile import (
-    Await,
-    Dismiss,
-    Forget,
-    Hold,
+    Drain,
     Kill,
-    Known,
-    Situation,
+    ReconcileInput,
+    Release,
+    ReservePort,
     Start,
     Step,
+    TaskState,
     Terminate,
+    WaitForPeers,
     reconcile,
 )
 from tf_ps_runner.tf_config import servers_of
@@ -134,7 +134,7 @@ class Node:
             return
         known = tuple(self._known(slot) for slot in self.slots.values())
         departing = self.phase is NodePhase.LEFT
-        for step in reconcile(Situation(self.order, known, self.over, departing)):
+        for step in reconcile(ReconcileInput(self.order, known, self.over, departing)):
             self._take(step)
 
     def leave(self) -> None:
@@ -171,10 +171,10 @@ class Node:
     def processes(self) -> list[Process]:
         return [slot.process for slot in self.slots.values() if slot.process is not None and slot.process.alive]
 
-    def _known(self, slot: Slot) -> Known:
+    def _known(self, slot: Slot) -> TaskState:
         live = slot.process is not None and slot.end is None
         servers = slot.process.servers if slot.process is not None else ()
-        return Known(
+        return TaskState(
             slot.task.key,
             slot.task.rank,
             slot.task.version,
@@ -205,7 +205,7 @@ class Node:
 
     def _take(self, step: Step) -> None:
         random, after = self.world.timeline.random, self.world.timeline.after
-        if isinstance(step, Hold):
+        if isinstance(step, ReservePort):
             slot = self.slots[step.task.key] = Slot(step.task)
             after(random.uniform(0.001, 0.05), lambda: self._hold(slot))
             return
@@ -213,17 +213,17 @@ class Node:
             self._start(self.slots[step.task.key], step.task)
             return
         slot = self.slots[step.key]
-        if isinstance(step, Forget):
+        if isinstance(step, Release):
             del self.slots[step.key]
             after(0.0, self.look)
             self.publish()
-        elif isinstance(step, Await):
+        elif isinstance(step, WaitForPeers):
             after(1.0, lambda: self._wait_no_more(slot))
         elif isinstance(step, Kill | Terminate):
             slot.dying = True
             slow = random.random() < 0.1
             after(random.uniform(0.5, 3) if slow else random.uniform(0.001, 0.1), lambda: self._end(slot, FORCED))
-        elif isinstance(step, Dismiss):
+        elif isinstance(step, Drain):
             slot.leaving = True
             after(random.uniform(0.05, GRACE), lambda: self._end(slot, LEFT))
 

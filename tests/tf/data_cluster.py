@@ -10,8 +10,8 @@ from typing import Any
 from scripted_cluster import Process, ScriptedCluster
 
 from dlrover_run.policies.parameter_servers.model import Role, TaskKey
-from tf_ps_runner.agent.desk import Desk
-from tf_ps_runner.agent.words import Answer, answer_line, read_line
+from tf_ps_runner.agent.protocol import Answer, answer_line, read_line
+from tf_ps_runner.agent.queue_service import QueueService
 
 
 class DataCluster(ScriptedCluster):
@@ -19,14 +19,14 @@ class DataCluster(ScriptedCluster):
 
     def __init__(self, python: Path, script: str, folder: Path, **more: Any) -> None:
         super().__init__(python, script, folder, **more)
-        self._desk = Desk()
+        self._service = QueueService()
         self._at_desk = threading.Lock()
 
     def new_version(self, servers: int) -> None:
         """A new set of servers, and queues of which nothing is known."""
         super().new_version(servers)
         with self._at_desk:
-            self._desk.begin_again()
+            self._service.reset()
 
     def asked(self, process: Process, line: socket.socket, text: bytes) -> None:
         """Answer for the queues."""
@@ -41,12 +41,12 @@ class DataCluster(ScriptedCluster):
                 return
 
         with self._at_desk:
-            self._desk.ask(self._key(process), ask, reply)
+            self._service.ask(self._key(process), ask, reply)
 
     def left(self, process: Process) -> None:
         """What it held is somebody else's."""
         with self._at_desk:
-            self._desk.gone(self._key(process))
+            self._service.gone(self._key(process))
 
     def _key(self, process: Process) -> TaskKey:
         return TaskKey(Role(process.name.split("-")[0]), self._processes.index(process))

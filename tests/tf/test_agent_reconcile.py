@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
 from tf_ps_runner.agent.reconcile import (
-    Await,
-    Dismiss,
-    Forget,
-    Hold,
+    Drain,
     Kill,
-    Known,
-    Situation,
+    ReconcileInput,
+    Release,
+    ReservePort,
     Start,
     Step,
+    TaskState,
     Terminate,
+    WaitForPeers,
     reconcile,
 )
 
@@ -39,12 +39,12 @@ def task(role: Role, number: int = 0, rank: int = 0, version: int = 1, port: int
     )
 
 
-def running(one: Task, servers: tuple[str, ...] = SERVERS, **state: bool) -> Known:
+def running(one: Task, servers: tuple[str, ...] = SERVERS, **state: bool) -> TaskState:
     return known_of(one, servers, live=True, **state)
 
 
-def known_of(one: Task, servers: tuple[str, ...] = (), **state: bool) -> Known:
-    return Known(one.key, one.rank, one.version, servers, **state)
+def known_of(one: Task, servers: tuple[str, ...] = (), **state: bool) -> TaskState:
+    return TaskState(one.key, one.rank, one.version, servers, **state)
 
 
 PS, PS1 = task(Role.PS), task(Role.PS, 1, 1)
@@ -52,19 +52,25 @@ CHIEF, WORKER = task(Role.CHIEF), task(Role.WORKER)
 ORDER = NodeOrder(version=1, tasks=(CHIEF, PS, PS1, WORKER), servers=SERVERS, chief="h:1", workers=("h:1",), open=True)
 
 
-def steps(order: NodeOrder | None, *known: Known, **more: bool) -> tuple[Step, ...]:
-    return reconcile(Situation(order, known, **more))
+def steps(order: NodeOrder | None, *known: TaskState, **more: bool) -> tuple[Step, ...]:
+    return reconcile(ReconcileInput(order, known, **more))
 
 
 def kinds(found: tuple[Step, ...]) -> list[str]:
     return sorted(
-        f"{type(step).__name__} {step.task.key if isinstance(step, Hold | Start) else step.key}" for step in found
+        f"{type(step).__name__} {step.task.key if isinstance(step, ReservePort | Start) else step.key}"
+        for step in found
     )
 
 
 def test_a_port_is_held_for_each_task_before_any_is_started() -> None:
     unknown = msgspec.structs.replace(ORDER, servers=(), chief="", workers=())
-    assert kinds(steps(unknown)) == ["Hold chief-0", "Hold ps-0", "Hold ps-1", "Hold worker-0"]
+    assert kinds(steps(unknown)) == [
+        "ReservePort chief-0",
+        "ReservePort ps-0",
+        "ReservePort ps-1",
+        "ReservePort worker-0",
+    ]
     held = [known_of(one) for one in ORDER.tasks]
     assert steps(unknown, *held) == ()
     assert kinds(steps(ORDER, *held)) == ["Start chief-0", "Start ps-0", "Start ps-1", "Start worker-0"]
@@ -79,18 +85,25 @@ def test_those_of_the_last_version_are_killed_at_once_and_their_ports_are_waited
     following = (task(Role.PS, 2, 0, 2), task(Role.PS, 3, 1, 2), task(Role.CHIEF, 1, 0, 2))
     order = msgspec.structs.replace(ORDER, version=2, tasks=following, servers=("", ""))
     old = [running(one) for one in (PS1, CHIEF, WORKER)]
-    assert kinds(steps(order, *old)) == ["Hold ps-2", "Kill chief-0", "Kill ps-1", "Kill worker-0"]
+    assert kinds(steps(order, *old)) == ["Kill chief-0", "Kill ps-1", "Kill worker-0", "ReservePort ps-2"]
     dying = [running(one, dying=True) for one in (PS1, CHIEF, WORKER)]
-    assert kinds(steps(order, *dying)) == ["Hold ps-2"]
+    assert kinds(steps(order, *dying)) == ["ReservePort ps-2"]
     gone = [known_of(one, SERVERS, ended=True) for one in (PS1, CHIEF, WORKER)]
     found = kinds(steps(order, *gone))
-    assert found == ["Forget chief-0", "Forget ps-1", "Forget worker-0", "Hold chief-1", "Hold ps-2", "Hold ps-3"]
+    assert found == [
+        "Release chief-0",
+        "Release ps-1",
+        "Release worker-0",
+        "ReservePort chief-1",
+        "ReservePort ps-2",
+        "ReservePort ps-3",
+    ]
 
 
 def test_a_worker_too_many_is_told_to_leave_and_nobody_else_is() -> None:
     fewer = msgspec.structs.replace(ORDER, tasks=(CHIEF, PS, PS1))
     others = [running(one) for one in (CHIEF, PS, PS1)]
-    assert steps(fewer, running(WORKER), *others) == (Dismiss(WORKER.key),)
+    assert steps(fewer, running(WORKER), *others) == (Drain(WORKER.key),)
     assert steps(fewer, running(WORKER, leaving=True), *others) == ()
 
 
@@ -103,7 +116,7 @@ def test_the_servers_of_the_next_version_stand_beside_those_of_this_one() -> Non
     coming = task(Role.PS, 2, 0, 2)
     order = msgspec.structs.replace(ORDER, tasks=(*ORDER.tasks, coming), next_servers=("",))
     now = [running(one) for one in ORDER.tasks]
-    assert steps(order, *now) == (Hold(coming),)
+    assert steps(order, *now) == (ReservePort(coming),)
     known = msgspec.structs.replace(order, next_servers=NEXT)
     found = steps(known, *now, known_of(coming))
     assert kinds(found) == ["Start ps-2"]
@@ -126,12 +139,12 @@ def test_an_evaluator_goes_on_when_the_servers_change() -> None:
     evaluator = task(Role.EVALUATOR)
     order = NodeOrder(version=2, tasks=(evaluator,), servers=("h:9",), chief="h:1")
     assert steps(order, running(evaluator)) == ()
-    assert steps(msgspec.structs.replace(order, tasks=()), running(evaluator)) == (Dismiss(evaluator.key),)
+    assert steps(msgspec.structs.replace(order, tasks=()), running(evaluator)) == (Drain(evaluator.key),)
 
 
 def test_the_address_of_a_worker_is_waited_for_once() -> None:
     order = msgspec.structs.replace(ORDER, tasks=(CHIEF,), workers=("",))
-    assert steps(order, known_of(CHIEF)) == (Await(CHIEF.key),)
+    assert steps(order, known_of(CHIEF)) == (WaitForPeers(CHIEF.key),)
     assert kinds(steps(order, known_of(CHIEF, waited=True))) == ["Start chief-0"]
 
 
@@ -144,7 +157,7 @@ def test_at_the_end_all_that_runs_is_told_to_end_once_and_servers_last(more: dic
 
 
 def test_a_node_without_an_order_runs_nothing() -> None:
-    assert kinds(steps(None, running(WORKER), known_of(PS))) == ["Forget ps-0", "Kill worker-0"]
+    assert kinds(steps(None, running(WORKER), known_of(PS))) == ["Kill worker-0", "Release ps-0"]
 
 
 roles = st.sampled_from(Role)
@@ -184,30 +197,30 @@ knowns = st.lists(st.builds(lambda one, servers, state: known_of(one, servers, *
 
 @given(orders, knowns, st.booleans(), st.booleans(), st.booleans())
 def test_whatever_the_situation_each_step_can_be_carried_out(
-    order: NodeOrder, known: tuple[Known, ...], over: bool, departing: bool, sparse: bool
+    order: NodeOrder, known: tuple[TaskState, ...], over: bool, departing: bool, sparse: bool
 ) -> None:
-    found = reconcile(Situation(order, known, over, departing, sparse))
+    found = reconcile(ReconcileInput(order, known, over, departing, sparse))
     by_key = {one.key: one for one in known}
     wanted = {one.key: one for one in order.tasks}
-    keys = [step.task.key if isinstance(step, Hold | Start) else step.key for step in found]
+    keys = [step.task.key if isinstance(step, ReservePort | Start) else step.key for step in found]
     assert len(keys) == len(set(keys)), "one step for each task at a time"
     for step, key in zip(found, keys, strict=True):
         one = by_key.get(key)
-        if isinstance(step, Hold):
+        if isinstance(step, ReservePort):
             assert one is None
             occupants = [k for k in known if (k.key.role, k.rank) == (step.task.role, step.task.rank) and k.live]
             assert all(k.key in wanted for k in occupants), "its port is that of one who is about to go"
         else:
             assert one is not None
-            assert one.live == isinstance(step, Kill | Dismiss | Terminate)
-            assert not (one.dying and isinstance(step, Kill | Dismiss | Terminate))
+            assert one.live == isinstance(step, Kill | Drain | Terminate)
+            assert not (one.dying and isinstance(step, Kill | Drain | Terminate))
         if isinstance(step, Start):
             assert one is not None
             assert not one.ended
             assert step.task is wanted[key]
             assert '""' not in step.config
             assert '":0"' not in step.config
-        if isinstance(step, Forget):
+        if isinstance(step, Release):
             assert key not in wanted or (one is not None and (one.rank, one.version) != _place(wanted[key]))
 
 
@@ -216,7 +229,7 @@ def _place(one: Task) -> tuple[int, int]:
 
 
 @given(orders, knowns)
-def test_following_the_steps_leads_to_what_was_ordered(order: NodeOrder, known: tuple[Known, ...]) -> None:
+def test_following_the_steps_leads_to_what_was_ordered(order: NodeOrder, known: tuple[TaskState, ...]) -> None:
     """Once each process that is told to go has gone, and all addresses are known, nothing is left over."""
     order = msgspec.structs.replace(
         order,
@@ -231,16 +244,16 @@ def test_following_the_steps_leads_to_what_was_ordered(order: NodeOrder, known: 
     )
     here = {one.key: one for one in known}
     for _ in range(12):
-        found = reconcile(Situation(order, tuple(here.values())))
+        found = reconcile(ReconcileInput(order, tuple(here.values())))
         for step in found:
-            if isinstance(step, Hold):
+            if isinstance(step, ReservePort):
                 here[step.task.key] = known_of(step.task)
             elif isinstance(step, Start):
                 servers = order.next_servers if step.task.version > order.version else order.servers
                 here[step.task.key] = known_of(step.task, servers, live=True)
-            elif isinstance(step, Forget):
+            elif isinstance(step, Release):
                 del here[step.key]
-            elif isinstance(step, Kill | Dismiss | Terminate):
+            elif isinstance(step, Kill | Drain | Terminate):
                 here[step.key] = _ended(here[step.key])
         after = {key: _ended(one) if one.dying or one.leaving or one.ending else one for key, one in here.items()}
         if not found and after == here:
@@ -252,5 +265,5 @@ def test_following_the_steps_leads_to_what_was_ordered(order: NodeOrder, known: 
     assert all(one.live or one.ended for one in here.values())
 
 
-def _ended(one: Known) -> Known:
-    return Known(one.key, one.rank, one.version, one.servers, ended=True)
+def _ended(one: TaskState) -> TaskState:
+    return TaskState(one.key, one.rank, one.version, one.servers, ended=True)

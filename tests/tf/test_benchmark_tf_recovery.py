@@ -115,7 +115,7 @@ def test_the_shell_of_the_caller_does_not_steer_the_training(monkeypatch: pytest
         assert room.environment["MODEL_DIR"].startswith(str(room.directory))
 
 
-def plain(again: str = "all", script: str = str(PRETENDER)) -> PlainProcesses:
+def printable(again: str = "all", script: str = str(PRETENDER)) -> PlainProcesses:
     return PlainProcesses("plain processes", sys.executable, script, again)
 
 
@@ -130,24 +130,24 @@ def processes(heard: list[Report], role: str) -> int:
 
 
 def test_plain_processes_are_all_started_again_whoever_dies() -> None:
-    run, heard = measured(server_death, plain())
+    run, heard = measured(server_death, printable())
     assert not run.unended
     assert run.values.keys() == {"", OF_THE_WORKER}
     assert all(value > 0 for value in run.values.values())
     assert (processes(heard, "chief"), processes(heard, "worker")) == (2, 2)
-    run, heard = measured(chief_death, plain())
+    run, heard = measured(chief_death, printable())
     assert not run.unended
     assert processes(heard, "chief") == 2
 
 
 def test_where_only_the_dead_are_started_again_the_others_stay() -> None:
-    run, heard = measured(chief_death, plain("one"))
+    run, heard = measured(chief_death, printable("one"))
     assert not run.unended
     assert (processes(heard, "chief"), processes(heard, "worker"), processes(heard, "ps")) == (2, 1, 2)
 
 
 def test_plain_processes_are_stopped_by_a_file_and_started_with_one_server_more() -> None:
-    run, heard = measured(planned_change, plain())
+    run, heard = measured(planned_change, printable())
     assert (run.unended, run.note) == (frozenset(), "0 steps lost")
     assert [report.rank for report in heard if report.event == "chief-servers"] == [1, 2]
 
@@ -160,7 +160,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_nothing_is_left_of_a_run() -> None:
-    _, heard = measured(server_death, plain())
+    _, heard = measured(server_death, printable())
     # An orphan that has ended may wait for a while until init reaps it.
     assert {pid for pid in {report.pid for report in heard} if is_alive(pid)} == set()
 

@@ -123,11 +123,11 @@ def test_importing_the_bootstrap_opens_and_starts_nothing(tmp_path: Path) -> Non
 
 def test_the_package_comes_from_beside_the_bootstrap_and_brings_nothing_else(tmp_path: Path) -> None:
     look = (
-        "import tf_ps_boot, importlib.util, tf_ps_runner.worker.channel as it\n"
+        "import tf_ps_boot, importlib.util, tf_ps_runner.worker.agent_connection as it\n"
         "print(it.__file__, importlib.util.find_spec('dlrover_run'))\n"
     )
     finished = run("-S", "-c", look, at=tmp_path)
-    assert finished.stdout == f"{BOOT.parents[1] / 'worker' / 'channel.py'} None\n", finished.stderr
+    assert finished.stdout == f"{BOOT.parents[1] / 'worker' / 'agent_connection.py'} None\n", finished.stderr
 
 
 def test_a_tensorflow_that_has_changed_is_told_and_the_script_goes_on(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_tensorflow_that_has_changed_is_told_and_the_script_goes_on(tmp_path: 
     (tmp_path / "script.py").write_text(
         "import tensorflow, tensorflow.python.training.session_manager as it\n"
         "import tf_ps_boot\n"
-        "from tf_ps_runner.worker.channel import channel\n"
-        "channel().say('ready')\n"
+        "from tf_ps_runner.worker.agent_connection import agent\n"
+        "agent().report('ready')\n"
         "print(it.SessionManager.__name__, it.__loader__ is it.__spec__.loader, type(it.__loader__).__name__)\n"
     )
     with socket.socket(socket.AF_UNIX) as agent:

@@ -20,26 +20,26 @@ import pytest
 
 from dlrover_run.policies.parameter_servers.model import Role, ServerBounds, TaskKey
 from tf_ps_runner.agent import channel as channel_module
-from tf_ps_runner.agent import conversation
-from tf_ps_runner.agent.channel import MOST_ASKED, MOST_STRANGERS, Channel
-from tf_ps_runner.agent.words import (
+from tf_ps_runner.agent import connection as connection_module
+from tf_ps_runner.agent.channel import MAX_PENDING_REQUESTS, MAX_UNAUTHENTICATED, TaskChannel
+from tf_ps_runner.agent.protocol import (
     MAX_LINE,
     MAX_TEXT,
     Answer,
-    Ask,
-    Event,
-    Gone,
-    Hello,
+    Disconnected,
     Note,
     OrderMessage,
+    ProcessHello,
     Ready,
+    Request,
     Restored,
     Saved,
     Snapshot,
     Step,
     Take,
-    plain,
-    presentable,
+    TaskEvent,
+    printable,
+    sanitize,
 )
 
 WORKER, CHIEF = TaskKey(Role.WORKER, 3), TaskKey(Role.CHIEF, 0)
@@ -51,18 +51,18 @@ class Agent:
     """A channel, what was heard over it, and a clerk that answers when the test says so."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[TaskKey, Event]] = []
-        self.asked: list[tuple[TaskKey, Ask, Callable[[Answer], None]]] = []
+        self.events: list[tuple[TaskKey, TaskEvent]] = []
+        self.asked: list[tuple[TaskKey, Request, Callable[[Answer], None]]] = []
         self.gone_to_clerk: list[TaskKey] = []
         self._more = asyncio.Event()
-        self.channel = Channel(self._hear, self)
+        self.channel = TaskChannel(self._hear, self)
         self.channel.open()
 
-    def _hear(self, task: TaskKey, event: Event) -> None:
+    def _hear(self, task: TaskKey, event: TaskEvent) -> None:
         self.events.append((task, event))
         self._more.set()
 
-    def ask(self, task: TaskKey, ask: Ask, reply: Callable[[Answer], None]) -> None:
+    def ask(self, task: TaskKey, ask: Request, reply: Callable[[Answer], None]) -> None:
         self.asked.append((task, ask, reply))
         self._more.set()
 
@@ -75,7 +75,7 @@ class Agent:
             await asyncio.wait_for(self._more.wait(), PATIENCE)
             self._more.clear()
 
-    async def heard(self, *events: Event, of: TaskKey = WORKER) -> None:
+    async def heard(self, *events: TaskEvent, of: TaskKey = WORKER) -> None:
         """Wait until the last that was heard of a task is this."""
         await self.until(lambda: [event for task, event in self.events if task == of][-len(events) :] == [*events])
 
@@ -146,19 +146,19 @@ async def test_a_process_is_known_by_its_token_and_by_the_pid_that_the_kernel_te
     token = agent.channel.expect(WORKER)
     line = Line(agent.channel.address)
     line.say({"say": "hello", "token": token, "pid": 1})
-    await agent.heard(Hello("", os.getpid()))
+    await agent.heard(ProcessHello("", os.getpid()))
     line.say({"say": "ready"}, {"say": "step", "step": 7}, {"say": "note", "text": "a word"})
     line.say({"say": "saved", "step": 8, "path": "/x/model.ckpt-8"})
     line.say({"say": "restored", "step": 9, "path": None, "how": "live", "skipped": ["a sentence"]})
     line.socket.close()
     await agent.heard(
-        Hello("", os.getpid()),
+        ProcessHello("", os.getpid()),
         Ready(),
         Step(7),
         Note("a word"),
         Saved(8, "/x/model.ckpt-8"),
         Restored(9, "live", None, ("a sentence",)),
-        Gone(),
+        Disconnected(),
     )
     assert agent.gone_to_clerk == [WORKER]
     agent.channel.close()
@@ -198,7 +198,7 @@ async def test_requests_are_answered_when_the_answer_is_known_in_whatever_order(
         line.say({"ask": 4, "what": "snapshot"})
         await agent.until(lambda: len(agent.asked) == 4)
         line.socket.close()
-        await agent.heard(Gone())
+        await agent.heard(Disconnected())
         agent.asked[3][2](Answer())
 
 
@@ -262,7 +262,7 @@ async def test_another_user_is_not_heard_even_with_the_token() -> None:
     agent = Agent()
     token = agent.channel.expect(WORKER)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conversation.os, "geteuid", lambda: os.getuid() + 1)
+        patch.setattr(connection_module.os, "geteuid", lambda: os.getuid() + 1)
         line = Line(agent.channel.address)
         line.say({"say": "hello", "token": token, "pid": 1})
         assert await line.hear() is None
@@ -291,10 +291,10 @@ async def test_a_child_with_its_parents_token_does_not_take_over_the_line() -> N
     token = agent.channel.expect(WORKER)
     line = Line(agent.channel.address)
     line.say({"say": "hello", "token": token, "pid": 1})
-    await agent.heard(Hello("", os.getpid()))
+    await agent.heard(ProcessHello("", os.getpid()))
     assert await child(CHILD, agent.channel.address, token) == "True"
     line.say({"say": "step", "step": 1})
-    await agent.heard(Hello("", os.getpid()), Step(1))
+    await agent.heard(ProcessHello("", os.getpid()), Step(1))
     agent.channel.close()
 
 
@@ -309,7 +309,7 @@ async def test_the_latest_connection_of_a_process_wins() -> None:
     first.say({"say": "step", "step": 2})
     second.say(hello, {"say": "step", "step": 3})
     pid = os.getpid()
-    await agent.heard(Hello("", pid), Step(1), Step(2), Gone(), Hello("", pid), Step(3))
+    await agent.heard(ProcessHello("", pid), Step(1), Step(2), Disconnected(), ProcessHello("", pid), Step(3))
     assert await first.hear() is None
     agent.channel.close()
 
@@ -326,7 +326,7 @@ async def test_the_last_words_of_a_process_are_heard_before_it_is_forgotten() ->
     line.socket.close()
     agent.channel.finish(CHIEF)
     events = [event for _, event in agent.events]
-    assert events == [Hello("", os.getpid()), *map(Step, range(900)), Saved(900, "/x"), Gone()]
+    assert events == [ProcessHello("", os.getpid()), *map(Step, range(900)), Saved(900, "/x"), Disconnected()]
     late = Line(agent.channel.address)
     late.say({"say": "hello", "token": token, "pid": 1})
     assert await late.hear() is None
@@ -338,7 +338,7 @@ async def test_a_process_that_has_ended_is_let_go_though_its_child_holds_the_lin
     with agent_of_one() as (agent, line):
         held = line.socket.dup()
         agent.channel.finish(WORKER)
-        assert [event for _, event in agent.events] == [Hello("", os.getpid()), Gone()]
+        assert [event for _, event in agent.events] == [ProcessHello("", os.getpid()), Disconnected()]
         held.close()
 
 
@@ -354,8 +354,8 @@ async def test_a_flood_of_one_process_lets_the_others_be_heard() -> None:
         while True:
             flood.socket.send(words)
     calm.say({"say": "hello", "token": tokens[CHIEF], "pid": 1})
-    await agent.heard(Hello("", os.getpid()), of=CHIEF)
-    assert sum(task == WORKER for task, _ in agent.events) <= 3 * conversation.LINES_AT_ONCE
+    await agent.heard(ProcessHello("", os.getpid()), of=CHIEF)
+    assert sum(task == WORKER for task, _ in agent.events) <= 3 * connection_module.LINES_AT_ONCE
     # What it has to say does not pile up here: its own socket is full.
     assert not select.select([], [flood.socket], [], 0)[1]
     agent.channel.close()
@@ -364,7 +364,7 @@ async def test_a_flood_of_one_process_lets_the_others_be_heard() -> None:
 @running
 async def test_a_process_that_never_listens_costs_the_agent_one_order_and_a_few_answers() -> None:
     with agent_of_one() as (agent, line):
-        await agent.heard(Hello("", os.getpid()))
+        await agent.heard(ProcessHello("", os.getpid()))
         line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         for version in range(20_000):
             agent.channel.tell(WORKER, OrderMessage(version))
@@ -373,13 +373,13 @@ async def test_a_process_that_never_listens_costs_the_agent_one_order_and_a_few_
             latest = await line.hear()
         # Requests whose answers are never read end the line at last.
         await flood_with_requests(agent, line)
-        await agent.heard(Gone())
+        await agent.heard(Disconnected())
 
 
 async def flood_with_requests(agent: Agent, line: Line) -> None:
     asked = 0
     line.socket.setblocking(False)
-    while not isinstance(agent.events[-1][1], Gone):
+    while not isinstance(agent.events[-1][1], Disconnected):
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             line.socket.send(b'{"ask":1,"what":"sing' + b"x" * 1000 + b'"}\n')
         asked += 1
@@ -390,21 +390,21 @@ async def flood_with_requests(agent: Agent, line: Line) -> None:
 @running
 async def test_a_process_that_asks_and_asks_loses_its_line() -> None:
     with agent_of_one() as (agent, line):
-        line.say(*({"ask": number, "what": "snapshot"} for number in range(MOST_ASKED + 1)))
-        await agent.heard(Gone())
-        assert len(agent.asked) == MOST_ASKED
+        line.say(*({"ask": number, "what": "snapshot"} for number in range(MAX_PENDING_REQUESTS + 1)))
+        await agent.heard(Disconnected())
+        assert len(agent.asked) == MAX_PENDING_REQUESTS
         assert agent.gone_to_clerk == [WORKER]
 
 
 @running
 async def test_a_line_without_an_end_is_ended_at_its_bound() -> None:
     with agent_of_one() as (agent, line):
-        await agent.heard(Hello("", os.getpid()))
+        await agent.heard(ProcessHello("", os.getpid()))
         line.socket.sendall(b'{"say":"note","text":"')
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             line.socket.setblocking(True)
             await asyncio.get_running_loop().run_in_executor(None, line.socket.sendall, b"x" * (4 * MAX_LINE))
-        await agent.heard(Gone())
+        await agent.heard(Disconnected())
 
 
 @running
@@ -413,8 +413,8 @@ async def test_strangers_are_bounded_and_do_not_keep_a_process_out() -> None:
     token = agent.channel.expect(WORKER)
     first = Line(agent.channel.address)
     first.say({"say": "hello", "token": token, "pid": 1})
-    strangers = [Line(agent.channel.address) for _ in range(4 * MOST_STRANGERS)]
-    await agent.heard(Hello("", os.getpid()))
+    strangers = [Line(agent.channel.address) for _ in range(4 * MAX_UNAUTHENTICATED)]
+    await agent.heard(ProcessHello("", os.getpid()))
     assert await strangers[0].hear() is None
     last = Line(agent.channel.address)
     last.say({"say": "hello", "token": token, "pid": 1}, {"say": "step", "step": 1})
@@ -449,7 +449,7 @@ async def test_connections_that_find_no_descriptor_are_accepted_when_there_is_on
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert agent.events == []
-        await agent.heard(Hello("", os.getpid()))
+        await agent.heard(ProcessHello("", os.getpid()))
         agent.channel.close()
 
 
@@ -486,12 +486,16 @@ async def test_anything_that_anybody_says_leaves_the_channel_as_it_was() -> None
         await asyncio.sleep(0)
     calm = Line(agent.channel.address)
     calm.say({"say": "hello", "token": tokens[CHIEF], "pid": 1}, {"say": "step", "step": 5})
-    await agent.heard(Hello("", os.getpid()), Step(5), of=CHIEF)
+    await agent.heard(ProcessHello("", os.getpid()), Step(5), of=CHIEF)
     agent.channel.finish(WORKER)
     told = [event for task, event in agent.events if task == WORKER]
-    assert sum(isinstance(event, Hello) for event in told) == sum(isinstance(event, Gone) for event in told) > 0
+    assert (
+        sum(isinstance(event, ProcessHello) for event in told)
+        == sum(isinstance(event, Disconnected) for event in told)
+        > 0
+    )
     calm.socket.close()
-    await agent.heard(Gone(), of=CHIEF)
+    await agent.heard(Disconnected(), of=CHIEF)
     assert set(os.listdir("/proc/self/fd")) <= descriptors
     agent.channel.close()
 
@@ -505,8 +509,8 @@ async def test_what_is_told_may_stand_on_a_terminal() -> None:
 
 
 def test_what_a_process_says_can_do_nothing_to_a_terminal() -> None:
-    assert plain("\x1b[2Jgone\r\nand\x00 \x07back\u202e") == "[2Jgone and back"
-    assert len(plain("x" * 10_000)) == MAX_TEXT
+    assert printable("\x1b[2Jgone\r\nand\x00 \x07back\u202e") == "[2Jgone and back"
+    assert len(printable("x" * 10_000)) == MAX_TEXT
 
 
 BOUNDS = ServerBounds(least=3, most=3, table="users", parts=3, refused=2)
@@ -525,11 +529,11 @@ BOUNDS = ServerBounds(least=3, most=3, table="users", parts=3, refused=2)
     ids=lambda said: type(said).__name__,
 )
 def test_what_may_stand_on_a_terminal_is_passed_on_with_each_of_its_fields(said: Any) -> None:
-    assert presentable(said) == said
+    assert sanitize(said) == said
 
 
 def test_the_name_of_a_table_does_not_steer_a_terminal() -> None:
-    said = presentable(Note("\x1b[2J", server_bounds=ServerBounds(least=1, most=1, table="\x1b[2Jusers", parts=1)))
+    said = sanitize(Note("\x1b[2J", server_bounds=ServerBounds(least=1, most=1, table="\x1b[2Jusers", parts=1)))
     assert isinstance(said, Note)
     assert said.server_bounds is not None
     assert (said.text, said.server_bounds.table) == ("[2J", "[2Jusers")

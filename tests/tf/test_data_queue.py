@@ -14,24 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tf_ps_runner.agent.words import MAX_LINE, Rollback, read_line
+from tf_ps_runner.agent.protocol import MAX_LINE, Rollback, read_line
 from tf_ps_runner.data.order import Shuffle
-from tf_ps_runner.data.queue import Part, QueueError, ShardQueue, ShardQueues
+from tf_ps_runner.data.queue import Part, QueueError, ShardQueue, ShardQueues, finished_waiters
 from tf_ps_runner.data.state import (
-    MOST_OPEN,
-    MOST_QUEUES,
-    MOST_SHARDS,
+    MAX_OPEN,
+    MAX_QUEUES,
+    MAX_SHARDS,
     STATE_VERSION,
+    QueueSpec,
     QueueState,
     SavedState,
-    Spec,
     StateError,
 )
-from tf_ps_runner.data.tail import dismissed
 
 SPECS = {
-    "train": Spec(size=23, shard=4, epochs=2, seed=7, shuffle=True),
-    "test": Spec(size=6, shard=10),
+    "train": QueueSpec(size=23, shard=4, epochs=2, seed=7, shuffle=True),
+    "test": QueueSpec(size=6, shard=10),
 }
 BLOCKS = {
     (name, epoch, block): 0
@@ -171,7 +170,7 @@ def use_up(queue: ShardQueue[str], holder: str = "worker") -> list[Part]:
 
 
 specs = st.builds(
-    Spec,
+    QueueSpec,
     size=st.integers(1, 200),
     shard=st.integers(1, 250),
     epochs=st.integers(1, 4),
@@ -181,7 +180,7 @@ specs = st.builds(
 
 
 @given(specs)
-def test_an_undisturbed_queue_gives_each_block_once_an_epoch_and_the_epochs_in_order(spec: Spec) -> None:
+def test_an_undisturbed_queue_gives_each_block_once_an_epoch_and_the_epochs_in_order(spec: QueueSpec) -> None:
     parts = use_up(ShardQueue(spec))
     assert [part.epoch for part in parts] == sorted(part.epoch for part in parts)
     used = Counter((part.epoch, block) for part in parts for block in range(part.begin, part.end))
@@ -189,7 +188,7 @@ def test_an_undisturbed_queue_gives_each_block_once_an_epoch_and_the_epochs_in_o
 
 
 @given(specs, st.data())
-def test_the_order_goes_on_from_a_state_as_it_would_have_without(spec: Spec, data: st.DataObject) -> None:
+def test_the_order_goes_on_from_a_state_as_it_would_have_without(spec: QueueSpec, data: st.DataObject) -> None:
     queue: ShardQueue[str] = ShardQueue(spec)
     for _ in range(data.draw(st.integers(0, spec.total))):
         part = queue.take("worker")
@@ -200,7 +199,7 @@ def test_the_order_goes_on_from_a_state_as_it_would_have_without(spec: Spec, dat
 
 
 def test_a_part_goes_back_from_where_its_holder_got_to_and_before_all_others() -> None:
-    queue: ShardQueue[str] = ShardQueue(Spec(size=30, shard=10))
+    queue: ShardQueue[str] = ShardQueue(QueueSpec(size=30, shard=10))
     first, second = queue.take("a"), queue.take("b")
     assert first is not None
     assert second is not None
@@ -216,7 +215,7 @@ def test_a_part_goes_back_from_where_its_holder_got_to_and_before_all_others() -
 
 
 def test_a_part_cannot_be_used_backwards_nor_beyond_its_end_nor_by_another() -> None:
-    queue: ShardQueue[str] = ShardQueue(Spec(size=30, shard=10))
+    queue: ShardQueue[str] = ShardQueue(QueueSpec(size=30, shard=10))
     part = queue.take("a")
     assert part is not None
     queue.use("a", part.number, 5)
@@ -267,15 +266,15 @@ def test_a_shuffle_of_few_parts_comes_in_all_orders_about_equally_often(parts: i
 
 def test_a_known_queue_with_another_spec_is_an_error_that_names_both() -> None:
     queues: ShardQueues[str] = ShardQueues()
-    assert queues.take("a", "train", Spec(size=10, shard=5)) is not None
+    assert queues.take("a", "train", QueueSpec(size=10, shard=5)) is not None
     with pytest.raises(QueueError, match="queue train is there already and hands out 10 in parts of 5, in order, not"):
-        queues.take("b", "train", Spec(size=10, shard=5, seed=3, shuffle=True))
-    assert queues.take("b", "train", Spec(size=10, shard=5)) == Part(1, 5, 10, 0)
+        queues.take("b", "train", QueueSpec(size=10, shard=5, seed=3, shuffle=True))
+    assert queues.take("b", "train", QueueSpec(size=10, shard=5)) == Part(1, 5, 10, 0)
 
 
 def test_queues_of_several_names_do_not_touch_each_other() -> None:
     queues: ShardQueues[str] = ShardQueues()
-    spec = Spec(size=10, shard=10)
+    spec = QueueSpec(size=10, shard=10)
     assert queues.take("a", "train", spec) == queues.take("a", "test", spec) == Part(0, 0, 10, 0)
     queues.use("a", "train", 0, 10)
     queues.give_back("a")
@@ -285,15 +284,15 @@ def test_queues_of_several_names_do_not_touch_each_other() -> None:
 
 def test_no_more_queues_are_made_and_no_more_parts_are_open_than_a_state_can_say() -> None:
     queues: ShardQueues[int] = ShardQueues()
-    spec = Spec(size=2**50, shard=2**10)
-    for number in range(MOST_QUEUES):
+    spec = QueueSpec(size=2**50, shard=2**10)
+    for number in range(MAX_QUEUES):
         queues.open(f"queue-{number:02}" + "x" * 92, spec)
     with pytest.raises(QueueError, match="16 queues at most"):
         queues.open("one-more", spec)
     parts = 0
-    while queues.take(parts, f"queue-{parts % MOST_QUEUES:02}" + "x" * 92, spec) is not None:
+    while queues.take(parts, f"queue-{parts % MAX_QUEUES:02}" + "x" * 92, spec) is not None:
         parts += 1
-    assert parts == MOST_OPEN
+    assert parts == MAX_OPEN
     state = read_back(queues.snapshot())
     queues.give_back(17)
     assert queues.take(-1, "queue-01" + "x" * 92, spec) is not None, "what was given back counts as open already"
@@ -302,16 +301,16 @@ def test_no_more_queues_are_made_and_no_more_parts_are_open_than_a_state_can_say
 
 
 def test_the_longest_state_fits_into_one_line() -> None:
-    spec = Spec(size=2**50, shard=2**10, epochs=1, seed=-(2**53), shuffle=True)
-    each = MOST_OPEN // MOST_QUEUES
-    opened = tuple((MOST_SHARDS - 1 - number, spec.shard - 1) for number in range(each))
-    queues = {f"{number:03}" + "x" * 97: QueueState(spec, MOST_SHARDS, opened) for number in range(MOST_QUEUES)}
+    spec = QueueSpec(size=2**50, shard=2**10, epochs=1, seed=-(2**53), shuffle=True)
+    each = MAX_OPEN // MAX_QUEUES
+    opened = tuple((MAX_SHARDS - 1 - number, spec.shard - 1) for number in range(each))
+    queues = {f"{number:03}" + "x" * 97: QueueState(spec, MAX_SHARDS, opened) for number in range(MAX_QUEUES)}
     state = SavedState(STATE_VERSION, queues)
     state.check()
     longest = SavedState(
         STATE_VERSION,
         {
-            name: QueueState(spec, MOST_SHARDS, tuple((MOST_SHARDS, MOST_SHARDS) for _ in range(each + 1)))
+            name: QueueState(spec, MAX_SHARDS, tuple((MAX_SHARDS, MAX_SHARDS) for _ in range(each + 1)))
             for name in queues
         },
     )
@@ -319,26 +318,28 @@ def test_the_longest_state_fits_into_one_line() -> None:
 
 
 def test_a_queue_of_a_million_millions_costs_no_time_and_no_memory() -> None:
-    queue: ShardQueue[str] = ShardQueue(Spec(size=2**50, shard=2**10, seed=3, shuffle=True))
+    queue: ShardQueue[str] = ShardQueue(QueueSpec(size=2**50, shard=2**10, seed=3, shuffle=True))
     parts = [queue.take("a") for _ in range(5)]
     assert len({part.begin for part in parts if part is not None}) == 5
     assert len(msgspec.json.encode(queue.state())) < 300
 
 
-SPEC = Spec(size=25, shard=10, epochs=2)
+SPEC = QueueSpec(size=25, shard=10, epochs=2)
 
 
 @pytest.mark.parametrize(
     ("state", "clause"),
     [
         (SavedState(2, {}), "it has version 2"),
-        (SavedState(1, {"a": QueueState(Spec(2**50, 1), 0)}), "too many parts"),
+        (SavedState(1, {"a": QueueState(QueueSpec(2**50, 1), 0)}), "too many parts"),
         (SavedState(1, {"a": QueueState(SPEC, 7)}), "more parts were handed out than there are"),
         (SavedState(1, {"a": QueueState(SPEC, 2, ((2, 0),))}), "never handed out"),
         (SavedState(1, {"a": QueueState(SPEC, 2, ((1, 0), (1, 3)))}), "or is so twice"),
         (SavedState(1, {"a": QueueState(SPEC, 3, ((2, 5),))}), "a part of 5 is open of which 5 have been used"),
         (
-            SavedState(1, {name: QueueState(Spec(9999, 1), 1000, tuple((n, 0) for n in range(1000))) for name in "ab"}),
+            SavedState(
+                1, {name: QueueState(QueueSpec(9999, 1), 1000, tuple((n, 0) for n in range(1000))) for name in "ab"}
+            ),
             "are open in it",
         ),
     ],
@@ -360,14 +361,14 @@ def test_going_back_to_the_very_beginning_forgets_all_queues() -> None:
     with pytest.raises(QueueError) as refused:
         queues.use("a", "train", 0, 5)
     assert refused.value.lost
-    assert queues.take("a", "train", Spec(size=1, shard=1)) == Part(0, 0, 1, 0)
+    assert queues.take("a", "train", QueueSpec(size=1, shard=1)) == Part(0, 0, 1, 0)
 
 
 @given(st.sets(st.integers(0, 5)), st.lists(st.integers(0, 5)), st.none() | st.integers(0, 5))
 def test_whoever_waits_at_the_tail_is_dismissed_only_where_nobody_is_waited_for_in_vain(
     holders: set[int], waiting: list[int], keeper: int | None
 ) -> None:
-    told = dismissed(holders, waiting, keeper)
+    told = finished_waiters(holders, waiting, keeper)
     assert told <= set(waiting)
     if holders - set(waiting):
         assert not told, "one who does not wait may die, and its part be needed"
@@ -383,7 +384,7 @@ def test_whoever_waits_at_the_tail_is_dismissed_only_where_nobody_is_waited_for_
 
 
 def test_the_chief_is_the_one_who_stays_for_the_tail_unless_it_holds_the_tail_itself() -> None:
-    assert dismissed({1, 2}, [1, 2, 0], keeper=0) == {1, 2}
-    assert dismissed({0, 1}, [1, 0, 2], keeper=0) == {1, 2}
-    assert dismissed({0}, [0, 1], keeper=0) == {0}
-    assert dismissed({0}, [0], keeper=0) == {0}
+    assert finished_waiters({1, 2}, [1, 2, 0], keeper=0) == {1, 2}
+    assert finished_waiters({0, 1}, [1, 0, 2], keeper=0) == {1, 2}
+    assert finished_waiters({0}, [0, 1], keeper=0) == {0}
+    assert finished_waiters({0}, [0], keeper=0) == {0}

@@ -10,9 +10,9 @@ import pytest
 
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, Task, TaskKey
-from tf_ps_runner.agent.endings import REPEATED_BEFORE_STEP, REPEATED_WITHIN, Found, raised, task_end
-from tf_ps_runner.agent.hosted import Hosted
-from tf_ps_runner.agent.words import Ready, Restored, Step
+from tf_ps_runner.agent.exits import REPEATED_BEFORE_STEP, REPEATED_WITHIN, ExitInfo, classify_exit, exception_text
+from tf_ps_runner.agent.protocol import Ready, Restored, Step
+from tf_ps_runner.agent.task_process import TaskProcess
 
 
 def end(code: int, stderr: str = "", stopped: signal.Signals | None = None) -> WorkerExit:
@@ -24,8 +24,8 @@ def trace(words: str) -> str:
 
 
 def cause(role: Role, code: int, stderr: str = "", **more: object) -> EndCause:
-    found = Found(role, end(code, stderr), lived=1.0)
-    return task_end(replace(found, **more)).cause  # type: ignore[arg-type]
+    found = ExitInfo(role, end(code, stderr), lived=1.0)
+    return classify_exit(replace(found, **more)).cause  # type: ignore[arg-type]
 
 
 def test_code_0_is_success_but_for_a_server_which_never_ends() -> None:
@@ -36,8 +36,8 @@ def test_code_0_is_success_but_for_a_server_which_never_ends() -> None:
 
 @pytest.mark.parametrize("role", list(Role))
 def test_code_0_of_a_task_that_the_launcher_stopped_is_no_success(role: Role) -> None:
-    found = Found(role, end(0, stopped=signal.SIGTERM), 9.0, dismissed=True)
-    assert task_end(found).cause is EndCause.RESHAPED
+    found = ExitInfo(role, end(0, stopped=signal.SIGTERM), 9.0, dismissed=True)
+    assert classify_exit(found).cause is EndCause.RESHAPED
 
 
 def test_code_75_is_a_change_of_membership() -> None:
@@ -45,18 +45,18 @@ def test_code_75_is_a_change_of_membership() -> None:
 
 
 def test_what_was_given_up_is_silent_whatever_its_code() -> None:
-    told = task_end(Found(Role.PS, end(-9), 9.0, silent="lives, and does not answer any more"))
+    told = classify_exit(ExitInfo(Role.PS, end(-9), 9.0, silent="lives, and does not answer any more"))
     assert (told.cause, told.what) == (EndCause.SILENT, "lives, and does not answer any more")
 
 
 def test_a_kill_for_memory_is_told_in_its_own_words() -> None:
-    told = task_end(Found(Role.WORKER, end(-9), 9.0, memory="took more than its 4Gi"))
+    told = classify_exit(ExitInfo(Role.WORKER, end(-9), 9.0, memory="took more than its 4Gi"))
     assert (told.cause, told.what) == (EndCause.MEMORY, "took more than its 4Gi")
 
 
 def test_a_task_that_the_launcher_stopped_costs_nothing() -> None:
-    found = Found(Role.WORKER, end(-15, stopped=signal.SIGTERM), 9.0, dismissed=True)
-    assert task_end(found).cause is EndCause.RESHAPED
+    found = ExitInfo(Role.WORKER, end(-15, stopped=signal.SIGTERM), 9.0, dismissed=True)
+    assert classify_exit(found).cause is EndCause.RESHAPED
 
 
 @pytest.mark.parametrize("code", [-9, -11, 1, 41])
@@ -65,7 +65,7 @@ def test_all_else_is_a_failure(code: int) -> None:
 
 
 def test_a_failure_has_the_traceback() -> None:
-    told = task_end(Found(Role.WORKER, end(1, trace("ValueError: x")), 9.0))
+    told = classify_exit(ExitInfo(Role.WORKER, end(1, trace("ValueError: x")), 9.0))
     assert told.what == "raised ValueError: x"
     assert told.trace.endswith("ValueError: x")
 
@@ -109,9 +109,9 @@ def test_two_exceptions_are_the_same_but_for_what_is_of_one_process_alone(words:
 
 
 def test_a_task_that_tells_of_no_step_is_given_no_longer_for_the_same_exception() -> None:
-    def hosted(role: Role) -> Hosted:
+    def hosted(role: Role) -> TaskProcess:
         task = Task(key=TaskKey(role, 0), rank=0, version=1, node_id="node", incarnation="it", host="box")
-        return Hosted(task, 1, lambda: None)
+        return TaskProcess(task, 1, lambda: None)
 
     async def look() -> None:
         assert hosted(Role.EVALUATOR).past_beginning
@@ -119,14 +119,14 @@ def test_a_task_that_tells_of_no_step_is_given_no_longer_for_the_same_exception(
             silent = hosted(role)
             assert not silent.past_beginning
             # Nothing was heard of it for as long as a script without TensorFlow's usual sessions is waited for.
-            silent.be_ready()
+            silent.mark_ready()
             assert silent.past_beginning
             talks = hosted(role)
-            talks.hear(Ready())
+            talks.on_event(Ready())
             assert not talks.past_beginning
-            talks.hear(Restored(step=7, how="checkpoint"))
+            talks.on_event(Restored(step=7, how="checkpoint"))
             assert not talks.past_beginning
-            talks.hear(Step(step=8))
+            talks.on_event(Step(step=8))
             assert talks.past_beginning
 
     asyncio.run(look())
@@ -139,5 +139,5 @@ def test_whoever_lost_a_server_is_not_the_failure() -> None:
 
 
 def test_a_kill_has_raised_nothing() -> None:
-    assert raised(end(-9, trace("ValueError: x"))) is None
-    assert raised(end(1, trace("ValueError: x"))) == "ValueError: x"
+    assert exception_text(end(-9, trace("ValueError: x"))) is None
+    assert exception_text(end(1, trace("ValueError: x"))) == "ValueError: x"

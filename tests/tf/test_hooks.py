@@ -14,15 +14,14 @@ import pytest
 
 from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from tf_ps_runner import hooks
-from tf_ps_runner.agent.desk import Desk
-from tf_ps_runner.agent.words import Answer, answer_line, read_line
+from tf_ps_runner.agent.protocol import Answer, answer_line, read_line
+from tf_ps_runner.agent.queue_service import QueueService
 from tf_ps_runner.data.state import SavedState
-from tf_ps_runner.worker import checkpoints, partitioning, shard_state, shards, step_variable, strategy
-from tf_ps_runner.worker.bundle import WHOLE
-from tf_ps_runner.worker.channel import Order
-from tf_ps_runner.worker.patching import Missing
-from tf_ps_runner.worker.shard_dataset import Outgoing
-from tf_ps_runner.worker.shards import AgentQueue, OpenPart, OwnQueue, Part, Reader, Spec, batches
+from tf_ps_runner.worker import checkpoints, partitioning, shard_state, shards, strategy
+from tf_ps_runner.worker.agent_connection import TaskOrder
+from tf_ps_runner.worker.checkpoint_index import UNPARTITIONED
+from tf_ps_runner.worker.patching import MissingAttribute
+from tf_ps_runner.worker.shards import AgentQueue, OpenPart, Outgoing, OwnQueue, Reader, ShardSpec, TakenPart, batches
 
 CHIEF, WORKER = TaskKey(Role.CHIEF, 0), TaskKey(Role.WORKER, 0)
 
@@ -30,11 +29,11 @@ CHIEF, WORKER = TaskKey(Role.CHIEF, 0), TaskKey(Role.WORKER, 0)
 class Line:
     """The line of one process to an agent's desk, by the words that would go over it."""
 
-    def __init__(self, desk: Desk, task: TaskKey) -> None:
-        self.desk = desk
+    def __init__(self, service: QueueService, task: TaskKey) -> None:
+        self.service = service
         self.task = task
 
-    def ask(self, what: str, **fields: Any) -> dict[str, Any]:
+    def request(self, what: str, **fields: Any) -> dict[str, Any]:
         """The desk's answer, once there is one."""
         asked = read_line(json.dumps({"ask": 1, "what": what, **fields}).encode())
         assert isinstance(asked, tuple)
@@ -45,15 +44,15 @@ class Line:
             answered.append(answer)
             there.set()
 
-        self.desk.ask(self.task, asked[1], reply)
+        self.service.ask(self.task, asked[1], reply)
         assert there.wait(30), "nobody answers"
         found: dict[str, Any] = json.loads(answer_line(1, answered[0]))
         return found
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def service() -> QueueService:
+    return QueueService()
 
 
 @pytest.fixture(autouse=True)
@@ -64,21 +63,21 @@ def nothing_is_out() -> Any:
     shards._stepped.clear()
 
 
-def queue(desk: Desk, spec: Spec, task: TaskKey = WORKER) -> AgentQueue:
-    return AgentQueue(Line(desk, task), "train", spec)
+def queue(service: QueueService, spec: ShardSpec, task: TaskKey = WORKER) -> AgentQueue:
+    return AgentQueue(Line(service, task), "train", spec)
 
 
-def left(desk: Desk, spec: Spec) -> list[tuple[int, int]]:
+def left(service: QueueService, spec: ShardSpec) -> list[tuple[int, int]]:
     """What another process gets after all that a dead one held has gone back."""
-    desk.gone(WORKER)
-    return [(batch.begin, batch.end) for batch in batches(queue(desk, spec, CHIEF), None)]
+    service.gone(WORKER)
+    return [(batch.begin, batch.end) for batch in batches(queue(service, spec, CHIEF), None)]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_the_parts_come_in_the_same_order_with_and_without_an_agent(desk: Desk, shuffle: bool) -> None:
-    spec = Spec(size=103, shard=10, epochs=3, seed=5, shuffle=shuffle)
+def test_the_parts_come_in_the_same_order_with_and_without_an_agent(service: QueueService, shuffle: bool) -> None:
+    spec = ShardSpec(size=103, shard=10, epochs=3, seed=5, shuffle=shuffle)
     alone = [(batch.begin, batch.end) for batch in batches(OwnQueue(spec), None)]
-    assert alone == [(batch.begin, batch.end) for batch in batches(queue(desk, spec), None)]
+    assert alone == [(batch.begin, batch.end) for batch in batches(queue(service, spec), None)]
     assert sorted(alone) == sorted([(n, min(n + 10, 103)) for n in range(0, 103, 10)] * 3)
     if shuffle:
         assert alone[:11] != alone[11:22] != sorted(alone[11:22])
@@ -96,116 +95,118 @@ def test_data_shards_refuse_what_is_no_number_of_anything(field: str, wrong: Any
         hooks.DataShards("train", **{"size": 10, "shard_size": 2, field: wrong})
 
 
-def test_a_batch_is_used_once_the_next_one_is_asked_for(desk: Desk) -> None:
-    spec = Spec(size=20, shard=10)
-    mine = batches(queue(desk, spec), 4)
-    assert [next(mine).begin for _ in range(2)] == [0, 4]
-    assert left(desk, spec) == [(4, 10), (10, 20)]
+def test_a_batch_is_used_once_the_next_one_is_asked_for(service: QueueService) -> None:
+    spec = ShardSpec(size=20, shard=10)
+    own_task = batches(queue(service, spec), 4)
+    assert [next(own_task).begin for _ in range(2)] == [0, 4]
+    assert left(service, spec) == [(4, 10), (10, 20)]
 
 
-def test_of_a_batch_with_which_a_step_was_made_is_told_before_leaving(desk: Desk) -> None:
-    spec = Spec(size=10, shard=10)
-    mine = batches(queue(desk, spec), 4)
-    next(mine)
+def test_of_a_batch_with_which_a_step_was_made_is_told_before_leaving(service: QueueService) -> None:
+    spec = ShardSpec(size=10, shard=10)
+    own_task = batches(queue(service, spec), 4)
+    next(own_task)
     shards.made_step(1)
     shards.before_leaving()
-    assert left(desk, spec) == [(4, 10)]
+    assert left(service, spec) == [(4, 10)]
 
 
-def test_a_batch_that_was_not_trained_with_goes_back_on_leaving(desk: Desk) -> None:
-    spec = Spec(size=10, shard=10)
-    mine = batches(queue(desk, spec), 4)
-    next(mine)
+def test_a_batch_that_was_not_trained_with_goes_back_on_leaving(service: QueueService) -> None:
+    spec = ShardSpec(size=10, shard=10)
+    own_task = batches(queue(service, spec), 4)
+    next(own_task)
     shards.made_step(1)
-    next(mine)
+    next(own_task)
     shards.before_leaving()
-    assert left(desk, spec) == [(4, 10)]
+    assert left(service, spec) == [(4, 10)]
 
 
-def test_a_whole_part_goes_back_on_leaving_for_a_step_is_not_all_of_it(desk: Desk) -> None:
-    spec = Spec(size=10, shard=10)
-    mine = batches(queue(desk, spec), None)
-    next(mine)
+def test_a_whole_part_goes_back_on_leaving_for_a_step_is_not_all_of_it(service: QueueService) -> None:
+    spec = ShardSpec(size=10, shard=10)
+    own_task = batches(queue(service, spec), None)
+    next(own_task)
     shards.made_step(1)
     shards.before_leaving()
-    assert left(desk, spec) == [(0, 10)]
+    assert left(service, spec) == [(0, 10)]
 
 
-def test_a_claimed_batch_is_used_only_when_its_result_is_there(desk: Desk) -> None:
-    spec = Spec(size=20, shard=10)
-    mine = batches(queue(desk, spec), 5)
+def test_a_claimed_batch_is_used_only_when_its_result_is_there(service: QueueService) -> None:
+    spec = ShardSpec(size=20, shard=10)
+    own_task = batches(queue(service, spec), 5)
     scheduled = []
     for _ in range(3):
-        next(mine)
+        next(own_task)
         scheduled += shards.claim()
     assert [batch.begin for batch in scheduled] == [0, 5, 10]
     scheduled[1].used()
     scheduled[2].used()
     scheduled[2].used()
-    assert left(desk, spec) == [(0, 10), (15, 20)], "the first batch is on its way, and those behind it are not told"
+    assert left(service, spec) == [(0, 10), (15, 20)], "the first batch is on its way, and those behind it are not told"
 
 
-def test_the_result_of_a_claimed_batch_may_come_while_its_thread_waits_for_the_last_parts(desk: Desk) -> None:
-    spec = Spec(size=5, shard=5)
-    mine = batches(queue(desk, spec), 5)
-    next(mine)
+def test_the_result_of_a_claimed_batch_may_come_while_its_thread_waits_for_the_last_parts(
+    service: QueueService,
+) -> None:
+    spec = ShardSpec(size=5, shard=5)
+    own_task = batches(queue(service, spec), 5)
+    next(own_task)
     (batch,) = shards.claim()
     threading.Timer(0, batch.used).start()
-    assert list(mine) == []
+    assert list(own_task) == []
 
 
 def test_results_out_of_order_are_told_without_gaps() -> None:
-    part = OpenPart(Part(3, 10, 20, 0))
+    part = OpenPart(TakenPart(3, 10, 20, 0))
     assert [part.cut(4) for _ in range(4)] == [(10, 14), (14, 18), (18, 20), None]
     assert part.finish(14) is None
     assert part.finish(10) == 18
     assert part.finish(18) == 20
 
 
-def test_after_a_rollback_the_rest_of_a_part_is_let_go_and_another_one_taken(desk: Desk) -> None:
-    spec = Spec(size=20, shard=10)
-    reader = Reader(queue(desk, spec), 4)
+def test_after_a_rollback_the_rest_of_a_part_is_let_go_and_another_one_taken(service: QueueService) -> None:
+    spec = ShardSpec(size=20, shard=10)
+    reader = Reader(queue(service, spec), 4)
     first = reader.next()
     assert first is not None
-    Line(desk, CHIEF).ask("rollback", state=None)
+    Line(service, CHIEF).request("rollback", state=None)
     first.used()
     again = reader.next()
     assert again is not None
     assert (again.begin, again.end) == (0, 4)
 
 
-def test_a_queue_that_means_something_else_is_refused_in_words(desk: Desk) -> None:
-    assert queue(desk, Spec(10, 5)).take() is not None
+def test_a_queue_that_means_something_else_is_refused_in_words(service: QueueService) -> None:
+    assert queue(service, ShardSpec(10, 5)).take() is not None
     with pytest.raises(RuntimeError, match="DataShards train: queue train is there already and hands out"):
-        queue(desk, Spec(10, 2)).take()
+        queue(service, ShardSpec(10, 2)).take()
 
 
-def test_a_batch_that_is_loaded_ahead_is_not_used_before_the_next_one_goes_out(desk: Desk) -> None:
-    spec = Spec(size=20, shard=20)
-    reader, outgoing = Reader(queue(desk, spec), 5), Outgoing()
+def test_a_batch_that_is_loaded_ahead_is_not_used_before_the_next_one_goes_out(service: QueueService) -> None:
+    spec = ShardSpec(size=20, shard=20)
+    reader, outgoing = Reader(queue(service, spec), 5), Outgoing()
     loaded = [outgoing.number(batch) for _ in range(4) if (batch := reader.next()) is not None]
     assert reader.at_end_of_part
     outgoing.see(loaded[0])
     outgoing.see(loaded[1])
-    assert left(desk, spec) == [(5, 20)]
+    assert left(service, spec) == [(5, 20)]
 
 
-def test_the_last_batch_of_a_part_is_used_when_the_consumer_asks_beyond_it(desk: Desk) -> None:
-    spec = Spec(size=5, shard=5)
-    reader, outgoing = Reader(queue(desk, spec), 5), Outgoing()
+def test_the_last_batch_of_a_part_is_used_when_the_consumer_asks_beyond_it(service: QueueService) -> None:
+    spec = ShardSpec(size=5, shard=5)
+    reader, outgoing = Reader(queue(service, spec), 5), Outgoing()
     batch = reader.next()
     assert batch is not None
     outgoing.see(outgoing.number(batch))
     outgoing.see(0)
-    assert left(desk, spec) == []
+    assert left(service, spec) == []
 
 
 class Beside:
     """A chief's checkpoints with the state of a desk beside them."""
 
-    def __init__(self, desk: Desk, folder: Path) -> None:
+    def __init__(self, service: QueueService, folder: Path) -> None:
         self.folder = folder
-        self.line = Line(desk, CHIEF)
+        self.line = Line(service, CHIEF)
 
     def path(self, step: int) -> str:
         return str(self.folder / f"model.ckpt-{step}")
@@ -217,49 +218,49 @@ class Beside:
 
 
 @pytest.fixture
-def beside(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Beside:
-    found = Beside(desk, tmp_path)
-    monkeypatch.setattr(shard_state, "channel", lambda: found.line)
+def beside(service: QueueService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Beside:
+    found = Beside(service, tmp_path)
+    monkeypatch.setattr(shard_state, "agent", lambda: found.line)
     return found
 
 
-def use_one(desk: Desk, spec: Spec) -> None:
-    part = queue(desk, spec).take()
+def use_one(service: QueueService, spec: ShardSpec) -> None:
+    part = queue(service, spec).take()
     assert part is not None
-    queue(desk, spec).use(part.number, part.end)
+    queue(service, spec).use(part.number, part.end)
 
 
-def test_the_state_of_the_data_goes_back_with_the_model(desk: Desk, beside: Beside) -> None:
-    spec = Spec(size=40, shard=10)
-    use_one(desk, spec)
+def test_the_state_of_the_data_goes_back_with_the_model(service: QueueService, beside: Beside) -> None:
+    spec = ShardSpec(size=40, shard=10)
+    use_one(service, spec)
     beside.save(1)
-    use_one(desk, spec)
+    use_one(service, spec)
     shard_state.give_back(beside.path(1), 1, "checkpoint")
-    assert left(desk, spec) == [(10, 20), (20, 30), (30, 40)]
+    assert left(service, spec) == [(10, 20), (20, 30), (30, 40)]
 
 
-def test_the_state_is_that_of_before_the_variables_were_read(desk: Desk, beside: Beside) -> None:
-    spec = Spec(size=30, shard=10)
-    use_one(desk, spec)
+def test_the_state_is_that_of_before_the_variables_were_read(service: QueueService, beside: Beside) -> None:
+    spec = ShardSpec(size=30, shard=10)
+    use_one(service, spec)
     shard_state.take(beside.path(1))
-    use_one(desk, spec)
+    use_one(service, spec)
     shard_state.write(beside.path(1), 1)
     shard_state.give_back(beside.path(1), 1, "checkpoint")
-    assert left(desk, spec) == [(10, 20), (20, 30)]
+    assert left(service, spec) == [(10, 20), (20, 30)]
 
 
-def test_a_live_model_keeps_its_data_where_it_is(desk: Desk, beside: Beside) -> None:
-    spec = Spec(size=20, shard=10)
-    use_one(desk, spec)
+def test_a_live_model_keeps_its_data_where_it_is(service: QueueService, beside: Beside) -> None:
+    spec = ShardSpec(size=20, shard=10)
+    use_one(service, spec)
     shard_state.give_back(None, 5, "live")
-    assert left(desk, spec) == [(10, 20)]
+    assert left(service, spec) == [(10, 20)]
 
 
-def test_a_model_made_anew_begins_with_all_data(desk: Desk, beside: Beside) -> None:
-    spec = Spec(size=20, shard=10)
-    use_one(desk, spec)
+def test_a_model_made_anew_begins_with_all_data(service: QueueService, beside: Beside) -> None:
+    spec = ShardSpec(size=20, shard=10)
+    use_one(service, spec)
     shard_state.give_back(None, 0, "fresh")
-    assert left(desk, spec) == [(0, 10), (10, 20)]
+    assert left(service, spec) == [(0, 10), (10, 20)]
 
 
 @pytest.mark.parametrize(
@@ -273,15 +274,15 @@ def test_a_model_made_anew_begins_with_all_data(desk: Desk, beside: Beside) -> N
     ],
 )
 def test_a_checkpoint_without_its_state_goes_with_the_newest_older_one(
-    desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str], damage: Any, clause: str
+    service: QueueService, beside: Beside, capfd: pytest.CaptureFixture[str], damage: Any, clause: str
 ) -> None:
-    spec = Spec(size=40, shard=10)
+    spec = ShardSpec(size=40, shard=10)
     for step in (1, 2, 3):
-        use_one(desk, spec)
+        use_one(service, spec)
         beside.save(step)
     damage(Path(beside.path(3) + shard_state.SUFFIX))
     shard_state.give_back(beside.path(3), 3, "checkpoint")
-    assert left(desk, spec) == [(20, 30), (30, 40)]
+    assert left(service, spec) == [(20, 30), (30, 40)]
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert f"model.ckpt-3 {clause}" in said
@@ -289,60 +290,60 @@ def test_a_checkpoint_without_its_state_goes_with_the_newest_older_one(
 
 
 def test_which_checkpoint_is_older_is_a_matter_of_the_step_and_not_of_the_number_in_its_name(
-    desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str]
+    service: QueueService, beside: Beside, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    spec = Spec(size=50, shard=10)
+    spec = ShardSpec(size=50, shard=10)
     for number, step in ((393, 100), (8, 200), (7, 300), (9, 400)):
-        use_one(desk, spec)
+        use_one(service, spec)
         shard_state.take(beside.path(number))
         Path(beside.path(number) + ".index").touch()
         shard_state.write(beside.path(number), step)
     Path(beside.path(7) + shard_state.SUFFIX).unlink()
     shard_state.give_back(beside.path(7), 300, "checkpoint")
-    assert left(desk, spec) == [(20, 30), (30, 40), (40, 50)]
+    assert left(service, spec) == [(20, 30), (30, 40), (40, 50)]
     assert "that of model.ckpt-8 is taken" in capfd.readouterr().err
 
 
 def test_a_checkpoint_of_another_name_is_neither_older_nor_forgotten(
-    desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str]
+    service: QueueService, beside: Beside, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    spec = Spec(size=40, shard=10)
-    use_one(desk, spec)
+    spec = ShardSpec(size=40, shard=10)
+    use_one(service, spec)
     other = str(beside.folder / "model.ckpt-best-1")
     shard_state.take(other)
     shard_state.write(other, 1)
-    use_one(desk, spec)
+    use_one(service, spec)
     beside.save(2)
     assert Path(other + shard_state.SUFFIX).exists()
     Path(beside.path(2) + shard_state.SUFFIX).unlink()
     shard_state.give_back(beside.path(2), 2, "checkpoint")
-    assert left(desk, spec) == [(0, 10), (10, 20), (20, 30), (30, 40)]
+    assert left(service, spec) == [(0, 10), (10, 20), (20, 30), (30, 40)]
     assert capfd.readouterr().err == ""
 
 
 def test_with_no_state_at_all_the_data_begins_anew_and_that_is_told(
-    desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str]
+    service: QueueService, beside: Beside, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    spec = Spec(size=20, shard=10)
-    use_one(desk, spec)
+    spec = ShardSpec(size=20, shard=10)
+    use_one(service, spec)
     Path(beside.path(7) + shard_state.SUFFIX).write_text("no json")
     shard_state.give_back(beside.path(7), 7, "checkpoint")
-    assert left(desk, spec) == [(0, 10), (10, 20)]
+    assert left(service, spec) == [(0, 10), (10, 20)]
     assert "all data is used from the beginning, and nothing is lost" in capfd.readouterr().err
 
 
 def test_a_state_that_was_never_one_is_refused_and_the_data_begins_anew(
-    desk: Desk, beside: Beside, capfd: pytest.CaptureFixture[str]
+    service: QueueService, beside: Beside, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    spec = Spec(size=20, shard=10)
-    use_one(desk, spec)
+    spec = ShardSpec(size=20, shard=10)
+    use_one(service, spec)
     beside.save(1)
     name = Path(beside.path(1) + shard_state.SUFFIX)
     state = json.loads(name.read_text())
     state["queues"]["train"]["next"] = 99
     name.write_text(json.dumps(state))
     shard_state.give_back(beside.path(1), 1, "checkpoint")
-    assert left(desk, spec) == [(0, 10), (10, 20)]
+    assert left(service, spec) == [(0, 10), (10, 20)]
     assert "more parts were handed out than there are" in capfd.readouterr().err
 
 
@@ -355,8 +356,8 @@ def test_a_script_without_data_shards_has_no_states_and_no_words_about_them(
     assert capfd.readouterr().err == ""
 
 
-def test_states_of_checkpoints_that_the_saver_has_removed_are_removed(desk: Desk, beside: Beside) -> None:
-    use_one(desk, Spec(size=20, shard=10))
+def test_states_of_checkpoints_that_the_saver_has_removed_are_removed(service: QueueService, beside: Beside) -> None:
+    use_one(service, ShardSpec(size=20, shard=10))
     for step in (9, 10, 11):
         beside.save(step)
     Path(beside.path(9) + ".index").unlink()
@@ -365,8 +366,8 @@ def test_states_of_checkpoints_that_the_saver_has_removed_are_removed(desk: Desk
     assert names == [f"model.ckpt-{step}.shards.json" for step in (10, 11, 12)]
 
 
-def test_a_state_is_what_the_agent_would_read(desk: Desk, beside: Beside) -> None:
-    use_one(desk, Spec(size=20, shard=10))
+def test_a_state_is_what_the_agent_would_read(service: QueueService, beside: Beside) -> None:
+    use_one(service, ShardSpec(size=20, shard=10))
     beside.save(1)
     kept = json.loads(Path(beside.path(1) + shard_state.SUFFIX).read_bytes())
     assert kept.pop("step") == 1
@@ -456,15 +457,15 @@ ONE = partitioning.Table("table", 1, False, ("table",))
         (TWO, ASKED, {"table": parts_at(0, 4, 8)}, (3, 2)),
         # As many parts, and not the same ones.
         (TWO, ASKED, {"table": parts_at(0, 8)}, (2, 2)),
-        (TWO, ASKED, {"table": WHOLE}, (1, 2)),
+        (TWO, ASKED, {"table": UNPARTITIONED}, (1, 2)),
         # A new table of the script.
-        (TWO, ASKED, {"other": WHOLE}, None),
+        (TWO, ASKED, {"other": UNPARTITIONED}, None),
         (TWO, ASKED, None, (0, 2)),
         (TWO, {}, {"table": parts_at(0)}, None),
         (TWO, {"table/part_0": ("a", ()), "table/part_1": ("b", ())}, {}, None),
         (ONE, {"table": ("table", ())}, {"table": parts_at(0, 6)}, (2, 1)),
         (ONE, {"table": ("table", ())}, {"table": parts_at(0)}, None),
-        (ONE, {"table": ("table", ())}, {"table": WHOLE}, None),
+        (ONE, {"table": ("table", ())}, {"table": UNPARTITIONED}, None),
         (ONE, {"table": ("table", ())}, {}, None),
         (ONE, {"table": ("table", ())}, None, None),
         # Saved under another name, as averages are.
@@ -490,14 +491,14 @@ class Saver:
 def test_what_a_saver_needs_is_missed_before_it_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     framework = SimpleNamespace(tensor_util=SimpleNamespace(__name__="tensor_util"))
     monkeypatch.setitem(sys.modules, "tensorflow.python.framework", framework)
-    with pytest.raises(Missing, match="constant_value"):
+    with pytest.raises(MissingAttribute, match="constant_value"):
         partitioning.change_saver(SimpleNamespace(Saver=Saver))
 
 
 def test_what_the_lookups_need_is_missed_before_they_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     training = SimpleNamespace(py_checkpoint_reader=SimpleNamespace(__name__="py_checkpoint_reader"))
     monkeypatch.setitem(sys.modules, "tensorflow.python.training", training)
-    with pytest.raises(Missing, match="NewCheckpointReader"):
+    with pytest.raises(MissingAttribute, match="NewCheckpointReader"):
         partitioning.change_lookups(SimpleNamespace())
 
 
@@ -559,29 +560,29 @@ def counter(value: int, integer: bool = True, rank: int = 0) -> Any:
 
 def test_the_step_is_that_of_the_variable_nearest_to_the_top() -> None:
     optimizer = Tracked(_iterations=counter(7), step=counter(1, integer=False))
-    assert step_variable.read_step([], [Tracked(model=Tracked(optimizer=optimizer))]) == 7
-    assert step_variable.read_step([], [Tracked(model=Tracked(optimizer=optimizer), global_step=counter(9))]) == 9
+    assert strategy.read_step([], [Tracked(model=Tracked(optimizer=optimizer))]) == 7
+    assert strategy.read_step([], [Tracked(model=Tracked(optimizer=optimizer), global_step=counter(9))]) == 9
 
 
 def test_the_step_counter_of_a_manager_counts_before_all() -> None:
-    assert step_variable.read_step([SimpleNamespace(_step_counter=counter(3))], [Tracked(step=counter(9))]) == 3
+    assert strategy.read_step([SimpleNamespace(_step_counter=counter(3))], [Tracked(step=counter(9))]) == 3
 
 
 def test_a_script_that_counts_no_steps_has_none_even_in_circles() -> None:
     one = Tracked(step=counter(3, rank=1))
     one.children["self"] = one
-    assert step_variable.read_step([], [one]) is None
+    assert strategy.read_step([], [one]) is None
 
 
 def test_what_must_come_before_the_data_is_done_before_a_part_is_taken(
-    desk: Desk, beside: Beside, monkeypatch: pytest.MonkeyPatch
+    service: QueueService, beside: Beside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = Spec(size=20, shard=10)
-    use_one(desk, spec)
+    spec = ShardSpec(size=20, shard=10)
+    use_one(service, spec)
     beside.save(1)
-    use_one(desk, spec)
+    use_one(service, spec)
     monkeypatch.setattr(shards, "_before_take", [lambda: shard_state.give_back(beside.path(1), 1, "checkpoint")])
-    batch = next(batches(queue(desk, spec), 5))
+    batch = next(batches(queue(service, spec), 5))
     assert (batch.begin, batch.end) == (10, 15), "the model goes back first, and its data with it"
 
 
@@ -589,8 +590,8 @@ def test_a_chief_that_waits_for_a_part_leaves_from_there_when_the_servers_change
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left_from: list[bool] = []
-    line = SimpleNamespace(wait_for=lambda told: told(Order(pause=True)))
-    monkeypatch.setattr(strategy, "channel", lambda: line)
+    line = SimpleNamespace(wait_for=lambda told: told(TaskOrder(pause=True)))
+    monkeypatch.setattr(strategy, "agent", lambda: line)
     monkeypatch.setattr(strategy, "_leave", lambda: left_from.append(shards.is_taking()))
 
     def take() -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from dlrover_run.policies.parameter_servers import text as words
 from dlrover_run.supervisor.process import ProcessSpec, spawn
-from tf_ps_runner.memory import cgroups, hold, limits, verdict
-from tf_ps_runner.memory.cgroups import Place, TaskGroup, clear_leftovers, find_place
-from tf_ps_runner.memory.hold import MemoryHold
-from tf_ps_runner.memory.watching import TreeWatch, processes_of, usage_of
+from tf_ps_runner import memory
+from tf_ps_runner.memory import cgroups, enforcer
+from tf_ps_runner.memory.cgroups import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
+from tf_ps_runner.memory.enforcer import MemoryEnforcer
+from tf_ps_runner.memory.process_tree import ProcessTreeWatch, processes_of, usage_of
 
 LIMIT = 60.0
 """Seconds that a process of a test may take before the test gives up."""
@@ -34,9 +35,9 @@ def test_words_of_a_limit_are_those_that_a_flag_takes() -> None:
 
 
 def test_a_task_is_swollen_above_nine_tenths_of_a_limit_that_it_has() -> None:
-    assert limits.is_swollen(91, 100)
-    assert not limits.is_swollen(90, 100)
-    assert not limits.is_swollen(10**6, 0)
+    assert memory.is_near_limit(91, 100)
+    assert not memory.is_near_limit(90, 100)
+    assert not memory.is_near_limit(10**6, 0)
 
 
 @pytest.mark.parametrize(
@@ -55,35 +56,35 @@ def test_a_task_is_swollen_above_nine_tenths_of_a_limit_that_it_has() -> None:
 def test_the_count_of_kills_and_a_bad_end_together_are_an_end_for_memory(
     code: int, before: int | None, after: int | None, words: str | None
 ) -> None:
-    said = verdict.explain_end(code, before, after, 4096)
+    said = enforcer.explain_end(code, before, after, 4096)
     assert (said is None) is (words is None)
     assert words is None or (said is not None and said.startswith(words))
 
 
 def test_without_a_limit_only_a_sigkill_with_evidence_is_an_end_for_memory() -> None:
-    assert verdict.explain_unlimited(-9, "the machine had run out") == "was killed for memory: the machine had run out"
-    assert verdict.explain_unlimited(-9, None) is None
-    assert verdict.explain_unlimited(1, "the machine had run out") is None
+    assert enforcer.explain_unlimited(-9, "the machine had run out") == "was killed for memory: the machine had run out"
+    assert enforcer.explain_unlimited(-9, None) is None
+    assert enforcer.explain_unlimited(1, "the machine had run out") is None
 
 
 # --- Groups of the kernel that is here.
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> CgroupParent:
     """Where groups can be made here."""
-    found = find_place()
+    found = find_cgroup_parent()
     if found is None:
         pytest.skip("no control group can be made here, of version 1 or 2: that takes root, or a delegated group")
     return found
 
 
 @pytest.fixture
-def by_group(place: Place) -> Callable[[str, int], MemoryHold]:
+def by_group(place: CgroupParent) -> Callable[[str, int], MemoryEnforcer]:
     """Opens a hold that is a group."""
 
-    def opened(name: str, limit: int) -> MemoryHold:
-        held = MemoryHold.open(name, limit)
+    def opened(name: str, limit: int) -> MemoryEnforcer:
+        held = MemoryEnforcer.open(name, limit)
         assert held.kept_by == "group"
         return held
 
@@ -91,12 +92,12 @@ def by_group(place: Place) -> Callable[[str, int], MemoryHold]:
 
 
 @pytest.fixture
-def by_watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], MemoryHold]:
+def by_watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], MemoryEnforcer]:
     """Opens a hold on a machine where no group can be made."""
-    monkeypatch.setattr(hold, "_place", lambda: None)
+    monkeypatch.setattr(enforcer, "_place", lambda: None)
 
-    def opened(name: str, limit: int) -> MemoryHold:
-        held = MemoryHold.open(name, limit)
+    def opened(name: str, limit: int) -> MemoryEnforcer:
+        held = MemoryEnforcer.open(name, limit)
         assert held.kept_by == "watch"
         return held
 
@@ -104,13 +105,13 @@ def by_watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], MemoryHold
 
 
 @pytest.fixture(params=["by_group", "by_watch"])
-def opened(request: pytest.FixtureRequest) -> Callable[[str, int], MemoryHold]:
+def opened(request: pytest.FixtureRequest) -> Callable[[str, int], MemoryEnforcer]:
     """Opens a hold, in both ways one after the other."""
-    found: Callable[[str, int], MemoryHold] = request.getfixturevalue(request.param)
+    found: Callable[[str, int], MemoryEnforcer] = request.getfixturevalue(request.param)
     return found
 
 
-def start(held: MemoryHold, program: str) -> subprocess.Popen[bytes]:
+def start(held: MemoryEnforcer, program: str) -> subprocess.Popen[bytes]:
     """A Python program under that hold, as an agent starts one."""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -122,7 +123,9 @@ def start(held: MemoryHold, program: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def run(held: MemoryHold, program: str, *, meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None) -> int:
+def run(
+    held: MemoryEnforcer, program: str, *, meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None
+) -> int:
     """Run a Python program under that hold to its end; its exit code. Its standard input ends after `meanwhile`."""
 
     async def life() -> int:
@@ -140,7 +143,7 @@ def run(held: MemoryHold, program: str, *, meanwhile: Callable[[subprocess.Popen
 
 
 def test_a_spawned_task_is_under_its_limit_before_its_program_begins(
-    by_group: Callable[[str, int], MemoryHold], tmp_path: Path
+    by_group: Callable[[str, int], MemoryEnforcer], tmp_path: Path
 ) -> None:
     held = by_group("worker-3", 100)
     with open(tmp_path / "groups", "w+") as output:
@@ -158,12 +161,12 @@ def test_a_spawned_task_is_under_its_limit_before_its_program_begins(
         assert f"{cgroups.PREFIX}worker-3." in output.read()
 
 
-def groups_of(place: Place, name: str) -> list[str]:
+def groups_of(place: CgroupParent, name: str) -> list[str]:
     """The groups of the task of that name in that place."""
     return [group for group in os.listdir(place.folder) if group.startswith(f"{cgroups.PREFIX}{name}.")]
 
 
-def test_a_task_that_takes_too_much_is_killed_and_that_is_said(opened: Callable[[str, int], MemoryHold]) -> None:
+def test_a_task_that_takes_too_much_is_killed_and_that_is_said(opened: Callable[[str, int], MemoryEnforcer]) -> None:
     held = opened("worker-0", 100)
     code = run(held, TAKE.format(mib=400) + "input()")
     said = held.killed_for_memory(code)
@@ -174,33 +177,33 @@ def test_a_task_that_takes_too_much_is_killed_and_that_is_said(opened: Callable[
     assert "100Mi" in said
 
 
-def test_a_task_within_its_limit_is_left_alone(opened: Callable[[str, int], MemoryHold]) -> None:
+def test_a_task_within_its_limit_is_left_alone(opened: Callable[[str, int], MemoryEnforcer]) -> None:
     held = opened("worker-0", 400)
 
     def ask(process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"taken\n"
         assert 100 < held.usage() < 200
-        assert not held.swollen
+        assert not held.near_memory_limit
 
     code = run(held, TAKE.format(mib=100) + TAKEN, meanwhile=ask)
     assert (code, held.killed_for_memory(code)) == (0, None)
     held.close()
 
 
-def test_a_task_near_its_limit_is_swollen(opened: Callable[[str, int], MemoryHold]) -> None:
+def test_a_task_near_its_limit_is_swollen(opened: Callable[[str, int], MemoryEnforcer]) -> None:
     held = opened("ps-0", 220)
 
     def ask(process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"taken\n"
-        assert held.swollen
+        assert held.near_memory_limit
 
     assert run(held, TAKE.format(mib=195) + TAKEN, meanwhile=ask) == 0
     held.close()
 
 
-def test_a_task_that_somebody_kills_has_not_ended_for_memory(opened: Callable[[str, int], MemoryHold]) -> None:
+def test_a_task_that_somebody_kills_has_not_ended_for_memory(opened: Callable[[str, int], MemoryEnforcer]) -> None:
     held = opened("worker-0", 400)
     code = run(held, "input()", meanwhile=lambda process: process.kill())
     assert (code, held.killed_for_memory(code)) == (-signal.SIGKILL, None)
@@ -214,7 +217,9 @@ sys.exit(7 if code == -9 else 1)
 """
 
 
-def test_a_task_whose_child_alone_was_killed_has_ended_for_memory(by_group: Callable[[str, int], MemoryHold]) -> None:
+def test_a_task_whose_child_alone_was_killed_has_ended_for_memory(
+    by_group: Callable[[str, int], MemoryEnforcer],
+) -> None:
     held = by_group("worker-0", 100)
     code = run(held, CHILD_TAKES.format(program=TAKE.format(mib=400)))
     said = held.killed_for_memory(code)
@@ -225,7 +230,9 @@ def test_a_task_whose_child_alone_was_killed_has_ended_for_memory(by_group: Call
     assert "killed for memory" in said
 
 
-def test_the_memory_of_a_child_counts_for_a_task_that_is_watched(by_watch: Callable[[str, int], MemoryHold]) -> None:
+def test_the_memory_of_a_child_counts_for_a_task_that_is_watched(
+    by_watch: Callable[[str, int], MemoryEnforcer],
+) -> None:
     held = by_watch("worker-0", 100)
     code = run(held, CHILD_TAKES.format(program=TAKE.format(mib=400) + "input()"))
     assert code == -signal.SIGKILL
@@ -234,7 +241,7 @@ def test_the_memory_of_a_child_counts_for_a_task_that_is_watched(by_watch: Calla
 
 
 def test_the_last_limit_before_a_replacement_is_forgotten_with_its_group(
-    by_group: Callable[[str, int], MemoryHold], place: Place
+    by_group: Callable[[str, int], MemoryEnforcer], place: CgroupParent
 ) -> None:
     name = f"worker-{os.getpid()}"
     for limit, ended in ((100, -signal.SIGKILL), (400, 0)):
@@ -245,8 +252,8 @@ def test_the_last_limit_before_a_replacement_is_forgotten_with_its_group(
         assert groups_of(place, name) == []
 
 
-def test_what_a_task_has_left_in_its_group_ends_with_it(place: Place) -> None:
-    group = TaskGroup(place, "worker-0", 100)
+def test_what_a_task_has_left_in_its_group_ends_with_it(place: CgroupParent) -> None:
+    group = TaskCgroup(place, "worker-0", 100)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stray:
         group.take(stray.pid)
         group.close()
@@ -257,41 +264,41 @@ def test_what_a_task_has_left_in_its_group_ends_with_it(place: Place) -> None:
 LAUNCHER = """\
 import sys
 sys.path.insert(0, {root!r})
-from tf_ps_runner.memory.hold import MemoryHold
-held = MemoryHold.open("ps-0", 64)
+from tf_ps_runner.memory.enforcer import MemoryEnforcer
+held = MemoryEnforcer.open("ps-0", 64)
 print(held._group.path, flush=True)
 input()
 """
 
 
 def test_the_groups_of_a_killed_launcher_are_removed_by_the_next_and_those_of_a_living_one_are_not(
-    place: Place,
+    place: CgroupParent,
 ) -> None:
     program = LAUNCHER.format(root=str(Path(__file__).parents[2]))
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
         assert launcher.stdout is not None
         path = Path(launcher.stdout.readline().decode().strip())
-        clear_leftovers(place)
+        remove_leftover_groups(place)
         assert path.exists()
         launcher.kill()
     assert path.exists()
-    clear_leftovers(place)
+    remove_leftover_groups(place)
     assert not path.exists()
 
 
 def test_a_group_that_others_clear_away_before_it_is_locked_is_made_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: CgroupParent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, cleared = os.mkdir, []
 
     def cleared_at_once(path: Path) -> None:
         make(path)
         if len(cleared) < 2:
-            clear_leftovers(place)
+            remove_leftover_groups(place)
             cleared.append(path)
 
     monkeypatch.setattr(cgroups.os, "mkdir", cleared_at_once)
-    group = TaskGroup(place, "worker-0", 100)
+    group = TaskCgroup(place, "worker-0", 100)
     assert [path.exists() for path in cleared] == [False, False]
     assert group.path.exists()
     group.close()
@@ -300,15 +307,15 @@ def test_a_group_that_others_clear_away_before_it_is_locked_is_made_again(
 def test_a_group_that_cannot_be_made_leaves_a_hold_that_watches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hold, "_place", lambda: Place(tmp_path / "gone", 1))
-    assert MemoryHold.open("worker-0", 100).kept_by == "watch"
+    monkeypatch.setattr(enforcer, "_place", lambda: CgroupParent(tmp_path / "gone", 1))
+    assert MemoryEnforcer.open("worker-0", 100).kept_by == "watch"
 
 
 def test_a_task_without_a_limit_is_held_by_nothing() -> None:
-    held = MemoryHold.open("worker-0", 0)
+    held = MemoryEnforcer.open("worker-0", 0)
     assert held.kept_by == "nothing"
     code = run(held, TAKE.format(mib=50))
-    assert (code, held.killed_for_memory(code), held.swollen) == (0, None, False)
+    assert (code, held.killed_for_memory(code), held.near_memory_limit) == (0, None, False)
     held.close()
 
 
@@ -335,21 +342,21 @@ def test_pages_that_processes_have_in_common_count_once_where_that_matters() -> 
         tree = list(processes_of(process.pid))
         assert len(tree) == 4
         assert tree[0] == process.pid
-        assert usage_of(tree, limits.NO_LIMIT) > 500
+        assert usage_of(tree, memory.NO_LIMIT) > 500
         assert 140 < usage_of(tree, 300) < 300
 
 
 def test_a_watch_that_is_closed_looks_no_more() -> None:
     async def life() -> int | None:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-            watch = TreeWatch(process.pid, 1)
+            watch = ProcessTreeWatch(process.pid, 1)
             watch.close()
             # The first look would have been the next thing that the loop does.
             await asyncio.sleep(0)
             assert process.stdin is not None
             process.stdin.close()
             await asyncio.to_thread(process.wait, LIMIT)
-            return watch.excess
+            return watch.exceeded_with
 
     assert asyncio.run(life()) is None
 
@@ -425,10 +432,10 @@ def kernel2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel2:
 
 def test_a_group_of_version_2_has_its_limit_no_swap_and_dies_as_one(kernel2: Kernel2) -> None:
     kernel2.put("cgroup.subtree_control", "cpu memory\n")
-    place = find_place(kernel2.proc)
-    assert place == Place(kernel2.own, 2)
+    place = find_cgroup_parent(kernel2.proc)
+    assert place == CgroupParent(kernel2.own, 2)
     assert kernel2.groups == []
-    group = TaskGroup(place, "ps-0", 100)
+    group = TaskCgroup(place, "ps-0", 100)
     assert kernel2.groups == [group.path]
     assert group.path.name.startswith("tf-ps-run.ps-0.")
     assert (group.path / "memory.max").read_text() == str(100 << 20)
@@ -447,7 +454,7 @@ def test_a_group_of_version_2_has_its_limit_no_swap_and_dies_as_one(kernel2: Ker
 
 
 def test_a_launcher_alone_in_its_group_steps_aside_so_that_limits_can_be_handed_down(kernel2: Kernel2) -> None:
-    assert find_place(kernel2.proc) == Place(kernel2.own, 2)
+    assert find_cgroup_parent(kernel2.proc) == CgroupParent(kernel2.own, 2)
     (aside,) = kernel2.groups
     assert aside.name.startswith("tf-ps-run.launcher.")
     assert (aside / "cgroup.procs").read_text() == str(os.getpid())
@@ -456,14 +463,14 @@ def test_a_launcher_alone_in_its_group_steps_aside_so_that_limits_can_be_handed_
 
 def test_a_group_that_others_are_in_is_left_as_it_is(kernel2: Kernel2) -> None:
     kernel2.put("cgroup.procs", f"1\n{os.getpid()}\n")
-    assert find_place(kernel2.proc) is None
+    assert find_cgroup_parent(kernel2.proc) is None
     assert kernel2.groups == []
     assert (kernel2.own / "cgroup.subtree_control").read_text() == ""
 
 
 def test_a_group_without_the_controller_is_no_place(kernel2: Kernel2) -> None:
     kernel2.put("cgroup.controllers", "cpu hugetlb\n")
-    assert find_place(kernel2.proc) is None
+    assert find_cgroup_parent(kernel2.proc) is None
 
 
 def test_a_group_that_may_not_be_written_to_is_no_place(kernel2: Kernel2, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,7 +480,7 @@ def test_a_group_that_may_not_be_written_to_is_no_place(kernel2: Kernel2, monkey
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(cgroups.os, "mkdir", refuse)
-    assert find_place(kernel2.proc) is None
+    assert find_cgroup_parent(kernel2.proc) is None
 
 
 # --- The whole program, with something that only looks like TensorFlow.
@@ -488,7 +495,7 @@ sys.stdout.flush()
 """
 
 
-def test_a_chief_that_is_killed_for_memory_comes_back_with_twice_as_much(place: Place, tmp_path: Path) -> None:
+def test_a_chief_that_is_killed_for_memory_comes_back_with_twice_as_much(place: CgroupParent, tmp_path: Path) -> None:
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("")
     (tmp_path / "train.py").write_text(TRAIN + TAKE.format(mib=150))

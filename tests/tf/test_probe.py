@@ -18,9 +18,16 @@ from interpreters import python_215, python_221
 
 from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from dlrover_run.supervisor.ports import HeldPort
-from tf_ps_runner.agent import probe, vigil
-from tf_ps_runner.agent.probe import Probe
-from tf_ps_runner.agent.vigil import ANSWER_TIMEOUT, MISSES, TRY_FIRST, TRY_MOST, Verdict, Vigil
+from tf_ps_runner.agent import liveness
+from tf_ps_runner.agent.liveness import (
+    FIRST_RETRY_PAUSE,
+    MAX_MISSES,
+    MAX_RETRY_PAUSE,
+    PROBE_TIMEOUT,
+    LivenessProbe,
+    ProbeState,
+    ServerMonitor,
+)
 
 SERVER = TaskKey(Role.PS, 0)
 PRETEND = Path(__file__).with_name("pretend_server.py")
@@ -35,75 +42,75 @@ sys.stdin.read()
 
 
 def test_a_server_is_ready_with_its_first_answer_and_silent_after_three_misses_in_a_row() -> None:
-    server = Vigil()
-    assert server.verdict is Verdict.AWAITED
-    server.answer()
-    assert server.verdict is Verdict.READY
-    for _ in range(MISSES - 1):
-        server.miss(ANSWER_TIMEOUT, 0.0)
-    server.answer()
-    for _ in range(MISSES - 1):
-        server.miss(ANSWER_TIMEOUT, 0.0)
-    assert server.verdict is Verdict.READY
-    server.miss(ANSWER_TIMEOUT, 0.0)
-    assert server.verdict is Verdict.SILENT
-    server.answer()
-    assert server.verdict is Verdict.SILENT
+    server = LivenessProbe()
+    assert server.state is ProbeState.STARTING
+    server.record_answer()
+    assert server.state is ProbeState.READY
+    for _ in range(MAX_MISSES - 1):
+        server.record_timeout(PROBE_TIMEOUT, 0.0)
+    server.record_answer()
+    for _ in range(MAX_MISSES - 1):
+        server.record_timeout(PROBE_TIMEOUT, 0.0)
+    assert server.state is ProbeState.READY
+    server.record_timeout(PROBE_TIMEOUT, 0.0)
+    assert server.state is ProbeState.UNRESPONSIVE
+    server.record_answer()
+    assert server.state is ProbeState.UNRESPONSIVE
 
 
 def test_a_server_that_cannot_be_reached_is_silent_after_as_many_failures() -> None:
-    server = Vigil()
-    server.answer()
-    for _ in range(MISSES):
-        assert server.verdict is Verdict.READY
-        server.fail()
-    assert server.verdict is Verdict.SILENT
+    server = LivenessProbe()
+    server.record_answer()
+    for _ in range(MAX_MISSES):
+        assert server.state is ProbeState.READY
+        server.record_failure()
+    assert server.state is ProbeState.UNRESPONSIVE
 
 
 def test_a_server_that_has_not_answered_yet_is_never_silent_and_is_tried_ever_more_rarely() -> None:
-    server = Vigil()
+    server = LivenessProbe()
     pauses = []
     for attempt in range(1000):
         pauses.append(server.pause(0.0))
         if attempt % 2:
-            server.fail()
+            server.record_failure()
         else:
-            server.miss(ANSWER_TIMEOUT, 0.0)
-    assert server.verdict is Verdict.AWAITED
-    assert pauses[0] == TRY_FIRST
+            server.record_timeout(PROBE_TIMEOUT, 0.0)
+    assert server.state is ProbeState.STARTING
+    assert pauses[0] == FIRST_RETRY_PAUSE
     assert pauses == sorted(pauses)
-    assert pauses[-1] == TRY_MOST
+    assert pauses[-1] == MAX_RETRY_PAUSE
 
 
 def test_time_in_which_we_were_late_ourselves_is_not_charged() -> None:
-    server = Vigil()
-    server.answer()
+    server = LivenessProbe()
+    server.record_answer()
     for _ in range(100):
-        server.miss(3600.0, 3600.0)
-    assert server.verdict is Verdict.READY
+        server.record_timeout(3600.0, 3600.0)
+    assert server.state is ProbeState.READY
 
 
 def test_a_server_that_is_silent_is_found_out_on_a_machine_that_is_always_busy_too() -> None:
-    server = Vigil()
-    server.answer()
-    for _ in range(2 * MISSES):
-        server.miss(ANSWER_TIMEOUT, ANSWER_TIMEOUT / 2)
-    assert server.verdict is Verdict.SILENT
+    server = LivenessProbe()
+    server.record_answer()
+    for _ in range(2 * MAX_MISSES):
+        server.record_timeout(PROBE_TIMEOUT, PROBE_TIMEOUT / 2)
+    assert server.state is ProbeState.UNRESPONSIVE
 
 
 def test_the_next_question_comes_a_fixed_time_after_the_last_one_and_at_once_after_a_late_answer() -> None:
-    server = Vigil()
-    server.answer()
-    assert server.pause(0.5) == vigil.ASK_INTERVAL - 0.5
+    server = LivenessProbe()
+    server.record_answer()
+    assert server.pause(0.5) == liveness.PROBE_INTERVAL - 0.5
     assert server.pause(100.0) == 0.0
 
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts in three seconds instead of ten. What they follow from is tested above."""
-    monkeypatch.setattr(probe, "ANSWER_TIMEOUT", 1.5)
-    monkeypatch.setattr(vigil, "ASK_INTERVAL", 0.1)
-    monkeypatch.setattr(vigil, "SILENCE", 3.0)
+    monkeypatch.setattr(liveness, "PROBE_TIMEOUT", 1.5)
+    monkeypatch.setattr(liveness, "PROBE_INTERVAL", 0.1)
+    monkeypatch.setattr(liveness, "UNRESPONSIVE_AFTER", 3.0)
 
 
 @contextlib.contextmanager
@@ -130,16 +137,16 @@ class Watcher:
     """A probe whose verdicts can be waited for."""
 
     def __init__(self) -> None:
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[ProbeState] = []
         self._more = asyncio.Event()
-        self.probe = Probe(self._hear)
+        self.probe = ServerMonitor(self._hear)
 
-    def _hear(self, server: TaskKey, verdict: Verdict) -> None:
+    def _hear(self, server: TaskKey, state: ProbeState) -> None:
         assert server == SERVER
-        self.verdicts.append(verdict)
+        self.verdicts.append(state)
         self._more.set()
 
-    async def until(self, *verdicts: Verdict) -> None:
+    async def until(self, *verdicts: ProbeState) -> None:
         """Wait for exactly these."""
         while len(self.verdicts) < len(verdicts):
             await asyncio.wait_for(self._more.wait(), PATIENCE)
@@ -152,9 +159,9 @@ def test_a_server_that_is_stopped_is_silent_though_its_port_accepts_connections(
         watcher = Watcher()
         with pretended() as (server, port):
             watcher.probe.watch(SERVER, port)
-            await watcher.until(Verdict.READY)
+            await watcher.until(ProbeState.READY)
             server.send_signal(signal.SIGSTOP)
-            await watcher.until(Verdict.READY, Verdict.SILENT)
+            await watcher.until(ProbeState.READY, ProbeState.UNRESPONSIVE)
             server.send_signal(signal.SIGCONT)
             await watcher.probe.close()
 
@@ -166,9 +173,9 @@ def test_a_server_that_ends_without_anybody_noticing_is_silent_too(hurried: None
         watcher = Watcher()
         with pretended() as (server, port):
             watcher.probe.watch(SERVER, port)
-            await watcher.until(Verdict.READY)
+            await watcher.until(ProbeState.READY)
             server.kill()
-            await watcher.until(Verdict.READY, Verdict.SILENT)
+            await watcher.until(ProbeState.READY, ProbeState.UNRESPONSIVE)
             await watcher.probe.close()
 
     asyncio.run(watch())
@@ -179,7 +186,7 @@ def test_a_port_that_is_only_held_is_asked_until_a_server_comes_to_it(hurried: N
         watcher = Watcher()
         held = HeldPort()
         tried = asyncio.Event()
-        looked = probe._listens
+        looked = liveness._listens
 
         async def listens(address: str, port: int) -> bool:
             try:
@@ -188,14 +195,14 @@ def test_a_port_that_is_only_held_is_asked_until_a_server_comes_to_it(hurried: N
                 tried.set()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(probe, "_listens", listens)
+            patch.setattr(liveness, "_listens", listens)
             watcher.probe.watch(SERVER, held.number)
             await asyncio.wait_for(tried.wait(), PATIENCE)
             assert watcher.verdicts == []
             held.release()
             code = PRETEND.read_text().replace("127.0.0.1:0", f"127.0.0.1:{held.number}")
             with started([sys.executable, "-c", code, "answer"]):
-                await watcher.until(Verdict.READY)
+                await watcher.until(ProbeState.READY)
                 await watcher.probe.close()
 
     asyncio.run(watch())
@@ -207,16 +214,16 @@ def test_a_server_of_another_kind_never_counts_as_ready(hurried: None) -> None:
         misses = 0
         more = asyncio.Event()
 
-        class Counted(Vigil):
-            def fail(self) -> None:
+        class Counted(LivenessProbe):
+            def record_failure(self) -> None:
                 nonlocal misses
-                super().fail()
+                super().record_failure()
                 misses += 1
-                if misses > MISSES:
+                if misses > MAX_MISSES:
                     more.set()
 
         with pretended("refuse") as (_, port), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(probe, "Vigil", Counted)
+            patch.setattr(liveness, "LivenessProbe", Counted)
             watcher.probe.watch(SERVER, port)
             await asyncio.wait_for(more.wait(), PATIENCE)
             await watcher.probe.close()
@@ -233,22 +240,22 @@ def test_our_own_stop_is_not_laid_to_the_charge_of_a_server(hurried: None) -> No
         asked = 0
         done = asyncio.Event()
 
-        async def ask(self: Probe, call: object) -> object:
+        async def ask(self: ServerMonitor, call: object) -> object:
             nonlocal asked
             asked += 1
             if asked == 1:
                 return None
             time.sleep(0.8)
-            if asked > MISSES + 1:
+            if asked > MAX_MISSES + 1:
                 done.set()
             return self._grpc.StatusCode.DEADLINE_EXCEEDED
 
         with pretended() as (_, port), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Probe, "_ask", ask)
+            patch.setattr(ServerMonitor, "_ask", ask)
             watcher.probe.watch(SERVER, port)
             await asyncio.wait_for(done.wait(), PATIENCE)
             await watcher.probe.close()
-        assert watcher.verdicts == [Verdict.READY]
+        assert watcher.verdicts == [ProbeState.READY]
 
     asyncio.run(watch())
 
@@ -258,7 +265,7 @@ def test_no_thread_of_grpc_takes_the_signals_of_the_agent(hurried: None) -> None
         watcher = Watcher()
         with pretended() as (_, port):
             watcher.probe.watch(SERVER, port)
-            await watcher.until(Verdict.READY)
+            await watcher.until(ProbeState.READY)
             main = threading.main_thread().native_id
             for thread in os.listdir("/proc/self/task"):
                 with contextlib.suppress(OSError):
@@ -302,9 +309,9 @@ def test_a_server_of_tensorflow_is_ready_and_silent_when_stopped(find: object, h
             # TensorFlow binds without SO_REUSEADDR's help only once we have let go.
             held.release()
             watcher.probe.watch(SERVER, held.number)
-            await watcher.until(Verdict.READY)
+            await watcher.until(ProbeState.READY)
             server.send_signal(signal.SIGSTOP)
-            await watcher.until(Verdict.READY, Verdict.SILENT)
+            await watcher.until(ProbeState.READY, ProbeState.UNRESPONSIVE)
             await watcher.probe.close()
 
     asyncio.run(watch())

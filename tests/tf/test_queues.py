@@ -18,15 +18,14 @@ import pytest
 
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
 from tf_ps_runner.agent import queue_caller, queue_server, queue_words
-from tf_ps_runner.agent.channel import Channel
-from tf_ps_runner.agent.desk import Desk
+from tf_ps_runner.agent.channel import TaskChannel
+from tf_ps_runner.agent.protocol import Answer, Request, Rollback, Snapshot, Step, Take, TaskEvent, Used
+from tf_ps_runner.agent.queue_service import Queues, QueueService
 from tf_ps_runner.agent.queue_words import Membership
-from tf_ps_runner.agent.queues import Queues
-from tf_ps_runner.agent.words import Answer, Ask, Event, Rollback, Snapshot, Step, Take, Used
-from tf_ps_runner.data.state import STATE_VERSION, QueueState, SavedState, Spec
+from tf_ps_runner.data.state import STATE_VERSION, QueueSpec, QueueState, SavedState
 
 CHIEF, A, B = TaskKey(Role.CHIEF, 0), TaskKey(Role.WORKER, 0), TaskKey(Role.WORKER, 1)
-SPEC = Spec(size=20, shard=10)
+SPEC = QueueSpec(size=20, shard=10)
 TAKE = Take("train", SPEC)
 PATIENCE = 30.0
 FIRST, SECOND = Answer(shard=0, begin=0, end=10, epoch=0), Answer(shard=1, begin=10, end=20, epoch=0)
@@ -36,11 +35,11 @@ OVER = Answer(over=True)
 class Asking:
     """What was answered to whom, in the order of the answers."""
 
-    def __init__(self, ask: Callable[[TaskKey, Ask, Callable[[Answer], None]], None]) -> None:
+    def __init__(self, ask: Callable[[TaskKey, Request, Callable[[Answer], None]], None]) -> None:
         self._ask = ask
         self.answers: list[tuple[TaskKey, Answer]] = []
 
-    def __call__(self, task: TaskKey, ask: Ask) -> Answer | None:
+    def __call__(self, task: TaskKey, ask: Request) -> Answer | None:
         """The answer that was given at once; None while it is waited for."""
         told: list[Answer] = []
 
@@ -53,13 +52,13 @@ class Asking:
 
 
 def test_whoever_finds_no_part_waits_and_takes_over_what_a_dying_process_held() -> None:
-    desk = Desk()
-    asking = Asking(desk.ask)
+    service = QueueService()
+    asking = Asking(service.ask)
     assert asking(A, TAKE) == FIRST
     assert asking(B, TAKE) == SECOND
     assert asking(CHIEF, TAKE) is None
     assert asking(B, Used("train", 1, 14)) == Answer()
-    desk.gone(B)
+    service.gone(B)
     assert asking.answers[-1] == (CHIEF, Answer(shard=1, begin=14, end=20, epoch=0))
     assert asking(CHIEF, Used("train", 1, 20)) == Answer()
     assert asking(CHIEF, TAKE) is None, "A may still die"
@@ -69,33 +68,33 @@ def test_whoever_finds_no_part_waits_and_takes_over_what_a_dying_process_held() 
 
 
 def test_those_who_hold_the_tail_and_ask_for_more_are_told_that_it_is_over_but_one_stays() -> None:
-    desk = Desk()
-    asking = Asking(desk.ask)
+    service = QueueService()
+    asking = Asking(service.ask)
     assert asking(A, TAKE) == FIRST
     assert asking(CHIEF, TAKE) == SECOND
     assert asking(A, TAKE) is None
     assert asking(CHIEF, TAKE) is None
     assert asking.answers[-1] == (A, OVER), "the chief stays"
-    desk.gone(A)
+    service.gone(A)
     assert asking.answers[-1] == (CHIEF, FIRST)
     assert asking(CHIEF, TAKE) == OVER, "nobody else holds anything"
 
 
 def test_one_who_waits_and_goes_is_given_nothing() -> None:
-    desk = Desk()
-    asking = Asking(desk.ask)
+    service = QueueService()
+    asking = Asking(service.ask)
     assert asking(A, TAKE) == FIRST
     assert asking(A, Take("train", SPEC)) == SECOND
     assert asking(B, TAKE) is None
     assert asking(CHIEF, TAKE) is None
-    desk.gone(B)
-    desk.gone(A)
+    service.gone(B)
+    service.gone(A)
     assert [task for task, _ in asking.answers] == [A, A, CHIEF]
 
 
 def test_a_rollback_gives_those_who_wait_what_has_come_back_and_takes_from_all_what_they_hold() -> None:
-    desk = Desk()
-    asking = Asking(desk.ask)
+    service = QueueService()
+    asking = Asking(service.ask)
     state = asking(CHIEF, Snapshot())
     assert state is not None
     asking(A, TAKE)
@@ -110,10 +109,10 @@ def test_a_rollback_gives_those_who_wait_what_has_come_back_and_takes_from_all_w
 
 
 def test_another_spec_and_a_wrong_state_are_sentences_for_whoever_asked() -> None:
-    desk = Desk()
-    asking = Asking(desk.ask)
+    service = QueueService()
+    asking = Asking(service.ask)
     asking(A, TAKE)
-    refused = asking(B, Take("train", Spec(size=21, shard=10)))
+    refused = asking(B, Take("train", QueueSpec(size=21, shard=10)))
     assert refused is not None
     assert not refused.lost
     assert refused.error.startswith("queue train is there already and hands out 20 in parts of 10")
@@ -126,14 +125,14 @@ def test_another_spec_and_a_wrong_state_are_sentences_for_whoever_asked() -> Non
 
 
 def test_a_reply_that_ends_the_connection_of_the_one_who_asked_loses_nothing() -> None:
-    desk = Desk()
-    asking = Asking(desk.ask)
+    service = QueueService()
+    asking = Asking(service.ask)
     assert asking(A, TAKE) == FIRST
     assert asking(CHIEF, TAKE) == SECOND
-    desk.ask(B, TAKE, lambda answer: desk.gone(B))
+    service.ask(B, TAKE, lambda answer: service.gone(B))
     other = TaskKey(Role.WORKER, 2)
     assert asking(other, TAKE) is None
-    desk.gone(A)
+    service.gone(A)
     assert asking.answers[-1] == (other, FIRST)
 
 
@@ -183,21 +182,21 @@ def test_only_the_chief_goes_back() -> None:
 
 WORKER_CODE = """
 import json, sys
-from tf_ps_runner.worker.channel import channel
-from tf_ps_runner.worker.shards import AgentQueue, Spec
-queue = AgentQueue(channel(), "train", Spec(size=20, shard=10))
+from tf_ps_runner.worker.agent_connection import agent
+from tf_ps_runner.worker.shards import AgentQueue, ShardSpec
+queue = AgentQueue(agent(), "train", ShardSpec(size=20, shard=10))
 while (part := queue.take()) is not None:
     print(json.dumps(part), flush=True)
     for offset in range(part.begin, part.end):
         if sys.stdin.readline() == "":
             sys.exit()
         queue.use(part.number, offset + 1)
-        channel().say("step", step=offset)
+        agent().report("step", step=offset)
 print("over", flush=True)
 """
 
 
-async def worker_process(channel: Channel, task: TaskKey) -> asyncio.subprocess.Process:
+async def worker_process(channel: TaskChannel, task: TaskKey) -> asyncio.subprocess.Process:
     environment = {**os.environ, "TF_PS_AGENT": channel.address, "TF_PS_TASK_TOKEN": channel.expect(task)}
     return await asyncio.create_subprocess_exec(
         sys.executable, "-c", WORKER_CODE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
@@ -208,13 +207,13 @@ def test_what_a_killed_process_held_goes_on_in_another_one_from_where_it_got_to(
     async def test() -> None:
         steps = asyncio.Queue[int]()
 
-        def hear(task: TaskKey, event: Event) -> None:
+        def hear(task: TaskKey, event: TaskEvent) -> None:
             if isinstance(event, Step):
                 steps.put_nowait(event.step)
 
         queues = Queues()
         queues.follow(order(1, CHIEF, A, B))
-        channel = Channel(hear, queues)
+        channel = TaskChannel(hear, queues)
         channel.open()
         processes = [first := await worker_process(channel, A)]
         try:
@@ -253,7 +252,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.port = 0
-        self.target = 0
+        self.endpoint = 0
         self.passed = 0
         self.cut_after: Callable[[], int | None] = lambda: None
         self._server: asyncio.Server | None = None
@@ -261,7 +260,7 @@ class Wire:
         self._carrying: set[asyncio.Future[None]] = set()
 
     async def open(self, target: int) -> None:
-        self.target = target
+        self.endpoint = target
         self._server = await asyncio.start_server(self._meet, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -271,7 +270,7 @@ class Wire:
         carrying.add_done_callback(self._carrying.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.endpoint)
         pair = (writer, far_writer)
         self._ends.update(pair)
         left = self.cut_after()
@@ -339,7 +338,7 @@ class Nodes:
             await self.wire.close()
 
 
-async def answer(queues: Queues, task: TaskKey, ask: Ask) -> Answer:
+async def answer(queues: Queues, task: TaskKey, ask: Request) -> Answer:
     told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     queues.ask(task, ask, told.set_result)
     return await asyncio.wait_for(told, PATIENCE)
@@ -379,7 +378,7 @@ async def test_the_tasks_of_another_node_take_from_the_same_queues() -> None:
         assert await answer(nodes.far, A, TAKE) == Answer(shard=1, begin=12, end=20, epoch=0)
         refused = await answer(nodes.far, A, Used("train", 0, 10))
         assert refused.lost
-        refused = await answer(nodes.far, A, Take("train", Spec(size=1, shard=1)))
+        refused = await answer(nodes.far, A, Take("train", QueueSpec(size=1, shard=1)))
         assert "is there already" in refused.error
 
 
@@ -390,7 +389,7 @@ async def test_a_connection_that_breaks_anywhere_neither_loses_nor_repeats_anyth
         used = Counter[int]()
         async with Nodes().up() as nodes:
             nodes.wire.cut_after = lambda: chance.randrange(3000) if chance.random() < 0.9 else None
-            take = Take("train", Spec(size=200, shard=10))
+            take = Take("train", QueueSpec(size=200, shard=10))
 
             async def work(queues: Queues, task: TaskKey, take: Take, used: Counter[int]) -> None:
                 while True:
@@ -414,7 +413,7 @@ async def test_a_connection_that_breaks_anywhere_neither_loses_nor_repeats_anyth
 @remote
 async def test_tasks_that_go_and_nodes_that_stay_away_repeat_at_most_a_batch_and_lose_nothing() -> None:
     tasks = tuple(TaskKey(Role.WORKER, number) for number in range(4))
-    take = Take("train", Spec(size=100, shard=10, shuffle=True, epochs=2))
+    take = Take("train", QueueSpec(size=100, shard=10, shuffle=True, epochs=2))
     for seed in range(12):
         chance = random.Random(seed)
         used = Counter[tuple[int, int]]()

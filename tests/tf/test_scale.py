@@ -15,10 +15,10 @@ from asked import go_to_empty_place
 from dlrover_run import exit_codes
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 from dlrover_run.spec import SpecError
-from tf_ps_runner import scale, wishes
+from tf_ps_runner import scale, scale_protocol
 from tf_ps_runner.cli import main
 from tf_ps_runner.command_line import options
-from tf_ps_runner.wishes import Reply
+from tf_ps_runner.scale_protocol import Reply
 
 LIMIT = 60.0
 """Seconds that a test waits for what it started before it gives up."""
@@ -34,14 +34,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-class Desk:
+class FakeScaleServer:
     """Stands in for the agent of a job: listens at its name and answers each wish as it is told to."""
 
     def __init__(self, run_id: str, answer: Answer) -> None:
-        self.wishes: list[DesiredReplicas] = []
+        self.requests: list[DesiredReplicas] = []
         self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(wishes.socket_address(os.geteuid(), run_id))
+        self._listener.bind(scale_protocol.socket_address(os.geteuid(), run_id))
         self._listener.listen()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -53,8 +53,8 @@ class Desk:
             except OSError:
                 return
             with connection, connection.makefile("rb") as lines:
-                wish = wishes.read_wish(lines.readline())
-                self.wishes.append(wish)
+                wish = scale_protocol.read_request(lines.readline())
+                self.requests.append(wish)
                 if (answer := self._answer(wish)) is None:
                     # Silent until the other side has had enough.
                     lines.readline()
@@ -69,17 +69,17 @@ class Desk:
 
 
 @pytest.fixture
-def desks() -> Iterator[Callable[[str, Answer], Desk]]:
+def servers() -> Iterator[Callable[[str, Answer], FakeScaleServer]]:
     """Makes stand-ins for agents."""
-    made: list[Desk] = []
+    made: list[FakeScaleServer] = []
 
-    def make(run_id: str, answer: Answer) -> Desk:
-        made.append(Desk(run_id, answer))
+    def make(run_id: str, answer: Answer) -> FakeScaleServer:
+        made.append(FakeScaleServer(run_id, answer))
         return made[-1]
 
     yield make
-    for desk in made:
-        desk.close()
+    for server in made:
+        server.close()
 
 
 def name_of(test: str) -> str:
@@ -88,29 +88,29 @@ def name_of(test: str) -> str:
 
 
 def test_a_wish_that_is_heard_is_said_with_what_follows(
-    desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
+    servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("heard")
-    desk = desks(job, lambda wish: wishes.reply_line(Reply(granted=True, text="a new set is started")))
+    server = servers(job, lambda wish: scale_protocol.reply_line(Reply(granted=True, text="a new set is started")))
     assert main(["scale", "--ps=3", "--workers=2", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
-    assert desk.wishes == [DesiredReplicas(ps=3, workers=2)]
+    assert server.requests == [DesiredReplicas(ps=3, workers=2)]
     said = capsys.readouterr()
     assert said.err == ""
     assert said.out == f"tf-ps-run scale: the job {job!r} accepts: a new set is started.\n"
 
 
-def test_a_number_that_is_not_given_is_left_as_it_is(desks: Callable[[str, Answer], Desk]) -> None:
+def test_a_number_that_is_not_given_is_left_as_it_is(servers: Callable[[str, Answer], FakeScaleServer]) -> None:
     job = name_of("one")
-    desk = desks(job, lambda wish: wishes.reply_line(Reply(granted=True)))
+    server = servers(job, lambda wish: scale_protocol.reply_line(Reply(granted=True)))
     assert main(["scale", "--workers=0", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
-    assert desk.wishes == [DesiredReplicas(ps=None, workers=0)]
+    assert server.requests == [DesiredReplicas(ps=None, workers=0)]
 
 
 def test_a_wish_that_is_refused_is_a_sentence_and_exit_code_1(
-    desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
+    servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("refused")
-    desks(job, lambda wish: wishes.reply_line(Reply(granted=False, text="there is no \x1b[2Jroom now")))
+    servers(job, lambda wish: scale_protocol.reply_line(Reply(granted=False, text="there is no \x1b[2Jroom now")))
     assert main(["scale", "--ps=5", f"--rdzv-id={job}"]) == 1
     said = capsys.readouterr()
     assert (said.out, said.err) == (
@@ -120,28 +120,28 @@ def test_a_wish_that_is_refused_is_a_sentence_and_exit_code_1(
 
 
 def test_a_job_that_does_not_answer_is_waited_for_as_long_as_was_said(
-    desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
+    servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("silent")
-    desks(job, lambda wish: None)
+    servers(job, lambda wish: None)
     assert main(["scale", "--ps=2", f"--rdzv-id={job}", "--timeout=0.2"]) == 1
     assert "has not received the request within 0.2 s (--timeout)" in capsys.readouterr().err
 
 
 def test_a_job_that_ends_meanwhile_has_not_heard(
-    desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
+    servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("ended")
-    desks(job, lambda wish: b"")
+    servers(job, lambda wish: b"")
     assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
     assert capsys.readouterr().err == f"tf-ps-run scale: the job {job!r} ended before it received the request.\n"
 
 
 def test_an_answer_that_is_none_is_said_to_be_none(
-    desks: Callable[[str, Answer], Desk], capsys: pytest.CaptureFixture[str]
+    servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("strange")
-    desks(job, lambda wish: b"what?\n")
+    servers(job, lambda wish: b"what?\n")
     assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
     assert "is not a tf-ps-run of this version" in capsys.readouterr().err
 
@@ -196,44 +196,44 @@ def test_several_jobs_are_listed_so_that_one_can_be_named(tmp_path: Path) -> Non
         scale.only_job(1002, proc)
 
 
-def test_a_job_that_listens_is_found_by_its_user(desks: Callable[[str, Answer], Desk]) -> None:
+def test_a_job_that_listens_is_found_by_its_user(servers: Callable[[str, Answer], FakeScaleServer]) -> None:
     job = name_of("found")
-    desks(job, lambda wish: None)
+    servers(job, lambda wish: None)
     assert job in scale.job_names(os.geteuid(), Path("/proc"))
 
 
 def test_the_longest_name_of_a_job_has_a_socket_of_its_own() -> None:
-    one, other = wishes.socket_address(0, "a" * 255), wishes.socket_address(0, "a" * 254 + "b")
+    one, other = scale_protocol.socket_address(0, "a" * 255), scale_protocol.socket_address(0, "a" * 254 + "b")
     assert one != other
     assert max(len(one), len(other)) <= 108
-    assert wishes.socket_address(0, "a" * 60) == b"\0tf-ps-run-0-" + b"a" * 60
+    assert scale_protocol.socket_address(0, "a" * 60) == b"\0tf-ps-run-0-" + b"a" * 60
 
 
 def test_a_line_with_something_else_in_it_is_no_wish() -> None:
-    assert wishes.read_wish(wishes.wish_line(DesiredReplicas(ps=2))) == DesiredReplicas(ps=2)
+    assert scale_protocol.read_request(scale_protocol.request_line(DesiredReplicas(ps=2))) == DesiredReplicas(ps=2)
     for line in (b"", b"{", b"[]", b'{"ps":-1}', b'{"ps":2,"more":1}', b'{"ps":1e9}', b'{"ps":"2"}'):
         with pytest.raises(msgspec.DecodeError):
-            wishes.read_wish(line)
+            scale_protocol.read_request(line)
 
 
 @pytest.mark.parametrize("backend", [["--rdzv-backend=master"], []])
 def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(
     monkeypatch: pytest.MonkeyPatch, backend: list[str]
 ) -> None:
-    from tf_ps_runner import visiting
+    from tf_ps_runner import scale_remote
 
     visits = []
 
-    def visit(spec: object, wish: DesiredReplicas, timeout: float, say: object) -> visiting.Outcome:
+    def request_remotely(spec: object, wish: DesiredReplicas, timeout: float, say: object) -> scale_remote.Outcome:
         visits.append((spec, wish, timeout))
-        return visiting.Outcome(Reply(granted=True, text="a new set is started"))
+        return scale_remote.Outcome(Reply(granted=True, text="a new set is started"))
 
-    monkeypatch.setattr(visiting, "visit", visit)
+    monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
     words = ["scale", "--ps=3", *backend, "--rdzv-endpoint=node0:4000", "--rdzv-id=ads", "--timeout=5"]
     assert main(words) == exit_codes.SUCCESS
     ((spec, wish, timeout),) = visits
-    assert isinstance(spec, visiting.JobSpec)
+    assert isinstance(spec, scale_remote.JobSpec)
     assert spec.master is not None
     assert (spec.run_id, spec.master.host, spec.master.port, spec.master.token) == ("ads", "node0", 4000, "a secret")
     # A visitor starts no master, and looks for one no longer than it was told to wait.
@@ -244,20 +244,22 @@ def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(
 def test_a_visit_in_vain_is_a_sentence_and_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tf_ps_runner import visiting
+    from tf_ps_runner import scale_remote
 
-    monkeypatch.setattr(visiting, "visit", lambda *_: visiting.Outcome(problem="no node of a job 'ads' is here"))
+    monkeypatch.setattr(
+        scale_remote, "request_remotely", lambda *_: scale_remote.Outcome(problem="no node of a job 'ads' is here")
+    )
     words = ["scale", "--ps=3", "--rdzv-backend=master", "--rdzv-endpoint=node0", "--rdzv-id=ads"]
     assert main(words) == 1
     assert capsys.readouterr().err == "tf-ps-run scale: no node of a job 'ads' is here.\n"
 
 
 def test_what_is_installed_may_be_too_little_for_a_visit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tf_ps_runner import visiting
+    from tf_ps_runner import scale_remote
 
-    def visit(*_: object) -> visiting.Outcome:
+    def request_remotely(*_: object) -> scale_remote.Outcome:
         raise SpecError("the installed protobuf does not fit.")
 
-    monkeypatch.setattr(visiting, "visit", visit)
+    monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)
     words = ["scale", "--ps=3", "--rdzv-backend=master", "--rdzv-endpoint=node0"]
     assert main(words) == exit_codes.BAD_COMMAND_LINE

@@ -21,7 +21,7 @@ from scripted_cluster import BOOT, SCRIPTS, ScriptedCluster
 from test_strategy import Training, finish
 
 from tf_ps_runner.worker import patching, strategy
-from tf_ps_runner.worker.patching import Patch, after_import, assigns, place, wrap
+from tf_ps_runner.worker.patching import Patch, after_import, require_attr, require_instance_attrs, wrap
 
 SEAMS = SCRIPTS / "seams.py"
 
@@ -84,16 +84,16 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """A module of TensorFlow that is imported already."""
     module = ModuleType("pretended_tensorflow")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    patching.lacking()
+    patching.missing_patches()
     yield module
-    patching.lacking()
+    patching.missing_patches()
 
 
 def test_a_field_that_a_leaving_chief_needs_is_missed_before_anything_is_changed(loaded: ModuleType) -> None:
     fill(loaded, Queue)
     before = classes(loaded)
     after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
-    (sentence,) = patching.lacking()
+    (sentence,) = patching.missing_patches()
     assert "_no_inflight_closure_condition" in sentence
     assert classes(loaded) == before
 
@@ -103,7 +103,7 @@ def test_one_method_that_is_missing_leaves_all_others_as_they_are(loaded: Module
     del loaded.ClusterCoordinator.fetch
     before = classes(loaded)
     after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
-    (sentence,) = patching.lacking()
+    (sentence,) = patching.missing_patches()
     assert "ClusterCoordinator.fetch" in sentence
     assert classes(loaded) == before
 
@@ -112,7 +112,7 @@ def test_a_module_that_has_all_of_it_is_changed(loaded: ModuleType) -> None:
     fill(loaded, Whole)
     schedule = loaded.ClusterCoordinator.schedule
     after_import(loaded.__name__, "a planned change loses steps", strategy.change_coordinator)
-    assert patching.lacking() == []
+    assert patching.missing_patches() == []
     assert loaded.ClusterCoordinator.schedule is not schedule
 
 
@@ -128,7 +128,7 @@ def test_a_patch_that_cannot_be_applied_takes_back_those_before_it(loaded: Modul
 
     after_import(loaded.__name__, "nothing", change)
     assert loaded.one == 1
-    assert len(patching.lacking()) == 1
+    assert len(patching.missing_patches()) == 1
 
 
 def test_attributes_are_those_that_a_constructor_sets_whatever_is_wrapped_around_it() -> None:
@@ -138,11 +138,11 @@ def test_attributes_are_those_that_a_constructor_sets_whatever_is_wrapped_around
 
     patch = wrap(Owner, "__init__", lambda original, self: original(self))
     setattr(*patch)
-    assigns(Owner.__init__, "kept")
-    with pytest.raises(patching.Missing, match="attribute __class__ set by"):
-        assigns(Owner.__init__, "__class__")
-    with pytest.raises(patching.Missing, match=r"Owner\.other"):
-        place(Owner, "other")
+    require_instance_attrs(Owner.__init__, "kept")
+    with pytest.raises(patching.MissingAttribute, match="attribute __class__ set by"):
+        require_instance_attrs(Owner.__init__, "__class__")
+    with pytest.raises(patching.MissingAttribute, match=r"Owner\.other"):
+        require_attr(Owner, "other")
 
 
 def check_seams(python: Path) -> str:

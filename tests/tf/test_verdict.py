@@ -8,7 +8,7 @@ from dlrover_run.coordination.records import Assignment, Failure, PlanPhase, Rou
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, TaskEnd
 from dlrover_run.policies.parameter_servers.recovery import SHORT_END
-from tf_ps_runner.agent.verdict import Ending, judge
+from tf_ps_runner.agent.report import JobEnd, resolve_result
 
 LONG = f"raised ValueError: {'no such column ' * 10}"
 
@@ -21,6 +21,6 @@ def test_the_task_that_the_coordinator_names_is_known_also_by_few_words(named: s
     end = WorkerExit(0, 0, 7, 3, 1.0, name="chief-0")
     wanted = Assignment(key=RoundKey(), phase=PlanPhase.FAILED, reason="it failed", failure=Failure(0, "box", named))
     ends = ((TaskEnd(EndCause.FAILURE, LONG), end),)
-    verdict = judge(Ending(wanted, ends, "box", None, None, None), compat=False)
+    verdict = resolve_result(JobEnd(wanted, ends, "box", None, None, None), compat=False)
     assert verdict.root == (end if known else None)
     assert verdict.exit_code == 3 or not known

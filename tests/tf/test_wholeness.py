@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tf_ps_runner.worker.bundle import WHOLE, Damaged, crc32c, lengths, masked, parts
-from tf_ps_runner.worker.checkpoints import newest_whole
+from tf_ps_runner.worker.checkpoint_index import UNPARTITIONED, DamagedIndex, crc32c, lengths, masked, parts
+from tf_ps_runner.worker.checkpoints import newest_complete
 
 INDEX = base64.b64decode(
     "AAAGCAEaAggBAAUTYWxwaGEIARIIEgIIAxICCAIoGDVrPjqoAAQRYmV0YQgJEgQSAggFIBgoKDWXnT0SAAAAAAEAAAAAS7D4UQAAAAABAAAAAMDyobAAAQJj"
@@ -49,7 +49,7 @@ def test_an_index_says_how_long_the_data_must_be() -> None:
 
 
 def test_an_index_names_also_the_variables_in_one_piece() -> None:
-    assert parts(INDEX) == {"alpha": WHOLE, "beta": WHOLE}
+    assert parts(INDEX) == {"alpha": UNPARTITIONED, "beta": UNPARTITIONED}
 
 
 def test_the_sums_are_those_of_the_standard() -> None:
@@ -59,19 +59,19 @@ def test_the_sums_are_those_of_the_standard() -> None:
 
 def test_an_index_that_is_cut_off_is_found_out() -> None:
     for length in range(len(INDEX)):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedIndex):
             lengths(INDEX[:length])
 
 
 def test_each_byte_of_an_index_counts() -> None:
     # After the entries comes an empty block that nobody reads, and at the end the footer with its padding.
     for at in [*range(73), *range(86, len(INDEX) - 48)]:
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedIndex):
             lengths(INDEX[:at] + bytes([INDEX[at] ^ 4]) + INDEX[at + 1 :])
 
 
 def test_the_newest_is_what_tensorflow_notes(folder: Path) -> None:
-    assert newest_whole(str(folder)) == (str(folder / "model.ckpt-150"), [])
+    assert newest_complete(str(folder)) == (str(folder / "model.ckpt-150"), [])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_one_that_is_not_whole_is_skipped_told_and_kept(folder: Path, damage: ob
     assert callable(damage)
     damage(folder)
     left = sorted(os.listdir(folder))
-    assert newest_whole(str(folder)) == (
+    assert newest_complete(str(folder)) == (
         str(folder / "model.ckpt-100"),
         [f"{folder / 'model.ckpt-150'} is not whole ({why})"],
     )
@@ -104,36 +104,36 @@ def test_one_that_is_not_whole_is_skipped_told_and_kept(folder: Path, damage: ob
 
 def test_one_that_was_written_but_could_not_be_noted_any_more_is_the_newest(folder: Path) -> None:
     newest = checkpoint(folder, 200, written=200)
-    assert newest_whole(str(folder)) == (newest, [])
+    assert newest_complete(str(folder)) == (newest, [])
 
 
 def test_one_that_lies_there_from_before_is_not_taken_for_the_newest(folder: Path) -> None:
     checkpoint(folder, 900, written=20)
-    assert newest_whole(str(folder)) == (str(folder / "model.ckpt-150"), [])
+    assert newest_complete(str(folder)) == (str(folder / "model.ckpt-150"), [])
 
 
 def test_one_of_another_name_is_left_alone(folder: Path) -> None:
     for step in (50, 100, 150):
         (folder / f"model.ckpt-{step}.index").rename(folder / f"bert.ckpt-{step}.index")
-    found, skipped = newest_whole(str(folder))
+    found, skipped = newest_complete(str(folder))
     assert found is None
     assert len(skipped) == 3
 
 
 def test_when_the_note_is_empty_the_newest_one_there_is_taken_and_told(folder: Path) -> None:
     (folder / "checkpoint").write_bytes(b"")
-    found, skipped = newest_whole(str(folder))
+    found, skipped = newest_complete(str(folder))
     assert found == str(folder / "model.ckpt-150")
     assert skipped == [f"{folder / 'checkpoint'} names no checkpoint; the newest one there is taken"]
 
 
 def test_without_a_note_there_is_no_checkpoint_as_for_tensorflow(folder: Path) -> None:
     (folder / "checkpoint").unlink()
-    assert newest_whole(str(folder)) == (None, [])
+    assert newest_complete(str(folder)) == (None, [])
 
 
 def test_what_failed_to_be_restored_is_passed_over(folder: Path) -> None:
-    assert newest_whole(str(folder), [str(folder / "model.ckpt-150")])[0] == str(folder / "model.ckpt-100")
+    assert newest_complete(str(folder), [str(folder / "model.ckpt-150")])[0] == str(folder / "model.ckpt-100")
 
 
 def test_names_with_quotes_and_letters_of_other_languages_are_read(tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_names_with_quotes_and_letters_of_other_languages_are_read(tmp_path: Pat
     checkpoint(folder, 5, written=5)
     escaped = str(folder / "model.ckpt-5").replace('"', '\\"').replace("é", "\\303\\251")
     note(folder, 6, escaped)
-    assert newest_whole(str(folder)) == (str(folder / "model.ckpt-5"), [])
+    assert newest_complete(str(folder)) == (str(folder / "model.ckpt-5"), [])

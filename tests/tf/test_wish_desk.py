@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tf_ps_runner.agent.wish_desk import WishDesk
+from tf_ps_runner.agent.scale_server import ScaleServer
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from tf_ps_runner.agent.wish_desk import WishDesk
 )
 def test_the_first_node_of_a_machine_listens_for_all_of_its_job(alone: bool, said: str) -> None:
     async def run() -> str | None:
-        first, second = (WishDesk(f"desk-{os.getpid()}", lambda wish: 1) for _ in range(2))
+        first, second = (ScaleServer(f"desk-{os.getpid()}", lambda wish: 1) for _ in range(2))
         assert await first.open(alone) is None
         problem = await second.open(alone)
         await second.close()

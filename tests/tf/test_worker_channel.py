@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tf_ps_runner.worker.channel import MAX_MESSAGE, AgentGone, Channel, Order
+from tf_ps_runner.worker.agent_connection import MAX_MESSAGE, AgentConnection, AgentGone, TaskOrder
 
 PATIENCE = 30.0
 """Seconds for what comes in a few milliseconds."""
@@ -70,40 +70,42 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_line_begins_with_the_token_and_comes_with_the_first_word(agent: Agent) -> None:
-    channel = Channel()
-    assert channel.active
-    channel.say("step", step=7)
+    connection = AgentConnection()
+    assert connection.active
+    connection.report("step", step=7)
     assert agent.read() == {"say": "hello", "token": "secret", "pid": os.getpid()}
     assert agent.read() == {"say": "step", "step": 7}
 
 
 def test_the_latest_order_wakes_who_waits_for_it(agent: Agent) -> None:
-    channel = Channel()
-    assert channel.order == Order()
+    connection = AgentConnection()
+    assert connection.order == TaskOrder()
     agent.read()
     agent.write(tell="order", version=3, open=False, pause=False, save=False, ending=False)
-    assert channel.wait_for(lambda order: order.version == 3, PATIENCE)
-    opened = threading.Thread(target=lambda: channel.wait_for(lambda order: order.open, PATIENCE), daemon=True)
+    assert connection.wait_for(lambda order: order.version == 3, PATIENCE)
+    opened = threading.Thread(target=lambda: connection.wait_for(lambda order: order.open, PATIENCE), daemon=True)
     opened.start()
     agent.write(tell="order", version=3, open=True, pause=False, save=False, ending=False)
     opened.join(PATIENCE)
-    assert channel.order == Order(version=3, open=True)
+    assert connection.order == TaskOrder(version=3, open=True)
 
 
 def test_words_that_a_newer_agent_knows_do_no_harm(agent: Agent) -> None:
-    channel = Channel()
-    channel.say("ready")
+    connection = AgentConnection()
+    connection.report("ready")
     agent.read()
     agent.write(tell="weather", sun=True)
     agent.write(tell="order", version=1, open=True, weather="fine")
-    assert channel.wait_for(lambda order: order.open, PATIENCE)
+    assert connection.wait_for(lambda order: order.open, PATIENCE)
 
 
 def test_each_request_gets_its_own_answer(agent: Agent) -> None:
-    channel = Channel()
+    connection = AgentConnection()
     answers: dict[str, Any] = {}
     asking = [
-        threading.Thread(target=lambda what=what: answers.update({what: channel.ask(what, PATIENCE)}), daemon=True)
+        threading.Thread(
+            target=lambda what=what: answers.update({what: connection.request(what, PATIENCE)}), daemon=True
+        )
         for what in ("take", "snapshot")
     ]
     for thread in asking:
@@ -119,13 +121,13 @@ def test_each_request_gets_its_own_answer(agent: Agent) -> None:
 
 
 def test_who_waits_is_told_when_the_agent_goes(agent: Agent) -> None:
-    channel = Channel()
-    channel.say("ready")
+    connection = AgentConnection()
+    connection.report("ready")
     failed: list[BaseException] = []
 
     def ask() -> None:
         try:
-            channel.ask("take")
+            connection.request("take")
         except BaseException as error:
             failed.append(error)
 
@@ -135,46 +137,46 @@ def test_who_waits_is_told_when_the_agent_goes(agent: Agent) -> None:
     agent.close()
     asking.join(PATIENCE)
     assert [type(error) for error in failed] == [AgentGone]
-    assert channel.gone
-    assert not channel.wait_for(lambda order: order.open)
-    channel.say("step", step=1)
+    assert connection.gone
+    assert not connection.wait_for(lambda order: order.open)
+    connection.report("step", step=1)
 
 
 def test_a_message_that_the_agent_would_not_take_is_not_sent(agent: Agent) -> None:
     with pytest.raises(ValueError, match="more than the agent takes"):
-        Channel().ask("rollback", state={str(number): 0 for number in range(MAX_MESSAGE)})
+        AgentConnection().request("rollback", state={str(number): 0 for number in range(MAX_MESSAGE)})
 
 
 def test_without_an_agent_in_the_environment_all_keeps_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_PS_AGENT", raising=False)
-    channel = Channel()
-    channel.say("ready")
-    assert not channel.active
-    assert channel.order == Order()
-    assert not channel.wait_for(lambda order: order.open)
+    connection = AgentConnection()
+    connection.report("ready")
+    assert not connection.active
+    assert connection.order == TaskOrder()
+    assert not connection.wait_for(lambda order: order.open)
     with pytest.raises(AgentGone):
-        channel.ask("take")
+        connection.request("take")
 
 
 def test_an_agent_that_cannot_be_reached_is_told_and_the_script_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TF_PS_AGENT", str(tmp_path / "nobody"))
-    channel = Channel()
-    channel.say("ready")
-    channel.say("step", step=1)
+    connection = AgentConnection()
+    connection.report("ready")
+    connection.report("step", step=1)
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "goes on as under plain TensorFlow" in told
-    assert channel.gone
+    assert connection.gone
 
 
 def test_a_forked_child_has_no_line(agent: Agent) -> None:
-    channel = Channel()
-    channel.claim()
+    connection = AgentConnection()
+    connection.claim()
     child = os.fork()
     if child == 0:
-        channel.say("step", step=1)
-        os._exit(3 if channel.active else 0)
+        connection.report("step", step=1)
+        os._exit(3 if connection.active else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert agent.nobody_called()

@@ -2,7 +2,7 @@
 
 A process is handed the address and a token of its own in its environment. Whoever connects must be of this user, as the
 kernel says, and know the token of a process that is expected. The first process that greets with a token keeps it while
-it is connected, for its children inherit its environment; when it connects again, the latest connection counts.
+it is connected, for its children inherit its environment; when it connects again, the latest accepted counts.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from functools import partial
 from typing import Protocol
 
 from dlrover_run.policies.parameter_servers.model import TaskKey
-from tf_ps_runner.agent import words
-from tf_ps_runner.agent.conversation import Conversation
-from tf_ps_runner.agent.words import Answer, Ask, Event, Gone, Hello, Note, OrderMessage
+from tf_ps_runner.agent import protocol
+from tf_ps_runner.agent.connection import Connection
+from tf_ps_runner.agent.protocol import Answer, Disconnected, Note, OrderMessage, ProcessHello, Request, TaskEvent
 
 HELLO_TIMEOUT = 10.0
 """Seconds after which a connection is ended that has not said whose it is; a process says so at once."""
 
-MOST_STRANGERS = 64
+MAX_UNAUTHENTICATED = 64
 """Connections that have not said whose they are. With one more the oldest is ended."""
 
-MOST_ASKED = 128
+MAX_PENDING_REQUESTS = 128
 """Requests of one process that may wait for their answers. With more, its connection is ended."""
 
 ACCEPT_PAUSE = 1.0
@@ -39,35 +39,35 @@ _BACKLOG = 1024
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-class Clerk(Protocol):
+class RequestHandler(Protocol):
     """Who answers the requests of the processes of this node. It is never waited for."""
 
-    def ask(self, task: TaskKey, ask: Ask, reply: Callable[[Answer], None]) -> None:
+    def ask(self, task: TaskKey, ask: Request, reply: Callable[[Answer], None]) -> None:
         """Somebody asks; `reply` is called once, now or whenever it is known, or never if `gone` comes before."""
 
     def gone(self, task: TaskKey) -> None:
         """The connection of a task has ended; what it holds is free, and its requests need no answer any more."""
 
 
-class Channel:
+class TaskChannel:
     """Make one, `open` it, `expect` each process before it starts, and `finish` it when it has ended.
 
-    `on_event` is called with what each one says, `Hello` always first and `Gone` always last for each connection. To be
-    used in the thread of a running loop; no call blocks.
+    `on_event` is called with each message of a process. For each connection `ProcessHello` always comes first and
+    `Disconnected` always last. To be used in the thread of a running loop; no call blocks.
     """
 
-    def __init__(self, on_event: Callable[[TaskKey, Event], None], clerk: Clerk | None = None) -> None:
+    def __init__(self, on_event: Callable[[TaskKey, TaskEvent], None], handler: RequestHandler | None = None) -> None:
         self._on_event = on_event
-        self._clerk = clerk
+        self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._listener: socket.socket | None = None
         self._tasks: dict[str, TaskKey] = {}
         self._tokens: dict[TaskKey, str] = {}
-        self._talks: dict[TaskKey, Conversation] = {}
-        self._known: dict[Conversation, TaskKey] = {}
-        self._asked: dict[Conversation, int] = {}
-        self._misunderstood: set[Conversation] = set()
-        self._strangers: dict[Conversation, asyncio.TimerHandle] = {}
+        self._connections: dict[TaskKey, Connection] = {}
+        self._task_of: dict[Connection, TaskKey] = {}
+        self._pending: dict[Connection, int] = {}
+        self._malformed: set[Connection] = set()
+        self._unauthenticated: dict[Connection, asyncio.TimerHandle] = {}
         self._orders: dict[TaskKey, OrderMessage] = {}
         self._pause: asyncio.TimerHandle | None = None
         # Only a process of this machine can know it, and nothing of it is left when this process ends.
@@ -93,8 +93,8 @@ class Channel:
             self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
-        for talk in [*self._strangers, *self._known]:
-            talk.close()
+        for connection in [*self._unauthenticated, *self._task_of]:
+            connection.close()
         self._tasks.clear()
         self._tokens.clear()
         self._orders.clear()
@@ -112,20 +112,20 @@ class Channel:
         if task not in self._tokens or self._orders.get(task) == order:
             return
         self._orders[task] = order
-        talk = self._talks.get(task)
-        if talk is not None:
-            talk.tell(words.tell_line(order))
+        connection = self._connections.get(task)
+        if connection is not None:
+            connection.tell(protocol.order_line(order))
 
     def finish(self, task: TaskKey) -> None:
-        """The process of a task has ended: hear its last words, with `Gone` at the end, and forget it."""
-        if task not in self._talks:
+        """The process of a task has ended: hear its last words, with `Disconnected` at the end, and forget it."""
+        if task not in self._connections:
             # It may have connected, spoken and ended since the loop last looked.
             self._accept(_BACKLOG)
-            for stranger in list(self._strangers):
-                stranger.look()
-        talk = self._talks.get(task)
-        if talk is not None:
-            talk.finish()
+            for stranger in list(self._unauthenticated):
+                stranger.read_now()
+        connection = self._connections.get(task)
+        if connection is not None:
+            connection.finish()
         self._tasks.pop(self._tokens.pop(task, ""), None)
         self._orders.pop(task, None)
 
@@ -134,99 +134,99 @@ class Channel:
             return
         for _ in range(most):
             try:
-                connection, _ = self._listener.accept()
+                accepted, _ = self._listener.accept()
             except OSError as error:
                 if error.errno in _EXHAUSTED and self._pause is None:
                     # Else the loop would do nothing but look at it again.
                     self._loop.remove_reader(self._listener.fileno())
                     self._pause = self._loop.call_later(ACCEPT_PAUSE, self._accept_again)
                 return
-            self._meet(connection)
+            self._on_connect(accepted)
 
     def _accept_again(self) -> None:
         self._pause = None
         if self._listener is not None:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    def _meet(self, connection: socket.socket) -> None:
-        talk = Conversation(connection, self._hear, self._end)
-        if talk.foreign:
-            talk.close()
+    def _on_connect(self, accepted: socket.socket) -> None:
+        connection = Connection(accepted, self._on_line, self._end)
+        if connection.other_user:
+            connection.close()
             return
-        if len(self._strangers) >= MOST_STRANGERS:
-            oldest = next(iter(self._strangers))
+        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+            oldest = next(iter(self._unauthenticated))
             # A flood of strangers may have kept us from hearing whose it is.
-            oldest.look()
-            if oldest in self._strangers:
+            oldest.read_now()
+            if oldest in self._unauthenticated:
                 oldest.close()
-        self._strangers[talk] = self._loop.call_later(HELLO_TIMEOUT, talk.close)
+        self._unauthenticated[connection] = self._loop.call_later(HELLO_TIMEOUT, connection.close)
 
-    def _hear(self, talk: Conversation, line: bytes) -> None:
-        task = self._known.get(talk)
+    def _on_line(self, connection: Connection, line: bytes) -> None:
+        task = self._task_of.get(connection)
         try:
-            said = words.read_line(line)
-        except words.BadLine as bad:
-            self._misunderstand(talk, task, bad)
+            said = protocol.read_line(line)
+        except protocol.ProtocolError as bad:
+            self._on_malformed(connection, task, bad)
             return
         if task is None:
-            self._greet(talk, said)
+            self._authenticate(connection, said)
         elif isinstance(said, tuple):
-            self._ask(talk, task, *said)
-        elif not isinstance(said, Hello):
-            self._on_event(task, words.presentable(said))
+            self._on_request(connection, task, *said)
+        elif not isinstance(said, ProcessHello):
+            self._on_event(task, protocol.sanitize(said))
 
-    def _misunderstand(self, talk: Conversation, task: TaskKey | None, bad: words.BadLine) -> None:
+    def _on_malformed(self, connection: Connection, task: TaskKey | None, bad: protocol.ProtocolError) -> None:
         if task is None:
-            talk.close()
+            connection.close()
         elif bad.ask is not None:
-            talk.answer(words.answer_line(bad.ask, Answer(error=f"this cannot be asked: {bad}")))
-        elif talk not in self._misunderstood:
+            connection.answer(protocol.answer_line(bad.ask, Answer(error=f"this cannot be asked: {bad}")))
+        elif connection not in self._malformed:
             # It goes on, for its line is its only way to its data. One word is enough to look for the reason.
-            self._misunderstood.add(talk)
+            self._malformed.add(connection)
             self._on_event(task, Note(f"said what its agent does not understand: {bad}"))
 
-    def _greet(self, talk: Conversation, said: words.Said | tuple[int, Ask]) -> None:
-        task = self._tasks.get(said.token) if isinstance(said, Hello) else None
-        before = self._talks.get(task) if task is not None else None
-        if task is None or (before is not None and before.pid != talk.pid):
-            talk.close()
+    def _authenticate(self, connection: Connection, said: protocol.TaskMessage | tuple[int, Request]) -> None:
+        task = self._tasks.get(said.token) if isinstance(said, ProcessHello) else None
+        before = self._connections.get(task) if task is not None else None
+        if task is None or (before is not None and before.pid != connection.pid):
+            connection.close()
             return
         if before is not None:
             before.finish()
-        self._strangers.pop(talk).cancel()
-        self._talks[task] = talk
-        self._known[talk] = task
-        self._asked[talk] = 0
-        self._on_event(task, Hello("", talk.pid))
+        self._unauthenticated.pop(connection).cancel()
+        self._connections[task] = connection
+        self._task_of[connection] = task
+        self._pending[connection] = 0
+        self._on_event(task, ProcessHello("", connection.pid))
         order = self._orders.get(task)
         if order is not None:
-            talk.tell(words.tell_line(order))
+            connection.tell(protocol.order_line(order))
 
-    def _ask(self, talk: Conversation, task: TaskKey, number: int, ask: Ask) -> None:
-        asked = self._asked[talk]
-        if self._clerk is None:
-            talk.answer(words.answer_line(number, Answer(error="this job has no queues")))
-        elif asked >= MOST_ASKED:
-            talk.close()
+    def _on_request(self, connection: Connection, task: TaskKey, number: int, ask: Request) -> None:
+        asked = self._pending[connection]
+        if self._handler is None:
+            connection.answer(protocol.answer_line(number, Answer(error="this job has no queues")))
+        elif asked >= MAX_PENDING_REQUESTS:
+            connection.close()
         else:
-            self._asked[talk] = asked + 1
-            self._clerk.ask(task, ask, partial(self._reply, talk, number))
+            self._pending[connection] = asked + 1
+            self._handler.ask(task, ask, partial(self._reply, connection, number))
 
-    def _reply(self, talk: Conversation, number: int, answer: Answer) -> None:
+    def _reply(self, connection: Connection, number: int, answer: Answer) -> None:
         # Whoever is not known any more has nobody who would read it.
-        if talk in self._known:
-            self._asked[talk] -= 1
-            talk.answer(words.answer_line(number, answer))
+        if connection in self._task_of:
+            self._pending[connection] -= 1
+            connection.answer(protocol.answer_line(number, answer))
 
-    def _end(self, talk: Conversation) -> None:
-        timer = self._strangers.pop(talk, None)
+    def _end(self, connection: Connection) -> None:
+        timer = self._unauthenticated.pop(connection, None)
         if timer is not None:
             timer.cancel()
-        self._misunderstood.discard(talk)
-        task = self._known.pop(talk, None)
+        self._malformed.discard(connection)
+        task = self._task_of.pop(connection, None)
         if task is None:
             return
-        del self._talks[task], self._asked[talk]
-        if self._clerk is not None:
-            self._clerk.gone(task)
-        self._on_event(task, Gone())
+        del self._connections[task], self._pending[connection]
+        if self._handler is not None:
+            self._handler.gone(task)
+        self._on_event(task, Disconnected())

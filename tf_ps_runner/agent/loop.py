@@ -26,28 +26,27 @@ from dlrover_run.process_tree.orphans import OrphanKiller
 from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import SpecError
 from dlrover_run.supervisor.process import StuckProcess
-from tf_ps_runner.agent.channel import Channel
-from tf_ps_runner.agent.environment import PACKAGE
+from tf_ps_runner.agent.channel import TaskChannel
+from tf_ps_runner.agent.queue_service import Queues
 from tf_ps_runner.agent.queue_words import Membership
-from tf_ps_runner.agent.queues import Queues
-from tf_ps_runner.agent.reconcile import Situation, Terminate, reconcile
-from tf_ps_runner.agent.tasks import Tasks
-from tf_ps_runner.agent.telling import Telling
-from tf_ps_runner.agent.verdict import Ending, Verdict, judge
-from tf_ps_runner.agent.wish_desk import WishDesk
+from tf_ps_runner.agent.reconcile import ReconcileInput, Terminate, reconcile
+from tf_ps_runner.agent.report import EventPrinter, JobEnd, JobResult, resolve_result
+from tf_ps_runner.agent.scale_server import ScaleServer
+from tf_ps_runner.agent.supervisor import TaskSupervisor
+from tf_ps_runner.agent.task_start import PACKAGE
+from tf_ps_runner.scale_protocol import Reply
 from tf_ps_runner.spec import ServersSpec
-from tf_ps_runner.wishes import Reply
 
-MOVE_PATIENCE = 2.0
+MOVE_TIMEOUT = 2.0
 """Seconds that a node which was asked to leave gives the coordinator to begin with moving its tasks to others. What has
 begun by then has `--shutdown-timeout` to come to its end; if nothing has, nobody has room, and the tasks are ended."""
 
-NOTHING = NodeOrder(version=0)
+NO_TASKS = NodeOrder(version=0)
 """The order of a node that hosts nothing."""
 
 
 class Agent:
-    """Runs one node's part of a job. `console` shows messages to the user."""
+    """Runs one node's part of a job. `console` speaks to the person at the console."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class Agent:
         relay: RelayClient,
         parent_pipes: Sequence[int],
         console: Console,
-        open_board: Callable[[OnChange, Callable[[str], None]], RendezvousClient],
+        open_client: Callable[[OnChange, Callable[[str], None]], RendezvousClient],
     ) -> None:
         job = spec.job
         assert job.rules.cluster is not None, "such a job has rules for its cluster"
@@ -68,18 +67,18 @@ class Agent:
         self._wake = asyncio.Event()
         self._starter = Starter(job, console.info, ours=[str(PACKAGE)])
         self._orphans = OrphanKiller(self._own_children)
-        self._telling = Telling(console.info)
+        self._events = EventPrinter(console.info)
         self._standing = Standing(job)
         self._queues = Queues(self._membership(), console.info)
-        self._channel = Channel(lambda key, event: self._tasks.hear(key, event), self._queues)
-        self._tasks = Tasks(
-            spec, run_dir, relay, self._starter, self._orphans, self._channel, self._wake.set, self._telling
+        self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
+        self._tasks = TaskSupervisor(
+            spec, run_dir, relay, self._starter, self._orphans, self._channel, self._wake.set, self._events
         )
         # What the template imports takes longer than anything else.
         self._tasks.warm()
         self._departure = Departure(job, self._take_signal, self._forward_signal, self._lose_launcher)
-        self._board = open_board(self._hear, self._say_of_job)
-        self._desk = WishDesk(job.run_id, self._take_wish)
+        self._board = open_client(self._hear, self._print_job_line)
+        self._scale_server = ScaleServer(job.run_id, self._request_scale)
         self._wish: DesiredReplicas | None = None
         self._wishes = 0
         self._waiting: Waiting | None = None
@@ -91,7 +90,7 @@ class Agent:
         """Processes that outlive this agent on purpose."""
         return self._board.pids
 
-    async def run(self) -> Verdict:
+    async def run(self) -> JobResult:
         """Take part in the job until it is over, and tell how it went."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
         self._departure.listen(self._parent_pipes)
@@ -100,7 +99,7 @@ class Agent:
         try:
             self._channel.open()
             await self._queues.listen()
-            problem = await self._desk.open(alone=self._spec.job.backend == "memory")
+            problem = await self._scale_server.open(alone=self._spec.job.backend == "memory")
             if problem is not None:
                 self._console.info(problem)
             await self._follow_plan()
@@ -114,7 +113,7 @@ class Agent:
             self._wake.clear()
             wanted = self._board.assignment
             self._take(wanted)
-            order = wanted.cluster or NOTHING
+            order = wanted.cluster or NO_TASKS
             self._queues.follow(order)
             for step in reconcile(self._situation(wanted)):
                 if isinstance(step, Terminate):
@@ -129,8 +128,8 @@ class Agent:
                 return
             await self._wake.wait()
 
-    def _situation(self, wanted: Assignment) -> Situation:
-        return Situation(
+    def _situation(self, wanted: Assignment) -> ReconcileInput:
+        return ReconcileInput(
             order=wanted.cluster,
             known=self._tasks.known,
             over=self._is_over,
@@ -163,10 +162,12 @@ class Agent:
             self._standing.take(wanted)
         if not self._goes_alone:
             self._show_waiting(wanted)
-            self._telling.follow(wanted)
+            self._events.follow(wanted)
         if wanted.cluster is not None:
             order = wanted.cluster
-            self._desk.decided(order.scale_answered, Reply(granted=not order.scale_refused, text=order.scale_answer))
+            self._scale_server.answer_up_to(
+                order.scale_answered, Reply(granted=not order.scale_refused, text=order.scale_answer)
+            )
 
     @property
     def _goes_alone(self) -> bool:
@@ -174,7 +175,7 @@ class Agent:
         room for."""
         return self._departure.wanted and self._spec.job.backend == "memory"
 
-    def _say_of_job(self, line: str) -> None:
+    def _print_job_line(self, line: str) -> None:
         if not self._goes_alone:
             self._console.info(line)
 
@@ -217,7 +218,7 @@ class Agent:
             return None
         return Membership(job.run_id, own.node_id, own.incarnation, job.master.token if job.master is not None else "")
 
-    def _take_wish(self, wish: DesiredReplicas) -> int:
+    def _request_scale(self, wish: DesiredReplicas) -> int:
         """Pass a wish on, together with what was wished before and is not decided yet."""
         order = self._board.assignment.cluster
         decided = order is not None and order.scale_answered >= self._wishes
@@ -230,12 +231,12 @@ class Agent:
         self._wake.set()
         return self._wishes
 
-    async def _conclude(self, gave_up: Exception | None = None) -> Verdict:
+    async def _conclude(self, gave_up: Exception | None = None) -> JobResult:
         wanted, problem = self._board.assignment, self._board.problem
         self._over = True
         self._console.clear_waiting()
         self._board.report(self._status(NodePhase.LEFT))
-        await self._desk.close()
+        await self._scale_server.close()
         self._channel.close()
         await self._queues.close()
         await self._tasks.close()
@@ -243,8 +244,8 @@ class Agent:
         sweep = asyncio.get_running_loop().call_later(tree.ORPHAN_GRACE, self._orphans.kill_orphans)
         await self._relay.end_round((), timeout=None)
         sweep.cancel()
-        verdict = judge(
-            Ending(
+        verdict = resolve_result(
+            JobEnd(
                 wanted=wanted,
                 ends=tuple(self._tasks.ends),
                 host=self._standing.host,
@@ -277,7 +278,7 @@ class Agent:
             if self._tasks.live and number is signal.SIGTERM and self._spec.job.backend in ("master", "etcd"):
                 # Whoever evicts a node says it like this, and what it hosts may go on elsewhere with nothing lost.
                 self._moving = True
-                asyncio.get_running_loop().call_later(MOVE_PATIENCE, self._look_at_move)
+                asyncio.get_running_loop().call_later(MOVE_TIMEOUT, self._look_at_move)
                 then = f"what runs here is moved to other nodes if they have room, within {seconds:g} s"
             self._console.info(f"{received_words(number, meant)}: {then}")
             # The next look at the situation passes it on.
@@ -294,7 +295,7 @@ class Agent:
             wanted = {task.key for task in order.tasks}
             left = {one.key for one in self._tasks.known if one.live} - wanted
             if left or order.next_servers or order.pause:
-                rest = max(0.0, self._spec.job.shutdown_timeout - MOVE_PATIENCE)
+                rest = max(0.0, self._spec.job.shutdown_timeout - MOVE_TIMEOUT)
                 asyncio.get_running_loop().call_later(rest, self._move_no_more)
                 return
         self._move_no_more()

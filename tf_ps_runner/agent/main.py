@@ -17,7 +17,7 @@ from dlrover_run.process_tree import tree
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import SpecError
 from tf_ps_runner.agent.loop import Agent
-from tf_ps_runner.agent.verdict import Verdict
+from tf_ps_runner.agent.report import JobResult
 from tf_ps_runner.spec import ServersSpec
 
 
@@ -33,7 +33,7 @@ async def run_agent(spec: ServersSpec, run_dir: RunDir, parent_pipes: Sequence[i
         agent = Agent(spec, run_dir, relay, parent_pipes, console, partial(open_client, job))
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
-        verdict = Verdict(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
+        verdict = JobResult(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
     else:
         verdict = await agent.run()
         pids_to_spare = agent.pids_to_spare
@@ -45,7 +45,7 @@ async def run_agent(spec: ServersSpec, run_dir: RunDir, parent_pipes: Sequence[i
     return verdict.exit_code
 
 
-def _tell(spec: ServersSpec, verdict: Verdict, console: Console) -> None:
+def _tell(spec: ServersSpec, verdict: JobResult, console: Console) -> None:
     if verdict.error is not None:
         console.error(verdict.error, timed=verdict.exit_code != exit_codes.BAD_COMMAND_LINE)
     if verdict.warning is not None:

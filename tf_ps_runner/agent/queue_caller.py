@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dlrover_run.policies.parameter_servers.model import TaskKey
 from dlrover_run.rendezvous.reconnect import BACKOFF_FIRST, BACKOFF_MAX
 from dlrover_run.transport import auth
-from tf_ps_runner.agent.desk import Reply
+from tf_ps_runner.agent.protocol import MAX_LINE, Answer, Request, Take, Used
 from tf_ps_runner.agent.queue_words import (
     HANDSHAKE_TIMEOUT,
     PAGE,
@@ -30,7 +31,9 @@ from tf_ps_runner.agent.queue_words import (
     notice_death,
     resume,
 )
-from tf_ps_runner.agent.words import MAX_LINE, Answer, Ask, Take, Used
+
+if TYPE_CHECKING:
+    from tf_ps_runner.agent.queue_service import Reply
 
 COMPLAIN_AFTER = 5
 """Attempts in a row that fail before the person is told: the chief's node may hear of a new version a moment later."""
@@ -73,7 +76,7 @@ class QueueCaller:
         if place:
             self._calling = asyncio.get_running_loop().create_task(self._call(place))
 
-    def ask(self, task: TaskKey, ask: Ask, reply: Reply) -> None:
+    def ask(self, task: TaskKey, ask: Request, reply: Reply) -> None:
         """A process asks; `reply` is called once, unless `gone` comes before."""
         if isinstance(ask, Take):
             self._tasks[task] = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.policies.parameter_servers.model import TaskKey
 from dlrover_run.supervisor.ports import bind_everywhere
 from dlrover_run.transport import auth
-from tf_ps_runner.agent.desk import Desk
+from tf_ps_runner.agent.protocol import MAX_LINE, Answer
 from tf_ps_runner.agent.queue_words import (
     HANDSHAKE_TIMEOUT,
     PROTOCOL,
@@ -28,13 +29,15 @@ from tf_ps_runner.agent.queue_words import (
     line_of,
     notice_death,
 )
-from tf_ps_runner.agent.words import MAX_LINE, Answer
+
+if TYPE_CHECKING:
+    from tf_ps_runner.agent.queue_service import QueueService
 
 AWAY_GRACE = 10.0
 """Seconds that a node may be away before what its tasks hold goes back to the queues. It mostly calls again within
 one; if it comes later, its tasks are told that their parts are lost to them."""
 
-MOST_STRANGERS = 64
+MAX_UNAUTHENTICATED = 64
 """Connections that have not shown the token. With one more the oldest is ended."""
 
 MOST_UNREAD = 4 * 1024 * 1024
@@ -62,11 +65,10 @@ class _Session:
 
 
 class QueueServer:
-    """`desk` answers, for callers who know `key`, and of the version that was told with `serve` alone. `listen` first,
-    `close` at last."""
+    """`service` answers callers that know `key`, and only those of the version that was given to `serve`."""
 
-    def __init__(self, desk: Desk, membership: Membership) -> None:
-        self._desk = desk
+    def __init__(self, service: QueueService, membership: Membership) -> None:
+        self._service = service
         self._membership = membership
         self._version: int | None = None
         self._sessions: dict[str, _Session] = {}
@@ -112,7 +114,7 @@ class QueueServer:
         serving.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._strangers) >= MOST_STRANGERS:
+        if len(self._strangers) >= MAX_UNAUTHENTICATED:
             next(iter(self._strangers)).close()
         self._strangers[writer] = None
         try:
@@ -197,7 +199,7 @@ class QueueServer:
             reply(Answer())
         else:
             session.tasks.add(said.task)
-            self._desk.ask(said.task, ask, reply)
+            self._service.ask(said.task, ask, reply)
 
     def _reply(self, session: _Session, number: int, answer: Answer) -> None:
         # An answer that nobody waits for any more is not kept.
@@ -207,7 +209,7 @@ class QueueServer:
 
     def _leave(self, session: _Session, task: TaskKey) -> None:
         session.tasks.discard(task)
-        self._desk.gone(task)
+        self._service.gone(task)
 
     def _forget(self, session: _Session) -> None:
         """A node has stayed away, or is of another version: its tasks count as gone."""

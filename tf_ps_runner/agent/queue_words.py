@@ -24,7 +24,7 @@ from dlrover_run.coordination.bounds import NodeId, Total
 from dlrover_run.policies.parameter_servers.model import TaskKey
 from dlrover_run.transport import auth
 from dlrover_run.transport.messages import Hello, JobId, Mac, Nonce
-from tf_ps_runner.agent.words import MAX_LINE, Answer, Take, Used
+from tf_ps_runner.agent.protocol import MAX_LINE, Answer, Take, Used
 
 PROTOCOL = 1
 """Raised when two versions of this program could not understand each other."""

@@ -15,7 +15,7 @@ from tf_ps_runner.tf_config import servers_of, tf_config
 
 
 @dataclass(frozen=True)
-class Known:
+class TaskState:
     """What this node knows of a task: all that the next step depends on.
 
     `version`, `rank` and `servers` are what it was started with, or held for. `live` says that its process runs, and
@@ -37,7 +37,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Hold:
+class ReservePort:
     """Hold a port for a task that shall run here."""
 
     task: Task
@@ -52,7 +52,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Dismiss:
+class Drain:
     """Tell a worker or an evaluator to leave, in its own time: others go on with what it was a part of."""
 
     key: TaskKey
@@ -73,24 +73,24 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Forget:
+class Release:
     """Let go of a task that has ended, or that was never started, and of its port."""
 
     key: TaskKey
 
 
 @dataclass(frozen=True)
-class Await:
+class WaitForPeers:
     """The addresses of some workers are not known yet: wait for them for a while, then start the task without."""
 
     key: TaskKey
 
 
-Step = Hold | Start | Dismiss | Terminate | Kill | Forget | Await
+Step = ReservePort | Start | Drain | Terminate | Kill | Release | WaitForPeers
 
 
 @dataclass(frozen=True)
-class Situation:
+class ReconcileInput:
     """All that the next steps depend on.
 
     `order` is None while this node hosts nothing; while a new coordinator is finding out, it is what it was. `over`
@@ -98,13 +98,13 @@ class Situation:
     """
 
     order: NodeOrder | None
-    known: tuple[Known, ...]
+    known: tuple[TaskState, ...]
     over: bool = False
     departing: bool = False
     sparse: bool = False
 
 
-def reconcile(situation: Situation) -> tuple[Step, ...]:
+def reconcile(situation: ReconcileInput) -> tuple[Step, ...]:
     """The steps that bring this node nearer to its order; none when there is nothing to do but to wait."""
     if situation.over or situation.departing:
         # An order that holds no more names what may be ended in peace.
@@ -123,13 +123,13 @@ def reconcile(situation: Situation) -> tuple[Step, ...]:
         if one_known is None:
             # Its port shall be that of its predecessor, which is still about to let go of it.
             if (task.role, task.rank) not in occupied:
-                steps.append(Hold(task))
+                steps.append(ReservePort(task))
         elif not (one_known.live or one_known.ended) and not _is_another(one_known, task, order):
             steps += _begin(one_known, task, order, situation.sparse)
     return tuple(steps)
 
 
-def _first_to_end(known: Iterable[Known]) -> list[Known]:
+def _first_to_end(known: Iterable[TaskState]) -> list[TaskState]:
     """Those that run, without the servers as long as somebody here trains: a session that is closed waits for servers
     which have gone, and what is saved at the end is theirs."""
     live = [one for one in known if one.live]
@@ -137,7 +137,7 @@ def _first_to_end(known: Iterable[Known]) -> list[Known]:
     return [one for one in live if not (train and one.key.role is Role.PS)]
 
 
-def _is_another(one: Known, task: Task, order: NodeOrder) -> bool:
+def _is_another(one: TaskState, task: Task, order: NodeOrder) -> bool:
     """Whether that is not the task which this node knows by that name: another coordinator, which knew nothing of the
     first, may have given the name again; or its servers are others by now, and it holds on to what is gone."""
     if (one.rank, one.version) != (task.rank, task.version):
@@ -146,21 +146,21 @@ def _is_another(one: Known, task: Task, order: NodeOrder) -> bool:
     return bool(one.live and servers and all(servers) and one.servers != servers)
 
 
-def _let_go(one: Known, order: NodeOrder) -> Iterable[Step]:
+def _let_go(one: TaskState, order: NodeOrder) -> Iterable[Step]:
     if not one.live:
-        return [Forget(one.key)]
+        return [Release(one.key)]
     if one.dying:
         return []
     same = one.version == order.version and one.servers == order.servers
     if one.key.role is Role.EVALUATOR or (one.key.role is Role.WORKER and same):
-        return [] if one.leaving or one.ending else [Dismiss(one.key)]
+        return [] if one.leaving or one.ending else [Drain(one.key)]
     return [Kill(one.key)]
 
 
-def _begin(one: Known, task: Task, order: NodeOrder, sparse: bool) -> Iterable[Step]:
+def _begin(one: TaskState, task: Task, order: NodeOrder, sparse: bool) -> Iterable[Step]:
     config = tf_config(order, task, sparse, gaps=one.waited)
     if config is not None:
         return [Start(task, config)]
     if not one.waited and tf_config(order, task, sparse, gaps=True) is not None:
-        return [Await(one.key)]
+        return [WaitForPeers(one.key)]
     return []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from dlrover_run.command_line.values import FlagValue, invalid
 from dlrover_run.spec import SpecError, Std, StreamMap
-from tf_ps_runner.memory.limits import MIB
+from tf_ps_runner.memory import MIB
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?")
 _UNITS: Mapping[str, int] = {

@@ -9,18 +9,18 @@ then what was used since is used again. Pure: who asks is told, and nobody waits
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tf_ps_runner.data.order import Shuffle
 from tf_ps_runner.data.state import (
-    MOST_OPEN,
-    MOST_QUEUES,
+    MAX_OPEN,
+    MAX_QUEUES,
     STATE_VERSION,
+    QueueSpec,
     QueueState,
     SavedState,
-    Spec,
     StateError,
     part_range,
 )
@@ -60,7 +60,7 @@ class ShardQueue(Generic[Holder]):
     Raises StateError for a `state` that no such queue was ever in, once it has been checked by itself.
     """
 
-    def __init__(self, spec: Spec, state: QueueState | None = None) -> None:
+    def __init__(self, spec: QueueSpec, state: QueueState | None = None) -> None:
         self.spec = spec
         self._next = state.next if state else 0
         self._held: dict[int, _Held[Holder]] = {}
@@ -163,13 +163,13 @@ class ShardQueues(Generic[Holder]):
         """The queue of that name; None when nobody has made it."""
         return self._queues.get(name)
 
-    def open(self, name: str, spec: Spec) -> ShardQueue[Holder]:
+    def open(self, name: str, spec: QueueSpec) -> ShardQueue[Holder]:
         """The queue of that name, made with this spec when nobody has named it before. Raises QueueError."""
         queue = self._queues.get(name)
         if queue is None:
             problem = spec.problem()
-            if problem is None and len(self._queues) >= MOST_QUEUES:
-                problem = f"a job has {MOST_QUEUES} queues at most"
+            if problem is None and len(self._queues) >= MAX_QUEUES:
+                problem = f"a job has {MAX_QUEUES} queues at most"
             if problem is not None:
                 raise QueueError(f"no queue {name} can be made: {problem}")
             queue = self._queues[name] = ShardQueue(spec)
@@ -180,11 +180,11 @@ class ShardQueues(Generic[Holder]):
             )
         return queue
 
-    def take(self, holder: Holder, name: str, spec: Spec) -> Part | None:
+    def take(self, holder: Holder, name: str, spec: QueueSpec) -> Part | None:
         """Hand out the next part of a queue; None when all are given, or when too many are open to give another one.
         Raises QueueError."""
         queue = self.open(name, spec)
-        if not queue.waits_for_nobody and sum(each.open for each in self._queues.values()) >= MOST_OPEN:
+        if not queue.waits_for_nobody and sum(each.open for each in self._queues.values()) >= MAX_OPEN:
             return None
         return queue.take(holder)
 
@@ -211,3 +211,21 @@ class ShardQueues(Generic[Holder]):
             state.check()
         known = state.queues if state is not None else {}
         self._queues = {name: ShardQueue(queue.spec, queue) for name, queue in known.items()}
+
+
+def finished_waiters(holders: Collection[Holder], waiting: Sequence[Holder], keeper: Holder | None) -> set[Holder]:
+    """Which of the tasks in `waiting` get the answer that all is over, once all parts are handed out. Pure.
+
+    `holders` hold the parts that are open. A task that waits takes over what a dying process held, so that nothing of
+    the tail is left over. But no task may wait for one that waits itself: a process may need a part of the next queue
+    before it can finish the last one. So: all of them, if no part is open. None, while a task that does not wait holds
+    a part. Else all but one, which stays for parts that may come back: `keeper` if possible, unless no other task holds
+    a part.
+    """
+    if not holders:
+        return set(waiting)
+    if not set(holders) <= set(waiting):
+        return set()
+    others = [one for one in waiting if any(holder != one for holder in holders)]
+    stays = keeper if keeper in others else next(iter(others), None)
+    return {one for one in waiting if one != stays}

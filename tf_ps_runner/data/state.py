@@ -14,31 +14,31 @@ from msgspec import Meta
 STATE_VERSION = 1
 """Raised when an older program could not read a state."""
 
-MOST_QUEUES = 16
+MAX_QUEUES = 16
 """Queues of one job."""
 
-MOST_OPEN = 1400
+MAX_OPEN = 1400
 """Parts of all queues that may be open at a time, held by somebody or given back unfinished. With more, takers wait. It
 keeps a state within one line of 64 KiB, in which it travels."""
 
-MOST_SHARDS = 2**40
+MAX_SHARDS = 2**40
 """Parts of all epochs of a queue: more than any job hands out, and short to write."""
 
 QueueName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:/-]{1,100}\Z")]
-_Short = Annotated[int, Meta(ge=0, le=MOST_SHARDS)]
+_Short = Annotated[int, Meta(ge=0, le=MAX_SHARDS)]
 
 
 class StateError(ValueError):
     """A state that cannot be gone back to; the text is a clause."""
 
 
-class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a queue hands out: the offsets from 0 to before `size`, in parts of `shard`, `epochs` times over. With
     `shuffle` the parts of each epoch come in an order of its own, which `seed` decides."""
 
     size: Annotated[int, Meta(ge=1, le=2**50)]
-    shard: Annotated[int, Meta(ge=1, le=MOST_SHARDS)]
-    epochs: Annotated[int, Meta(ge=1, le=MOST_SHARDS)] = 1
+    shard: Annotated[int, Meta(ge=1, le=MAX_SHARDS)]
+    epochs: Annotated[int, Meta(ge=1, le=MAX_SHARDS)] = 1
     seed: Annotated[int, Meta(ge=-(2**53), le=2**53)] = 0
     shuffle: bool = False
 
@@ -54,7 +54,7 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def problem(self) -> str | None:
         """A clause when no queue can be like this, else None."""
-        if self.total > MOST_SHARDS:
+        if self.total > MAX_SHARDS:
             return f"{self.size} in parts of {self.shard}, {self.epochs} times over, are too many parts"
         return None
 
@@ -68,30 +68,30 @@ class QueueState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a queue has come. All parts before the place `next` have been used, but those in `open`: the place of
     each, and how many offsets of it have been used. Places are counted through all epochs."""
 
-    spec: Spec
+    spec: QueueSpec
     next: _Short
-    open: Annotated[tuple[tuple[_Short, _Short], ...], Meta(max_length=MOST_OPEN)] = ()
+    open: Annotated[tuple[tuple[_Short, _Short], ...], Meta(max_length=MAX_OPEN)] = ()
 
 
 class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far all queues of a job have come, as it is kept beside a checkpoint."""
 
     version: int
-    queues: Annotated[dict[QueueName, QueueState], Meta(max_length=MOST_QUEUES)]
+    queues: Annotated[dict[QueueName, QueueState], Meta(max_length=MAX_QUEUES)]
 
     def check(self) -> None:
         """Raises StateError when no queues were ever like this."""
         if self.version != STATE_VERSION:
             raise StateError(f"it has version {self.version}, and this program reads version {STATE_VERSION}")
-        if sum(len(queue.open) for queue in self.queues.values()) > MOST_OPEN:
-            raise StateError(f"more than {MOST_OPEN} parts are open in it")
+        if sum(len(queue.open) for queue in self.queues.values()) > MAX_OPEN:
+            raise StateError(f"more than {MAX_OPEN} parts are open in it")
         for name, queue in self.queues.items():
             clause = queue.spec.problem() or _contradiction(queue)
             if clause is not None:
                 raise StateError(f"queue {name}: {clause}")
 
 
-def part_range(spec: Spec, index: int) -> tuple[int, int]:
+def part_range(spec: QueueSpec, index: int) -> tuple[int, int]:
     """The offsets of a part: the first, and the one after the last."""
     begin = index * spec.shard
     return begin, min(begin + spec.shard, spec.size)

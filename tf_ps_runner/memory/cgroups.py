@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from dlrover_run.failures.oom_kills import cgroup_directories, read_cgroup_number
-from tf_ps_runner.memory.limits import MIB
+from tf_ps_runner.memory import MIB
+from tf_ps_runner.memory.process_tree import processes_of
 
 PREFIX = "tf-ps-run."
 """How the names of all our groups begin."""
@@ -27,45 +28,45 @@ EMPTY_TIMEOUT = 1.0
 """Seconds that processes which are left in a group have to vanish once they were killed. After that the group stays,
 and a later launcher removes it."""
 
-MOST_TRIES = 20
+MAX_TRIES = 20
 """How often a new group may be removed by others who clear up in the same moment."""
 
 _OWN_LEAF = "launcher"
 
 
 @dataclass(frozen=True)
-class Place:
+class CgroupParent:
     """The folder in which groups can be made, and the version of what is mounted there."""
 
     folder: Path
     version: Literal[1, 2]
 
 
-def find_place(proc: Path = Path("/proc")) -> Place | None:
+def find_cgroup_parent(proc: Path = Path("/proc")) -> CgroupParent | None:
     """Where groups that limit memory can be made; None where they cannot, or we may not.
 
     A group beside or above our own would do too, but would take the tasks out of limits that somebody has set for us.
     """
     for folder in cgroup_directories(proc, "cgroup2", "")[:1]:
-        place = Place(folder, 2)
+        place = CgroupParent(folder, 2)
         if _hands_memory_down(place) and _works(place):
             return place
     for folder in cgroup_directories(proc, "cgroup", "memory")[:1]:
-        place = Place(folder, 1)
+        place = CgroupParent(folder, 1)
         if _works(place):
             return place
     return None
 
 
-def _works(place: Place) -> bool:
+def _works(place: CgroupParent) -> bool:
     try:
-        TaskGroup(place, "trial", 1).close()
+        TaskCgroup(place, "trial", 1).close()
     except OSError:
         return False
     return True
 
 
-def _hands_memory_down(place: Place) -> bool:
+def _hands_memory_down(place: CgroupParent) -> bool:
     """Whether groups below can have limits, which version 2 does only for a group without processes in it. Where all
     of those are this launcher's, as in a scope that was delegated to it, they move into a group of their own."""
     try:
@@ -99,12 +100,11 @@ def _step_aside(folder: Path, inside: set[int]) -> bool:
 
 def _launcher() -> set[int]:
     """The watchdog, this agent, and what they have started."""
-    from tf_ps_runner.memory.watching import processes_of
 
     return set(processes_of(os.getppid()))
 
 
-def clear_leftovers(place: Place) -> None:
+def remove_leftover_groups(place: CgroupParent) -> None:
     """Remove the empty groups of launchers that were killed."""
     with contextlib.suppress(OSError):
         for name in os.listdir(place.folder):
@@ -115,10 +115,10 @@ def clear_leftovers(place: Place) -> None:
                 os.close(lock)
 
 
-class TaskGroup:
+class TaskCgroup:
     """The group of one task with a limit in MiB. Raises OSError when it cannot be made."""
 
-    def __init__(self, place: Place, name: str, limit: int) -> None:
+    def __init__(self, place: CgroupParent, name: str, limit: int) -> None:
         self._version = place.version
         self.path, self._owned = _make(place.folder, name)
         try:
@@ -198,7 +198,7 @@ class TaskGroup:
 
 def _make(folder: Path, name: str) -> tuple[Path, int]:
     """A new group, and the descriptor that holds its lock. Raises OSError."""
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         path = folder / f"{PREFIX}{name}.{secrets.token_hex(4)}"
         os.mkdir(path)
         # Another launcher that clears up may come in between, for which a group without a lock is one that was left.

@@ -1,12 +1,93 @@
-"""Who wants to know when a checkpoint is written or read, and which is the newest whole one (`wholeness`)."""
+"""Checkpoints as TensorFlow writes and looks for them: who is notified, and that only complete ones are used."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from tf_ps_runner.worker import channel
-from tf_ps_runner.worker.wholeness import newest_whole as newest_whole
+from tf_ps_runner.worker.agent_connection import agent, note
+from tf_ps_runner.worker.checkpoint_integrity import STATE, look
+from tf_ps_runner.worker.checkpoint_integrity import newest_complete as newest_complete
+from tf_ps_runner.worker.patching import Patch, require_attr, require_instance_attrs, require_params, wrap
+from tf_ps_runner.worker.task import task
+
+_noted: set[str] = set()
+
+
+def change_saver(module: Any) -> Sequence[Patch]:
+    """Tell of each checkpoint that the chief writes. For `tensorflow.python.training.saver`."""
+    saver = require_attr(module, "Saver")
+    training_util = require_attr(module, "training_util")
+    require_params(saver.save, "sess", "save_path", "global_step", "write_state")
+    require_instance_attrs(saver.__init__, "_pad_step_number")
+    require_attr(training_util, "global_step")
+
+    def save(
+        original: Any, self: Any, sess: Any, save_path: Any, global_step: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        own_task = task()
+        # What is not noted in the state file is no checkpoint to go on from, but a part of an export.
+        if own_task is None or not own_task.chief or sess is None or kwargs.get("write_state") is False:
+            return original(self, sess, save_path, global_step, *args, **kwargs)
+        path = os.fspath(save_path)
+        if global_step is not None:
+            global_step = int(training_util.global_step(sess, global_step) if _is_read(global_step) else global_step)
+            digits = "08d" if getattr(self, "_pad_step_number", False) else "d"
+            path = f"{path}-{global_step:{digits}}"
+        save_begins(path)
+        written = original(self, sess, save_path, global_step, *args, **kwargs)
+        if written:
+            was_saved(str(written), step_of(str(written)))
+        return written
+
+    return [wrap(saver, "save", save)]
+
+
+def change_checkpoint_state(module: Any) -> Sequence[Patch]:
+    """Have `latest_checkpoint` and all that asks for the newest one get a whole one. For
+    `tensorflow.python.checkpoint.checkpoint_management`."""
+    require_attr(module, "latest_checkpoint")
+    state_of = require_attr(module, "CheckpointState")
+    require_params(require_attr(module, "get_checkpoint_state"), "checkpoint_dir", "latest_filename")
+
+    def get(original: Any, checkpoint_dir: Any, latest_filename: Any = None) -> Any:
+        own_task = task()
+        if own_task is not None and own_task.role == "evaluator":
+            # It looks for checkpoints again and again, from its beginning on.
+            agent().report_once("ready")
+        if own_task is None or latest_filename not in (None, STATE):
+            return original(checkpoint_dir, latest_filename)
+        try:
+            state = original(checkpoint_dir, latest_filename)
+        except ValueError:
+            state = None
+        newest, skipped = look(os.fspath(checkpoint_dir))
+        for path, why in skipped:
+            if path not in _noted:
+                _noted.add(path)
+                note(f"{path} is not whole ({why}), and is not used" if path else why)
+        if newest is None:
+            return None
+        state = state_of() if state is None else state
+        damaged = {path for path, _ in skipped}
+        kept = [path for path in state.all_model_checkpoint_paths if path not in damaged]
+        state.model_checkpoint_path = newest
+        # One that is not whole is not kept count of, so that it is not deleted in its turn either.
+        if len(kept) != len(state.all_model_checkpoint_paths):
+            del state.all_model_checkpoint_timestamps[:]
+            del state.all_model_checkpoint_paths[:]
+            state.all_model_checkpoint_paths.extend(kept)
+        return state
+
+    return [wrap(module, "get_checkpoint_state", get)]
+
+
+def _is_read(step: Any) -> bool:
+    """Whether a step is a tensor, a variable or a name, which is read in the session."""
+    return isinstance(step, str) or hasattr(step, "graph") or hasattr(step, "op")
+
 
 SaveBegin = Callable[[str], None]
 Saved = Callable[[str, int], None]
@@ -42,7 +123,7 @@ def save_begins(path: str) -> None:
         try:
             listener(path)
         except Exception as error:
-            channel.note(f"what goes with {path} could not be made ready: {type(error).__name__}: {error}")
+            note(f"what goes with {path} could not be made ready: {type(error).__name__}: {error}")
 
 
 def was_saved(path: str, step: int) -> None:
@@ -51,9 +132,9 @@ def was_saved(path: str, step: int) -> None:
         try:
             listener(path, step)
         except Exception as error:
-            channel.note(f"what goes with {path} was not written: {type(error).__name__}: {error}")
+            note(f"what goes with {path} was not written: {type(error).__name__}: {error}")
     if step >= 0:
-        channel.channel().say("saved", step=step, path=path)
+        agent().report("saved", step=step, path=path)
 
 
 def was_restored(path: str | None, step: int, how: str, skipped: list[str]) -> None:
@@ -63,7 +144,7 @@ def was_restored(path: str | None, step: int, how: str, skipped: list[str]) -> N
     """
     for listener in _restored:
         listener(path, step, how)
-    channel.channel().say("restored", step=step, path=path, how=how, skipped=skipped)
+    agent().report("restored", step=step, path=path, how=how, skipped=skipped)
 
 
 def step_of(path: str) -> int:

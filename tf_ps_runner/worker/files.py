@@ -1,5 +1,5 @@
-"""The files of a checkpoint, on this machine or where TensorFlow reaches them: a path with a scheme (`hdfs://`, `s3://`)
-is read and written by TensorFlow's `gfile`.
+"""The files of a checkpoint, on this machine or where TensorFlow reaches them: a path with a scheme (`hdfs://`,
+`s3://`) is read and written by TensorFlow's `gfile`.
 
 All that fails raises OSError, FileNotFoundError where there is no such file, whichever of the two has done it.
 """

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from tf_ps_runner.worker.patching import Patch, place, takes, wrap
+from tf_ps_runner.worker.patching import Patch, require_attr, require_params, wrap
 from tf_ps_runner.worker.task import task
 
 _PREFIX = "tf_ps_runner"
@@ -75,14 +75,18 @@ def found() -> bool:
 
 def change_variables(module: Any) -> Sequence[Patch]:
     """Name the variables on servers, and keep what they hold. For `tensorflow.python.ops.resource_variable_ops`."""
-    operations = place(module, "gen_resource_variable_ops")
-    context = place(module, "context")
-    takes(place(operations, "var_handle_op"), "shape", "dtype", "shared_name", "name")
-    takes(place(operations, "assign_variable_op"), "resource", "value")
-    is_initialized = place(operations, "var_is_initialized_op")
-    place(operations, "read_variable_op"), place(operations, "destroy_resource_op")
-    anonymous = place(context, "anonymous_name")
-    place(context, "executing_eagerly"), place(context, "context"), place(place(context, "Context"), "device_name")
+    operations = require_attr(module, "gen_resource_variable_ops")
+    context = require_attr(module, "context")
+    require_params(require_attr(operations, "var_handle_op"), "shape", "dtype", "shared_name", "name")
+    require_params(require_attr(operations, "assign_variable_op"), "resource", "value")
+    is_initialized = require_attr(operations, "var_is_initialized_op")
+    require_attr(operations, "read_variable_op"), require_attr(operations, "destroy_resource_op")
+    anonymous = require_attr(context, "anonymous_name")
+    (
+        require_attr(context, "executing_eagerly"),
+        require_attr(context, "context"),
+        require_attr(require_attr(context, "Context"), "device_name"),
+    )
 
     def make(original: Any, *args: Any, **kwargs: Any) -> Any:
         device = str(context.context().device_name or "")
@@ -114,8 +118,8 @@ def change_variables(module: Any) -> Sequence[Patch]:
 
 def look(operations: Any, device: Any) -> None:
     """Ask the first server whether the model was whole, once the chief is connected to all of them."""
-    mine = task()
-    if mine is None or not mine.chief or _model.live is not None:
+    own_task = task()
+    if own_task is None or not own_task.chief or _model.live is not None:
         return
     if operations.var_handle_op is not _model.make:
         # Its variables have names that nobody can know, so that no model can be found again.

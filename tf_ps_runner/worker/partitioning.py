@@ -24,12 +24,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tf_ps_runner.worker import checkpoints
-from tf_ps_runner.worker.bundle import WHOLE
-from tf_ps_runner.worker.channel import channel, note
-from tf_ps_runner.worker.leaving import leave
-from tf_ps_runner.worker.patching import Patch, after_import, place, takes, wrap
-from tf_ps_runner.worker.task import task
-from tf_ps_runner.worker.wholeness import parts_in
+from tf_ps_runner.worker.agent_connection import agent, note
+from tf_ps_runner.worker.checkpoint_index import UNPARTITIONED
+from tf_ps_runner.worker.checkpoint_integrity import parts_in
+from tf_ps_runner.worker.patching import Patch, after_import, require_attr, require_params, wrap
+from tf_ps_runner.worker.task import leave, task
 
 MAX_SERVERS = 4000
 """The most parameter servers of a job: what stands for no limit."""
@@ -99,14 +98,14 @@ def change_lookups(module: Any) -> Sequence[Patch]:
     """Look at what is looked up: all ways lead through one function. For `tensorflow.python.ops.embedding_ops`."""
     from tensorflow.python.training import py_checkpoint_reader
 
-    open_checkpoint = place(py_checkpoint_reader, "NewCheckpointReader")
+    open_checkpoint = require_attr(py_checkpoint_reader, "NewCheckpointReader")
     _tables.read_shapes = lambda path: open_checkpoint(path).get_variable_to_shape_map()
-    partitioned = place(place(module, "variables"), "PartitionedVariable")
-    takes(place(module, "_embedding_lookup_and_transform"), "params", "ids", "partition_strategy")
+    partitioned = require_attr(require_attr(module, "variables"), "PartitionedVariable")
+    require_params(require_attr(module, "_embedding_lookup_and_transform"), "params", "ids", "partition_strategy")
 
     def see(original: Any, params: Any, ids: Any, partition_strategy: Any = "mod", *args: Any, **kwargs: Any) -> Any:
-        mine = task()
-        if mine is not None and mine.chief and partition_strategy == "mod":
+        own_task = task()
+        if own_task is not None and own_task.chief and partition_strategy == "mod":
             try:
                 _see(list(params) if isinstance(params, (partitioned, list, tuple)) else [params], params, partitioned)
             except Exception as error:
@@ -121,16 +120,16 @@ def change_saver(module: Any) -> Sequence[Patch]:
     """Restore no table onto other parts. For `tensorflow.python.training.saver`."""
     from tensorflow.python.framework import tensor_util
 
-    constant = place(tensor_util, "constant_value")
-    saver = place(module, "Saver")
-    takes(place(saver, "restore"), "sess", "save_path")
+    constant = require_attr(tensor_util, "constant_value")
+    saver = require_attr(module, "Saver")
+    require_params(require_attr(saver, "restore"), "sess", "save_path")
 
     def restore(original: Any, self: Any, sess: Any, save_path: Any) -> Any:
-        mine = task()
+        own_task = task()
         graph = getattr(sess, "graph", None)
         # One with nothing to save, which may be made on purpose, has none.
         definition = getattr(self, "saver_def", None)
-        if mine is not None and mine.chief and None not in (graph, save_path) and definition is not None:
+        if own_task is not None and own_task.chief and None not in (graph, save_path) and definition is not None:
             tables = getattr(graph, _ATTRIBUTE, {})
             if tables:
                 path = os.fspath(save_path)
@@ -220,7 +219,7 @@ def mismatch_of_shape(table: Table, shapes: dict[str, Any], held: dict[str, Begi
     one of them of that shape must have those parts, unless there is none of that shape at all."""
     if held is None:
         return Mismatch(table.name, 0, table.parts) if table.partitioned else None
-    there = [held.get(key, WHOLE) for key, shape in shapes.items() if tuple(shape) == table.shape]
+    there = [held.get(key, UNPARTITIONED) for key, shape in shapes.items() if tuple(shape) == table.shape]
     if not there or any(_alike(begins, table.begins) for begins in there):
         return None
     return Mismatch(table.name, len(there[0]), table.parts)
@@ -323,7 +322,7 @@ def _compare_without_graph(path: str) -> None:
 
 def _say(text: str, least: int, most: int, table: str, parts: int, refused: int = 0) -> None:
     reported = {"least": least, "most": most, "table": table, "parts": parts, "refused": refused}
-    channel().say("note", text=text, server_bounds=reported)
+    agent().report("note", text=text, server_bounds=reported)
 
 
 def _counted(parts: int) -> str:

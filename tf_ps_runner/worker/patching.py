@@ -29,14 +29,14 @@ Change = Callable[[Any], Sequence[Patch]]
 """Takes a module, and returns what is to be replaced in it. Raises Missing, and replaces nothing itself."""
 
 
-class Missing(Exception):
+class MissingAttribute(Exception):
     """This TensorFlow has no such attribute or parameter; the text names it. Raised while a module is changed only,
     never in a call of the script."""
 
 
 _changes: dict[str, list[tuple[str, Change]]] = {}
 
-_lacking: list[tuple[str, str]] = []
+_missing_patches: list[tuple[str, str]] = []
 
 
 def after_import(module: str, protection: str, change: Change) -> None:
@@ -51,48 +51,48 @@ def after_import(module: str, protection: str, change: Change) -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def waiting() -> list[str]:
+def pending_modules() -> list[str]:
     """The modules that are to be changed once they are imported."""
     return sorted(_changes)
 
 
-def lacking() -> list[str]:
+def missing_patches() -> list[str]:
     """A sentence for each change that could not be made, each one once."""
     version = getattr(sys.modules.get("tensorflow"), "__version__", "")
-    sentences = [f"TensorFlow {version} has no {place}: {protection}" for place, protection in _lacking]
-    _lacking.clear()
+    sentences = [f"TensorFlow {version} has no {place}: {protection}" for place, protection in _missing_patches]
+    _missing_patches.clear()
     return sentences
 
 
-def place(owner: Any, name: str) -> Any:
+def require_attr(owner: Any, name: str) -> Any:
     """An attribute that must be there. Raises Missing."""
     found = getattr(owner, name, None)
     if found is None:
-        raise Missing(f"{getattr(owner, '__name__', owner)}.{name}")
+        raise MissingAttribute(f"{getattr(owner, '__name__', owner)}.{name}")
     return found
 
 
-def takes(function: Callable[..., Any], *names: str) -> None:
+def require_params(function: Callable[..., Any], *names: str) -> None:
     """Raise Missing unless a function has parameters of these names."""
     known = inspect.signature(function).parameters
     for name in names:
         if name not in known:
-            raise Missing(f"parameter {name} of {function.__qualname__}")
+            raise MissingAttribute(f"parameter {name} of {function.__qualname__}")
 
 
-def assigns(constructor: Callable[..., Any], *names: str) -> None:
+def require_instance_attrs(constructor: Callable[..., Any], *names: str) -> None:
     """Raise Missing unless a constructor, or another method, sets instance attributes of these names. They are on no
     class, and this finds them without an instance."""
     function = inspect.unwrap(constructor)
     known = {one.argval for one in dis.get_instructions(function) if one.opname == "STORE_ATTR"}
     for name in names:
         if name not in known:
-            raise Missing(f"attribute {name} set by {function.__qualname__}")
+            raise MissingAttribute(f"attribute {name} set by {function.__qualname__}")
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Patch:
     """The patch that replaces `owner.name` by `around`, which is called with the original first. Raises Missing."""
-    original = place(owner, name)
+    original = require_attr(owner, name)
 
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -103,8 +103,8 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Patch:
 
 def set_default(owner: Any, name: str, parameter: str, value: object, when: Callable[[], bool]) -> Patch:
     """The patch that gives `owner.name` another default for a parameter while `when` is true. Raises Missing."""
-    original = place(owner, name)
-    takes(original, parameter)
+    original = require_attr(owner, name)
+    require_params(original, parameter)
     signature = inspect.signature(original)
 
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -122,13 +122,13 @@ def _apply(module: ModuleType, protection: str, change: Change) -> None:
             before = Patch(patch.owner, patch.name, getattr(patch.owner, patch.name))
             setattr(*patch)
             applied.append(before)
-    except Missing as missing:
-        _lacking.append((str(missing), protection))
+    except MissingAttribute as missing:
+        _missing_patches.append((str(missing), protection))
     except Exception as error:
         # Whatever is wrong with the change, the script must still be able to import TensorFlow.
         for before in reversed(applied):
             setattr(*before)
-        _lacking.append((f"{module.__name__} that we know ({type(error).__name__}: {error})", protection))
+        _missing_patches.append((f"{module.__name__} that we know ({type(error).__name__}: {error})", protection))
 
 
 class _Finder:

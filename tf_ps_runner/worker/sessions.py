@@ -1,22 +1,150 @@
-"""How a session begins: workers wait at the gate, and a chief keeps a model that is whole.
+"""Servers and sessions of graph mode.
 
-TensorFlow's chief restores the newest checkpoint whenever there is one. A chief that was started again alone would so
-roll back the model under the workers, who go on; here it does only where something in the servers has no value.
+A server that was started with the addresses of others believes them for ever: a worker that comes back at another
+address would never join. So a server knows only itself, and each session brings the cluster in its own configuration;
+it shares the variables with the other sessions all the same (TensorFlow's pull request 24466). Device filters keep a
+session from waiting for workers that it has nothing to do with.
+
+How a session begins: workers wait at the gate, and a chief keeps a model that is complete. TensorFlow's chief restores
+the newest checkpoint whenever there is one. A chief that was started again alone would so roll back the model under the
+workers, which go on; here it restores only if a variable on the servers has no value.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import signal
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from tf_ps_runner.worker import checkpoints
-from tf_ps_runner.worker.channel import channel, note
-from tf_ps_runner.worker.leaving import leave
-from tf_ps_runner.worker.patching import Patch, assigns, place, set_default, takes, wrap
-from tf_ps_runner.worker.servers import served_at
-from tf_ps_runner.worker.task import task
+from tf_ps_runner.worker.agent_connection import agent, note
+from tf_ps_runner.worker.patching import Patch, require_attr, require_instance_attrs, require_params, set_default, wrap
+from tf_ps_runner.worker.task import ClusterTask, leave, task
+
+_served: list[Any] = []
+"""The ServerDef of each server that was started here, with the cluster as the script has given it."""
+
+
+def change_server(module: Any) -> Sequence[Patch]:
+    """Have each `Server` know only itself. For `tensorflow.python.training.server_lib`."""
+    server = require_attr(module, "Server")
+    require_params(server.__init__, "server_or_cluster_def", "job_name", "task_index", "protocol", "config", "start")
+    require_instance_attrs(server.__init__, "_server_def")
+    make = require_attr(module, "_make_server_def")
+
+    def start(
+        original: Any,
+        self: Any,
+        server_or_cluster_def: Any,
+        job_name: Any = None,
+        task_index: Any = None,
+        protocol: Any = None,
+        config: Any = None,
+        start: bool = True,
+    ) -> None:
+        if task() is None:
+            original(self, server_or_cluster_def, job_name, task_index, protocol, config, start)
+            return
+        whole = make(server_or_cluster_def, job_name, task_index, protocol, config)
+        original(self, _alone(whole), start=start)
+        self._server_def = whole
+        _served.append(whole)
+
+    return [wrap(server, "__init__", start)]
+
+
+def change_join(module: Any) -> Sequence[Patch]:
+    """Say that a worker serves, and let whoever serves end. For `tensorflow.python.training.server_lib`."""
+
+    def join(original: Any, self: Any) -> None:
+        own_task = task()
+        if own_task is not None and own_task.worker:
+            agent().report("ready")
+        if own_task is not None and _interrupts():
+            # It waits outside of Python, where KeyboardInterrupt is never raised; so the kernel is to end it.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        original(self)
+
+    return [wrap(require_attr(module, "Server"), "join", join)]
+
+
+def _interrupts() -> bool:
+    """Whether SIGINT is Python's, and this thread may change that."""
+    return (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+
+
+def change_session_cluster(module: Any) -> Sequence[Patch]:
+    """Have each session on our own server bring the cluster along. For `tensorflow.python.client.session`."""
+    session = require_attr(module, "BaseSession")
+    require_params(session.__init__, "target", "graph", "config")
+    context, config_pb2 = require_attr(module, "context"), require_attr(module, "config_pb2")
+    require_attr(context, "context"), require_attr(require_attr(context, "Context"), "config")
+
+    def begin(original: Any, self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
+        own_task = task()
+        whole = served_at(target) if own_task is not None else None
+        if own_task is not None and whole is not None:
+            with_cluster = config_pb2.ConfigProto()
+            with_cluster.CopyFrom(context.context().config if config is None else config)
+            bring(with_cluster, whole, own_task)
+            config = with_cluster
+        original(self, target, graph, config)
+
+    return [wrap(session, "__init__", begin)]
+
+
+def bring(config: Any, whole: Any, own_task: ClusterTask) -> None:
+    """Put the cluster of a ServerDef into a session's configuration, and let it wait for parameter servers alone."""
+    if not config.cluster_def.job:
+        config.cluster_def.CopyFrom(whole.cluster)
+        config.experimental.share_session_state_in_clusterspec_propagation = True
+    if not config.device_filters:
+        own = f"/job:{own_task.role}" if own_task.chief else f"/job:{own_task.role}/task:{own_task.index}"
+        config.device_filters.extend(["/job:ps", own])
+
+
+def served_at(target: Any) -> Any:
+    """The ServerDef of the server of this process that a session's target names; None for any other target."""
+    name = target.decode() if isinstance(target, bytes) else str(target or "")
+    if not name.startswith("grpc://"):
+        return None
+    host, _, port = name[len("grpc://") :].rpartition(":")
+    for whole in reversed(_served):
+        own_host, _, own_port = _address(whole).rpartition(":")
+        if port == own_port and host in (own_host, "localhost"):
+            return whole
+    return None
+
+
+def _address(whole: Any) -> str:
+    for job in whole.cluster.job:
+        if job.name == whole.job_name:
+            # Asked for like this, a task that is not there is not put there.
+            return str(dict(job.tasks).get(whole.task_index, ""))
+    return ""
+
+
+def _alone(whole: Any) -> Any:
+    """The same server in a cluster of its own; as it is where the script has left its address out."""
+    address = _address(whole)
+    if not address:
+        return whole
+    alone = type(whole)()
+    alone.CopyFrom(whole)
+    del alone.cluster.job[:]
+    if whole.job_name != "ps":
+        # A session's cluster must not have the name that the session's own server was started with.
+        alone.job_name, alone.task_index = "localhost", 0
+    job = alone.cluster.job.add()
+    job.name = alone.job_name
+    job.tasks[alone.task_index] = address
+    return alone
+
 
 POLL = 0.2
 """Seconds between two looks at a model that is not ready, where TensorFlow waits for 30."""
@@ -45,20 +173,20 @@ _told: set[str] = set()
 
 def change_session(module: Any) -> Sequence[Patch]:
     """Have workers wait at the gate. For `tensorflow.python.client.session`."""
-    session = place(module, "BaseSession")
-    takes(session.__init__, "target", "graph", "config")
+    session = require_attr(module, "BaseSession")
+    require_params(session.__init__, "target", "graph", "config")
 
     def begin(original: Any, self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
-        mine = task()
-        if mine is None or served_at(target) is None:
+        own_task = task()
+        if own_task is None or served_at(target) is None:
             original(self, target, graph, config)
             return
-        if mine.worker and mine.gated:
+        if own_task.worker and own_task.gated:
             pass_gate()
         original(self, target, graph, config)
-        if mine.worker:
-            channel().say_once("ready")
-        elif mine.chief and _here.beginning is None and "restored" not in _told:
+        if own_task.worker:
+            agent().report_once("ready")
+        elif own_task.chief and _here.beginning is None and "restored" not in _told:
             # A script that makes its session by itself makes and restores its model by itself, too.
             _told.add("restored")
             note("this script makes its session without a SessionManager: its workers are let in at once")
@@ -69,14 +197,14 @@ def change_session(module: Any) -> Sequence[Patch]:
 
 def change_session_manager(module: Any) -> Sequence[Patch]:
     """Have a chief keep a whole model, and others look for it often. For `...python.training.session_manager`."""
-    manager = place(module, "SessionManager")
+    manager = require_attr(module, "SessionManager")
     waits = set_default(manager, "__init__", "recovery_wait_secs", POLL, when=lambda: task() is not None)
     restore = _Restore(module)
-    takes(manager.prepare_session, "master")
+    require_params(manager.prepare_session, "master")
 
     def prepare(original: Any, self: Any, master: Any, *args: Any, **kwargs: Any) -> Any:
-        mine = task()
-        if mine is None or not mine.chief or served_at(master) is None:
+        own_task = task()
+        if own_task is None or not own_task.chief or served_at(master) is None:
             return original(self, master, *args, **kwargs)
         _here.beginning = beginning = _Beginning()
         try:
@@ -93,14 +221,14 @@ def change_session_manager(module: Any) -> Sequence[Patch]:
 
 def change_supervisor(module: Any) -> Sequence[Patch]:
     """The same for the older way of scripts. For `tensorflow.python.training.supervisor`."""
-    supervisor = place(module, "Supervisor")
+    supervisor = require_attr(module, "Supervisor")
     return [set_default(supervisor, "__init__", "recovery_wait_secs", POLL, when=lambda: task() is not None)]
 
 
 def pass_gate() -> None:
     """Wait until the chief has a whole model; leave where the cluster is about to change before that."""
-    channel().wait_for(lambda order: order.open or order.pause or order.ending)
-    if channel().order.pause:
+    agent().wait_for(lambda order: order.open or order.pause or order.ending)
+    if agent().order.pause:
         leave()
 
 
@@ -117,16 +245,16 @@ class _Restore:
     """`SessionManager._restore_checkpoint` for a chief: makes a session, and says whether its model is there."""
 
     def __init__(self, module: Any) -> None:
-        self._read = place(module, "_restore_checkpoint_and_maybe_run_saved_model_initializers")
-        self._errors = place(module, "errors")
-        self._management = place(module, "checkpoint_management")
-        self._logging = place(module, "logging")
-        manager = place(module, "SessionManager")
-        place(manager, "_model_ready"), place(manager, "_model_ready_for_local_init")
-        assigns(manager.__init__, "_ready_op", "_ready_for_local_init_op")
-        place(self._errors, "DataLossError"), place(self._errors, "OutOfRangeError")
-        takes(
-            place(manager, "_restore_checkpoint"),
+        self._read = require_attr(module, "_restore_checkpoint_and_maybe_run_saved_model_initializers")
+        self._errors = require_attr(module, "errors")
+        self._management = require_attr(module, "checkpoint_management")
+        self._logging = require_attr(module, "logging")
+        manager = require_attr(module, "SessionManager")
+        require_attr(manager, "_model_ready"), require_attr(manager, "_model_ready_for_local_init")
+        require_instance_attrs(manager.__init__, "_ready_op", "_ready_for_local_init_op")
+        require_attr(self._errors, "DataLossError"), require_attr(self._errors, "OutOfRangeError")
+        require_params(
+            require_attr(manager, "_restore_checkpoint"),
             *("master", "saver", "checkpoint_dir", "checkpoint_filename_with_path", "wait_for_checkpoint", "config"),
         )
 
@@ -179,7 +307,7 @@ class _Restore:
     def _restore_newest(self, session: Any, saver: Any, directory: str, beginning: _Beginning) -> bool:
         damaged: list[str] = []
         while True:
-            path, skipped = checkpoints.newest_whole(directory, damaged)
+            path, skipped = checkpoints.newest_complete(directory, damaged)
             beginning.skipped += [sentence for sentence in skipped if sentence not in beginning.skipped]
             if path is None:
                 return False

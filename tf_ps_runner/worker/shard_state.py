@@ -14,7 +14,7 @@ import re
 from typing import Any, NamedTuple
 
 from tf_ps_runner.worker import checkpoints, files
-from tf_ps_runner.worker.channel import AgentGone, channel, note
+from tf_ps_runner.worker.agent_connection import AgentGone, agent, note
 
 SUFFIX = ".shards.json"
 
@@ -44,7 +44,7 @@ def take(path: str) -> None:
     """Ask for the state that shall go with the checkpoint `path`."""
     _taken.pop(path, None)
     try:
-        state = channel().ask("snapshot").get("state")
+        state = agent().request("snapshot").get("state")
     except AgentGone:
         return
     if state and state.get("queues"):
@@ -79,10 +79,10 @@ def give_back(path: str | None, step: int, how: str) -> None:
 
 
 def _roll_back(path: str | None, state: Any) -> None:
-    answer = channel().ask("rollback", state=state)
+    answer = agent().request("rollback", state=state)
     if answer.get("error") and state is not None:
         note(f"{path}{SUFFIX} cannot be gone back to ({answer['error']}): all data is used from the beginning")
-        answer = channel().ask("rollback", state=None)
+        answer = agent().request("rollback", state=None)
     if answer.get("error"):
         raise RuntimeError(f"the data cannot go back to the checkpoint {path}: {answer['error']}")
 

@@ -16,14 +16,77 @@ from typing import Any, NamedTuple, Protocol
 from tf_ps_runner.data.order import Shuffle
 
 
-class Asks(Protocol):
+def make_dataset(queue: Queue, load: Callable[[int, int], Any], signature: Any, length: int, prefetch: int) -> Any:
+    """A dataset of what `load(begin, end)` returns, in batches of `length` offsets at most."""
+    import tensorflow as tf
+
+    if length < 1:
+        raise ValueError(f"a batch has a length from 1, not {length!r}")
+    if prefetch < 0:
+        raise ValueError(f"as many batches as are loaded ahead are at least 0, not {prefetch!r}")
+    outgoing = Outgoing()
+
+    def produce() -> Iterator[tuple[int, Any]]:
+        reader = Reader(queue, length)
+        while (batch := reader.next()) is not None:
+            values = load(batch.begin, batch.end)
+            yield outgoing.number(batch), values
+            if reader.at_end_of_part:
+                yield 0, values
+
+    def see(number: Any, *values: Any) -> Any:
+        seen = tf.numpy_function(outgoing.see, [number], tf.int64)
+        return tf.ensure_shape(seen, []), *values
+
+    counted = (tf.TensorSpec((), tf.int64), signature)
+    ahead = tf.data.Dataset.from_generator(produce, output_signature=counted)
+    if prefetch:
+        ahead = ahead.prefetch(prefetch)
+    options = tf.data.Options()
+    # TensorFlow would load ahead behind that, too, where nobody could see what was used.
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    seen = ahead.map(see).filter(lambda number, *values: number > 0).map(lambda number, values: values)
+    return seen.with_options(options)
+
+
+class Outgoing:
+    """The batches on their way from where they are loaded to where they are asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._ahead: dict[int, Batch] = {}
+        self._current: Batch | None = None
+
+    def number(self, batch: Batch) -> int:
+        """The number, from 1, under which a batch goes."""
+        with self._lock:
+            self._count += 1
+            self._ahead[self._count] = batch
+            return self._count
+
+    def see(self, number: Any) -> Any:
+        """A batch goes out, or 0 for none; the one before it was used. Returns the number."""
+        with self._lock:
+            before, self._current = self._current, self._ahead.pop(int(number), None)
+            current = self._current
+        if before is not None:
+            take_back(before)
+            before.used()
+        if current is not None:
+            hand_out(current)
+        return number
+
+
+class Requests(Protocol):
     """The agent, as far as a queue needs it."""
 
-    def ask(self, what: str, **fields: Any) -> Mapping[str, Any]:
+    def request(self, what: str, **fields: Any) -> Mapping[str, Any]:
         """Its answer to a request; any thread may ask, and others are answered while one waits."""
 
 
-class Spec(NamedTuple):
+class ShardSpec(NamedTuple):
     """What a queue hands out: the offsets from 0 to before `size`, in parts of `shard`, `epochs` times over. With
     `shuffle` the parts of each epoch come in an order of its own, which `seed` decides."""
 
@@ -47,7 +110,7 @@ class Spec(NamedTuple):
         return None
 
 
-class Part(NamedTuple):
+class TakenPart(NamedTuple):
     """The offsets from `begin` to before `end`, in epoch `epoch`; `number` names it among all of its queue."""
 
     number: int
@@ -59,7 +122,7 @@ class Part(NamedTuple):
 class Queue(Protocol):
     """Where parts come from."""
 
-    def take(self) -> Part | None:
+    def take(self) -> TakenPart | None:
         """The next part; None when all of all epochs have been used. Waits while others may still give some back."""
 
     def use(self, number: int, offset: int) -> bool:
@@ -69,24 +132,24 @@ class Queue(Protocol):
 class AgentQueue:
     """The queue of the job, behind this process's agent."""
 
-    def __init__(self, agent: Asks, name: str, spec: Spec) -> None:
+    def __init__(self, agent: Requests, name: str, spec: ShardSpec) -> None:
         self._agent = agent
         self._name = name
         self._spec = spec
 
-    def take(self) -> Part | None:
+    def take(self) -> TakenPart | None:
         """Raises RuntimeError with the agent's sentence when there is no such queue to be had."""
-        answer = self._agent.ask("take", queue=self._name, spec=self._spec._asdict())
+        answer = self._agent.request("take", queue=self._name, spec=self._spec._asdict())
         if answer.get("over"):
             return None
         if "shard" not in answer:
             raise RuntimeError(f"DataShards {self._name}: {_refusal(answer)}")
-        return Part(answer["shard"], answer["begin"], answer["end"], answer["epoch"])
+        return TakenPart(answer["shard"], answer["begin"], answer["end"], answer["epoch"])
 
     def use(self, number: int, offset: int) -> bool:
         """False when the part was given to somebody else, as after a rollback."""
         try:
-            answer = self._agent.ask("used", queue=self._name, shard=number, next=offset)
+            answer = self._agent.request("used", queue=self._name, shard=number, next=offset)
         except ConnectionError:
             # The agent has gone, and will have had this process killed.
             return True
@@ -96,11 +159,11 @@ class AgentQueue:
 class OwnQueue:
     """The same parts in the same order for a process that trains without tf-ps-run."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: ShardSpec) -> None:
         self._spec = spec
         self._parts = self._all()
 
-    def take(self) -> Part | None:
+    def take(self) -> TakenPart | None:
         """The next one; nobody else takes any."""
         return next(self._parts, None)
 
@@ -108,19 +171,19 @@ class OwnQueue:
         """Nobody wants to know."""
         return True
 
-    def _all(self) -> Iterator[Part]:
+    def _all(self) -> Iterator[TakenPart]:
         spec = self._spec
         for epoch in range(spec.epochs):
             shuffle = Shuffle(spec.parts, spec.seed, epoch) if spec.shuffle else None
             for place in range(spec.parts):
                 begin = (shuffle.at(place) if shuffle else place) * spec.shard
-                yield Part(epoch * spec.parts + place, begin, min(begin + spec.shard, spec.size), epoch)
+                yield TakenPart(epoch * spec.parts + place, begin, min(begin + spec.shard, spec.size), epoch)
 
 
 class OpenPart:
     """A part that this process holds: what of it is on its way, and what was used."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: TakenPart) -> None:
         self.part = part
         self._cut = part.begin
         self._told = part.begin

@@ -14,12 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tf_ps_runner.worker.channel import Order, channel, note
-from tf_ps_runner.worker.leaving import leave, tell_leaving
-from tf_ps_runner.worker.patching import Patch, assigns, place, takes, wrap
-from tf_ps_runner.worker.servers import served_at
-from tf_ps_runner.worker.sessions import step_in
-from tf_ps_runner.worker.task import Task, task
+from tf_ps_runner.worker.agent_connection import TaskOrder, agent, note
+from tf_ps_runner.worker.patching import Patch, require_attr, require_instance_attrs, require_params, wrap
+from tf_ps_runner.worker.sessions import served_at, step_in
+from tf_ps_runner.worker.task import ClusterTask, leave, notify_leaving, task
 
 BETWEEN_REPORTS = 0.05
 """Seconds between two reports of the global step: with a server are lost the steps of up to so long that nobody has
@@ -39,14 +37,18 @@ def on_step(listener: Callable[[int], None]) -> None:
 
 def change_monitored_session(module: Any) -> Sequence[Patch]:
     """Put the hook into each session on the cluster. For `tensorflow.python.training.monitored_session`."""
-    monitored = place(module, "_MonitoredSession")
-    takes(monitored.__init__, "session_creator", "hooks", "should_recover", "stop_grace_period_secs")
-    saver_hook = place(place(module, "basic_session_run_hooks"), "CheckpointSaverHook")
-    place(saver_hook, "_save")
-    assigns(place(module, "ChiefSessionCreator").__init__, "_master", "_checkpoint_dir", "_scaffold")
-    assigns(place(module, "WorkerSessionCreator").__init__, "_master")
-    place(place(module, "session_run_hook"), "SessionRunArgs")
-    steps = place(place(module.basic_session_run_hooks, "training_util"), "_get_or_create_global_step_read")
+    monitored = require_attr(module, "_MonitoredSession")
+    require_params(monitored.__init__, "session_creator", "hooks", "should_recover", "stop_grace_period_secs")
+    saver_hook = require_attr(require_attr(module, "basic_session_run_hooks"), "CheckpointSaverHook")
+    require_attr(saver_hook, "_save")
+    require_instance_attrs(
+        require_attr(module, "ChiefSessionCreator").__init__, "_master", "_checkpoint_dir", "_scaffold"
+    )
+    require_instance_attrs(require_attr(module, "WorkerSessionCreator").__init__, "_master")
+    require_attr(require_attr(module, "session_run_hook"), "SessionRunArgs")
+    steps = require_attr(
+        require_attr(module.basic_session_run_hooks, "training_util"), "_get_or_create_global_step_read"
+    )
 
     def begin(
         original: Any,
@@ -56,12 +58,17 @@ def change_monitored_session(module: Any) -> Sequence[Patch]:
         should_recover: bool,
         stop_grace_period_secs: Any = 120,
     ) -> None:
-        mine = task()
+        own_task = task()
         # Predictions and evaluations in the same process have a session of their own, on no server.
         elsewhere = hasattr(session_creator, "_master") and served_at(session_creator._master) is None
-        if mine is not None and (mine.chief or mine.worker) and session_creator is not None and not elsewhere:
+        if (
+            own_task is not None
+            and (own_task.chief or own_task.worker)
+            and session_creator is not None
+            and not elsewhere
+        ):
             hooks = list(hooks or ())
-            hooks.append(StepHook(mine, module, session_creator, hooks, steps))
+            hooks.append(StepHook(own_task, module, session_creator, hooks, steps))
         original(self, session_creator, hooks, should_recover, stop_grace_period_secs)
 
     return [wrap(monitored, "__init__", begin)]
@@ -71,9 +78,9 @@ class StepHook:
     """A SessionRunHook in all but its base class, the last one of its session."""
 
     def __init__(
-        self, mine: Task, module: Any, creator: Any, others: Sequence[Any], read_step: Callable[[], Any]
+        self, own_task: ClusterTask, module: Any, creator: Any, others: Sequence[Any], read_step: Callable[[], Any]
     ) -> None:
-        self._mine = mine
+        self._mine = own_task
         self._read_step = read_step
         self._module = module
         self._creator = creator
@@ -118,7 +125,7 @@ class StepHook:
                 if time.monotonic() - self._reported >= BETWEEN_REPORTS:
                     self._report()
             self._obey()
-        if channel().order.ending and not self._mine.chief:
+        if agent().order.ending and not self._mine.chief:
             context.request_stop()
 
     def end(self, session: Any) -> None:
@@ -126,28 +133,28 @@ class StepHook:
         with self._moment:
             self._over = True
 
-    def _told(self, order: Order) -> bool:
+    def _told(self, order: TaskOrder) -> bool:
         return order.save if self._mine.chief else order.pause
 
     def _report(self) -> None:
         self._reported = time.monotonic()
-        channel().say("step", step=self._latest)
+        agent().report("step", step=self._latest)
 
     def _obey(self) -> None:
-        if not self._told(channel().order):
+        if not self._told(agent().order):
             return
         if self._latest >= 0:
             # Whoever counts what was lost counts up to the last step.
             self._report()
         if self._mine.chief:
             # First what was used is told, then it is counted, then the model is saved.
-            tell_leaving()
+            notify_leaving()
             self._save()
         leave(self._session)
 
     def _watch(self) -> None:
         """Leave from between two steps, where the next one does not come soon."""
-        if not channel().wait_for(self._told):
+        if not agent().wait_for(self._told):
             return
         threading.Event().wait(LULL)
         with self._moment:

@@ -11,15 +11,64 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from tf_ps_runner.worker import checkpoints, live_model, shards
-from tf_ps_runner.worker.channel import Order, channel, note
-from tf_ps_runner.worker.leaving import leave
-from tf_ps_runner.worker.patching import Patch, after_import, assigns, place, takes, wrap
-from tf_ps_runner.worker.step_variable import read_step
-from tf_ps_runner.worker.task import task
+from tf_ps_runner.worker.agent_connection import TaskOrder, agent, note
+from tf_ps_runner.worker.patching import Patch, after_import, require_attr, require_instance_attrs, require_params, wrap
+from tf_ps_runner.worker.task import leave, task
+
+NAMES = ("global_step", "step", "train_step", "iterations", "_iterations")
+"""What it is called in scripts, and what optimizers call theirs; the first that is found nearest to the top counts."""
+
+MAX_DEPTH = 3
+"""How far below a checkpoint it is looked for: checkpoint, model, optimizer, variable."""
+
+MAX_INSPECTED = 2000
+"""Parts of a checkpoint that are looked at."""
+
+
+def read_step(managers: Iterable[Any], saved: Iterable[Any]) -> int | None:
+    """The step that the model is at, by the variable of the script's checkpoints that counts steps; None without
+    one."""
+    for manager in managers:
+        counter = getattr(manager, "_step_counter", None)
+        if counter is not None:
+            return max(0, int(counter.numpy()))
+    for checkpoint in saved:
+        variable = _find(checkpoint)
+        if variable is not None:
+            return max(0, int(variable.numpy()))
+    return None
+
+
+def _find(root: Any) -> Any:
+    waiting = deque([(root, 0)])
+    seen = {id(root)}
+    while waiting and len(seen) < MAX_INSPECTED:
+        parent, depth = waiting.popleft()
+        children: dict[str, Any] = {}
+        with suppress(Exception):
+            children = parent._trackable_children()
+        for name in NAMES:
+            if _counts(children.get(name)):
+                return children[name]
+        for child in children.values():
+            if depth < MAX_DEPTH and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append((child, depth + 1))
+    return None
+
+
+def _counts(variable: Any) -> bool:
+    """Whether it is a whole number in a variable."""
+    with suppress(Exception):
+        return bool(variable.dtype.is_integer) and variable.shape.rank == 0 and hasattr(variable, "numpy")
+    return False
+
 
 BETWEEN_STEPS = 0.05
 """Seconds between two words about the step that the model is at: with a server are lost the steps of up to so long that
@@ -29,7 +78,7 @@ SERVER_GONE = 30.0
 """Seconds that a chief waits to be ended after TensorFlow has told it that a server does not answer. The agent knows a
 dead server at once, and one that is silent within a few of its looks. After that the error is the script's own."""
 
-MOST_SKIPPED = 20
+MAX_SKIPPED = 20
 """Checkpoints of which is told that they were skipped."""
 
 
@@ -75,7 +124,7 @@ class _Chief:
                 return
             self.told = now
             step = self.step + self.done
-        channel().say("step", step=step)
+        agent().report("step", step=step)
 
 
 _chief = _Chief()
@@ -97,7 +146,7 @@ def register() -> None:
 
 def change_strategy(module: Any) -> Sequence[Patch]:
     """Look for a live model once connected. For `...distribute.parameter_server_strategy_v2`."""
-    strategy = place(module, "ParameterServerStrategyV2")
+    strategy = require_attr(module, "ParameterServerStrategyV2")
 
     def connect(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -105,28 +154,28 @@ def change_strategy(module: Any) -> Sequence[Patch]:
         live_model.look(operations, device)
         if _leads():
             # Without the changes of the coordinator this process may have nothing else to say.
-            channel().say_lacking()
+            agent().report_missing_patches()
 
     return [wrap(strategy, "_connect_to_cluster", connect)]
 
 
 def change_coordinator(module: Any) -> Sequence[Patch]:
     """Count, leave and wait. For `...distribute.coordinator.cluster_coordinator`."""
-    coordinator, closure = place(module, "ClusterCoordinator"), place(module, "Closure")
-    resource, cluster = place(module, "ResourceClosure"), place(module, "Cluster")
-    queue = place(module, "_CoordinatedClosureQueue")
-    errors = place(module, "errors")
+    coordinator, closure = require_attr(module, "ClusterCoordinator"), require_attr(module, "Closure")
+    resource, cluster = require_attr(module, "ResourceClosure"), require_attr(module, "Cluster")
+    queue = require_attr(module, "_CoordinatedClosureQueue")
+    errors = require_attr(module, "errors")
     for name in ("CancelledError", "UnavailableError", "AbortedError"):
-        place(errors, name)
+        require_attr(errors, name)
     # What `_drop` and `_leave` use once the chief is told to save: then it would be too late to find it missing.
-    place(queue, "inflight_closure_count")
-    assigns(
+    require_attr(queue, "inflight_closure_count")
+    require_instance_attrs(
         queue.__init__,
         *("_queue", "_queue_lock", "_queue_free_slot_condition"),
         *("_stop_waiting_condition", "_no_inflight_closure_condition"),
     )
-    place(closure, "mark_cancelled")
-    assigns(cluster.__init__, "closure_queue")
+    require_attr(closure, "mark_cancelled")
+    require_instance_attrs(cluster.__init__, "closure_queue")
 
     def make_cluster(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -157,7 +206,7 @@ def change_coordinator(module: Any) -> Sequence[Patch]:
         _begin()
         return found
 
-    def ask(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _leads():
             return original(self, *args, **kwargs)
         _leave_if_told()
@@ -170,17 +219,17 @@ def change_coordinator(module: Any) -> Sequence[Patch]:
         wrap(closure, "__init__", make_closure),
         wrap(closure, "execute_on", execute),
         wrap(coordinator, "schedule", schedule),
-        wrap(coordinator, "join", ask),
-        wrap(coordinator, "done", ask),
-        wrap(coordinator, "fetch", ask),
+        wrap(coordinator, "join", call),
+        wrap(coordinator, "done", call),
+        wrap(coordinator, "fetch", call),
     ]
 
 
 def change_values(module: Any) -> Sequence[Patch]:
     """Leave where a result is awaited that does not come any more. For `...distribute.coordinator.values`."""
-    value, errors = place(module, "RemoteValueImpl"), place(module, "errors")
+    value, errors = require_attr(module, "RemoteValueImpl"), require_attr(module, "errors")
     for name in ("CancelledError", "UnavailableError", "AbortedError"):
-        place(errors, name)
+        require_attr(errors, name)
 
     def wait(original: Any, self: Any) -> None:
         # The threads of the workers ask, too, and it is not for them to leave.
@@ -194,11 +243,11 @@ def change_values(module: Any) -> Sequence[Patch]:
 
 def change_management(module: Any) -> Sequence[Patch]:
     """Know who saves. For `tensorflow.python.checkpoint.checkpoint_management`."""
-    manager = place(module, "CheckpointManager")
-    takes(manager.__init__, "checkpoint", "directory", "max_to_keep")
-    takes(manager.save, "check_interval")
-    place(manager, "checkpoint"), place(manager, "directory")
-    assigns(manager.__init__, "_step_counter")
+    manager = require_attr(module, "CheckpointManager")
+    require_params(manager.__init__, "checkpoint", "directory", "max_to_keep")
+    require_params(manager.save, "check_interval")
+    require_attr(manager, "checkpoint"), require_attr(manager, "directory")
+    require_instance_attrs(manager.__init__, "_step_counter")
 
     def make(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -211,10 +260,10 @@ def change_management(module: Any) -> Sequence[Patch]:
 
 def change_checkpoint(module: Any) -> Sequence[Patch]:
     """Know what is saved and what was restored. For `tensorflow.python.checkpoint.checkpoint`."""
-    checkpoint, errors = place(module, "Checkpoint"), place(module, "errors_impl")
+    checkpoint, errors = require_attr(module, "Checkpoint"), require_attr(module, "errors_impl")
     for name in ("_write", "read", "save", "_trackable_children"):
-        place(checkpoint, name)
-    place(errors, "DataLossError"), place(errors, "OutOfRangeError")
+        require_attr(checkpoint, name)
+    require_attr(errors, "DataLossError"), require_attr(errors, "OutOfRangeError")
 
     def write(original: Any, self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
         if not _leads() or not _chief.clusters:
@@ -276,11 +325,11 @@ def leads_coordinator() -> bool:
 
 
 def _leads() -> bool:
-    mine = task()
-    return mine is not None and mine.chief
+    own_task = task()
+    return own_task is not None and own_task.chief
 
 
-def _told(order: Order) -> bool:
+def _told(order: TaskOrder) -> bool:
     return order.pause or order.save
 
 
@@ -301,7 +350,7 @@ def _begin() -> None:
         note(f"this chief goes on in the live model{f', at step {_chief.step}' if _chief.counted else ''}")
     # The number in a checkpoint's name may be that of an epoch.
     step = _chief.step if _chief.counted or how == "fresh" else -1
-    checkpoints.was_restored(path, step, how, [words[:500] for words in _chief.skipped][:MOST_SKIPPED])
+    checkpoints.was_restored(path, step, how, [words[:500] for words in _chief.skipped][:MAX_SKIPPED])
     if not _chief.checkpoints:
         note("this script has no CheckpointManager: what it learns is lost when a parameter server is")
     threading.Thread(target=_watch, name="tf-ps-run-order", daemon=True).start()
@@ -315,7 +364,7 @@ def _before_take() -> None:
 def _watch() -> None:
     """Drop what no worker has begun once the chief is told to leave, so that whoever waits for it goes on. A part of
     the data may be waited for until some of that is used, which it never is then: the chief leaves from there."""
-    if channel().wait_for(_told):
+    if agent().wait_for(_told):
         for cluster in _chief.clusters:
             _drop(cluster.closure_queue)
         if shards.is_taking():
@@ -342,7 +391,7 @@ def _finish(queue: Any) -> None:
 
 
 def _leave_if_told() -> None:
-    if _told(channel().order):
+    if _told(agent().order):
         _leave()
 
 
@@ -374,15 +423,15 @@ def _until_told(errors: Any, original: Callable[..., Any], *args: Any, **kwargs:
         raise
     except (errors.UnavailableError, errors.AbortedError):
         note("a parameter server does not answer; waiting for the cluster to change")
-        version = int(os.environ.get("TF_PS_VERSION") or channel().order.version)
-        if channel().wait_for(lambda order: order.version != version or _told(order), SERVER_GONE) or channel().gone:
+        version = int(os.environ.get("TF_PS_VERSION") or agent().order.version)
+        if agent().wait_for(lambda order: order.version != version or _told(order), SERVER_GONE) or agent().gone:
             leave()
         raise
 
 
 def _newest(directory: str) -> str | None:
     """The newest whole checkpoint. Those that are skipped were told to the person when TensorFlow looked for it."""
-    path, skipped = checkpoints.newest_whole(directory, _chief.damaged)
+    path, skipped = checkpoints.newest_complete(directory, _chief.damaged)
     _chief.skipped += [words for words in skipped if words not in _chief.skipped]
     return path
 

@@ -1,12 +1,70 @@
-"""Which task of the cluster this process is, by its own `TF_CONFIG`."""
+"""Which task of the cluster this process is, by its `TF_CONFIG`, and how it leaves the cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-from tf_ps_runner.worker.channel import channel
+from tf_ps_runner.worker.agent_connection import agent, note
+
+EXIT_MEMBERSHIP = 75
+"""The exit code of a process that left because the cluster changes."""
+
+CLOSING = 2.0
+"""Seconds for the session to be closed, which tells the servers to forget it; after that the process ends all the
+same, and the servers keep what they have for it until they end."""
+
+_before: list[Callable[[], None]] = []
+_once = threading.Lock()
+
+
+def on_leave(listener: Callable[[], None]) -> None:
+    """Have `listener()` called before this process leaves as it was told, between two steps."""
+    _before.append(listener)
+
+
+def notify_leaving() -> None:
+    """Call the listeners, once each."""
+    while _before:
+        listener = _before.pop(0)
+        try:
+            listener()
+        except Exception as error:
+            note(f"what shall happen before this process leaves has failed: {type(error).__name__}: {error}")
+
+
+def leave(session: Any = None) -> NoReturn:
+    """End this process with exit code 75. Only the first thread that comes here does it; others wait for the end.
+
+    The interpreter does not end in order, because TensorFlow might then wait for servers that are gone.
+    """
+    if not _once.acquire(blocking=False):
+        threading.Event().wait()
+    try:
+        notify_leaving()
+        if session is not None:
+            closing = threading.Thread(target=_close, args=(session,), daemon=True)
+            closing.start()
+            closing.join(CLOSING)
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+    finally:
+        os._exit(EXIT_MEMBERSHIP)
+
+
+def _close(session: Any) -> None:
+    with contextlib.suppress(Exception):
+        session.close()
+
 
 GATE = "TF_PS_GATE"
 
@@ -15,7 +73,7 @@ CHIEFS = ("chief", "master")
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class ClusterTask:
     """A role with an index in the cluster. `gated` says that a worker waits until the chief has a whole model."""
 
     role: str
@@ -33,12 +91,12 @@ class Task:
         return self.role == "worker"
 
 
-def task() -> Task | None:
+def task() -> ClusterTask | None:
     """The task that this process is; None where no agent looks after it, or no `TF_CONFIG` says it."""
-    if not channel().active:
+    if not agent().active:
         return None
     try:
         stated = json.loads(os.environ.get("TF_CONFIG", ""))["task"]
-        return Task(str(stated["type"]), int(stated["index"]), os.environ.get(GATE) == "1")
+        return ClusterTask(str(stated["type"]), int(stated["index"]), os.environ.get(GATE) == "1")
     except (ValueError, TypeError, KeyError):
         return None

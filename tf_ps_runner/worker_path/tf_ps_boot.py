@@ -38,20 +38,20 @@ def bring_package() -> None:
 def install() -> None:
     """Have TensorFlow's hooks changed."""
     bring_package()
-    from tf_ps_runner.worker import protections
+    from tf_ps_runner.worker import patches
 
-    protections.install()
+    patches.install()
 
 
 def run_program() -> None:
     """Become the program that the arguments name, in the `__main__` that is there."""
-    from tf_ps_runner.worker.channel import channel
+    from tf_ps_runner.worker.agent_connection import agent
     from tf_ps_runner.worker.task import task
 
-    channel().claim()
-    mine = task()
-    if mine is not None and mine.role == "evaluator":
-        channel().say_once("ready")
+    agent().claim()
+    own_task = task()
+    if own_task is not None and own_task.role == "evaluator":
+        agent().report_once("ready")
     try:
         _run(sys.argv[1:])
     except BaseException:

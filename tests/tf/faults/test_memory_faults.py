@@ -10,7 +10,7 @@ import psutil
 import pytest
 from job import GRAPH, PAUSES, RESTORED, MakeJob, both_ways, check_exactly_once, check_learned
 
-from tf_ps_runner.memory.cgroups import find_place
+from tf_ps_runner.memory.cgroups import find_cgroup_parent
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.long]
 
@@ -20,7 +20,7 @@ LIMIT, MEAL = 700, 800
 
 @pytest.fixture(autouse=True)
 def groups() -> None:
-    if find_place() is None:
+    if find_cgroup_parent() is None:
         pytest.skip("no control group can be made here, of version 1 or 2: that takes root, or a delegated group")
 
 
@@ -31,7 +31,7 @@ def group_of(process: psutil.Process) -> str:
 
 
 def left_of(name: str) -> list[Path]:
-    place = find_place()
+    place = find_cgroup_parent()
     assert place is not None
     return [path for path in place.folder.iterdir() if path.name == name]
 

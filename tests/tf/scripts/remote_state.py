@@ -18,7 +18,7 @@ class Line:
         self.place = 0
         self.rolled_back: list[Any] = []
 
-    def ask(self, what: str, **fields: Any) -> dict[str, Any]:
+    def request(self, what: str, **fields: Any) -> dict[str, Any]:
         if what == "rollback":
             self.rolled_back.append(fields["state"])
             return {}
@@ -26,7 +26,7 @@ class Line:
 
 
 line = Line()
-shard_state.channel = lambda: line
+shard_state.agent = lambda: line
 
 
 def save(step: int) -> str:

@@ -11,10 +11,10 @@ import tf_ps_boot  # noqa: F401
 from tf_ps_runner.worker import patching
 
 # The estimator is a package of its own, which TensorFlow since 2.16 has not.
-wanted = [name for name in patching.waiting() if importlib.util.find_spec(name.partition(".")[0])]
+wanted = [name for name in patching.pending_modules() if importlib.util.find_spec(name.partition(".")[0])]
 
 import tensorflow as tf  # noqa: E402
 
 for module in wanted:
     importlib.import_module(module)
-print(json.dumps({"version": tf.__version__, "changed": wanted, "missing": patching.lacking()}))
+print(json.dumps({"version": tf.__version__, "changed": wanted, "missing": patching.missing_patches()}))

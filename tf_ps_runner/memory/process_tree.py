@@ -13,40 +13,40 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
-from tf_ps_runner.memory.limits import MIB
+from tf_ps_runner.memory import MIB
 
-LOOK_INTERVAL = 0.2
+CHECK_INTERVAL = 0.2
 """Seconds between two looks at a task that has a limit. The kernel tells nobody of a process's size, so somebody has
 to look; less would take more of a processor, more would let a fast task take more before it is killed."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class TreeWatch:
+class ProcessTreeWatch:
     """Watches one process and what it starts until `close`. A running loop is needed.
 
-    `excess` is what they took together, in MiB, when they were killed for it; None as long as they were not.
+    `exceeded_with` is what they took together, in MiB, when they were killed for it; None as long as they were not.
     """
 
     def __init__(self, pid: int, limit: int, on_kill: Callable[[], None] = lambda: None) -> None:
-        self.excess: int | None = None
+        self.exceeded_with: int | None = None
         self._pid = pid
         self._limit = limit
         self._on_kill = on_kill
         self._loop = asyncio.get_running_loop()
-        self._next = self._loop.call_soon(self._look)
+        self._next = self._loop.call_soon(self._check)
 
     def close(self) -> None:
         """Look no more."""
         self._next.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         tree = list(processes_of(self._pid))
         usage = usage_of(tree, self._limit)
         if usage <= self._limit:
-            self._next = self._loop.call_later(LOOK_INTERVAL, self._look)
+            self._next = self._loop.call_later(CHECK_INTERVAL, self._check)
             return
-        self.excess = usage
+        self.exceeded_with = usage
         # The first is our child that nobody has collected, or this watch would be closed; and the others had no time to
         # end and to have their numbers given away.
         for pid in tree:

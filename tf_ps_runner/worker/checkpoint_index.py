@@ -20,7 +20,7 @@ MAX_SUMMED = 1 << 20
 variables is shorter."""
 
 
-class Damaged(ValueError):
+class DamagedIndex(ValueError):
     """What was read is no whole index; the text is a clause that says why."""
 
 
@@ -29,17 +29,17 @@ def lengths(index: bytes) -> list[int]:
     try:
         entries = list(_entries(index))
         if not entries or entries[0][0] != b"":
-            raise Damaged("its index does not begin as one")
+            raise DamagedIndex("its index does not begin as one")
         needed = [0] * _number(entries[0][1], 1)
         for _, entry in entries[1:]:
             shard, offset, size = (_number(entry, field) for field in (3, 4, 5))
             needed[shard] = max(needed[shard], offset + size)
     except (IndexError, struct.error, OverflowError, MemoryError):
-        raise Damaged("its index cannot be read") from None
+        raise DamagedIndex("its index cannot be read") from None
     return needed
 
 
-WHOLE: frozenset[tuple[int, ...]] = frozenset({()})
+UNPARTITIONED: frozenset[tuple[int, ...]] = frozenset({()})
 """The parts of a variable that is saved in one piece."""
 
 
@@ -53,15 +53,15 @@ def parts(index: bytes) -> dict[str, frozenset[tuple[int, ...]]]:
                 tuple(_number(extent, 1) for extent in _messages(part, 1)) for part in _messages(entry, 7)
             )
             if key:
-                found[key.decode("utf-8", "replace")] = begins or WHOLE
+                found[key.decode("utf-8", "replace")] = begins or UNPARTITIONED
     except (IndexError, struct.error, OverflowError, MemoryError):
-        raise Damaged("its index cannot be read") from None
+        raise DamagedIndex("its index cannot be read") from None
     return found
 
 
 def _entries(index: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(index) < FOOTER or struct.unpack_from("<Q", index, len(index) - 8)[0] != MAGIC:
-        raise Damaged("its index is cut off")
+        raise DamagedIndex("its index is cut off")
     footer = index[-FOOTER:]
     _, at = _varint(footer, 0)
     _, at = _varint(footer, at)
@@ -76,11 +76,11 @@ def _block(index: bytes, handle: bytes, summed: bool) -> Iterator[tuple[bytes, b
     size, _ = _varint(handle, at)
     end = offset + size
     if end + TRAILER > len(index):
-        raise Damaged("its index is cut off")
+        raise DamagedIndex("its index is cut off")
     if index[end] != 0:
-        raise Damaged("its index is compressed in a way that no TensorFlow writes")
+        raise DamagedIndex("its index is compressed in a way that no TensorFlow writes")
     if summed and struct.unpack_from("<I", index, end + 1)[0] != masked(crc32c(index[offset : end + 1])):
-        raise Damaged("its index has other sums than were written")
+        raise DamagedIndex("its index has other sums than were written")
     (restarts,) = struct.unpack_from("<I", index, end - 4)
     end -= 4 * (restarts + 1)
     key, at = b"", offset
@@ -132,7 +132,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (1, 5):
             at += 8 if kind == 1 else 4
         else:
-            raise Damaged("its index cannot be read")
+            raise DamagedIndex("its index cannot be read")
 
 
 def _table() -> list[int]:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Total
 from dlrover_run.policies.parameter_servers.model import ServerBounds
-from tf_ps_runner.data.state import QueueName, SavedState, Spec
+from tf_ps_runner.data.state import QueueName, QueueSpec, SavedState
 
 MAX_LINE = 64 * 1024
 """Bytes of one line with its end: more than the state of all queues of a job needs."""
@@ -27,10 +27,10 @@ MAX_SKIPPED = 1000
 Text = Annotated[str, Meta(max_length=16_384)]
 Path = Annotated[str, Meta(max_length=8192)]
 
-AskId = Annotated[int, Meta(ge=0, le=2**53)]
+RequestId = Annotated[int, Meta(ge=0, le=2**53)]
 
 
-class BadLine(ValueError):
+class ProtocolError(ValueError):
     """A line that is none of the words expected here; the text is a clause that says what is wrong with it. `ask` is
     the number of the request that it would have been, for that can be answered."""
 
@@ -39,7 +39,7 @@ class BadLine(ValueError):
         self.ask = ask
 
 
-class Hello(msgspec.Struct, frozen=True, tag_field="say", tag="hello", forbid_unknown_fields=True):
+class ProcessHello(msgspec.Struct, frozen=True, tag_field="say", tag="hello", forbid_unknown_fields=True):
     """Always the first word, with the token that the process was given. `pid` is what it takes its own to be; an event
     has the one that the kernel knows, and no token."""
 
@@ -82,19 +82,19 @@ class Note(msgspec.Struct, frozen=True, tag_field="say", tag="note", forbid_unkn
     server_bounds: ServerBounds | None = None
 
 
-class Gone(msgspec.Struct, frozen=True):
+class Disconnected(msgspec.Struct, frozen=True):
     """The connection of the process has ended, mostly with the process. Never said, only found."""
 
 
-Said = Hello | Ready | Restored | Step | Saved | Note
-Event = Said | Gone
+TaskMessage = ProcessHello | Ready | Restored | Step | Saved | Note
+TaskEvent = TaskMessage | Disconnected
 
 
 class Take(msgspec.Struct, frozen=True, tag_field="what", tag="take"):
     """The next part of a queue. The first who names a queue makes it, with this spec."""
 
     queue: QueueName
-    spec: Spec
+    spec: QueueSpec
 
 
 class Used(msgspec.Struct, frozen=True, tag_field="what", tag="used"):
@@ -115,7 +115,7 @@ class Rollback(msgspec.Struct, frozen=True, tag_field="what", tag="rollback"):
     state: SavedState | None
 
 
-Ask = Take | Used | Snapshot | Rollback
+Request = Take | Used | Snapshot | Rollback
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -146,30 +146,30 @@ class OrderMessage(msgspec.Struct, frozen=True):
 
 class _Kind(msgspec.Struct, frozen=True):
     say: str | None = None
-    ask: AskId | None = None
+    ask: RequestId | None = None
 
 
 _kind = msgspec.json.Decoder(_Kind)
-_said: msgspec.json.Decoder[Said] = msgspec.json.Decoder(Said)
-_ask: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
+_said: msgspec.json.Decoder[TaskMessage] = msgspec.json.Decoder(TaskMessage)
+_ask: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _encoder = msgspec.json.Encoder()
 
 
-def read_line(line: bytes) -> Said | tuple[int, Ask]:
+def read_line(line: bytes) -> TaskMessage | tuple[int, Request]:
     """What a process said, or the number of its request and the request. Raises BadLine."""
     kind = _decode(_kind, line)
     if (kind.say is None) == (kind.ask is None):
-        raise BadLine("it neither says nor asks anything")
+        raise ProtocolError("it neither says nor asks anything")
     if kind.ask is None:
-        said: Said = _decode(_said, line)
+        said: TaskMessage = _decode(_said, line)
         return said
     try:
         return kind.ask, _decode(_ask, line)
-    except BadLine as bad:
-        raise BadLine(str(bad), kind.ask) from None
+    except ProtocolError as bad:
+        raise ProtocolError(str(bad), kind.ask) from None
 
 
-def tell_line(order: OrderMessage) -> bytes:
+def order_line(order: OrderMessage) -> bytes:
     """The line that tells a process what is wanted of it."""
     return _encoder.encode({"tell": "order", **msgspec.structs.asdict(order)}) + b"\n"
 
@@ -179,22 +179,22 @@ def answer_line(number: int, answer: Answer) -> bytes:
     return _encoder.encode({"answer": number, **msgspec.to_builtins(answer)}) + b"\n"
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """A text of a process as it may stand on a terminal: one line, of bounded length, without control characters."""
     words = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * MAX_TEXT])
     return " ".join(words.split())[:MAX_TEXT]
 
 
-def presentable(said: Said) -> Said:
+def sanitize(said: TaskMessage) -> TaskMessage:
     """The same, with its texts as they may stand on a terminal."""
     # Only the texts are replaced, so that no field can be lost on the way.
     if isinstance(said, Note):
         bounds = said.server_bounds
         if bounds is not None:
             bounds = msgspec.structs.replace(bounds, table=_plain_path(bounds.table))
-        return msgspec.structs.replace(said, text=plain(said.text), server_bounds=bounds)
+        return msgspec.structs.replace(said, text=printable(said.text), server_bounds=bounds)
     if isinstance(said, Restored):
-        skipped = tuple(plain(sentence) for sentence in said.skipped)
+        skipped = tuple(printable(sentence) for sentence in said.skipped)
         path = None if said.path is None else _plain_path(said.path)
         return msgspec.structs.replace(said, path=path, skipped=skipped)
     if isinstance(said, Saved):
@@ -203,11 +203,11 @@ def presentable(said: Said) -> Said:
 
 
 def _plain_path(path: str) -> str:
-    return path if path.isprintable() else plain(path)
+    return path if path.isprintable() else printable(path)
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise BadLine(str(error)[:200]) from None
+        raise ProtocolError(str(error)[:200]) from None

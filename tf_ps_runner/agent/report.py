@@ -1,9 +1,9 @@
-"""What a finished job tells whoever called for it: the exit code, and the task that ended it."""
+"""What a user reads of a job on this node: one line for each event, and the result at the end."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dlrover_run import exit_codes
@@ -11,13 +11,15 @@ from dlrover_run.agent.refusal import explain
 from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.ending import EVALUATION_FAILED
-from dlrover_run.policies.parameter_servers.model import TaskEnd
+from dlrover_run.policies.parameter_servers.model import EndCause, NodeOrder, Role, TaskEnd, TaskKey
 from dlrover_run.policies.parameter_servers.recovery import SHORT_END
+from dlrover_run.policies.parameter_servers.text import news
 from dlrover_run.spec import SpecError
+from tf_ps_runner.agent.protocol import Note, Restored, Saved, printable
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JobResult:
     """The end of a job on this node. `root` is the task of this node that the job could not go on after, `failure` what
     is known of one on another node; `error` is a sentence when it was no task that ended the job, or this node's part
     in it. `why_over` is a clause that says why that end was not followed by another start. `warning` is a sentence
@@ -33,7 +35,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Ending:
+class JobEnd:
     """All that the verdict depends on.
 
     `wanted` is the coordinator's last word. `ends` are the last ends of this node's tasks, as they were told and as
@@ -51,7 +53,7 @@ class Ending:
     mistaken: bool = False
 
 
-def judge(ending: Ending, compat: bool) -> Verdict:
+def resolve_result(ending: JobEnd, compat: bool) -> JobResult:
     """The verdict on a job that is over for this node; `compat` asks for one code for all failures."""
     wanted = ending.wanted
     failed = wanted.phase is PlanPhase.FAILED
@@ -60,7 +62,7 @@ def judge(ending: Ending, compat: bool) -> Verdict:
     reason = wanted.reason
     if stopped and ending.stopped_by is not None:
         reason = f"{ending.stopped_by.name} stopped the job"
-    return Verdict(
+    return JobResult(
         exit_code=_exit_code(ending, root, compat),
         reason=reason,
         root=root,
@@ -94,7 +96,7 @@ def _warning(wanted: Assignment) -> str | None:
     return None
 
 
-def _exit_code(ending: Ending, root: WorkerExit | None, compat: bool) -> int:
+def _exit_code(ending: JobEnd, root: WorkerExit | None, compat: bool) -> int:
     if ending.gave_up is not None:
         mistake = isinstance(ending.gave_up, SpecError)
         return exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
@@ -117,10 +119,72 @@ def _exit_code(ending: Ending, root: WorkerExit | None, compat: bool) -> int:
     return exit_codes.of_failure(code, compat)
 
 
-def _error(ending: Ending) -> str | None:
+def _error(ending: JobEnd) -> str | None:
     gave_up, wanted = ending.gave_up, ending.wanted
     if gave_up is not None:
         return f"the tasks could not be started: {explain(gave_up)}" if isinstance(gave_up, OSError) else str(gave_up)
     if wanted.phase is PlanPhase.FAILED and wanted.failure is None:
         return f"the job failed: {wanted.reason}"
     return None if wanted.phase in OVER else ending.problem
+
+
+class EventPrinter:
+    """Tells with `say`."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._reason = ""
+        self._told_watch = False
+        self._order: NodeOrder | None = None
+
+    def follow(self, wanted: Assignment) -> None:
+        """What the coordinator wants now, and why."""
+        if wanted.cluster is None:
+            return
+        self._order = wanted.cluster
+        before, self._reason = self._reason, wanted.reason
+        if self._reason != before:
+            self._say(news(before, self._reason))
+
+    def limited(self, kept_by: str) -> None:
+        """A task has a limit of memory, which is kept in that way."""
+        if kept_by == "watch" and not self._told_watch:
+            self._told_watch = True
+            self._say(
+                "warning: no control group can be made here, so processes are looked at for their memory, and a fast "
+                "one takes more than its limit before it is killed"
+            )
+
+    def ended(self, key: TaskKey, end: TaskEnd, step: int) -> None:
+        """A process has ended, whose last known step was that; -1 where it has told of none."""
+        if key.role is Role.CHIEF and end.cause is EndCause.SUCCESS and step < 0:
+            self._say(
+                f"warning: {key} has succeeded without a session in the cluster: does the script read TF_CONFIG? One "
+                "that does not trains alone in each of its processes"
+            )
+
+    def said(self, key: TaskKey, event: Note | Restored | Saved) -> None:
+        """A process has said something that a person should know."""
+        if isinstance(event, Note):
+            self._say(f"{key}: {printable(event.text)}")
+        elif isinstance(event, Saved):
+            if self._order is not None and self._order.save:
+                self._say(f"{key} has saved step {event.step}: {printable(event.path)}")
+        else:
+            for sentence in event.skipped:
+                self._say(f"{key}: {printable(sentence)}")
+            self._say(f"{key}: {_model(event)}")
+
+
+def _model(event: Restored) -> str:
+    # How many steps that has cost the coordinator says, who hears of those of all nodes.
+    known = event.step >= 0
+    if event.how == "checkpoint":
+        return f"has restored {printable(event.path or '?')}, and goes on{f' after step {event.step}' if known else ''}"
+    if event.how == "live":
+        # Without a step of its own, the script decides: Keras' BackupAndRestore goes back to the beginning of an epoch.
+        rest = f" at step {event.step}; no step lost" if known else "; the script decides from where"
+        return f"goes on with the live model{rest}"
+    if event.step > 0:
+        return f"begins at step {event.step}, with a model that the script has restored by itself"
+    return f"begins with a fresh model{' at step 0' if known else ''}"

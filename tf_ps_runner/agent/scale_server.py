@@ -11,13 +11,13 @@ from collections.abc import Callable
 import msgspec
 
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
-from tf_ps_runner import wishes
-from tf_ps_runner.wishes import Reply
+from tf_ps_runner import scale_protocol
+from tf_ps_runner.scale_protocol import Reply
 
-LINE_TIMEOUT = 5.0
+READ_TIMEOUT = 5.0
 """Seconds that somebody who has connected gets to say his wish in one line; then the connection is ended."""
 
-MOST_AT_ONCE = 16
+MAX_CONNECTIONS = 16
 """Connections at one time; with more, newcomers are not listened to until others have gone."""
 
 
@@ -25,20 +25,21 @@ OVER = Reply(granted=False, text="the job is coming to its end")
 """The answer to whoever comes too late."""
 
 
-class WishDesk:
-    """Takes wishes of this machine's user. `on_wish` is called with each; its answer is that wish's number.
+class ScaleServer:
+    """Takes scale requests of this machine's user. `on_request` is called with each and returns the number of the
+    request.
 
-    `decided` is told the number of the last wish that the coordinator has decided on, with its answer. A running loop
-    is needed.
+    `answer_up_to` gets the number of the last request that the coordinator has decided on, with its answer. It needs a
+    running loop.
     """
 
-    def __init__(self, run_id: str, on_wish: Callable[[DesiredReplicas], int]) -> None:
-        self._address = wishes.socket_address(os.geteuid(), run_id)
+    def __init__(self, run_id: str, on_request: Callable[[DesiredReplicas], int]) -> None:
+        self._address = scale_protocol.socket_address(os.geteuid(), run_id)
         self._run_id = run_id
-        self._on_wish = on_wish
+        self._on_request = on_request
         self._server: asyncio.Server | None = None
         self._waiting: dict[int, list[asyncio.Future[Reply]]] = {}
-        self._talks: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._over = False
 
     async def open(self, alone: bool) -> str | None:
@@ -47,7 +48,7 @@ class WishDesk:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self._address)
-            listener.listen(MOST_AT_ONCE)
+            listener.listen(MAX_CONNECTIONS)
         except OSError as error:
             listener.close()
             if error.errno != errno.EADDRINUSE:
@@ -55,10 +56,10 @@ class WishDesk:
             taken = f"another job on this machine is named {self._run_id!r} (--rdzv-id), and `tf-ps-run scale` reaches "
             return f"{taken}only that one" if alone else None
         listener.setblocking(False)
-        self._server = await asyncio.start_unix_server(self._talk, sock=listener, limit=wishes.MOST_BYTES)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=scale_protocol.MAX_BYTES)
         return None
 
-    def decided(self, number: int, answer: Reply) -> None:
+    def answer_up_to(self, number: int, answer: Reply) -> None:
         """The coordinator has decided on all wishes up to that number, of which each contains those before it."""
         for each in [each for each in self._waiting if each <= number]:
             for future in self._waiting.pop(each):
@@ -74,34 +75,34 @@ class WishDesk:
             for future in futures:
                 if not future.done():
                     future.set_result(OVER)
-        if self._talks:
-            await asyncio.wait(self._talks)
+        if self._serving:
+            await asyncio.wait(self._serving)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talk = asyncio.current_task()
-        assert talk is not None, "a connection has a task"
-        self._talks.add(talk)
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None, "a connection has a task"
+        self._serving.add(serving)
         try:
             connection = writer.get_extra_info("socket")
-            if len(self._talks) <= MOST_AT_ONCE and wishes.peer_uid(connection) == os.geteuid():
+            if len(self._serving) <= MAX_CONNECTIONS and scale_protocol.peer_uid(connection) == os.geteuid():
                 reply = await self._answer(reader)
                 if reply is not None:
-                    writer.write(wishes.reply_line(reply))
-                    await asyncio.wait_for(writer.drain(), LINE_TIMEOUT)
+                    writer.write(scale_protocol.reply_line(reply))
+                    await asyncio.wait_for(writer.drain(), READ_TIMEOUT)
         except (TimeoutError, OSError, ValueError):
             # Whoever asked has gone, or does not read.
             pass
         finally:
-            self._talks.discard(talk)
+            self._serving.discard(serving)
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> Reply | None:
         try:
-            wish = wishes.read_wish(await asyncio.wait_for(reader.readline(), LINE_TIMEOUT))
+            request = scale_protocol.read_request(await asyncio.wait_for(reader.readline(), READ_TIMEOUT))
         except (TimeoutError, msgspec.DecodeError, ValueError):
             return None
         if self._over:
             return OVER
         known: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(self._on_wish(wish), []).append(known)
+        self._waiting.setdefault(self._on_request(request), []).append(known)
         return await known

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tf_ps_runner.worker.patching import lacking
+from tf_ps_runner.worker.patching import missing_patches
 
 AGENT = "TF_PS_AGENT"
 TOKEN = "TF_PS_TASK_TOKEN"
@@ -35,7 +35,7 @@ class AgentGone(ConnectionError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class TaskOrder:
     """What the agent wants of this process, as it was last told.
 
     `open` lets a worker in. `pause` tells a worker to leave after the step that it is at, and `save` the chief to save
@@ -55,7 +55,7 @@ def note(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} tf-ps-run: {text}", file=sys.stderr, flush=True)
 
 
-class Channel:
+class AgentConnection:
     """The line of this process. All its methods may be called from any thread."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Channel:
         self._line: socket.socket | None = None
         self._tried = False
         self._gone = False
-        self._order = Order()
+        self._order = TaskOrder()
         self._answers: dict[int, dict[str, Any] | None] = {}
         self._asked = 0
         self._said: set[str] = set()
@@ -84,7 +84,7 @@ class Channel:
         return AGENT in os.environ and self._pid in (None, os.getpid())
 
     @property
-    def order(self) -> Order:
+    def order(self) -> TaskOrder:
         """What was last told; the first call opens the line."""
         self._open()
         return self._order
@@ -95,7 +95,7 @@ class Channel:
         self._open()
         return self._line is None or self._gone
 
-    def wait_for(self, wanted: Callable[[Order], bool], timeout: float | None = None) -> bool:
+    def wait_for(self, wanted: Callable[[TaskOrder], bool], timeout: float | None = None) -> bool:
         """Wait until an order is such that `wanted` says yes; False once nobody is there, or after `timeout`
         seconds."""
         self._open()
@@ -103,28 +103,28 @@ class Channel:
             self._heard.wait_for(lambda: wanted(self._order) or self._line is None or self._gone, timeout)
             return wanted(self._order)
 
-    def say(self, what: str, **fields: Any) -> None:
+    def report(self, what: str, **fields: Any) -> None:
         """Tell the agent that something has happened; nothing at all where nobody is there."""
         self._send({"say": what, **fields})
 
-    def say_once(self, what: str) -> None:
+    def report_once(self, what: str) -> None:
         """Tell the agent that something has happened, for the first time."""
         with self._heard:
             first = what not in self._said
             self._said.add(what)
         if first:
-            self.say(what)
+            self.report(what)
 
-    def say_lacking(self) -> None:
+    def report_missing_patches(self) -> None:
         """Tell the agent which protections this TensorFlow does not allow. Each of them is told once, here or with the
         next message; nothing is sent where all were applied."""
         self._open()
         if self._line is None or self._gone or not self.active:
             return
-        for sentence in lacking():
+        for sentence in missing_patches():
             self._send({"say": "note", "text": sentence})
 
-    def ask(self, what: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
+    def request(self, what: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
         """Ask the agent for something, and wait for the answer.
 
         Raises AgentGone when nobody is there (any more), and TimeoutError after `timeout` seconds, None for never.
@@ -176,7 +176,7 @@ class Channel:
         line = self._line
         if line is None or self._gone or not self.active:
             return False
-        self.say_lacking()
+        self.report_missing_patches()
         packed = _packed(message)
         if len(packed) > MAX_MESSAGE:
             raise ValueError(f"a message of {len(packed)} bytes is more than the agent takes, which is {MAX_MESSAGE}")
@@ -205,8 +205,8 @@ class Channel:
             return
         with self._heard:
             if message.get("tell") == "order":
-                names = [field.name for field in dataclasses.fields(Order)]
-                self._order = Order(**{name: message[name] for name in names if name in message})
+                names = [field.name for field in dataclasses.fields(TaskOrder)]
+                self._order = TaskOrder(**{name: message[name] for name in names if name in message})
             elif message.get("answer") in self._answers:
                 self._answers[message["answer"]] = message
             self._heard.notify_all()
@@ -229,17 +229,17 @@ def _cut(value: Any) -> Any:
     return value[:MAX_TEXT] if isinstance(value, str) else value
 
 
-_channel = Channel()
+_agent = AgentConnection()
 
 
-def channel() -> Channel:
+def agent() -> AgentConnection:
     """The line of this process to its agent."""
-    return _channel
+    return _agent
 
 
 def _renew_in_child() -> None:
     """A forked child starts without what its parent's threads held; that it has no line is seen by its own number."""
-    _channel._begin()
+    _agent._begin()
 
 
 os.register_at_fork(after_in_child=_renew_in_child)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from tf_ps_runner.worker import files
-from tf_ps_runner.worker.bundle import Damaged, lengths, parts
+from tf_ps_runner.worker.checkpoint_index import DamagedIndex, lengths, parts
 
 MAX_SUMMED = 64 << 20
 """Bytes of data that are read to compare their sums, a tenth of a second's work; of more only the length is looked at,
@@ -26,7 +26,7 @@ _PATHS = re.compile(rb'^\s*(all_)?model_checkpoint_path(?:s)?\s*:\s*"((?:[^"\\\n
 _summed: dict[tuple[str, float], str | None] = {}
 
 
-def newest_whole(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None, list[str]]:
+def newest_complete(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None, list[str]]:
     """The newest whole checkpoint of a directory, as TensorFlow names it, and a sentence for each one skipped.
 
     None when there is none. `passed_over` are not looked at again.
@@ -51,14 +51,14 @@ def look(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None,
         if path in seen:
             continue
         seen.add(path)
-        why = what_is_wrong(path)
+        why = find_damage(path)
         if why is None:
             return path, skipped
         skipped.append((path, why))
     return None, skipped
 
 
-def what_is_wrong(path: str) -> str | None:
+def find_damage(path: str) -> str | None:
     """Why a checkpoint is not whole, as a clause; None when it is."""
     try:
         index = files.read(path + ".index")
@@ -67,7 +67,7 @@ def what_is_wrong(path: str) -> str | None:
         return None if _size(path) is not None else "its index is missing"
     try:
         needed = lengths(index)
-    except Damaged as damaged:
+    except DamagedIndex as damaged:
         return str(damaged)
     for shard, length in enumerate(needed):
         name = f"{path}.data-{shard:05d}-of-{len(needed):05d}"
@@ -80,7 +80,7 @@ def what_is_wrong(path: str) -> str | None:
 
 
 def parts_in(path: str) -> dict[str, frozenset[tuple[int, ...]]] | None:
-    """The parts of each variable of a checkpoint, as in `bundle.parts`; None where it has no index, as in
+    """The parts of each variable of a checkpoint, as in `checkpoint_index.parts`; None where it has no index, as in
     the format of before 2016, or one that cannot be read."""
     try:
         return parts(files.read(path + ".index"))

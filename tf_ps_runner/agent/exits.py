@@ -1,17 +1,79 @@
-"""What the end of a task means for the cluster: a pure function of how its process ended and of what was found out."""
+"""How task processes end: what an end means for the cluster, and what the agent remembers of it."""
 
 from __future__ import annotations
 
 import re
 import signal
+import time
 from dataclasses import dataclass
 
 from dlrover_run import failures
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.policies.parameter_servers.model import EndCause, Role, TaskEnd
+from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
+from tf_ps_runner.agent.report import EventPrinter
+from tf_ps_runner.agent.task_process import TaskProcess
 
-LEFT = 75
+MAX_ENDS = 50
+"""Ends of tasks that are kept for the report on the last of them."""
+
+
+class ExitClassifier:
+    """What is known of the ends of a node's tasks. `ends` are how the last of them have ended."""
+
+    def __init__(self, relay: RelayClient, events: EventPrinter) -> None:
+        self._relay = relay
+        self._events = events
+        self._raised: dict[tuple[Role, int], str] = {}
+        self.ends: list[tuple[TaskEnd, WorkerExit]] = []
+
+    async def classify(self, task: TaskProcess, process: ManagedProcess[ProcessSpec]) -> TaskEnd:
+        """How a task has ended whose process has, once its last words are known."""
+        assigned, output, memory = task.assigned, task.output, task.memory
+        assert process.code is not None, "it has ended"
+        assert output is not None, "it was given with the process"
+        assert memory is not None, "it was given with the process"
+        stopped = process.stopped_with if not task.silent else None
+        killed = memory.killed_for_memory(process.code) if stopped is None and not task.silent else None
+        words = await output.stderr_tail_of(self._relay)
+        output.forget(self._relay)
+        end = WorkerExit(
+            rank=assigned.rank,
+            local_rank=assigned.rank,
+            pid=process.pid,
+            code=process.code,
+            unix_time=process.ended_at,
+            stopped_with=stopped,
+            stderr_tail=words,
+            stdout_path=output.stdout_path,
+            stderr_path=output.stderr_path,
+            name=str(assigned.key),
+        )
+        place = (assigned.role, assigned.rank)
+        told = classify_exit(
+            ExitInfo(
+                role=assigned.role,
+                end=end,
+                lived=time.monotonic() - task.started_at,
+                silent=task.silent,
+                memory=killed,
+                dismissed=stopped is not None or task.leaving,
+                stepped=task.past_beginning,
+                before=self._raised.get(place),
+            )
+        )
+        self._events.ended(task.key, told, task.step)
+        if (exception := exception_text(end)) is not None:
+            self._raised[place] = exception
+        else:
+            self._raised.pop(place, None)
+        self.ends = [*self.ends[-MAX_ENDS:], (told, end)]
+        return told
+
+
+EXIT_RESHAPED = 75
 """The exit code of a task that leaves because of a change of membership, as the bootstrap and the hooks have it."""
 
 REPEATED_WITHIN = 10.0
@@ -38,7 +100,7 @@ _LOST_SERVER = re.compile(
 
 
 @dataclass(frozen=True)
-class Found:
+class ExitInfo:
     """How a process ended, and what is known of why.
 
     `silent` is why it was given up, if it was; `memory` why it was killed for memory. `dismissed` says that it was told
@@ -56,7 +118,7 @@ class Found:
     before: str | None = None
 
 
-def task_end(found: Found) -> TaskEnd:
+def classify_exit(found: ExitInfo) -> TaskEnd:
     """What the node tells the coordinator of the end."""
     end = found.end
     if found.silent is not None:
@@ -67,14 +129,14 @@ def task_end(found: Found) -> TaskEnd:
         if found.role is Role.PS and not found.dismissed:
             return _failure(end, "ended by itself with code 0, which no parameter server does")
         return TaskEnd(EndCause.SUCCESS, "has succeeded")
-    if end.code == LEFT:
+    if end.code == EXIT_RESHAPED:
         return TaskEnd(EndCause.RESHAPED, "left for a change of the cluster")
     if end.code == 0:
         # A script that takes the signal as its end has not come to the end of its training.
         return TaskEnd(EndCause.RESHAPED, "ended with code 0 because it was told to stop")
     if found.dismissed:
         return TaskEnd(EndCause.RESHAPED, failures.describe_exit(end)[:MAX_WHAT])
-    words = raised(end)
+    words = exception_text(end)
     if words is not None and _LOST_SERVER.search(words):
         return TaskEnd(EndCause.RESHAPED, f"lost a parameter server: {failures.describe_exit(end)}"[:MAX_WHAT])
     soon = found.lived <= (REPEATED_WITHIN if found.stepped else REPEATED_BEFORE_STEP)
@@ -83,9 +145,9 @@ def task_end(found: Found) -> TaskEnd:
     return _failure(end, failures.describe_exit(end))
 
 
-def raised(end: WorkerExit) -> str | None:
+def exception_text(end: WorkerExit) -> str | None:
     """The exception that ended a task, by its own words; None where it left none."""
-    return None if end.code in (0, LEFT) or end.code == -signal.SIGKILL else failures.summarize_error(end)
+    return None if end.code in (0, EXIT_RESHAPED) or end.code == -signal.SIGKILL else failures.summarize_error(end)
 
 
 def _same(words: str, before: str) -> bool:

@@ -19,21 +19,21 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStatus,
 )
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec
-from tf_ps_runner.agent.outputs import Outputs
-from tf_ps_runner.agent.reconcile import Known
-from tf_ps_runner.agent.words import Event, Hello, Note, OrderMessage, Ready, Restored, Saved, Step
-from tf_ps_runner.memory.hold import MemoryHold
+from tf_ps_runner.agent.protocol import Note, OrderMessage, ProcessHello, Ready, Restored, Saved, Step, TaskEvent
+from tf_ps_runner.agent.reconcile import TaskState
+from tf_ps_runner.agent.task_start import TaskOutput
+from tf_ps_runner.memory.enforcer import MemoryEnforcer
 
-SPEECHLESS = 30.0
+ASSUME_READY_AFTER = 30.0
 """Seconds after which a task that runs, and has said nothing of how far it is, counts as ready. A script that makes no
 session of TensorFlow's usual kind says nothing, and nobody waits for it at the gate either."""
 
 
-class Hosted:
-    """A task that this node holds a port for, runs, or has run. `on_news` is called when there is more to say of it."""
+class TaskProcess:
+    """A task that this node holds a port for, runs, or has run. `on_change` is called when its status has changed."""
 
-    def __init__(self, task: Task, port: int, on_news: Callable[[], None]) -> None:
-        self.task = task
+    def __init__(self, assigned: Task, port: int, on_change: Callable[[], None]) -> None:
+        self.assigned = assigned
         self.port = port
         self.step = self.saved = self.restored = self.reached = -1
         self.ready = self.near_memory_limit = self.begun = False
@@ -41,21 +41,21 @@ class Hosted:
         self.servers: tuple[str, ...] = ()
         self.starting: asyncio.Task[None] | None = None
         self.process: ManagedProcess[ProcessSpec] | None = None
-        self.outputs: Outputs | None = None
-        self.memory: MemoryHold | None = None
+        self.output: TaskOutput | None = None
+        self.memory: MemoryEnforcer | None = None
         self.silent: str | None = None
         self.end: TaskEnd | None = None
         self.started_at = 0.0
         self.dying = self.ending = self.leaving = self.waited = False
         self.over = False
-        self._on_news = on_news
+        self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
     def key(self) -> TaskKey:
         """Which task it is."""
-        return self.task.key
+        return self.assigned.key
 
     @property
     def live(self) -> bool:
@@ -75,22 +75,26 @@ class Hosted:
     def only_serves(self) -> bool:
         """Whether it is a worker that makes no steps of its own: a server for the chief of a `ParameterServerStrategy`,
         which does not come to an end by itself."""
-        return self.task.role is Role.WORKER and self.begun and self.step < 0
+        return self.assigned.role is Role.WORKER and self.begun and self.step < 0
 
     @property
     def past_beginning(self) -> bool:
         """Whether it has made a step. One that tells of none, as an evaluator or a script without TensorFlow's usual
         sessions, is taken to have made one."""
-        tells_nothing = self.task.role is Role.EVALUATOR or (self.ready and not self.begun and self.restored < 0)
+        tells_nothing = self.assigned.role is Role.EVALUATOR or (self.ready and not self.begun and self.restored < 0)
         return tells_nothing or self.step > self.restored
 
     @property
-    def known(self) -> Known:
+    def _waits_for_model(self) -> bool:
+        return self.assigned.role is Role.CHIEF and self.process is not None and not self.ready
+
+    @property
+    def known(self) -> TaskState:
         """What the next step depends on."""
-        return Known(
+        return TaskState(
             key=self.key,
-            rank=self.task.rank,
-            version=self.task.version,
+            rank=self.assigned.rank,
+            version=self.assigned.version,
             servers=self.servers,
             live=self.live,
             ended=self.over,
@@ -118,8 +122,8 @@ class Hosted:
 
     def message(self, order: NodeOrder) -> OrderMessage:
         """What is told to its process: of what is meant for its role, and for itself."""
-        role = self.task.role
-        same = self.task.version == order.version
+        role = self.assigned.role
+        same = self.assigned.version == order.version
         return OrderMessage(
             version=order.version,
             open=order.open,
@@ -139,44 +143,44 @@ class Hosted:
         """Its process has been started."""
         self.process = ManagedProcess(pid, spec, on_end, on_stuck)
         self.started_at = time.monotonic()
-        if self.task.role is not Role.PS:
-            self.later("speechless", SPEECHLESS, self.be_ready)
+        if self.assigned.role is not Role.PS:
+            self.later("ready", ASSUME_READY_AFTER, self.mark_ready)
 
-    def be_ready(self) -> None:
+    def mark_ready(self) -> None:
         """It is ready, as it has said or as nobody will ever say."""
-        self.cancel("speechless")
+        self.cancel("ready")
         if not self.ready:
             self.ready = True
-            self._on_news()
+            self._on_change()
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: TaskEvent) -> None:
         """Take what its process has said."""
         if isinstance(event, Ready):
             self.begun = True
-            if self.task.role is not Role.PS:
-                self.be_ready()
+            if self.assigned.role is not Role.PS:
+                self.mark_ready()
         elif isinstance(event, Note):
             if event.server_bounds is not None:
                 self.server_bounds = event.server_bounds
-                self._on_news()
+                self._on_change()
         elif isinstance(event, Restored):
             self.restored = self.step = event.step
-            self.be_ready()
-            self._on_news()
+            self.mark_ready()
+            self._on_change()
         elif isinstance(event, Step):
             self.step = event.step
-            if self.task.role is not Role.PS:
-                self.be_ready()
+            if self.assigned.role is not Role.PS:
+                self.mark_ready()
         elif isinstance(event, Saved):
             self.saved = max(self.saved, event.step)
-            self._on_news()
-        elif isinstance(event, Hello) and self.task.role is Role.CHIEF and self.process is not None and not self.ready:
-            # A chief that restores a large model has its time from now on.
-            self.later("speechless", SPEECHLESS, self.be_ready)
+            self._on_change()
+        elif isinstance(event, ProcessHello) and self._waits_for_model:
+            # A chief that restores a large model gets the whole time from here on.
+            self.later("ready", ASSUME_READY_AFTER, self.mark_ready)
 
-    def take(self, task: Task) -> None:
+    def take(self, assigned: Task) -> None:
         """Take the latest that the order says of it: its address may be known by now."""
-        self.task = task
+        self.assigned = assigned
 
     def later(self, name: str, seconds: float, what: Callable[[], None], again: bool = True) -> None:
         """Do something in some seconds. What was to be done under that name is put off, or not even that."""
@@ -206,7 +210,7 @@ class Hosted:
         elif self.starting is not None:
             self.starting.cancel()
 
-    def dismiss(self, grace: float) -> None:
+    def drain(self, grace: float) -> None:
         """Give it that many seconds to leave as it was told to, and as many after a SIGTERM."""
         self.leaving = True
         if self.process is None:

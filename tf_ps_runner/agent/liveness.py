@@ -1,12 +1,14 @@
-"""Asks each server of this node whether it still answers, without TensorFlow: an empty `GetStatus` of its gRPC service.
+"""Whether each parameter server of this node answers: the agent sends it an empty `GetStatus`.
 
-To be imported only where there are servers, for it loads gRPC.
+A server that hangs or is stopped gives no error to its clients, so only its agent can find out. `LivenessProbe` is
+pure; `ServerMonitor` asks, without TensorFlow. gRPC is loaded when the first server is watched.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import socket
 import time
 from collections.abc import Callable
@@ -14,9 +16,77 @@ from typing import Any
 
 from dlrover_run.policies.parameter_servers.model import TaskKey
 from dlrover_run.process_tree import signals
-from dlrover_run.rendezvous.failure_detector import StallMonitor
+from dlrover_run.rendezvous.failure_detector import STALL_CHECK_INTERVAL, StallMonitor
 from dlrover_run.transport import grpc_setup
-from tf_ps_runner.agent.vigil import ANSWER_TIMEOUT, Verdict, Vigil
+
+FIRST_RETRY_PAUSE = 0.05
+"""Seconds between the first two attempts to reach a server that has just been started."""
+
+MAX_RETRY_PAUSE = 0.5
+"""Seconds that no pause between two such attempts is longer than; so much later it may be found ready."""
+
+PROBE_INTERVAL = 2.0
+"""Seconds from one question to the next, once a server has answered."""
+
+PROBE_TIMEOUT = 2.5
+"""Seconds that an answer may take, which takes 3 ms. After that it counts as a miss."""
+
+MAX_MISSES = 3
+"""Misses in a row after which a server is silent: one may be a moment in which the machine had no time for it."""
+
+UNRESPONSIVE_AFTER = 6.0
+"""Seconds for which we must have listened in vain, beside the misses, before a server is silent. Those in which we were
+stopped or starved ourselves do not count: the answer may have been there, and was not taken."""
+
+
+class ProbeState(enum.Enum):
+    """What is known of a server: it has not answered yet, it is READY, or it lives and is SILENT, which is final."""
+
+    STARTING = "awaited"
+    READY = "ready"
+    UNRESPONSIVE = "silent"
+
+
+class LivenessProbe:
+    """What one server has answered."""
+
+    def __init__(self) -> None:
+        self.state = ProbeState.STARTING
+        self._attempts = 0
+        self._misses = 0
+        self._listened = 0.0
+
+    def record_answer(self) -> None:
+        """It has answered in time."""
+        self._misses, self._listened = 0, 0.0
+        if self.state is ProbeState.STARTING:
+            self.state = ProbeState.READY
+
+    def record_timeout(self, took: float, late: float) -> None:
+        """It did not answer for `took` seconds, in which we were `late` seconds late ourselves."""
+        # A stop is seen as up to a beat shorter than it was.
+        self._note_miss(max(0.0, took - late - STALL_CHECK_INTERVAL) if late else took)
+
+    def record_failure(self) -> None:
+        """It could not be reached: that is sure, however late we were."""
+        self._note_miss(PROBE_TIMEOUT)
+
+    def _note_miss(self, listened: float) -> None:
+        if self.state is ProbeState.STARTING:
+            # It is still starting, and how long that may take is not decided here.
+            self._attempts += 1
+            return
+        self._misses += 1
+        self._listened += listened
+        if self._misses >= MAX_MISSES and self._listened >= UNRESPONSIVE_AFTER:
+            self.state = ProbeState.UNRESPONSIVE
+
+    def pause(self, took: float) -> float:
+        """Seconds until the next question, when the last one took that many."""
+        if self.state is ProbeState.STARTING:
+            return min(MAX_RETRY_PAUSE, FIRST_RETRY_PAUSE * 1.5 ** min(self._attempts, 16))
+        return max(0.0, PROBE_INTERVAL - took)
+
 
 METHOD = "/tensorflow.WorkerService/GetStatus"
 """Its request may be empty, and 81 bytes come back; the same in TensorFlow 2.15 and 2.21."""
@@ -27,18 +97,18 @@ _OPTIONS: grpc_setup.Options = [
     # Each question has to find out for itself.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", int(1000 * ANSWER_TIMEOUT)),
+    ("grpc.min_reconnect_backoff_ms", int(1000 * PROBE_TIMEOUT)),
 ]
 
 
-class Probe:
-    """Watches servers of this node. `on_verdict` is called when one is READY, and when one is SILENT.
+class ServerMonitor:
+    """Watches servers of this node. `on_state` is called when one is READY, and when one is SILENT.
 
     To be used in the thread of a running loop. `watch` loads gRPC when it is called first, which takes a moment.
     """
 
-    def __init__(self, on_verdict: Callable[[TaskKey, Verdict], None]) -> None:
-        self._on_verdict = on_verdict
+    def __init__(self, on_state: Callable[[TaskKey, ProbeState], None]) -> None:
+        self._on_state = on_state
         self._grpc: Any = None
         self._watches: dict[TaskKey, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
@@ -82,10 +152,10 @@ class Probe:
         self._late += self._punctuality.late(time.monotonic())
 
     async def _watch(self, server: TaskKey, address: str, port: int) -> None:
-        vigil = Vigil()
+        liveness = LivenessProbe()
         while not await _listens(address, port):
-            vigil.fail()
-            await asyncio.sleep(vigil.pause(0.0))
+            liveness.record_failure()
+            await asyncio.sleep(liveness.pause(0.0))
         kind = "ipv6" if ":" in address else "ipv4"
         target = f"{kind}:[{address}]:{port}" if ":" in address else f"{kind}:{address}:{port}"
         # gRPC's threads begin here, and no signal may go to one of them.
@@ -93,20 +163,20 @@ class Probe:
             channel = self._grpc.aio.insecure_channel(target, options=_OPTIONS)
         try:
             call = channel.unary_unary(METHOD)
-            while vigil.verdict is not Verdict.SILENT:
-                before, begun, late = vigil.verdict, time.monotonic(), self._late
+            while liveness.state is not ProbeState.UNRESPONSIVE:
+                before, begun, late = liveness.state, time.monotonic(), self._late
                 error = await self._ask(call)
                 self._note_lateness()
                 took = time.monotonic() - begun
                 if error is None:
-                    vigil.answer()
+                    liveness.record_answer()
                 elif error is self._grpc.StatusCode.DEADLINE_EXCEEDED:
-                    vigil.miss(took, self._late - late)
+                    liveness.record_timeout(took, self._late - late)
                 else:
-                    vigil.fail()
-                if vigil.verdict is not before:
-                    self._on_verdict(server, vigil.verdict)
-                await asyncio.sleep(vigil.pause(took))
+                    liveness.record_failure()
+                if liveness.state is not before:
+                    self._on_state(server, liveness.state)
+                await asyncio.sleep(liveness.pause(took))
         finally:
             await channel.close()
 
@@ -114,7 +184,7 @@ class Probe:
         """Ask once; None for an answer, else gRPC's word for why there is none."""
         try:
             with signals.blocked_in_new_threads():
-                asked = call(b"", timeout=ANSWER_TIMEOUT)
+                asked = call(b"", timeout=PROBE_TIMEOUT)
             await asked
         except self._grpc.RpcError as error:
             return error.code()
@@ -129,6 +199,6 @@ async def _listens(address: str, port: int) -> bool:
     with contextlib.suppress(OSError, asyncio.TimeoutError), socket.socket(family, socket.SOCK_STREAM) as knock:
         knock.setblocking(False)
         # Where many connections wait to be accepted it would be tried for two minutes.
-        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(knock, (address, port)), ANSWER_TIMEOUT)
+        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(knock, (address, port)), PROBE_TIMEOUT)
         return True
     return False

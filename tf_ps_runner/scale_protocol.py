@@ -14,7 +14,7 @@ import msgspec
 
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 """The longest line that either side reads."""
 
 _LONGEST_NAME = 107
@@ -60,12 +60,12 @@ def peer_uid(connection: socket.socket) -> int:
     return int(uid)
 
 
-def wish_line(wish: DesiredReplicas) -> bytes:
+def request_line(wish: DesiredReplicas) -> bytes:
     """The line in which a wish is told."""
     return msgspec.json.encode(wish) + b"\n"
 
 
-def read_wish(line: bytes) -> DesiredReplicas:
+def read_request(line: bytes) -> DesiredReplicas:
     """The wish of a line. Raises msgspec.DecodeError for what is none."""
     return msgspec.json.decode(line, type=DesiredReplicas)
 

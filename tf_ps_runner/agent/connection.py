@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from tf_ps_runner.agent.words import MAX_LINE
+from tf_ps_runner.agent.protocol import MAX_LINE
 
 LINES_PER_SECOND = 2000
 """Lines that one process may say each second on average. One that says more waits, and nobody else does."""
@@ -22,32 +22,32 @@ LINES_PER_SECOND = 2000
 LINES_AT_ONCE = 200
 """Lines that one process may say at once, before its pace counts."""
 
-MOST_UNHEARD = 128
+MAX_UNREAD = 128
 """Answers that may wait for a process that does not read. With more, its connection is ended: it asks, and does not
 listen."""
 
-MOST_LAST_WORDS = 1024 * 1024
+MAX_FINAL_BYTES = 1024 * 1024
 """Bytes that are read of a process that has ended: several times what a socket holds. There is more only when a child
 of it writes on."""
 
 _PEER = struct.Struct("3i")
 
 
-class Conversation:
-    """A connection that was accepted. `hear` is called with each line, without its end; `ended` once, when nothing more
-    will be heard, also after `close`. Nothing is called from within this constructor."""
+class Connection:
+    """A connection that was accepted. `on_line` is called with each line, without its newline; `on_end` is called once,
+    when no more lines will follow, also after `close`. Nothing is called from within this constructor."""
 
     def __init__(
         self,
-        connection: socket.socket,
-        hear: Callable[[Conversation, bytes], None],
-        ended: Callable[[Conversation], None],
+        accepted: socket.socket,
+        on_line: Callable[[Connection, bytes], None],
+        ended: Callable[[Connection], None],
     ) -> None:
-        self._socket = connection
-        self._hear = hear
-        self._ended = ended
+        self._socket = accepted
+        self._on_line = on_line
+        self._on_end = ended
         self._loop = asyncio.get_running_loop()
-        self._heard = b""
+        self._buffer = b""
         self._over = False
         self._closed = False
         self._later: asyncio.TimerHandle | None = None
@@ -59,12 +59,12 @@ class Conversation:
         # Of the one who connected, as the kernel knows them: nobody can say to be another one.
         self.pid: int
         self.uid: int
-        self.pid, self.uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        connection.setblocking(False)
-        self._loop.add_reader(connection.fileno(), self._readable)
+        self.pid, self.uid, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        accepted.setblocking(False)
+        self._loop.add_reader(accepted.fileno(), self._readable)
 
     @property
-    def foreign(self) -> bool:
+    def other_user(self) -> bool:
         """Whether another user has connected."""
         return self.uid != os.geteuid()
 
@@ -75,13 +75,13 @@ class Conversation:
 
     def answer(self, line: bytes) -> None:
         """Send a line. A process that does not read its answers loses the connection."""
-        if len(self._answers) >= MOST_UNHEARD:
+        if len(self._answers) >= MAX_UNREAD:
             self.close()
             return
         self._answers.append(line)
         self._send()
 
-    def look(self) -> None:
+    def read_now(self) -> None:
         """Hear what has come in, without waiting for the loop to see it."""
         if not self._closed and self._later is None:
             self._readable()
@@ -93,7 +93,7 @@ class Conversation:
             self._later = None
         read = 0
         self._take_lines(hurried=True)
-        while not self._over and not self._closed and read < MOST_LAST_WORDS:
+        while not self._over and not self._closed and read < MAX_FINAL_BYTES:
             data = self._receive()
             if data is None:
                 break
@@ -113,7 +113,7 @@ class Conversation:
         self._socket.close()
         self._latest = None
         self._answers.clear()
-        self._ended(self)
+        self._on_end(self)
 
     def _readable(self) -> None:
         if self._receive() is not None:
@@ -129,24 +129,24 @@ class Conversation:
             # It ended without having read what it was told.
             data = b""
         self._over = not data
-        self._heard += data
+        self._buffer += data
         return data
 
     def _take_lines(self, hurried: bool = False) -> None:
-        begin, heard = 0, self._heard
+        begin, data_ = 0, self._buffer
         try:
             while not self._closed:
-                end = heard.find(b"\n", begin)
+                end = data_.find(b"\n", begin)
                 if end < 0 or end - begin >= MAX_LINE or (not hurried and self._must_wait()):
                     break
-                line, begin = heard[begin:end], end + 1
-                self._hear(self, line)
+                line, begin = data_[begin:end], end + 1
+                self._on_line(self, line)
         finally:
-            self._heard = heard[begin:]
+            self._buffer = data_[begin:]
         if self._closed or self._later is not None:
             return
         # What has no end by now is no line, and what comes after the last end was broken off.
-        if self._over or len(self._heard) >= MAX_LINE:
+        if self._over or len(self._buffer) >= MAX_LINE:
             self.close()
 
     def _must_wait(self) -> bool:

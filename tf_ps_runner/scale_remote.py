@@ -20,9 +20,9 @@ from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import Entrypoint, JobSpec
 from tf_ps_runner.command_line.rendezvous import resolve_rendezvous
-from tf_ps_runner.wishes import Reply
+from tf_ps_runner.scale_protocol import Reply
 
-WISH = 1
+REQUEST_NUMBER = 1
 """The number of a visitor's only wish."""
 
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     problem: str = ""
 
 
-def job_to_visit(flags: FlagValues, environ: Mapping[str, str], timeout: float) -> JobSpec:
+def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) -> JobSpec:
     """The job as a visitor sees it, whose master it never starts. Raises SpecError."""
     place = resolve_rendezvous(flags, environ, visits=True)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
@@ -50,7 +50,7 @@ def job_to_visit(flags: FlagValues, environ: Mapping[str, str], timeout: float) 
     )
 
 
-def visit(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Callable[[str], None]) -> Outcome:
+def request_remotely(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Callable[[str], None]) -> Outcome:
     """Tell the job and wait until its coordinator knows. Raises SpecError when what is installed is not enough."""
     return asyncio.run(_visit(spec, wish, timeout, say))
 
@@ -66,7 +66,7 @@ async def _visit(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Call
         address="",
         port=0,
         workers=0,
-        cluster=NodeTasks(scale_request=wish, scale_request_number=WISH),
+        cluster=NodeTasks(scale_request=wish, scale_request_number=REQUEST_NUMBER),
     )
     board.report(status)
     deadline = asyncio.get_running_loop().time() + timeout
@@ -74,7 +74,7 @@ async def _visit(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Call
         while True:
             news.clear()
             told = board.assignment
-            if told.cluster is not None and told.cluster.scale_answered >= WISH:
+            if told.cluster is not None and told.cluster.scale_answered >= REQUEST_NUMBER:
                 return Outcome(Reply(granted=not told.cluster.scale_refused, text=told.cluster.scale_answer))
             if told.phase in OVER:
                 return Outcome(problem=f"the job {spec.run_id!r} is over")

@@ -1,53 +1,85 @@
-"""All that is changed in TensorFlow for scripts that know nothing of us: where, how, and what is lacking without it."""
+"""All changes of TensorFlow for scripts that do not know tf-ps-run: where, how, and what is missing without each."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from tf_ps_runner.worker import (
-    generated_code,
-    leaving,
+    checkpoints,
     partitioning,
-    saving,
-    servers,
     sessions,
     shard_state,
     shards,
     stopping,
     strategy,
 )
-from tf_ps_runner.worker.patching import Patch, after_import, place, wrap
-from tf_ps_runner.worker.task import task
+from tf_ps_runner.worker.patching import Patch, after_import, require_attr, wrap
+from tf_ps_runner.worker.task import on_leave, task
+
+SCRATCH = "TF_PS_SCRATCH"
+"""The variable with a directory that is removed with the job, as the agent sets it."""
+
+
+FILES_LEFT = "processes that are killed leave Autograph's files in the directory for temporary files"
+
+
+def change_loader(module: Any) -> Sequence[Patch]:
+    """Write generated code to the directory of the job. For `tensorflow.python.autograph.pyct.loader`.
+
+    Autograph writes a file for each function that it converts. It removes the file only when the interpreter ends in
+    order, which a process that is killed does not.
+    """
+    temporary = require_attr(module, "tempfile")
+    require_attr(temporary, "NamedTemporaryFile")
+    return [Patch(module, "tempfile", _InScratch(temporary))]
+
+
+class _InScratch:
+    """The module `tempfile`, but for where its files are made."""
+
+    def __init__(self, temporary: Any) -> None:
+        self._temporary = temporary
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._temporary, name)
+
+    def NamedTemporaryFile(self, *args: Any, **kwargs: Any) -> Any:
+        """As that of `tempfile`, in the directory of the job while there is one."""
+        directory = os.environ.get(SCRATCH)
+        if directory and os.path.isdir(directory):
+            kwargs.setdefault("dir", directory)
+        return self._temporary.NamedTemporaryFile(*args, **kwargs)
 
 
 def change_estimator(module: Any) -> Sequence[Patch]:
     """Have a worker of Estimator begin at once: it waits at the gate. For `tensorflow_estimator...training`."""
-    place(module, "_DELAY_SECS_PER_WORKER")
+    require_attr(module, "_DELAY_SECS_PER_WORKER")
 
     def train(original: Any, *args: Any, **kwargs: Any) -> Any:
         if task() is not None:
             module._DELAY_SECS_PER_WORKER = 0
         return original(*args, **kwargs)
 
-    return [wrap(place(module, "_TrainingExecutor"), "_start_distributed_training", train)]
+    return [wrap(require_attr(module, "_TrainingExecutor"), "_start_distributed_training", train)]
 
 
-PROTECTIONS = (
+PATCHES = (
     (
         "tensorflow.python.training.server_lib",
         "a worker that comes back at another address cannot join",
-        servers.change_server,
+        sessions.change_server,
     ),
     (
         "tensorflow.python.training.server_lib",
         "a worker that serves a chief is not said to be ready, and Ctrl-C ends no server",
-        servers.change_join,
+        sessions.change_join,
     ),
     (
         "tensorflow.python.client.session",
         "sessions know only the addresses that their servers were started with",
-        servers.change_session,
+        sessions.change_session_cluster,
     ),
     (
         "tensorflow.python.client.session",
@@ -72,12 +104,12 @@ PROTECTIONS = (
     (
         "tensorflow.python.training.saver",
         "no checkpoints are reported",
-        saving.change_saver,
+        checkpoints.change_saver,
     ),
     (
         "tensorflow.python.checkpoint.checkpoint_management",
         "a checkpoint that is not whole may be used",
-        saving.change_checkpoint_state,
+        checkpoints.change_checkpoint_state,
     ),
     (
         "tensorflow_estimator.python.estimator.training",
@@ -93,10 +125,10 @@ def install() -> None:
     The data's place is kept from here on, too: a script may import its hooks when the model has been restored already.
     """
     stopping.on_step(shards.made_step)
-    leaving.on_leave(shards.before_leaving)
+    on_leave(shards.before_leaving)
     shard_state.keep()
-    for module, protection, change in PROTECTIONS:
+    for module, protection, change in PATCHES:
         after_import(module, protection, change)
     strategy.register()
     partitioning.register()
-    generated_code.register()
+    after_import("tensorflow.python.autograph.pyct.loader", FILES_LEFT, change_loader)

@@ -1,20 +1,63 @@
-"""What holds one task to its memory, in the best way that this machine allows."""
+"""Enforces the memory limit of one task, in the best way that this machine allows, and says whether a task was killed
+for it.
+
+An end by SIGKILL alone proves nothing, since users and schedulers send that too; and a task whose child was killed may
+exit with any code. What decides is the kernel's count of out-of-memory kills in the task's own control group, or what
+its watch has seen. How often the limit was hit (`failcnt`) proves nothing: there are kernels where it stays 0.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from functools import cache
 from typing import Literal
 
+from dlrover_run.failures import describe_signal
 from dlrover_run.failures.oom_kills import OomMonitor
-from tf_ps_runner.memory import verdict
-from tf_ps_runner.memory.cgroups import Place, TaskGroup, clear_leftovers, find_place
-from tf_ps_runner.memory.limits import NO_LIMIT, SWOLLEN_PART, is_swollen
-from tf_ps_runner.memory.watching import TreeWatch, processes_of, usage_of
+from dlrover_run.policies.parameter_servers.text import size
+from tf_ps_runner.memory import NEAR_LIMIT, NO_LIMIT, is_near_limit
+from tf_ps_runner.memory.cgroups import (
+    CgroupParent,
+    TaskCgroup,
+    find_cgroup_parent,
+    remove_leftover_groups,
+)
+from tf_ps_runner.memory.process_tree import ProcessTreeWatch, processes_of, usage_of
 
 
-class MemoryHold:
+def explain_end(code: int, kills_before: int | None, kills_after: int | None, limit: int) -> str | None:
+    """A clause without the task's name when it ended for memory, else None.
+
+    `code` is its exit code, below 0 for a signal; the kills are the count of its group before it started and after it
+    ended, None where that cannot be read; `limit` is in MiB. A task that ended well did so in spite of a killed child.
+    """
+    if code == 0 or kills_before is None or kills_after is None or kills_after <= kills_before:
+        return None
+    if code == -signal.SIGKILL:
+        return f"was killed for memory: it took more than the {size(limit)} that it may"
+    return (
+        f"{_left(code)} after a child of it was killed for memory: together they took more than the {size(limit)} "
+        "that they may"
+    )
+
+
+def explain_watched(usage: int, limit: int) -> str:
+    """A clause about a task that was killed by whoever watched it, both in MiB."""
+    return f"was killed for memory: it took {size(usage)}, and may take {size(limit)}"
+
+
+def explain_unlimited(code: int, evidence: str | None) -> str | None:
+    """A clause about a task without a limit that SIGKILL ended, when there is evidence of a kill for memory."""
+    return f"was killed for memory: {evidence}" if code == -signal.SIGKILL and evidence else None
+
+
+def _left(code: int) -> str:
+    return f"left with exit code {code}" if code > 0 else f"was ended by {describe_signal(-code)}"
+
+
+class MemoryEnforcer:
     """One task's limit of memory, from before it starts until it has ended. Make one with `open`.
 
     `kept_by` says how it is kept: by a control group of its own, by watching its processes (see `watching` for what
@@ -22,23 +65,23 @@ class MemoryHold:
     task stay charged to the launcher's own group, so a forked task has so much more than one that was spawned.
     """
 
-    def __init__(self, limit: int, group: TaskGroup | None) -> None:
+    def __init__(self, limit: int, group: TaskCgroup | None) -> None:
         self._limit = limit
         self._group = group
         self._kills = group.kills if group else None
         self._machine = None if group else OomMonitor()
-        self._watch: TreeWatch | None = None
+        self._watch: ProcessTreeWatch | None = None
         self._pid: int | None = None
 
     @classmethod
-    def open(cls, task_name: str, limit_mib: int) -> MemoryHold:
+    def open(cls, task_name: str, limit_mib: int) -> MemoryEnforcer:
         """A hold for a task that is about to start; a limit of 0 is none. It never fails: what cannot be kept by a
         control group is watched."""
         place = _place() if limit_mib else None
         group = None
         if place is not None:
             with contextlib.suppress(OSError):
-                group = TaskGroup(place, task_name, limit_mib)
+                group = TaskCgroup(place, task_name, limit_mib)
         return cls(limit_mib, group)
 
     @property
@@ -68,7 +111,7 @@ class MemoryHold:
                 self._group.close()
                 self._group = None
         if self._limit and self._group is None:
-            self._watch = TreeWatch(pid, self._limit)
+            self._watch = ProcessTreeWatch(pid, self._limit)
 
     def usage(self) -> int:
         """MiB that the task and what it started use now."""
@@ -76,23 +119,23 @@ class MemoryHold:
             return self._group.usage
         if self._pid is None:
             return 0
-        enough = int(self._limit * SWOLLEN_PART) if self._limit else NO_LIMIT
+        enough = int(self._limit * NEAR_LIMIT) if self._limit else NO_LIMIT
         return usage_of(list(processes_of(self._pid)), enough)
 
     @property
-    def swollen(self) -> bool:
+    def near_memory_limit(self) -> bool:
         """Whether the task is near its limit now."""
-        return bool(self._limit) and is_swollen(self.usage(), self._limit)
+        return bool(self._limit) and is_near_limit(self.usage(), self._limit)
 
     def killed_for_memory(self, exit_code: int) -> str | None:
         """Why a task that has ended with this code, below 0 for a signal, was ended for memory, in a clause without its
         name; None where it was not. To be asked once it has ended and before `close`."""
-        if self._watch is not None and self._watch.excess is not None and exit_code != 0:
-            return verdict.explain_watched(self._watch.excess, self._limit)
+        if self._watch is not None and self._watch.exceeded_with is not None and exit_code != 0:
+            return explain_watched(self._watch.exceeded_with, self._limit)
         if self._group is not None:
-            return verdict.explain_end(exit_code, self._kills, self._group.kills, self._limit)
+            return explain_end(exit_code, self._kills, self._group.kills, self._limit)
         # The machine itself may have run out, or the launcher's own group.
-        return verdict.explain_unlimited(exit_code, self._machine.explain() if self._machine else None)
+        return explain_unlimited(exit_code, self._machine.explain() if self._machine else None)
 
     def close(self) -> None:
         """Let go of it: the task has ended. What it left in its group is killed."""
@@ -105,9 +148,9 @@ class MemoryHold:
 
 
 @cache
-def _place() -> Place | None:
+def _place() -> CgroupParent | None:
     """Where this launcher makes its groups, looked for once; what killed ones have left there is cleared first."""
-    place = find_place()
+    place = find_cgroup_parent()
     if place is not None:
-        clear_leftovers(place)
+        remove_leftover_groups(place)
     return place

@@ -1,0 +1,357 @@
+"""The tasks of this node as processes: carries out the actions of `reconcile`, and follows each process to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+from typing import Any
+
+from dlrover_run.agent.starter import Starter
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.output.streams import RunDir
+from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskEnd, TaskKey, TaskStatus
+from dlrover_run.process_tree.orphans import OrphanKiller
+from dlrover_run.supervisor.ports import HeldPort
+from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, StuckProcess
+from tf_ps_runner.agent import task_start
+from tf_ps_runner.agent.channel import TaskChannel
+from tf_ps_runner.agent.exits import ExitClassifier
+from tf_ps_runner.agent.liveness import ProbeState, ServerMonitor
+from tf_ps_runner.agent.protocol import Note, Restored, Saved, TaskEvent
+from tf_ps_runner.agent.protocol import Step as StepSaid
+from tf_ps_runner.agent.reconcile import (
+    Drain,
+    Kill,
+    Release,
+    ReservePort,
+    Start,
+    Step,
+    TaskState,
+    Terminate,
+    WaitForPeers,
+)
+from tf_ps_runner.agent.report import EventPrinter
+from tf_ps_runner.agent.task_process import TaskProcess
+from tf_ps_runner.agent.task_start import TaskStartBuilder
+from tf_ps_runner.spec import ServersSpec
+from tf_ps_runner.tf_config import servers_of, task_variables
+
+
+class TaskPorts:
+    """The ports of this node's tasks: one for each role and rank, which a replacement takes over, because the other
+    tasks look for it at the old address. Every port is held until `close`. A held port is bound and not listened on, so
+    that a task can listen on it, and no other process gets it between the end of one task and the start of the next."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Role, int], list[HeldPort]] = {}
+
+    def take(self, role: Role, rank: int, in_use: Container[int]) -> int:
+        """The port for a task: the first of that role and rank that is not in use, and a new one where all are, as for
+        the server of a version to come beside that of the present one. Raises OSError when there is none."""
+        ports = self._held.setdefault((role, rank), [])
+        for port in ports:
+            if port.number not in in_use:
+                return port.number
+        ports.append(HeldPort())
+        return ports[-1].number
+
+    def close(self) -> None:
+        """Let go of all."""
+        for ports in self._held.values():
+            for port in ports:
+                port.release()
+        self._held.clear()
+
+
+PEER_TIMEOUT = 5.0
+"""Seconds that a task waits for the addresses of workers that are being replaced; then it starts without them, for it
+may be that they have succeeded and come no more."""
+
+STEP_REPORT_INTERVAL = 2.0
+"""Seconds for which steps of the chief are gathered before the others are told: it makes some hundred a second."""
+
+MEMORY_CHECK_INTERVAL = 1.0
+"""Seconds between two looks at how much memory a task with a limit takes: nobody tells us. What comes closer to its
+limit within that time is ended for it, as if nobody had looked."""
+
+
+class TaskSupervisor:
+    """All tasks of one node. `wake` is called when there is more to say of one, `events` tells the person.
+
+    `problem` is what keeps this node from going on, for the loop to raise.
+    """
+
+    def __init__(
+        self,
+        spec: ServersSpec,
+        run_dir: RunDir,
+        relay: RelayClient,
+        starter: Starter,
+        orphans: OrphanKiller,
+        channel: TaskChannel,
+        wake: Callable[[], None],
+        events: EventPrinter,
+    ) -> None:
+        self._spec = spec
+        self._start_builder = TaskStartBuilder(spec, run_dir, relay, events)
+        self._relay = relay
+        self._starter = starter
+        self._orphans = orphans
+        self._channel = channel
+        self._wake = wake
+        self._events = events
+        self._ports = TaskPorts()
+        self._probe = ServerMonitor(self._on_probe_state)
+        self._tasks: dict[TaskKey, TaskProcess] = {}
+        self._exits = ExitClassifier(relay, events)
+        self._reached = -1
+        self._turn = asyncio.Lock()
+        self._ready: asyncio.Task[None] | None = None
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._step_timer: asyncio.TimerHandle | None = None
+        self.problem: Exception | None = None
+
+    @property
+    def known(self) -> tuple[TaskState, ...]:
+        """What the next steps depend on."""
+        return tuple(task.known for task in self._tasks.values())
+
+    @property
+    def statuses(self) -> tuple[TaskStatus, ...]:
+        """What is to be said of each task."""
+        return tuple(task.status for _, task in sorted(self._tasks.items()))
+
+    @property
+    def live(self) -> bool:
+        """Whether a process of a task runs."""
+        return any(task.live for task in self._tasks.values())
+
+    @property
+    def ends(self) -> Sequence[tuple[TaskEnd, WorkerExit]]:
+        """How the last of the tasks have ended whose processes have."""
+        return self._exits.ends
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes of tasks that run."""
+        processes = (task.process for task in self._tasks.values())
+        return {process.pid for process in processes if process is not None and process.live}
+
+    def warm(self) -> None:
+        """Have a template ready before there is a task: what it imports takes longer than anything else."""
+        self._ready = self._ready or self._do(self._starter.prepare([self._start_builder.common]))
+
+    def follow(self, order: NodeOrder) -> None:
+        """Take what the order says of tasks that are here, and tell it to their processes."""
+        for assigned in order.tasks:
+            task = self._tasks.get(assigned.key)
+            if task is not None and task.assigned.version == assigned.version and task.assigned.rank == assigned.rank:
+                task.take(assigned)
+        for task in self._tasks.values():
+            if task.live:
+                self._channel.tell(task.key, task.message(order))
+            if order.ending and task.live and task.only_serves and not (task.dying or task.ending):
+                task.terminate(signal.SIGTERM, self._spec.grace)
+
+    def carry_out(self, step: Step, order: NodeOrder) -> None:
+        """Do one step; what takes time goes on by itself. Raises OSError when a port cannot be had."""
+        if isinstance(step, ReservePort):
+            self._reserve_port(step.task)
+            return
+        task = self._tasks[step.task.key if isinstance(step, Start) else step.key]
+        if isinstance(step, Start):
+            self._start_later(task, order, step)
+        elif isinstance(step, WaitForPeers):
+            task.later("gaps", PEER_TIMEOUT, lambda: self._start_without_peers(task), again=False)
+        elif isinstance(step, Drain):
+            task.drain(self._spec.grace)
+            self._channel.tell(task.key, task.message(order))
+        elif isinstance(step, Terminate):
+            raise AssertionError("how a task is terminated is the loop's to say")
+        elif isinstance(step, Kill):
+            task.kill()
+        elif isinstance(step, Release):
+            task.close()
+            del self._tasks[step.key]
+
+    def terminate(self, key: TaskKey, number: signal.Signals, grace: float, told_at: float | None) -> None:
+        """End a task by this signal, and kill it after that many seconds; `told_at` is as in `ManagedProcess.send`."""
+        self._tasks[key].terminate(number, grace, told_at)
+
+    def forward(self, number: signal.Signals, told_at: float | None) -> None:
+        """Pass a signal on, after which they go on, to every task that runs."""
+        for task in self._tasks.values():
+            if task.process is not None:
+                task.process.forward(number, told_at)
+
+    def send(self, number: signal.Signals, told_at: float | None = None) -> None:
+        """Send a signal that shall end it to every task that runs."""
+        for task in self._tasks.values():
+            if task.process is not None:
+                task.process.send(number, told_at)
+            elif task.starting is not None:
+                task.starting.cancel()
+
+    async def close(self) -> None:
+        """No task runs any more: let go of ports and of whom we ask."""
+        for job in list(self._jobs):
+            job.cancel()
+        if self._jobs:
+            await asyncio.wait(self._jobs)
+        if self._step_timer is not None:
+            self._step_timer.cancel()
+        for task in self._tasks.values():
+            task.close()
+        await self._probe.close()
+        self._ports.close()
+
+    def on_event(self, key: TaskKey, event: TaskEvent) -> None:
+        """A process has said something."""
+        task = self._tasks.get(key)
+        if task is None:
+            return
+        before = task.step
+        task.on_event(event)
+        if isinstance(event, Restored):
+            task.reached, self._reached = self._reached, event.step
+        if isinstance(event, Note | Restored | Saved):
+            self._events.said(key, event)
+        if isinstance(event, StepSaid) and key.role is not Role.EVALUATOR:
+            self._reached = max(self._reached, event.step)
+            if key.role is Role.CHIEF and event.step > before:
+                self._await_next_step(task)
+            if self._step_timer is None:
+                self._step_timer = asyncio.get_running_loop().call_later(STEP_REPORT_INTERVAL, self._report_steps)
+
+    def _report_steps(self) -> None:
+        self._step_timer = None
+        self._wake()
+
+    def _await_next_step(self, task: TaskProcess) -> None:
+        if self._spec.hang_timeout:
+            seconds = self._spec.hang_timeout
+            task.later("hang", seconds, lambda: self._kill_hung(task, f"has made no step for {seconds:g} s"))
+
+    def _reserve_port(self, assigned: Task) -> None:
+        in_use = {task.port for task in self._tasks.values() if task.live or not task.over}
+        port = self._ports.take(assigned.role, assigned.rank, in_use)
+        self._tasks[assigned.key] = TaskProcess(assigned, port, self._wake)
+        self._wake()
+
+    def _start_without_peers(self, task: TaskProcess) -> None:
+        task.waited = True
+        self._wake()
+
+    def _start_later(self, task: TaskProcess, order: NodeOrder, step: Start) -> None:
+        task.cancel("gaps")
+        task.take(step.task)
+        task.servers = servers_of(order, step.task)
+        variables = task_variables(order, step.task, step.config, task_start.master_address(self._spec))
+        # Once for all that start together: what the first of them imports is not learned before it has had the time.
+        self.warm()
+        task.starting = self._do(self._start(task, variables, order))
+
+    async def _start(self, task: TaskProcess, variables: Mapping[str, str], order: NodeOrder) -> None:
+        try:
+            if self._ready is not None:
+                await asyncio.wait([self._ready])
+            # One after the other: a process that is being forked is our child before anybody knows its number.
+            async with self._turn:
+                own = {task_start.AGENT: self._channel.address, task_start.TOKEN: self._channel.expect(task.key)}
+                start, task.output, task.memory = self._start_builder.build(task.assigned, {**variables, **own})
+                with self._orphans.paused():
+                    pid = await self._starter.start(start)
+                    task.run(pid, start, self._on_exit, self._report_stuck)
+                    assert task.memory is not None, "it was given with the outfit"
+                    task.memory.place(pid)
+        except asyncio.CancelledError:
+            self._abandon(task)
+            raise
+        except Exception as error:
+            self._abandon(task)
+            self.problem = self.problem or error
+            self._wake()
+            return
+        finally:
+            task.starting = None
+            if not any(each.starting for each in self._tasks.values()):
+                self._ready = None
+            if task.output is not None:
+                task.output.release()
+        if task.dying:
+            task.kill()
+        if task.assigned.role is Role.PS:
+            self._probe.watch(task.key, task.port)
+        self._starter.learn_later()
+        self._channel.tell(task.key, task.message(order))
+        if task.assigned.memory:
+            self._look_at_memory(task)
+        self._wake()
+
+    def _abandon(self, task: TaskProcess) -> None:
+        """Its start came to nothing, and nobody waits for it: as if it had only been held."""
+        self._channel.finish(task.key)
+        if task.output is not None:
+            task.output.forget(self._relay)
+        task.close()
+        task.dying = task.ending = False
+
+    def _look_at_memory(self, task: TaskProcess) -> None:
+        if task.memory is None:
+            return
+        near_memory_limit = task.memory.near_memory_limit
+        if near_memory_limit and not task.near_memory_limit:
+            task.near_memory_limit = True
+            self._wake()
+        task.later("memory", MEMORY_CHECK_INTERVAL, lambda: self._look_at_memory(task))
+
+    def _on_probe_state(self, key: TaskKey, state: ProbeState) -> None:
+        task = self._tasks.get(key)
+        if task is None or not task.live:
+            return
+        if state is ProbeState.READY:
+            task.mark_ready()
+        elif state is ProbeState.UNRESPONSIVE:
+            self._kill_hung(task, "lives, and does not answer any more")
+
+    def _kill_hung(self, task: TaskProcess, why: str) -> None:
+        if task.live and not (task.dying or task.ending or task.leaving):
+            task.silent = why
+            task.kill()
+
+    def _report_stuck(self, process: ManagedProcess[ProcessSpec]) -> None:
+        self.problem = self.problem or StuckProcess(process)
+        self._wake()
+
+    def _on_exit(self, process: ManagedProcess[ProcessSpec]) -> None:
+        self._orphans.reap()
+        if self.live:
+            self._orphans.kill_session(process.pid)
+        task = next(each for each in self._tasks.values() if each.process is process)
+        self._probe.forget(task.key)
+        for name in ("leaving", "hang", "ready", "memory"):
+            task.cancel(name)
+        self._channel.finish(task.key)
+        self._do(self._classify(task, process))
+
+    async def _classify(self, task: TaskProcess, process: ManagedProcess[ProcessSpec]) -> None:
+        """Say how a task has ended, once its last words are known."""
+        task.end = await self._exits.classify(task, process)
+        task.close()
+        task.over = True
+        self._wake()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        job = asyncio.get_running_loop().create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._done)
+        return job
+
+    def _done(self, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        error = None if job.cancelled() else job.exception()
+        if isinstance(error, Exception):
+            self.problem = self.problem or error
+        self._wake()

@@ -1,0 +1,180 @@
+"""What a task process is started with: environment, command line, output and memory limit.
+
+Each line of output goes to the console with the task's name before it, and to files if there is a directory for them:
+
+    <run directory>/<role>-<id>/stdout.log, stderr.log
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from dlrover_run.agent.command import command_line, python_program
+from dlrover_run.agent.environment import fill_macros
+from dlrover_run.output import streams
+from dlrover_run.output.relay_client import RelayClient
+from dlrover_run.output.streams import TEMP_PREFIX, RunDir
+from dlrover_run.policies.parameter_servers.model import Role, Task
+from dlrover_run.spec import Entrypoint, LogSpec, SpecError, Std
+from dlrover_run.supervisor.process import ProcessSpec
+from tf_ps_runner.agent.report import EventPrinter
+from tf_ps_runner.memory.enforcer import MemoryEnforcer
+from tf_ps_runner.spec import ServersSpec
+
+PACKAGE = Path(__file__).resolve().parent.parent
+"""The package, of which the template may import what tasks need."""
+
+WORKER_PATH = PACKAGE / "worker_path"
+"""The directory that stands first in the search path of tasks; there is only the bootstrap in it."""
+
+BOOT = WORKER_PATH / "tf_ps_boot.py"
+"""What runs in front of the script in a task that is not forked from a template that has run it."""
+
+AGENT = "TF_PS_AGENT"
+"""The variable with the address of the agent."""
+
+TOKEN = "TF_PS_TASK_TOKEN"
+"""The variable with what a process shows its agent to be known; worth nothing to another user of this machine."""
+
+
+SCRATCH = "TF_PS_SCRATCH"
+"""The variable with a directory for files that shall not outlive the job."""
+
+
+def common_environment(parent: Mapping[str, str], scratch: str | None) -> dict[str, str]:
+    """What all tasks of this node have in common; `parent` is the launcher's own environment. A place in a cluster that
+    the launcher itself was given is not theirs. `scratch` is a directory that is removed with the job, if there is one.
+    """
+    environment = {key: value for key, value in parent.items() if key not in ("TF_CONFIG", AGENT, TOKEN, SCRATCH)}
+    if scratch is not None:
+        environment[SCRATCH] = scratch
+    paths = [str(WORKER_PATH), *filter(None, [parent.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    # Without it a line of a script may be held back in its buffer until the end, which servers never have.
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    return environment
+
+
+def make_scratch(run_dir: RunDir) -> str | None:
+    """A directory for `SCRATCH`, for the caller to remove; None where none can be made, and files stay where they are
+    made without one. A run's directory that is kept is for what somebody has asked for."""
+    try:
+        return tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=None if run_dir.keep else run_dir.path)
+    except OSError:
+        return None
+
+
+def boot_command(entrypoint: Entrypoint, args: Sequence[str]) -> tuple[str, ...]:
+    """The command line of a task, with the bootstrap in front of the script; a program of which nothing is known is run
+    as it is."""
+    program = python_program(entrypoint)
+    if program is None:
+        return command_line(entrypoint, args)
+    kind, target = program
+    module = ("-m",) if kind == "module" else ()
+    return (entrypoint.python, "-u", str(BOOT), *module, target, *args)
+
+
+def master_address(spec: ServersSpec) -> str:
+    """Where the nodes of the job meet, for `DLROVER_MASTER_ADDR`; empty where there is only one."""
+    master = spec.job.master
+    return f"{master.host}:{master.port}" if master is not None else ""
+
+
+@dataclass(frozen=True)
+class TaskOutput:
+    """The outputs of one task. `stdio` are the descriptors that become 0, 1 and 2, closed with `release`; the paths are
+    those of its log files, None without them."""
+
+    name: str
+    stdio: tuple[int, int, int]
+    stdout_path: str | None = None
+    stderr_path: str | None = None
+
+    def release(self) -> None:
+        """Close our copies, once the task has its own or will not be started."""
+        for fd in set(self.stdio):
+            if fd > 2:
+                os.close(fd)
+
+    async def stderr_tail_of(self, relay: RelayClient) -> str:
+        """The end of the standard error of a task that has ended."""
+        if self.stderr_path is not None:
+            return streams.read_tail(self.stderr_path)
+        return (await relay.tails([self.name])).get(self.name, "")
+
+    def forget(self, relay: RelayClient) -> None:
+        """Nothing more comes of this task: what is still on its way to the console gets there."""
+        relay.release([self.name], [path for path in (self.stdout_path, self.stderr_path) if path is not None])
+
+
+def open_task_output(logs: LogSpec, run_dir: RunDir, relay: RelayClient, name: str) -> TaskOutput:
+    """Open the outputs of the task `name`: to the console, with `--redirects` to files alone, and else to both where a
+    directory was asked for. Raises SpecError when the files cannot be had."""
+    filed = run_dir.path is not None and run_dir.keep
+    prefix = f"[{name}]:"
+    if not filed or run_dir.path is None:
+        stderr = relay.open_stderr(name, show=True, prefix=prefix)
+        # What a task writes to the two has an order that people rely on, which only one way to one console keeps.
+        stdout = stderr if relay.single_console else relay.open_stdout(name, prefix)
+        return TaskOutput(name, (0, stdout, stderr))
+    directory = os.path.join(run_dir.path, name)
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--log-dir: {directory} cannot be made ({error.strerror}); name another one") from None
+    paths = os.path.join(directory, "stdout.log"), os.path.join(directory, "stderr.log")
+    fds: list[int] = []
+    for path, out, std in zip(paths, (1, 2), (Std.OUT, Std.ERR), strict=True):
+        fd = streams.open_output(streams.Stream("file", path))
+        assert fd is not None, "a file is opened"
+        fds.append(fd)
+        if not logs.redirects.default & std:
+            relay.add_tail(path, 1 if out == 1 else 2, prefix)
+    return TaskOutput(name, (0, fds[0], fds[1]), *paths)
+
+
+class TaskStart(NamedTuple):
+    """All that one process is started with, for the caller to close."""
+
+    start: ProcessSpec
+    output: TaskOutput
+    memory: MemoryEnforcer
+
+
+class TaskStartBuilder:
+    """Builds the starts of this node's processes. `common` is the part of their environment that all of them share."""
+
+    def __init__(self, spec: ServersSpec, run_dir: RunDir, relay: RelayClient, events: EventPrinter) -> None:
+        self._spec = spec
+        self._run_dir = run_dir
+        self._relay = relay
+        self._events = events
+        self._scratch = make_scratch(run_dir)
+        if self._scratch is not None:
+            # The relay is the last to end, also when watchdog and agent are killed together.
+            relay.remove_at_end(self._scratch)
+        self.common = common_environment(os.environ, self._scratch)
+
+    def build(self, assigned: Task, variables: Mapping[str, str]) -> TaskStart:
+        """The start of a task, with these variables of its own. Raises SpecError if its log files cannot be opened."""
+        entrypoint = self._spec.job.entrypoint
+        output = open_task_output(self._spec.job.logs, self._run_dir, self._relay, str(assigned.key))
+        memory = MemoryEnforcer.open(str(assigned.key), assigned.memory)
+        self._events.limited(memory.kept_by)
+        args = fill_macros(entrypoint.args, assigned.rank)
+        start = ProcessSpec(
+            name=str(assigned.key),
+            record_imports=assigned.role in (Role.CHIEF, Role.WORKER),
+            argv=boot_command(entrypoint, args),
+            args=args,
+            environment={**self.common, **variables},
+            stdio=output.stdio,
+            before_exec=memory.enter,
+        )
+        return TaskStart(start, output, memory)
