@@ -179,7 +179,7 @@ def _logs(flags: FlagValues, environ: Mapping[str, str]) -> LogSpec:
 def _entrypoint(line: CommandLine, flags: FlagValues, environ: Mapping[str, str]) -> Entrypoint:
     target, args = lookup.require_script(line), line.script_args
     if flags.is_on("run_path"):
-        entry_point.refuse_reserved(target)
+        entry_point.refuse_reserved(DLROVER_RUN, target)
         lookup.check_script(target)
         return Entrypoint("run_path", target, args, sys.executable)
     if flags.is_on("no_python"):
@@ -188,7 +188,7 @@ def _entrypoint(line: CommandLine, flags: FlagValues, environ: Mapping[str, str]
         lookup.check_program(target, environ)
         return Entrypoint("program", target, args)
     if not flags.is_on("module"):
-        entry_point.refuse_reserved(target)
+        entry_point.refuse_reserved(DLROVER_RUN, target)
     return lookup.python_entrypoint(line, environ, module=flags.is_on("module"))
 
 

@@ -1,4 +1,4 @@
-"""What a Python program says of a launch, in the words of `torch.distributed.launcher.api`, made into flags."""
+"""The configuration of a launch from Python, with the names of `torch.distributed.launcher.api`, converted to flags."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dlrover_run.spec import LogSpec, SpecError, Std, StreamMap
 
 @dataclass
 class LaunchConfig:
-    """What torch's class of this name holds, with the same names and meanings.
+    """The fields of torch's class of this name, with the same meanings.
 
-    `rdzv_backend` is empty for one node, where no rendezvous is needed, and not torch's `etcd`, which wants a server.
-    `rdzv_configs` has the keys of `--rdzv-conf`. `logs_specs` takes a `LogsSpecs` of ours or
-    torch's `DefaultLogsSpecs`, `numa_options` the name of a binding or torch's `NumaOptions`. `metrics_cfg` has no
-    effect. `preload` and what follows it are not torch's; they mean what the flags of these names do. `network_check`
-    is a switch, or "always" (or "once").
+    The default of `rdzv_backend` is empty, as one node needs no rendezvous, and not torch's `etcd`, which needs a
+    server. `rdzv_configs` has the keys of `--rdzv-conf`. `logs_specs` takes our `LogsSpecs` or torch's
+    `DefaultLogsSpecs`, `numa_options` the name of a binding or torch's `NumaOptions`. `metrics_cfg` has no effect.
+    `preload` and the fields after it are not torch's; they mean the flags of the same names. `network_check` is a
+    switch, or "always" (or "once").
     """
 
     min_nodes: int
@@ -57,7 +57,7 @@ class LaunchConfig:
             self.rdzv_configs["timeout"] = self.rdzv_timeout
 
     def flags(self) -> list[str]:
-        """The command line that means the same, without the script. Raises SpecError for what none could say."""
+        """The flags of an equivalent command line. Raises SpecError for a value that no flag can express."""
         given: dict[str, object] = {
             "nnodes": f"{self.min_nodes}:{self.max_nodes}",
             "nproc-per-node": self.nproc_per_node,
@@ -92,18 +92,18 @@ class LaunchConfig:
 
 
 def _conf(configs: Mapping[str, Any]) -> str:
-    """The text of `--rdzv-conf`, without the rank, which is a flag of its own, and without what has no value."""
-    said = {key: str(value) for key, value in configs.items() if key != "rank" and value is not None}
-    for key, value in said.items():
+    """The text of `--rdzv-conf`, without None values and without the rank, which has its own flag."""
+    texts = {key: str(value) for key, value in configs.items() if key != "rank" and value is not None}
+    for key, value in texts.items():
         if "," in value:
-            raise SpecError(f"rdzv_configs: the value of {key!r} has a comma in it, which none may have.")
-    return ",".join(f"{key}={value}" for key, value in said.items())
+            raise SpecError(f"rdzv_configs: the value of {key!r} contains a comma, which is not allowed: remove it.")
+    return ",".join(f"{key}={value}" for key, value in texts.items())
 
 
 @dataclass(frozen=True)
 class LogsSpecs:
-    """Where the ranks' output goes, with the arguments of torch's `DefaultLogsSpecs`: a `Std` for all ranks, or one by
-    rank."""
+    """Where the output of the ranks goes, with the arguments of torch's `DefaultLogsSpecs`: one `Std` for all ranks, or
+    a mapping from rank to `Std`."""
 
     log_dir: str | None = None
     redirects: int | Mapping[int, int] = Std.NONE
@@ -112,15 +112,13 @@ class LogsSpecs:
 
 
 def log_spec(config: LaunchConfig) -> LogSpec:
-    """Where the output goes. Raises SpecError for a `logs_specs` of some other kind."""
+    """The `LogSpec` of a configuration. Raises SpecError for a `logs_specs` of another type."""
     given = config.logs_specs or LogsSpecs()
     if not isinstance(given, LogsSpecs):
-        # torch's class keeps its arguments under these names and offers no others.
+        # torch's class stores its arguments in these attributes and has no public ones.
         names = ("_root_log_dir", "_redirects", "_tee", "_local_ranks_filter")
         if not all(hasattr(given, name) for name in names):
-            raise SpecError(
-                f"logs_specs: {type(given).__name__} is not understood; give LogsSpecs or DefaultLogsSpecs."
-            )
+            raise SpecError(f"logs_specs: {type(given).__name__} is not supported: give LogsSpecs or DefaultLogsSpecs.")
         given = LogsSpecs(*(getattr(given, name) for name in names))
     return LogSpec(
         log_dir=given.log_dir,

@@ -1,7 +1,7 @@
-"""What the user asked for, validated and frozen.
+"""The job specification: what the user requested, validated and frozen.
 
-Everything below the command line takes a `JobSpec` and nothing else, so that a job means the same whether it came from
-flags, from `PET_*` variables or from Python.
+Everything below the command line takes only a `JobSpec`, so that flags, `PET_*` variables and the Python API have the
+same meaning.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dlrover_run.coordination.rules import Rules
 
 
 class SpecError(ValueError):
-    """The user asked for something that cannot be done; the message is one sentence fit to print as it is."""
+    """A request of the user that is invalid or impossible. The message is one sentence that is printed unchanged."""
 
 
 class Std(enum.IntFlag):
-    """Which of a worker's output streams a flag speaks of."""
+    """The output streams of a worker that a flag selects."""
 
     NONE = 0
     OUT = 1
@@ -29,31 +29,31 @@ class Std(enum.IntFlag):
 
 @dataclass(frozen=True)
 class StreamMap:
-    """A stream choice for each local rank: `default` for all, or only the ranks named in `by_rank`.
+    """The selected streams of each local rank: `default` for all ranks, or `by_rank` for the named ones.
 
-    torchrun's grammar: `3` is every rank; `0:1,10:2` names ranks, and a rank that is not named gets nothing.
+    torchrun's grammar: `3` is for every rank; `0:1,10:2` names ranks, and other ranks get nothing.
     """
 
     default: Std = Std.NONE
     by_rank: dict[int, Std] = field(default_factory=dict)
 
     def of(self, local_rank: int) -> Std:
-        """The streams chosen for one local rank."""
+        """The selected streams of one local rank."""
         return self.by_rank.get(local_rank, self.default)
 
     def any(self) -> bool:
-        """Whether any rank has a stream chosen."""
+        """Whether any stream of any rank is selected."""
         return bool(self.default) or any(self.by_rank.values())
 
 
 @dataclass(frozen=True)
 class LogSpec:
-    """Where the workers' output goes.
+    """Where the output of the workers goes.
 
-    `log_dir` None means no directory was asked for; `/dev/null` means that no file may be written at all.
-    `shown_ranks` None shows every local rank on the console. `prefixed` puts the prefix before every line that a worker
-    has on the console, also where no log file is written. `temp_dir` is where what is not kept goes, made by this run
-    and removed at its end; None for a directory of its own finding.
+    `log_dir` is None if no directory is given; `/dev/null` means that no file may be written at all. `shown_ranks` None
+    shows every local rank on the console. `prefixed` puts the prefix before every console line of a worker, also
+    without a log file. `temp_dir` is the parent of the temporary directory, which this run creates and removes at its
+    end; None for the system's.
     """
 
     log_dir: str | None = None
@@ -73,12 +73,12 @@ EntrypointKind = Literal["script", "module", "program", "run_path", "function"]
 
 @dataclass(frozen=True)
 class Entrypoint:
-    """What each worker runs.
+    """The program that each worker runs.
 
     `target` is a path (script, run_path), a dotted module name, a program, or the function's qualified name. `args`
-    still hold their `${local_rank}` macros. `python` is the interpreter for everything but a program. `payload_fd` is
-    the descriptor of the pickled function and its arguments, for `kind == "function"` only: it comes from the Python
-    process that called `elastic_launch` on this machine, by inheritance, never over a network.
+    still contain their `${local_rank}` macros. `python` is the interpreter, empty for a program. `payload_fd` is the
+    descriptor of the pickled function and its arguments, for `kind == "function"` only: it is inherited from the Python
+    process on this machine that called `elastic_launch`, and never comes over a network.
     """
 
     kind: EntrypointKind
@@ -91,16 +91,15 @@ class Entrypoint:
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 SHUTDOWN_TIMEOUT = 30.0
-"""Seconds that a worker gets to end after a signal before it is killed; `--shutdown-timeout` changes it (as
-torchrun)."""
+"""Seconds from the stop signal to SIGKILL for a worker, as in torchrun; `--shutdown-timeout` changes it."""
 
 
 @dataclass(frozen=True)
 class TlsSpec:
-    """Files (PEM) with which a connection to the master, or to etcd, is encrypted.
+    """The files (PEM) for TLS with the master or with etcd.
 
-    `ca` signs the other side's certificate; `cert` and `key` are this side's own. A master that has a `ca` lets nobody
-    in without a certificate that it signed.
+    `ca` is the authority that signed the peer's certificate; `cert` and `key` are this side's own. A master with a `ca`
+    accepts only nodes with a certificate of that authority.
     """
 
     ca: str | None = None
@@ -110,12 +109,12 @@ class TlsSpec:
 
 @dataclass(frozen=True)
 class MasterSpec:
-    """Where the built-in master of a job is, and how this node proves that it belongs to the job.
+    """The built-in master of a job, and the credentials of this node.
 
-    `is_host` says whether this node runs the master when there is none yet; None finds out whether `host` is one of
-    this machine's own addresses. `bind` is the address that a master of ours listens on, None for the endpoint's own.
-    `state_dir` is where a master of ours keeps its journals. `token` is the job's secret, empty for none;
-    `auth_required` refuses to run without one.
+    `is_host` means that this node starts the master if there is none; None decides by whether `host` is an address of
+    this machine. `bind` is the address on which a master of this node listens, None for the endpoint's. `state_dir` is
+    where it keeps its journals. `token` is the job's secret, empty for none; `auth_required` refuses to run without
+    credentials.
     """
 
     host: str
@@ -130,9 +129,10 @@ class MasterSpec:
 
 @dataclass(frozen=True)
 class EtcdSpec:
-    """Where the members of an etcd cluster are, (host, port) each, and how this node proves that it may use it.
+    """The members of an etcd cluster, as (host, port), and the credentials of this node.
 
-    All keys of ours are below `prefix`. `tls` None speaks plain HTTP/2; without a `ca` the system's authorities count.
+    All keys of the job are below `prefix`. `tls` None means plain HTTP/2; without a `ca` the authorities of the
+    system are used.
     """
 
     endpoints: tuple[tuple[str, int], ...]
@@ -144,9 +144,9 @@ class EtcdSpec:
 
 @dataclass(frozen=True)
 class LocalSpec:
-    """Several nodes on this machine: `least` of them at once, and up to `most`, one more each `join_after` seconds.
+    """Nodes on this machine: `least` of them start at once, and up to `most`, one more every `join_after` seconds.
 
-    `restarts` is how many nodes in all may be replaced. `isolated` gives each node a network namespace of its own.
+    `restarts` is the total number of nodes that may be replaced. `isolated` gives each node its own network namespace.
     """
 
     least: int
@@ -160,15 +160,15 @@ class LocalSpec:
 class JobSpec:
     """One job as one node sees it.
 
-    `backend` says where the records of coordination live: `memory` for one node, `static` when ranks are given by
-    flags, `master` when `master` says where the nodes meet, `etcd` when they meet in the cluster that `etcd` names.
-    `rules` are this node's idea of the job; those of the first node that joins hold. `node_rank` is a rank that
-    somebody gave this node by hand: with `static` it is its rank, else a wish. `node_id` is a name that a cluster
-    manager gave it, empty for one of its own making. `local_addr` is the address that this node advertises, None for
-    one that is found out. `gpu_each` says that the workers were counted as GPUs, so that each of them needs one.
-    `signals` are passed on to the workers and end the job, `forward_signals` are passed on and training continues.
-    `local` asks for all nodes of the job here; this spec is then what they have in common. `console_name` is what this
-    node is called on a console that it shares with others, empty where it has one to itself.
+    `backend` is where the coordination state is kept: `memory` for one node, `static` for ranks that flags give,
+    `master` for the master in `master`, `etcd` for the cluster in `etcd`. `rules` are this node's rules; those of the
+    first node that joins apply to the job. `node_rank` is a rank that the user gave this node: with `static` it is its
+    rank, otherwise a preferred rank. `node_id` is the name that a cluster manager gave this node, empty if the node
+    generates one. `local_addr` is the address that this node advertises, None for one that is detected. `gpu_each`
+    means that the workers were counted as GPUs, so that each of them needs one. `signals` are passed on to the workers
+    and end the job, `forward_signals` are passed on and training continues. `local` starts all nodes of the job on this
+    machine; this spec is then what they have in common. `console_name` is the name of this node on a console that it
+    shares with other nodes, empty if it has its own.
     """
 
     entrypoint: Entrypoint
@@ -198,7 +198,7 @@ class JobSpec:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What only those processes may know that speak to a master or to etcd."""
+        """The secrets that only processes with a connection to the master or to etcd may hold."""
         found = (self.master.token if self.master else "", self.etcd.password if self.etcd else "")
         return tuple(filter(None, found))
 

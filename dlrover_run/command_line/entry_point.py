@@ -55,13 +55,14 @@ def job_or_code(program: Program, argv: Sequence[str], read_job: ReadJob[Job]) -
         return report_error(program.name, error)
 
 
-def refuse_reserved(script: str) -> None:
+def refuse_reserved(program: Program, script: str) -> None:
     """Refuse a script whose name, without a directory, is the name of a subcommand."""
-    if script in RESERVED:
-        raise SpecError(
-            f"{script!r} is reserved for a subcommand, which does not exist yet: "
-            f"give ./{script} to run a script of this name."
-        )
+    if script not in RESERVED:
+        return
+    problem = "is reserved for a subcommand, which does not exist yet"
+    if script in program.subcommands:
+        problem = "is a subcommand, which must come before all flags"
+    raise SpecError(f"{script!r} {problem}: give ./{script} to run a script of this name.")
 
 
 def report(name: str, sentence: str) -> None:
