@@ -227,7 +227,8 @@ def test_a_host_that_never_comes_is_a_problem_and_the_next_link_works(crew: Crew
 
 
 def test_a_partner_killed_in_a_link_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
-    one, other, third = crew.start(0, 2), crew.start_faulty("die in the link"), crew.start(1, 2)
+    one = crew.start_faulty("", CHECK_GIVE_UP_AFTER=str(TIMEOUT))
+    other, third = crew.start_faulty("die in the link"), crew.start(1, 2)
     crew.link("a", one, other)
     answer = one.answer()
     assert (answer["done"], answer["name"]) == ("link", "a")
@@ -240,7 +241,8 @@ def test_a_partner_killed_in_a_link_is_a_problem_and_the_next_link_works(crew: C
 
 @pytest.mark.parametrize("fault", ["", "number groups elsewhere"])
 def test_a_link_after_a_group_that_could_not_be_made_works(crew: Crew, fault: str) -> None:
-    one, other, third = crew.start_faulty(fault), crew.start_faulty("die before the group"), crew.start()
+    one = crew.start_faulty(fault, CHECK_GIVE_UP_AFTER=str(TIMEOUT))
+    other, third = crew.start_faulty("die before the group"), crew.start()
     for process in (one, other, third):
         # Orders first, so that the time-out is not spent on importing torch.
         process.order(do="compute", seconds=0.1)
@@ -255,7 +257,8 @@ def test_a_link_after_a_group_that_could_not_be_made_works(crew: Crew, fault: st
 
 
 def test_a_partner_that_stands_still_in_a_link_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
-    one, other, third = crew.start(0, 2), crew.start_faulty("stop in the link"), crew.start(1, 2)
+    one = crew.start_faulty("", CHECK_GIVE_UP_AFTER=str(TIMEOUT))
+    other, third = crew.start_faulty("stop in the link"), crew.start(1, 2)
     for process in (one, other):
         # Orders first, so that the time-out is not spent on importing torch.
         process.order(do="compute", seconds=0.1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import msgspec
 import pytest
+from harness import calls_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_job import KILLED, LOST_PEER, VirtualJob, rules
@@ -888,19 +888,13 @@ def test_any_order_of_events_keeps_the_rules(steps: list[tuple[str, int]], least
 
 
 def test_deciding_for_two_thousand_nodes_takes_moments() -> None:
-    """Linear: ten times the nodes take about ten times as long, far from a hundred times."""
+    """Linear: ten times the nodes are about ten times the work, far from a hundred times."""
 
-    def seconds(nodes: int) -> float:
+    def calls(nodes: int) -> int:
         plan, present = at_work(nodes, [])
-        best = []
-        for _ in range(5):
-            begin = time.process_time()
-            for _ in range(2000 // nodes):
-                decide(rules(1, nodes), plan, present, 1.0)
-            best.append((time.process_time() - begin) * nodes / 2000)
-        return min(best)
+        return calls_of(lambda: decide(rules(1, nodes), plan, present, 1.0))
 
-    assert seconds(2000) < 40 * max(seconds(200), 1e-4)
+    assert calls(2000) < 20 * calls(200)
 
 
 situations = st.builds(

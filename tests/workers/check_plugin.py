@@ -1,9 +1,14 @@
-"""An accelerator plug-in for tests: a CPU of another name, on which CHECK_FAULT goes wrong in one way."""
+"""An accelerator plug-in for tests: a CPU of another name, on which CHECK_FAULT goes wrong in one way.
+
+CHECK_GIVE_UP_AFTER is after how many seconds beyond its time-out a link counts as hanging: gloo may need long on a busy
+machine to give up.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +56,9 @@ def die(*_: Any, **__: Any) -> None:
 
 def find(local_rank: int, workers: int) -> Abacus | None:
     fault = os.environ.get("CHECK_FAULT", "")
+    if "CHECK_GIVE_UP_AFTER" in os.environ:
+        link: Any = sys.modules["_dlrover_node_check.link"]
+        link.GIVE_UP_AFTER = float(os.environ["CHECK_GIVE_UP_AFTER"])
     if fault == "not there":
         return None
     if fault == "driver":
