@@ -262,6 +262,11 @@ class Cluster:
             ctypes.CDLL(None).prctl(tree._PR_SET_CHILD_SUBREAPER, 0)
         assert not unfinished, f"the test left {[t.name for t in unfinished]} running{self.told()}"
         assert not left, f"left behind: {left}{self.told()}"
+        if all(talker.process.returncode == 0 for talker in self._talkers):
+            # No round of this test was stopped, so that each worker that has reported belongs to a round that the test
+            # asked for. In a test that stops or kills a launcher a worker may report while that happens.
+            unread = [message for message in self.mailbox.pending() if "world" in message]
+            assert unread == [], f"a round that no step of the test accounts for: {unread}{self.told()}"
 
     def check_place(self) -> None:
         """Fail unless the place where the nodes met is as if there had been no job."""
