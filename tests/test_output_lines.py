@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.output.cursors import Cursor
-from dlrover_run.output.lines import LineCutter, TailBuffer, matching, piece_of, prefixed
-from dlrover_run.output.sinks import Segment, Sink
-from dlrover_run.output.sources import LineWriter
+from dlrover_run.output.lines import LineCutter, LineWriter, TailBuffer, matching, prefixed
+from dlrover_run.output.sinks import Segment, Sink, piece_of
 
 PIECES = st.lists(st.text(alphabet="ab\r\n", max_size=6).map(str.encode), max_size=8)
 LINES = st.lists(st.text(alphabet="abc", max_size=4).map(lambda text: text.encode() + b"\n"), max_size=6)

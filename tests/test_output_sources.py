@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from dlrover_run.output.cursors import Cursor, CursorTable, create_cursor_table, reset_cursor
-from dlrover_run.output.sinks import READ_BYTES, Sink
-from dlrover_run.output.sources import PipeSource
+from dlrover_run.output.sinks import Sink
+from dlrover_run.output.sources import READ_BYTES, PipeSource
 from dlrover_run.output.streams import TAIL_BYTES
 
 BLOCK = 512

@@ -327,7 +327,7 @@ class _NoInotify:
 
 
 def test_without_inotify_lines_are_shown_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrover_run.output.sources.Inotify", _NoInotify)
+    monkeypatch.setattr("dlrover_run.output.log_watcher.Inotify", _NoInotify)
     reader, writer = os.pipe()
     relay = RelayClient.start((writer, writer))
     os.close(writer)
@@ -346,7 +346,8 @@ def test_without_inotify_lines_are_shown_all_the_same(tmp_path: Path, monkeypatc
 
     asyncio.run(run())
     os.close(reader)
-    assert warnings == ["no inotify watch for log files (Too many open files): they are read every 0.1 s instead"]
+    assert len(warnings) == 1
+    assert "no inotify watch for log files (Too many open files)" in warnings[0]
 
 
 def test_a_console_that_takes_nothing_blocks_neither_file_nor_client(tmp_path: Path) -> None:
@@ -651,8 +652,8 @@ def test_a_terminal_goes_on_after_the_relay_was_killed() -> None:
 def test_where_no_relay_can_live_workers_go_on_and_the_job_ends(
     tmp_path: Path, console: tuple[int, int], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr("dlrover_run.output.relay_client.REPLACE_PAUSE", 0.0)
-    monkeypatch.setattr("dlrover_run.output.relay_client.TRIES", 5)
+    monkeypatch.setattr("dlrover_run.output.relay_process.REPLACE_PAUSE", 0.0)
+    monkeypatch.setattr("dlrover_run.output.relay_process.MAX_FAILURES", 5)
     program = [sys.executable, "-c", "raise SystemExit(1)"] if why == "dies at once" else ["/nonexistent/relay"]
     monkeypatch.setattr("dlrover_run.launch_request.command", lambda *_: program)
     relay = RelayClient.start(console)

@@ -1,7 +1,7 @@
-"""How far each source of the relay has been shown, in memory that outlives the relay.
+"""How far each source of the relay has been shown, in shared memory that outlives the relay.
 
-A record is which of two entries counts, and the entries. The other one is written and then made to count, by one byte,
-so that a relay can be killed at any moment.
+The memory file has one record per source. A record holds two cursors and a byte that says which one is valid. The
+other one is written first and then made valid by that byte, so the relay can be killed at any moment.
 """
 
 from __future__ import annotations
@@ -12,70 +12,68 @@ import os
 import struct
 from typing import NamedTuple
 
-_ENTRY = struct.Struct("=QQQQ")
-_FIRST_ENTRY = 8
-_RECORD_BYTES = _FIRST_ENTRY + 2 * _ENTRY.size
+_CURSOR = struct.Struct("=QQQQ")
+_FIRST_CURSOR = 8
+_RECORD_BYTES = _FIRST_CURSOR + 2 * _CURSOR.size
 
 MAX_SOURCES = 16384
-"""How many sources may have a record at once, which takes memory only as far as it is used."""
+"""Maximum number of records. The kernel provides memory only for the pages that are used."""
 
 _KEEP_SIZE_AND_PUNCH_HOLE = 3
 
-
-def create_cursor_table() -> int:
-    """A memory file for records."""
-    fd = os.memfd_create("dlrover-run marks", os.MFD_CLOEXEC)
-    os.ftruncate(fd, MAX_SOURCES * _RECORD_BYTES)
-    return fd
-
-
-def reset_cursor(fd: int, number: int, position: int) -> None:
-    """Begin a record: nothing has been shown of what comes from `position` on."""
-    os.pwrite(fd, bytes(_FIRST_ENTRY) + _ENTRY.pack(position, 0, 0, 0), number * _RECORD_BYTES)
-
-
 LINE_BEGUN = 1
-"""The beginning of a line has been shown, and nothing after it."""
+"""The beginning of a line was shown, and nothing after it."""
 
 LINE_INTERRUPTED = 2
-"""The beginning of a line has been shown, and then what another source has; the rest of it begins a line again."""
+"""The beginning of a line was shown, and then output of another source; the rest of the line starts a new line."""
 
 
 class Cursor(NamedTuple):
-    """All before `position` has been shown, and of what follows the first `skip` bytes as they appear.
+    """All bytes before `offset` have been shown, and of the output that follows the first `skip` bytes as they appear.
 
-    `unfinished` says whether the beginning of the line at `position` has been shown: `LINE_BEGUN`, `LINE_INTERRUPTED`
-    or 0. `writing` is one more than where a
-    file was written to whose write was not known to have ended, 0 for none.
+    `unfinished` says whether the beginning of the line at `offset` was shown: `LINE_BEGUN`, `LINE_INTERRUPTED` or 0.
+    `writing` is 1 + the position in the console's file of a write that was not known to have ended, 0 for none.
     """
 
-    position: int
+    offset: int
     skip: int
     unfinished: int = 0
     writing: int = 0
 
 
+def create_cursor_table() -> int:
+    """Create the memory file and return its descriptor."""
+    fd = os.memfd_create("dlrover-run cursors", os.MFD_CLOEXEC)
+    os.ftruncate(fd, MAX_SOURCES * _RECORD_BYTES)
+    return fd
+
+
+def reset_cursor(fd: int, number: int, offset: int) -> None:
+    """Start the record of source `number`: nothing from `offset` on has been shown."""
+    os.pwrite(fd, bytes(_FIRST_CURSOR) + _CURSOR.pack(offset, 0, 0, 0), number * _RECORD_BYTES)
+
+
 class CursorTable:
-    """The records in such a file, as the relay reads and writes them."""
+    """The records of a memory file, as the relay reads and writes them."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, MAX_SOURCES * _RECORD_BYTES)
         os.close(fd)
 
     def get(self, number: int) -> Cursor:
-        """The record of a source."""
+        """The cursor of a source."""
         start = number * _RECORD_BYTES
-        return Cursor(*_ENTRY.unpack_from(self._memory, start + _FIRST_ENTRY + self._memory[start] * _ENTRY.size))
+        return Cursor(*_CURSOR.unpack_from(self._memory, start + _FIRST_CURSOR + self._memory[start] * _CURSOR.size))
 
-    def put(self, number: int, mark: Cursor) -> None:
-        """Replace a record."""
+    def put(self, number: int, cursor: Cursor) -> None:
+        """Replace the cursor of a source."""
         start = number * _RECORD_BYTES
         other = 1 - self._memory[start]
-        _ENTRY.pack_into(self._memory, start + _FIRST_ENTRY + other * _ENTRY.size, *mark)
+        _CURSOR.pack_into(self._memory, start + _FIRST_CURSOR + other * _CURSOR.size, *cursor)
         self._memory[start] = other
 
 
 def release_memory(fd: int, start: int, count: int) -> None:
-    """Give the memory of a part of a memory file back; its size stays, and it reads as zeros there."""
+    """Return a part of a memory file to the kernel. The file keeps its size and reads as zeros there."""
     fallocate = ctypes.CDLL(None).fallocate
     fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, ctypes.c_long(start), ctypes.c_long(count))

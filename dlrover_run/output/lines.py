@@ -1,25 +1,26 @@
-"""Cutting a stream of bytes into whole lines, prefixing them, picking some of them, remembering the last of them.
+"""Cut a stream of bytes into whole lines, prefix them, filter them, and keep the end of them.
 
-Pure: bytes in, bytes out. Nothing here loops over lines in Python unless a line is picked, so that a worker may write
-100 MB a second.
+No function loops over lines in Python, except over lines that a filter selects: a worker may write 100 MB a second.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from dlrover_run.output.cursors import LINE_BEGUN, LINE_INTERRUPTED, Cursor
+from dlrover_run.output.sinks import Sink
 from dlrover_run.output.streams import TAIL_BYTES
 
 MAX_LINE = 4 * 1024 * 1024
-"""Bytes after which a line is ended for the worker that does not end it, so that it cannot fill the memory."""
-
-MAX_MESSAGE = 128 * 1024
-"""Bytes of the largest message between the agent and the relay, either way; a `TailBuffer` with its header fits."""
+"""Bytes after which an unfinished line is ended, so that a worker that never ends a line cannot fill the memory."""
 
 
 class LineCutter:
-    """Holds an unfinished line back until its end has come.
+    """Holds back an unfinished line until its end has arrived.
 
-    A carriage return ends a line too: a progress bar would otherwise not be seen until it is full. It becomes a
-    newline, as in torchrun, unless `keep_returns` is set: then no byte is changed.
+    A carriage return ends a line too: a progress bar would otherwise be shown only when it is full. It becomes a
+    newline, as in torchrun; with `keep_returns` no byte is changed. `after_return`: the byte before the first one was a
+    carriage return.
     """
 
     def __init__(self, longest: int = MAX_LINE, *, keep_returns: bool = False, after_return: bool = False) -> None:
@@ -34,7 +35,7 @@ class LineCutter:
         return len(self._rest)
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that are whole now, each with its newline; empty when there is none."""
+        """The lines that are complete now, each with its newline; may be empty."""
         if not data:
             return b""
         if self._keep_returns:
@@ -44,7 +45,7 @@ class LineCutter:
             return self._cut(data, end)
         after_return, self._after_return = self._after_return, data.endswith(b"\r")
         if after_return and data.startswith(b"\n"):
-            data = data[1:]  # The second half of a line end of which the first half was shown already.
+            data = data[1:]  # The second half of a \r\n whose first half was shown already.
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         lines = self._cut(data, data.rfind(b"\n") + 1)
@@ -59,18 +60,107 @@ class LineCutter:
         return lines
 
     def take_unfinished(self) -> bytes:
-        """The unfinished line as it is, which is held back no longer; what follows is the rest of it."""
+        """Release the unfinished line as it is; the bytes that follow are the rest of it."""
         line = bytes(self._rest)
         self._rest.clear()
         return line
 
     def finish(self) -> bytes:
-        """The partial line that is left, completed with a newline; empty when there is none."""
+        """The unfinished line, completed with a newline; empty if there is none."""
         if not self._rest:
             return b""
         line = bytes(self._rest) + b"\n"
         self._rest.clear()
         return line
+
+
+class LineWriter:
+    """Makes whole lines of one source's output, for a sink to which other sources write too.
+
+    An unfinished line is shown once its source has been quiet for the sink's `unfinished_after` seconds, unless another
+    source's unfinished line is the last on the sink. Output of another source after it starts a new line. The last line
+    is completed when the output ends. With `needles` only lines that contain one of them are passed on. `cursor` is
+    where a killed relay left off; `after_return`: the byte before that was a carriage return. `on_interrupted` is
+    called when output of another source has been shown after the unfinished line.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        prefix: bytes,
+        needles: tuple[bytes, ...] | None,
+        cursor: Cursor,
+        *,
+        keep_returns: bool = False,
+        after_return: bool = False,
+        on_interrupted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._sink = sink
+        self.interrupted = on_interrupted
+        self._prefix = prefix
+        self._needles = needles
+        self._cutter = LineCutter(keep_returns=keep_returns, after_return=after_return)
+        self._due: float | None = None
+        self.resumes = bool(cursor.unfinished)
+        """Whether the beginning of the next line was shown already."""
+        if cursor.unfinished == LINE_BEGUN and sink.unfinished_by is None:
+            sink.unfinished_by = self
+
+    @property
+    def held(self) -> int:
+        """Bytes of the source that are held back."""
+        return self._cutter.held
+
+    @property
+    def resumed(self) -> int:
+        """The state of the line whose beginning was shown, as in `Cursor.unfinished`."""
+        return (LINE_BEGUN if self._sink.unfinished_by is self else LINE_INTERRUPTED) if self.resumes else 0
+
+    @property
+    def due(self) -> float | None:
+        """When the unfinished line must be shown if no more output arrives. None: there is no such line, or another
+        unfinished line is the last on the sink."""
+        return self._due if self._sink.unfinished_by is None or self._sink.unfinished_by is self else None
+
+    def feed(self, data: bytes, now: float) -> bytes:
+        """The output to show after the next bytes of the source; the rest is held back."""
+        if not data:
+            return b""
+        shown = self._shown(self._cutter.feed(data))
+        after = self._sink.unfinished_after
+        self._due = now + after if self._cutter.held and after is not None else None
+        return shown
+
+    def unfinished(self, now: float) -> bytes:
+        """The unfinished line if it is due."""
+        return self.all_held() if self.due is not None and now >= self.due else b""
+
+    def all_held(self) -> bytes:
+        """The unfinished line even if it is not due; the bytes that follow are the rest of it."""
+        if not self._cutter.held:
+            return b""
+        self._due = None
+        text = self._cutter.take_unfinished()
+        self.resumes = True
+        return text if self._sink.unfinished_by is self else self._prefix + text
+
+    def finish(self) -> bytes:
+        """The output that completes the unfinished line at the end of the source."""
+        self._due = None
+        shown = self._shown(self._cutter.finish())
+        return shown or (b"\n" if self._sink.unfinished_by is self else b"")
+
+    def _shown(self, lines: bytes) -> bytes:
+        if not lines:
+            return b""
+        if self._needles is not None:
+            lines = matching(lines, self._needles)
+        continued = self._sink.unfinished_by is self
+        if self.resumes and not continued and lines.startswith(b"\n"):
+            # The output of another source has ended the line that this newline belongs to.
+            lines = lines[1:]
+        self.resumes = False
+        return prefixed(lines, self._prefix)[len(self._prefix) if continued else 0 :]
 
 
 def prefixed(lines: bytes, prefix: bytes) -> bytes:
@@ -80,27 +170,10 @@ def prefixed(lines: bytes, prefix: bytes) -> bytes:
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
-def piece_of(view: memoryview, most: int) -> memoryview:
-    """The next part of `view` to write where other processes write too: as many whole lines as fit into `most` bytes,
-    or one line that is longer, or all that is left where no line ends."""
-    if len(view) <= most:
-        return view
-    end = bytes(view[:most]).rfind(b"\n") + 1
-    looked, width = most, most
-    while not end and looked < len(view):
-        place = bytes(view[looked : looked + width]).find(b"\n")
-        end = looked + place + 1 if place >= 0 else 0
-        looked, width = looked + width, 2 * width
-    return view[: end or len(view)]
-
-
 def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:
-    """Those of the whole lines that contain any of the needles.
-
-    The work grows with the lines that match, not with all lines.
-    """
+    """The lines that contain any of the needles. The cost grows with the matching lines, not with all lines."""
     found: list[bytes] = []
-    # Where each needle is next; one that is absent is dropped, so that it is not looked for again after each match.
+    # The next place of each needle. An absent needle is dropped, so that it is not searched again after each match.
     places = {needle: lines.find(needle) for needle in needles}
     start = 0
     while start < len(lines):

@@ -1,33 +1,33 @@
-"""The relay: a small process that copies the workers' output to our console.
+"""The relay: a small process that copies the workers' output to the console.
 
-Why a process and not a thread or a task of the agent's loop: a console can stop taking bytes for as long as it likes
-(a pager, a terminal with Ctrl-S, a full pipe), a busy worker writes 100 MB a second, and the agent must meanwhile see a
-death within a millisecond. A thread would share the interpreter lock with the agent, keep it from forking safely, and
-die with it; this process survives a SIGKILL of the agent for as long as it takes to write out the workers' last words.
+It is a process, not a thread or a task of the agent's loop. A console may block for any time (a pager, Ctrl-S on a
+terminal, a full pipe) and a busy worker writes 100 MB a second, while the agent has to notice a worker's death within a
+millisecond. A thread would share the interpreter lock with the agent, make forking unsafe, and die with the agent. This
+process survives a SIGKILL of the agent for long enough to write the workers' last output.
 
-The first is forked from the agent before the agent has a loop. One that is killed is replaced by a fresh interpreter,
-which goes on where it was: every source has a file and a position in `relay_marks`, which the agent holds as well. A
-relay talks with the agent over one SOCK_SEQPACKET socket, and ends when that socket does. Each message is one line of
-JSON, which a newline and raw bytes may follow. Sources go by numbers that the agent gives.
+The first relay is forked from the agent before the agent has an event loop. A relay that is killed is replaced by a
+fresh interpreter, which continues where it was: each source has a file, and a cursor in memory that the agent holds
+too (`cursors`). Relay and agent talk over a SOCK_SEQPACKET socket; the relay ends when the socket is closed. Each
+message is one line of JSON; a newline and raw bytes may follow. The agent numbers the sources.
 
     agent -> relay
-        {"do": "marks"} and a descriptor                 the file of `relay_marks`; the first message
+        {"do": "cursors"} and a descriptor               the cursor table; the first message
         {"do": "pipe", "source", "out", "prefix", "whole"} and one or two descriptors    a memory file, and the pipe to
-                                                         empty into it; copy it to fd `out`, null for nowhere: line by
-                                                         line behind `prefix` where it is not null, else in `whole`
-                                                         lines or as it is
-        {"do": "say", "source"}                          the agent's own words, for fd 2, are in the file of that source
-        {"do": "tail", "source", "path", "out", "prefix"}    show a log file
-        {"do": "tail", "source", "path", "prefix", "needles", "filtered"}    copy lines of it to the file `filtered`
-        {"do": "tails", "number", "tails"}               tell the ends of what these pipes were given
-        {"do": "drain", "number", "tails", "end"}        the same, and write all out, and forget the sources `end`
-        {"do": "forget", "sources"}                      they are of a worker that has ended: what they were given goes
-                                                         out, and they are let go of
+                                                         empty into it; copy it to fd `out` (null: to none), line by
+                                                         line with `prefix` before each if it is not null, else in
+                                                         `whole` lines or unchanged
+        {"do": "message", "source"} and perhaps a descriptor    the launcher's own messages, for fd 2; the descriptor is
+                                                         their memory file, sent once
+        {"do": "log", "source", "path", "out", "prefix"}    show a log file
+        {"do": "log", "source", "path", "prefix", "needles", "filtered"}    copy matching lines to the file `filtered`
+        {"do": "tails", "number", "tails"}               send the ends of these pipes' output
+        {"do": "drain", "number", "tails", "end"}        the same, write everything out, and forget the sources `end`
+        {"do": "forget", "sources"}                      their worker has ended: write their output, then forget them
         {"do": "own", "path"}                            a directory to remove when the relay ends
     relay -> agent
-        {"tell": "tail", "number", "source", "cut"} and bytes    the end of what one pipe was given
-        {"tell": "gone", "sources"}                      these are shown in full, and forgotten
-        {"tell": "progress"}, {"tell": "done", "number"}, {"tell": "warning", "text"}
+        {"event": "tail", "number", "source", "cut"} and bytes    the end of one pipe's output
+        {"event": "forgotten", "sources"}                these have been shown in full and are closed
+        {"event": "progress"}, {"event": "done", "number"}, {"event": "warning", "text"}
 """
 
 from __future__ import annotations
@@ -43,49 +43,41 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from dlrover_run.output.cursors import CursorTable
-from dlrover_run.output.lines import MAX_MESSAGE
-from dlrover_run.output.sinks import Inotify, Sink, console_sink, file_sink
-from dlrover_run.output.sources import PipeSource, Source
+from dlrover_run.output.log_watcher import POLL_SECONDS, LogWatcher
+from dlrover_run.output.sinks import Sink, console_sink, file_sink
+from dlrover_run.output.sources import PipeSource, Source, window_size
+from dlrover_run.output.streams import MAX_MESSAGE
 from dlrover_run.process_tree import signals, tree
 
 ORPHAN_SECONDS = 0.3
-"""How long the relay goes on after the agent's end, for workers that are being killed and a console that is slow.
+"""Seconds that the relay continues after the agent's end, for workers that are being killed and a slow console.
 
-Less than the grace that the watchdog gives to what a dead agent has left behind.
-"""
-
-LOOK_SECONDS = 0.1
-"""How often log files are looked at where the kernel has no inotify watch left for us."""
-
-GATHER_SECONDS = 0.005
-"""After log files have grown, how long further growth is gathered before it is looked at again.
-
-The first line is shown at once; a worker that writes line by line would otherwise wake the relay for every line and be
-slowed down by it to a third of its speed.
+Less than the grace that the watchdog gives to the orphans of a dead agent.
 """
 
 PROGRESS_SECONDS = 0.2
-"""The least time between two words to the agent that a drain is slow but moves."""
+"""Minimum seconds between two progress messages while a drain is slow."""
 
 DRAIN_PIPE_BYTES = 2 * 1024 * 1024
-"""The most that a drain reads from one pipe: more than a pipe holds, so only a live writer can have more."""
+"""Maximum bytes that a drain reads from one pipe: more than a pipe holds, so only a live writer can have more."""
 
 
 def main(control: socket.socket, parent: int, console: tuple[int, int], shared: bool) -> NoReturn:
-    """A forked relay's whole life; it must never return into the code that the agent was running when it forked."""
-    _live(control, parent, shared, lambda: _leave_the_agent(control, console))
+    """Run a forked relay. Never returns into the code that the agent was running when it forked."""
+    _run(control, parent, shared, lambda: _drop_inherited(control, console))
 
 
 def run() -> NoReturn:
-    """The whole life of a relay with an interpreter of its own, whose console is its descriptors 1 and 2."""
-    control, parent, shared = (int(word) for word in sys.argv[1:4])
-    _live(socket.socket(fileno=control), parent, bool(shared), _ignore_signals)
+    """Run a relay in an interpreter of its own, whose console is its descriptors 1 and 2."""
+    control, parent, shared = (int(argument) for argument in sys.argv[1:4])
+    _run(socket.socket(fileno=control), parent, bool(shared), _ignore_signals)
 
 
-def _live(control: socket.socket, parent: int, shared: bool, begin: Callable[[], None]) -> NoReturn:
+def _run(control: socket.socket, parent: int, shared: bool, begin: Callable[[], None]) -> NoReturn:
     code = 70
     try:
         begin()
@@ -94,14 +86,14 @@ def _live(control: socket.socket, parent: int, shared: bool, begin: Callable[[],
         code = 0
     except BaseException as error:
         with contextlib.suppress(OSError):
-            _tell(control, {"tell": "warning", "text": f"the output relay failed: {type(error).__name__}: {error}"})
+            _send(control, {"event": "warning", "text": f"the output relay failed: {type(error).__name__}: {error}"})
     finally:
         os._exit(code)
 
 
-def _leave_the_agent(control: socket.socket, console: tuple[int, int]) -> None:
-    """Give up what a fork inherits: collectable objects, descriptors, signal handlers, the name."""
-    # An object of the agent's that was collected here would close a descriptor number that is ours by now.
+def _drop_inherited(control: socket.socket, console: tuple[int, int]) -> None:
+    """Give up what a fork inherits: collectable objects, descriptors, signal handlers, the process name."""
+    # Collecting an object of the agent here would close a descriptor number that is the relay's by now.
     gc.disable()
     gc.freeze()
     for target, fd in zip((1, 2), console, strict=True):
@@ -121,23 +113,23 @@ def _ignore_signals() -> None:
     signals.release()
 
 
-def _tell(control: socket.socket, message: dict[str, Any], payload: bytes = b"") -> None:
-    # This may block: the agent's loop always reads, and while the agent is stopped there is nobody to be quick for.
+def _send(control: socket.socket, message: dict[str, Any], payload: bytes = b"") -> None:
+    # This may block, but not for long: the agent's loop always reads, and a stopped agent needs no timely output.
     control.send(json.dumps(message).encode() + b"\n" + payload)
 
 
+@dataclass
 class _Drain:
-    """A wish of the agent's to have everything written that was there when it asked.
+    """A request of the agent to write everything that the sources held when it was sent.
 
-    `goals` says how far each source is to be read. Once all are, `marks` says how many bytes each sink must take. The
+    `goals` is how far each source must be read. Once all are, `marks` is how many bytes each sink must write. The
     sources `end` are forgotten then.
     """
 
-    def __init__(self, number: int, end: Iterable[Source], goals: dict[Source, int]) -> None:
-        self.number = number
-        self.end = list(end)
-        self.goals = goals
-        self.marks: dict[Sink, int] | None = None
+    number: int
+    end: list[Source]
+    goals: dict[Source, int]
+    marks: dict[Sink, int] | None = None
 
 
 class _Relay:
@@ -147,65 +139,63 @@ class _Relay:
         with contextlib.suppress(OSError):
             same = os.path.sameopenfile(1, 2)
         err = console_sink(2, shared=shared)
-        # After 2>&1 both are one queue, or a line half written by one would be broken by the other.
+        # After 2>&1 both are one queue, or one would break a line that the other has half written.
         self.consoles: dict[int, Sink] = {1: err if same else console_sink(1, shared=shared), 2: err}
         self.sinks: list[Sink] = list(dict.fromkeys(self.consoles.values()))
-        self.files: dict[str, Sink] = {}
-        self.marks: CursorTable
+        self.filtered: dict[str, Sink] = {}
+        self.cursors: CursorTable
         self.sources: dict[int, Source] = {}
-        self.words: Source | None = None
+        self.messages: Source | None = None
         self.drains: list[_Drain] = []
-        self.inotify: Inotify | None = None
-        self.listen_at: float | None = None
-        self.look = False
         self.owned: list[str] = []
         self.deadline: float | None = None
         self.progress = (0, 0.0)
         self.warned: set[Sink] = set()
-        self.told_of_loss = False
+        self.warned_of_loss = False
         self.window_size = b""
         self.poller = select.epoll()
         self.writable: set[Sink] = set()
+        self.watcher = LogWatcher(self.poller, self._warn)
         control.setblocking(True)
         self.poller.register(control.fileno(), select.EPOLLIN)
         self._watch_parent(parent)
 
     def _watch_parent(self, parent: int) -> None:
-        """See the agent's end even where some other process holds a copy of its end of the socket."""
+        """Notice the agent's end even if another process holds a copy of its end of the socket."""
         self.parent = -1
         with contextlib.suppress(OSError):
             self.parent = os.pidfd_open(parent)
             self.poller.register(self.parent, select.EPOLLIN)
         if os.getppid() != parent:
-            self._agent_is_gone()
+            self._on_agent_gone()
 
     @property
     def pipes(self) -> list[PipeSource]:
         return [source for source in self.sources.values() if isinstance(source, PipeSource)]
 
     @property
-    def tails(self) -> list[Source]:
+    def logs(self) -> list[Source]:
         return [source for source in self.sources.values() if source.path]
 
     @property
     def all(self) -> list[Source]:
-        """All sources; the agent's own words come after what workers had written by then."""
-        return [*self.sources.values(), *([self.words] if self.words is not None else [])]
+        """All sources. The launcher's messages come last, after what the workers had written by then."""
+        return [*self.sources.values(), *([self.messages] if self.messages is not None else [])]
 
     def run(self) -> None:
-        while not self._over():
-            for fd, _ in self.poller.poll(self._wait()):
-                self._ready(fd)
-            self._listen_again()
+        while not self._is_over():
+            for fd, _ in self.poller.poll(self._timeout()):
+                self._on_ready(fd)
+            self.watcher.resume()
             for source in self.all:
-                if self.look and source.path:
+                if self.watcher.polling and source.path:
                     source.grown = True
                 if source.can_copy:
                     source.copy()
                 source.show_unfinished(time.monotonic())
             self._flush()
             self._advance_drains()
-            self._choose_what_to_wait_for()
+            self._update_poller()
         for pipe in self.pipes:
             pipe.close()
         for source in self.all:
@@ -214,120 +204,112 @@ class _Relay:
         for path in self.owned:
             shutil.rmtree(path, ignore_errors=True)
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         if self.deadline is None:
             return False
         rest = any(pipe.pipe >= 0 for pipe in self.pipes) or any(sink.pending for sink in self.sinks)
         return time.monotonic() >= self.deadline or not (rest or any(source.grown for source in self.all))
 
-    def _wait(self) -> float | None:
-        """Seconds until there is something to do without an event; None is for ever."""
+    def _timeout(self) -> float | None:
+        """Seconds until there is something to do without an event; None: no limit."""
         if any(source.can_copy for source in self.all):
             return 0
-        waits = [LOOK_SECONDS] if self.look and self.tails else []
+        waits = [POLL_SECONDS] if self.watcher.polling and self.logs else []
         unfinished = (source.lines.due for source in self.all if source.lines is not None)
-        times = [at for at in (self.deadline, self.listen_at, *unfinished) if at is not None]
+        times = [at for at in (self.deadline, self.watcher.due, *unfinished) if at is not None]
         return min(waits + [max(0.0, at - time.monotonic()) for at in times], default=None)
 
-    def _listen_again(self) -> None:
-        """Wait for log files to grow again, once enough may have been gathered."""
-        if self.inotify is not None and self.listen_at is not None and time.monotonic() >= self.listen_at:
-            self.listen_at = None
-            self.poller.modify(self.inotify.fd, select.EPOLLIN | select.EPOLLONESHOT)
-
-    def _ready(self, fd: int) -> None:
+    def _on_ready(self, fd: int) -> None:
         if fd == self.control.fileno():
-            self._hear()
+            self._receive()
         elif fd == self.parent:
-            self._agent_is_gone()
-        elif self.inotify is not None and fd == self.inotify.fd:
-            self.listen_at = time.monotonic() + GATHER_SECONDS
-            changed = self.inotify.changed()
-            for tail in self.tails:
-                tail.grown = tail.grown or changed is None or tail.watch in changed
+            self._on_agent_gone()
+        elif fd == self.watcher.fd:
+            self.watcher.on_change(self.logs)
         else:
             for pipe in self.pipes:
                 if pipe.pipe == fd:
                     pipe.fill()
-                    if pipe.lost is not None and not self.told_of_loss:
-                        self.told_of_loss = True
+                    if pipe.lost is not None and not self.warned_of_loss:
+                        self.warned_of_loss = True
                         self._warn(f"no memory file takes output ({pipe.lost.strerror}): some is not shown")
-                    if pipe.terminal:
-                        self._copy_window_size()
+                    if pipe.terminal and (size := window_size()) != self.window_size:
+                        self.window_size = size
+                        for each in self.pipes:
+                            each.resize(size)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 2)
         except OSError:
             data, fds = b"", []
         if not data:
-            self._agent_is_gone()
+            self._on_agent_gone()
             return
         message = json.loads(data)
         what = message["do"]
-        if what == "marks":
-            self.marks = CursorTable(fds[0])
+        if what == "cursors":
+            self.cursors = CursorTable(fds[0])
         elif what == "pipe":
             self._add_pipe(message, *fds)
-        elif what == "say":
+        elif what == "message":
             if fds:
-                self.words = PipeSource(message["source"], fds[0], -1, self.consoles[2], self.marks, self.poller)
-            elif self.words is not None:
-                self.words.grown = True
-        elif what == "tail":
-            self._add_tail(message)
+                number = message["source"]
+                self.messages = PipeSource(number, fds[0], -1, self.consoles[2], self.cursors, self.poller)
+            elif self.messages is not None:
+                self.messages.grown = True
+        elif what == "log":
+            self._add_log(message)
         elif what == "tails":
-            self._tell_tails(message)
-            self._tell_end(message["number"])
+            self._send_tails(message)
+            self._reply({"event": "done", "number": message["number"]})
         elif what == "drain":
-            self._start_drain(message)
+            self._send_tails(message)
+            # What was written before the request is no progress.
+            self.progress = (sum(sink.written_bytes for sink in self.sinks), self.progress[1])
+            self._drain(message["number"], self._end(message["end"]), self.all)
         elif what == "forget":
-            self._forget_some(message)
+            ended = self._end(message["sources"])
+            self._drain(0, ended, ended)  # No request of the agent has the number 0.
         elif what == "own":
             self.owned.append(message["path"])
+
+    def _reply(self, message: dict[str, Any], payload: bytes = b"") -> None:
+        with contextlib.suppress(OSError):
+            _send(self.control, message, payload)
+
+    def _warn(self, text: str) -> None:
+        self._reply({"event": "warning", "text": text})
 
     def _add_pipe(self, message: dict[str, Any], spool: int, pipe: int = -1) -> None:
         sink = None if message["out"] is None else self.consoles[message["out"]]
         prefix = None if message["prefix"] is None else os.fsencode(message["prefix"])
-        number = message["source"]
-        whole = message["whole"]
-        self.sources[number] = PipeSource(number, spool, pipe, sink, self.marks, self.poller, prefix, whole=whole)
+        number, whole = message["source"], message["whole"]
+        self.sources[number] = PipeSource(number, spool, pipe, sink, self.cursors, self.poller, prefix, whole=whole)
 
-    def _add_tail(self, message: dict[str, Any]) -> None:
+    def _add_log(self, message: dict[str, Any]) -> None:
         path, number = message["path"], message["source"]
         needles = None
         sink = self.consoles.get(message.get("out", 0))
         try:
             if sink is None:
                 filtered, needles = message["filtered"], tuple(os.fsencode(needle) for needle in message["needles"])
-                if filtered not in self.files:
-                    self.files[filtered] = file_sink(filtered)
-                    self.sinks.append(self.files[filtered])
-                sink = self.files[filtered]
-            # The order in which the worker's end and ours open the file does not matter, so either may create it.
+                if filtered not in self.filtered:
+                    self.filtered[filtered] = file_sink(filtered)
+                    self.sinks.append(self.filtered[filtered])
+                sink = self.filtered[filtered]
+            # Worker and relay may open the file in either order, so each of them creates it.
             fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             self._warn(f"cannot read {path}, so it is not shown: {error.strerror}")
-            self._tell_gone([number])
+            self._reply({"event": "forgotten", "sources": [number]})
             return
-        # Each has a place in the file of its own, so that a console that is stuck does not hold the filtered file.
-        tail = self.sources[number] = Source(number, fd, sink, self.marks, os.fsencode(message["prefix"]), needles)
-        tail.path = path
-        try:
-            if self.inotify is None:
-                self.inotify = Inotify()
-                self.poller.register(self.inotify.fd, select.EPOLLIN | select.EPOLLONESHOT)
-            tail.watch = self.inotify.watch(path)
-        except OSError as error:
-            if not self.look:
-                self._warn(f"no inotify watch for log files ({error.strerror}): they are read every 0.1 s instead")
-            self.look = True
+        # A source of its own for each sink, so that a stuck console does not hold up the filtered file.
+        log = self.sources[number] = Source(number, fd, sink, self.cursors, os.fsencode(message["prefix"]), needles)
+        log.path = path
+        self.watcher.add(log)
 
-    def _warn(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            _tell(self.control, {"tell": "warning", "text": text})
-
-    def _agent_is_gone(self) -> None:
+    def _on_agent_gone(self) -> None:
         if self.deadline is not None:
             return
         self.deadline = time.monotonic() + ORPHAN_SECONDS
@@ -337,37 +319,17 @@ class _Relay:
         for source in self.all:
             source.grown = True
 
-    def _tell_tails(self, message: dict[str, Any]) -> None:
+    def _send_tails(self, message: dict[str, Any]) -> None:
         for pipe in self.pipes:
-            # Beyond what a stuck console leaves room for: a dead worker's last words must be there.
+            # Beyond the room that a stuck console leaves: the last output of a dead worker must be included.
             _empty(pipe)
             if pipe.number in message["tails"]:
                 content, cut = pipe.tail()
-                with contextlib.suppress(OSError):
-                    told = {"tell": "tail", "number": message["number"], "source": pipe.number, "cut": cut}
-                    _tell(self.control, told, content)
-
-    def _tell_end(self, number: int) -> None:
-        with contextlib.suppress(OSError):
-            _tell(self.control, {"tell": "done", "number": number})
-
-    def _tell_gone(self, numbers: list[int]) -> None:
-        with contextlib.suppress(OSError):
-            _tell(self.control, {"tell": "gone", "sources": numbers})
-
-    def _start_drain(self, message: dict[str, Any]) -> None:
-        self._tell_tails(message)
-        # What was written before the wish is no progress.
-        self.progress = (self._written(), self.progress[1])
-        self._drain(message["number"], self._end(message["end"]), self.all)
-
-    def _forget_some(self, message: dict[str, Any]) -> None:
-        # Nobody waits for this one, and its number is nobody's.
-        ended = self._end(message["sources"])
-        self._drain(0, ended, ended)
+                number = message["number"]
+                self._reply({"event": "tail", "number": number, "source": pipe.number, "cut": cut}, content)
 
     def _end(self, numbers: Iterable[int]) -> list[Source]:
-        """Take the last from these sources."""
+        """Read the rest of these sources and close their pipes."""
         ended = [self.sources[number] for number in numbers if number in self.sources]
         for source in ended:
             if isinstance(source, PipeSource):
@@ -391,33 +353,22 @@ class _Relay:
             if all(sink.written_bytes >= mark for sink, mark in drain.marks.items()):
                 self.drains.remove(drain)
                 if drain.end:
-                    self._tell_gone([source.number for source in drain.end])
-                self._tell_end(drain.number)
-        self._say_progress()
-
-    def _say_progress(self) -> None:
-        if not self.drains:
-            return
-        written, now = self._written(), time.monotonic()
-        if written != self.progress[0] and now - self.progress[1] >= PROGRESS_SECONDS:
+                    self._reply({"event": "forgotten", "sources": [source.number for source in drain.end]})
+                self._reply({"event": "done", "number": drain.number})
+        written, now = sum(sink.written_bytes for sink in self.sinks), time.monotonic()
+        if self.drains and written != self.progress[0] and now - self.progress[1] >= PROGRESS_SECONDS:
             self.progress = (written, now)
-            with contextlib.suppress(OSError):
-                _tell(self.control, {"tell": "progress"})
-
-    def _written(self) -> int:
-        return sum(sink.written_bytes for sink in self.sinks)
+            self._reply({"event": "progress"})
 
     def _finish(self, ended: list[Source]) -> None:
         for source in ended:
-            if self.sources.pop(source.number, None) is None:
-                continue
-            source.finish()
-            if self.inotify is not None and source.watch >= 0 and all(t.watch != source.watch for t in self.tails):
-                self.inotify.forget(source.watch)
+            if self.sources.pop(source.number, None) is not None:
+                source.finish()
+                self.watcher.remove(source, self.logs)
         self._flush()
-        for path, sink in list(self.files.items()):
-            if all(tail.sink is not sink for tail in self.tails):
-                self.sinks.remove(self.files.pop(path))
+        for path, sink in list(self.filtered.items()):
+            if all(log.sink is not sink for log in self.logs):
+                self.sinks.remove(self.filtered.pop(path))
                 sink.close()
 
     def _flush(self) -> None:
@@ -428,7 +379,8 @@ class _Relay:
                 name = {id(s): f"descriptor {n}" for n, s in self.consoles.items()}.get(id(sink), "the filtered log")
                 self._warn(f"{name} takes no more output ({sink.error.strerror}); the workers go on")
 
-    def _choose_what_to_wait_for(self) -> None:
+    def _update_poller(self) -> None:
+        """Wait for the pipes that may be read and for the consoles that have to take more."""
         for pipe in self.pipes:
             pipe.wait()
         for sink in self.consoles.values():
@@ -440,22 +392,6 @@ class _Relay:
                 else:
                     self.poller.unregister(sink.fd)
                     self.writable.discard(sink)
-
-    def _copy_window_size(self) -> None:
-        """Make the workers' pseudo-terminals as large as the console.
-
-        Done with each copy: no signal tells us, for the agent and so the relay are not in the console's session.
-        """
-        import fcntl
-        import termios
-
-        with contextlib.suppress(OSError):
-            size = fcntl.ioctl(2 if os.isatty(2) else 1, termios.TIOCGWINSZ, bytes(8))
-            if size != self.window_size:
-                self.window_size = size
-                for each in self.pipes:
-                    if each.terminal and each.pipe >= 0:
-                        fcntl.ioctl(each.pipe, termios.TIOCSWINSZ, size)
 
 
 def _empty(pipe: PipeSource) -> None:

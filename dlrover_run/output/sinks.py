@@ -1,7 +1,7 @@
-"""What the relay reads from and writes to: consoles, files, pipes and the kernel's word that a log file has grown.
+"""What the relay writes to: the console's descriptors and filtered log files.
 
-The one rule: nothing here blocks the relay on a console. A console's open file is shared with the shell and with the
-workers, so it cannot be made non-blocking; it is opened a second time instead, which gives an open file of our own.
+No write may block the relay. The open file of a console is shared with the shell and with the workers, so it cannot be
+made non-blocking; the relay opens it a second time, which gives it an open file of its own.
 """
 
 from __future__ import annotations
@@ -12,54 +12,47 @@ import os
 import select
 import socket
 import stat
-import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from dlrover_run.output.cursors import LINE_BEGUN, Cursor
-from dlrover_run.output.lines import piece_of
-
-READ_BYTES = 1024 * 1024
-"""Bytes of one read: a whole pipe of the size that the agent makes."""
 
 QUEUE_LIMIT = 4 * 1024 * 1024
-"""Bytes waiting for a console above which its sources are no longer read."""
+"""Bytes queued for a console above which its sources are no longer read."""
 
 PROMPT_SECONDS = 0.1
-"""How long a source must be quiet before its unfinished line is shown on a terminal.
+"""Seconds of quiet before an unfinished line is shown on a terminal.
 
-A prompt has no newline, and the person who is asked must see it. `print` writes a text and its newline separately, so
-with no delay at all lines of several workers would be joined.
+A prompt has no newline, and the user must see it. `print` writes a text and its newline separately, so without a delay
+the lines of several workers would be joined.
 """
 
 UNFINISHED_SECONDS = 2.0
-"""The same for a console that is no terminal: nobody answers there, but what a worker that hangs wrote last counts."""
-
-IN_MODIFY = 0x2
-"""The inotify event for bytes written to a file."""
+"""The same for a console that is no terminal: there is no prompt to answer, but the last output of a worker that hangs
+matters."""
 
 Write = Callable[[memoryview], int]
-"""Writes some of the bytes and answers how many; raises BlockingIOError when the place takes none for now."""
+"""Writes some of the bytes and returns how many; raises BlockingIOError when none can be written now."""
 
 
 class Recorder(Protocol):
-    """What is told how far its bytes have got."""
+    """A source that records how far it has been shown."""
 
-    def record(self, mark: Cursor) -> None: ...
+    def record(self, cursor: Cursor) -> None: ...
 
 
-class Writer(Protocol):
-    """What is told once its unfinished line has been followed by what another one has."""
+class Interruptible(Protocol):
+    """Notified once its unfinished line has been followed by output of another source."""
 
     def interrupted(self) -> None: ...
 
 
 @dataclass
 class Segment:
-    """What `source` has from byte `begin` to byte `end`, as it appears on a console, without the first `skip` bytes of
-    that. `resumed` says what became of the line at `begin` if it had been begun before, as `Cursor.unfinished` does.
+    """The output of `source` for its bytes from `begin` to `end`, without the first `skip` bytes of that output.
+    `resumed` is the state of the line at `begin` if its beginning was shown before, as in `Cursor.unfinished`.
     """
 
     view: memoryview
@@ -68,8 +61,8 @@ class Segment:
     end: int
     skip: int
     resumed: int
-    interrupts: Writer | None = None
-    """Whose unfinished line it comes after."""
+    interrupts: Interruptible | None = None
+    """The writer whose unfinished line is followed by this segment."""
 
     @property
     def unfinished(self) -> bool:
@@ -78,26 +71,26 @@ class Segment:
 
 
 class Sink:
-    """A place to write to, with a queue of what it has not taken yet.
+    """A descriptor to write to, with a queue of what it has not taken yet.
 
-    It is `dead` once writing fails for good: what is put into it then vanishes, and the sources go on.
+    It is `dead` once a write has failed for good: what is put into it is then dropped, and the sources go on.
     """
 
     def __init__(self, fd: int, write: Write, *, waits: bool = False) -> None:
         self.fd = fd
         self.waits = waits
-        """Whether it can refuse bytes for now, so that one has to wait until it is writable."""
+        """Whether a write can be refused for now, so that the relay has to wait until the descriptor is writable."""
         self.put_bytes = 0
         self.written_bytes = 0
         self.error: OSError | None = None
         self.unfinished_after: float | None = None
-        """Seconds for which a `LineWriter` holds an unfinished line back; None is until its end has come."""
-        self.unfinished_by: Writer | None = None
-        """The writer whose unfinished line is the last that was put; None where a line begins."""
+        """Seconds for which a `LineWriter` holds an unfinished line back; None: until its end has arrived."""
+        self.unfinished_by: Interruptible | None = None
+        """The writer whose unfinished line was put last; None at the beginning of a line."""
         self._write = write
         self._queue: deque[Segment] = deque()
         self._regular = fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode)
-        self._start = self._place() if self._regular else 0
+        self._start = self._position() if self._regular else 0
 
     @property
     def dead(self) -> bool:
@@ -111,86 +104,87 @@ class Sink:
     def has_room(self) -> bool:
         return self.put_bytes - self.written_bytes < QUEUE_LIMIT
 
-    def put(self, part: Segment, writer: Writer | None = None) -> None:
-        """Queue a part. `writer` is who says of himself when his last line is unfinished, None for one who does not."""
-        if not part.view or self.dead:
+    def put(self, segment: Segment, writer: Interruptible | None = None) -> None:
+        """Queue a segment. `writer` is its `LineWriter`, None for output that is not cut into lines."""
+        if not segment.view or self.dead:
             return
         if self.unfinished_by not in (None, writer):
-            part.interrupts = self.unfinished_by
-            if bytes(part.view[:1]) != b"\r":
-                part.view = memoryview(b"\n" + part.view)
-                part.skip -= 1
-        self.unfinished_by = writer if part.unfinished else None
-        self._queue.append(part)
-        self.put_bytes += len(part.view)
+            segment.interrupts = self.unfinished_by
+            if bytes(segment.view[:1]) != b"\r":
+                segment.view = memoryview(b"\n" + segment.view)
+                segment.skip -= 1
+        self.unfinished_by = writer if segment.unfinished else None
+        self._queue.append(segment)
+        self.put_bytes += len(segment.view)
 
     def flush(self) -> None:
-        """Write what the place takes now."""
+        """Write what the descriptor takes now."""
         while self._queue:
-            part = self._queue[0]
+            segment = self._queue[0]
             try:
                 if self._regular:
-                    # A signal that comes during the write ends the relay after it, before it is recorded.
-                    part.source.record(Cursor(part.begin, max(0, part.skip), part.resumed, self._place() + 1))
-                count = self._write(part.view)
+                    # A signal during the write kills the relay after the write and before it is recorded.
+                    start = self._position() + 1
+                    segment.source.record(Cursor(segment.begin, max(0, segment.skip), segment.resumed, start))
+                count = self._write(segment.view)
             except BlockingIOError:
                 return
             except OSError as error:
                 self.fail(error)
                 return
-            # At once. Where the place is no file, the successor of a relay that is killed before this repeats it.
-            if count == len(part.view):
-                part.source.record(Cursor(part.end, 0, LINE_BEGUN if part.unfinished else 0))
+            # Recorded at once. If the relay is killed before, its successor repeats the write (unless to a file).
+            if count == len(segment.view):
+                segment.source.record(Cursor(segment.end, 0, LINE_BEGUN if segment.unfinished else 0))
                 self._queue.popleft()
             else:
-                part.skip += count
-                part.view = part.view[count:]
-                part.source.record(Cursor(part.begin, max(0, part.skip), part.resumed))
-            if part.interrupts is not None and count:
-                part.interrupts.interrupted()
-                part.interrupts = None
+                segment.skip += count
+                segment.view = segment.view[count:]
+                segment.source.record(Cursor(segment.begin, max(0, segment.skip), segment.resumed))
+            if segment.interrupts is not None and count:
+                segment.interrupts.interrupted()
+                segment.interrupts = None
             self.written_bytes += count
 
-    def written_at(self, place: int, data: bytes) -> int:
-        """How much of `data` a relay wrote to a file, at that place, that was killed before it recorded that: all that
-        was there when this relay began, unless others write to the file too."""
-        data = data[: max(0, self._start - place)]
+    def written_at(self, position: int, data: bytes) -> int:
+        """How many bytes of `data` stand at that position of the file, written by a relay that was killed before it
+        recorded the write. All or none: if other programs write to the file too, the bytes there may differ."""
+        data = data[: max(0, self._start - position)]
         with contextlib.suppress(OSError):
             file = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                return len(data) if os.pread(file, len(data), place) == data else 0
+                return len(data) if os.pread(file, len(data), position) == data else 0
             finally:
                 os.close(file)
         return 0
 
-    def _place(self) -> int:
-        """Where the next write to a file goes."""
+    def _position(self) -> int:
+        """The position of the next write to a file."""
         appends = fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_APPEND
         return os.fstat(self.fd).st_size if appends else os.lseek(self.fd, 0, os.SEEK_CUR)
 
     def fail(self, error: OSError) -> None:
-        """Give the place up: drop what waits for it."""
+        """Mark the sink as dead and drop its queue."""
         self.error = error
         self._queue.clear()
         self.written_bytes = self.put_bytes
 
     def close(self) -> None:
-        """Let the descriptor go; nothing may be put into it any more."""
+        """Close the descriptor; nothing may be put into the sink afterwards."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def console_sink(fd: int, *, shared: bool = False) -> Sink:
-    """The sink for one of our own standard descriptors, whatever is behind it.
+    """The sink for a standard descriptor of the launcher, whatever is behind it.
 
-    Where it is `shared` with the relays of other nodes, it is given whole lines, and no more bytes of them than a pipe
-    takes all at once or not at all: a part of a line that found room would be followed by a line of another node. For a
-    line that is longer than that, and on a terminal, which promises nothing, this holds only while there is room.
+    On a console that is `shared` with the relays of other nodes, each write has whole lines only, and no more bytes
+    than a pipe takes at once or not at all (PIPE_BUF): a partial write would be followed by a line of another node. A
+    line that is longer may be broken, and so may any line on a terminal, which gives no such guarantee, if it is full.
     """
     sink = _console_sink(fd, shared)
     if not shared:
-        # Relays of other nodes do not know whose line is unfinished.
+        # With several relays none knows whose line is unfinished.
         sink.unfinished_after = PROMPT_SECONDS if sink.fd >= 0 and os.isatty(sink.fd) else UNFINISHED_SECONDS
     return sink
 
@@ -199,33 +193,42 @@ def _console_sink(fd: int, shared: bool) -> Sink:
     try:
         mode = os.fstat(fd).st_mode
     except OSError as error:
-        return _failed(fd, error)
-    cut = _by_lines if shared else _as_it_is
+        return _dead_sink(fd, error)
+
+    def by_lines(write: Write) -> Write:
+        return (lambda view: write(piece_of(view, select.PIPE_BUF))) if shared else write
+
     if stat.S_ISSOCK(mode):
         connection = socket.socket(fileno=os.dup(fd))
-        return Sink(connection.fileno(), cut(lambda view: connection.send(view, socket.MSG_DONTWAIT)), waits=True)
+        return Sink(connection.fileno(), by_lines(lambda view: connection.send(view, socket.MSG_DONTWAIT)), waits=True)
     if not stat.S_ISFIFO(mode) and not os.isatty(fd):
-        # A regular file or /dev/null takes everything. It is not opened again: the file position is shared on purpose.
+        # A regular file or /dev/null takes everything. It is not opened again, so that the file position stays shared.
         return Sink(fd, lambda view: os.write(fd, view))
     try:
         own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (PermissionError, FileNotFoundError):
-        # Another user's terminal (after `su`), or no /proc: write as little as a writable pipe is sure to take.
-        return Sink(fd, cut(lambda view: _write_a_little(fd, view)), waits=True)
+        # Another user's terminal (after `su`), or no /proc: write only as much as a writable pipe certainly takes.
+        return Sink(fd, by_lines(lambda view: _write_if_ready(fd, view)), waits=True)
     except OSError as error:
-        return _failed(fd, error)  # ENXIO: the reader of the pipe is gone already.
-    return Sink(own, cut(lambda view: os.write(own, view)), waits=True)
+        return _dead_sink(fd, error)  # ENXIO: the reader of the pipe has closed it already.
+    return Sink(own, by_lines(lambda view: os.write(own, view)), waits=True)
 
 
-def _as_it_is(write: Write) -> Write:
-    return write
+def piece_of(view: memoryview, most: int) -> memoryview:
+    """The next part of `view` to write where other processes write too: as many whole lines as fit into `most` bytes,
+    or one longer line, or all of it if no line ends."""
+    if len(view) <= most:
+        return view
+    end = bytes(view[:most]).rfind(b"\n") + 1
+    looked, width = most, most
+    while not end and looked < len(view):
+        place = bytes(view[looked : looked + width]).find(b"\n")
+        end = looked + place + 1 if place >= 0 else 0
+        looked, width = looked + width, 2 * width
+    return view[: end or len(view)]
 
 
-def _by_lines(write: Write) -> Write:
-    return lambda view: write(piece_of(view, select.PIPE_BUF))
-
-
-def _write_a_little(fd: int, view: memoryview) -> int:
+def _write_if_ready(fd: int, view: memoryview) -> int:
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     if not poll.poll(0):
@@ -233,57 +236,16 @@ def _write_a_little(fd: int, view: memoryview) -> int:
     return os.write(fd, view[: select.PIPE_BUF])
 
 
-def _failed(fd: int, error: OSError) -> Sink:
+def _dead_sink(fd: int, error: OSError) -> Sink:
     sink = Sink(fd, len)
     sink.fail(error)
     return sink
 
 
 def file_sink(path: str) -> Sink:
-    """A sink that appends to a file; dead from the start when the file cannot be opened."""
+    """A sink that appends to a file; dead from the start if the file cannot be opened."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        return _failed(-1, error)
+        return _dead_sink(-1, error)
     return Sink(fd, lambda view: os.write(fd, view))
-
-
-class Inotify:
-    """The kernel's word that a watched file has been written to. Raises `OSError` when the kernel has none to spare."""
-
-    def __init__(self) -> None:
-        # Here, because only the relay of a job that tees needs it and it costs the start of every process some time.
-        import ctypes
-
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._errno = ctypes.get_errno
-        self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-
-    def _checked(self, result: int) -> int:
-        if result < 0:
-            number = self._errno()
-            raise OSError(number, os.strerror(number))
-        return result
-
-    def watch(self, path: str) -> int:
-        """Watch a file; the number that names it in `changed`, the same for the same file."""
-        return self._checked(self._libc.inotify_add_watch(self.fd, os.fsencode(path), IN_MODIFY))
-
-    def forget(self, watch: int) -> None:
-        self._libc.inotify_rm_watch(self.fd, watch)
-
-    def changed(self) -> set[int] | None:
-        """The files written to since the last call; None when the kernel lost count, so that it may be any."""
-        numbers: set[int] = set()
-        try:
-            data = os.read(self.fd, READ_BYTES // 16)
-        except BlockingIOError:
-            return numbers
-        position = 0
-        while position < len(data):
-            number, _, _, length = struct.unpack_from("iIII", data, position)
-            if number < 0:
-                return None
-            numbers.add(number)
-            position += struct.calcsize("iIII") + length
-        return numbers

@@ -1,7 +1,7 @@
-"""What the relay reads from: a log file, or the pipe of a worker's output by way of a memory file.
+"""What the relay reads from: log files, and outputs of workers (pipes that are emptied into memory files).
 
-What is shown of a source follows from its file and from its record in `relay_marks`. So another relay goes on exactly
-where one was killed.
+The output that is shown of a source follows from its file and from its cursor alone. So the successor of a killed relay
+continues exactly where the relay was killed.
 """
 
 from __future__ import annotations
@@ -11,108 +11,21 @@ import errno
 import os
 import select
 import time
-from collections.abc import Callable
 
 from dlrover_run.output.cursors import LINE_BEGUN, LINE_INTERRUPTED, Cursor, CursorTable, release_memory
-from dlrover_run.output.lines import LineCutter, matching, prefixed
-from dlrover_run.output.sinks import READ_BYTES, Segment, Sink
+from dlrover_run.output.lines import LineWriter
+from dlrover_run.output.sinks import Segment, Sink
 from dlrover_run.output.streams import TAIL_BYTES
+
+READ_BYTES = 1024 * 1024
+"""Bytes of one read: a whole pipe of the size that the agent makes."""
 
 PAGE = 4096
 
 
-class LineWriter:
-    """Makes whole lines of the output of one source, because other sources write to its sink too.
-
-    An unfinished line is shown once its source has been quiet for the sink's `unfinished_after` seconds, if no other
-    unfinished line stands there. What another source writes after it begins a new line. The last line is completed
-    when the output ends. With `needles` only lines that contain one of them are passed on. `mark` is where a relay left
-    off that was killed; the byte before that was a carriage return if it was `after_return`. `on_interrupted` is called
-    once another source has been shown after the unfinished line.
-    """
-
-    def __init__(
-        self,
-        sink: Sink,
-        prefix: bytes,
-        needles: tuple[bytes, ...] | None,
-        mark: Cursor,
-        *,
-        keep_returns: bool = False,
-        after_return: bool = False,
-        on_interrupted: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._sink = sink
-        self.interrupted = on_interrupted
-        self._prefix = prefix
-        self._needles = needles
-        self._cutter = LineCutter(keep_returns=keep_returns, after_return=after_return)
-        self._due: float | None = None
-        self.resumes = bool(mark.unfinished)
-        """Whether the beginning of the line that comes next was shown already."""
-        if mark.unfinished == LINE_BEGUN and sink.unfinished_by is None:
-            sink.unfinished_by = self
-
-    @property
-    def held(self) -> int:
-        """Bytes of the source that are held back."""
-        return self._cutter.held
-
-    @property
-    def resumed(self) -> int:
-        """What became of the line whose beginning was shown, as `Cursor.unfinished` says it."""
-        return (LINE_BEGUN if self._sink.unfinished_by is self else LINE_INTERRUPTED) if self.resumes else 0
-
-    @property
-    def due(self) -> float | None:
-        """When the unfinished line is to be shown if nothing more comes; None when there is none, or while it would
-        stand behind another one."""
-        return self._due if self._sink.unfinished_by is None or self._sink.unfinished_by is self else None
-
-    def feed(self, data: bytes, now: float) -> bytes:
-        """What can be shown with the next bytes of the source; the rest is held back."""
-        if not data:
-            return b""
-        shown = self._shown(self._cutter.feed(data))
-        after = self._sink.unfinished_after
-        self._due = now + after if self._cutter.held and after is not None else None
-        return shown
-
-    def unfinished(self, now: float) -> bytes:
-        """The unfinished line if it is due."""
-        return self.all_held() if self.due is not None and now >= self.due else b""
-
-    def all_held(self) -> bytes:
-        """What is held back, though it is not due; what follows is the rest of that line."""
-        if not self._cutter.held:
-            return b""
-        self._due = None
-        text = self._cutter.take_unfinished()
-        self.resumes = True
-        return text if self._sink.unfinished_by is self else self._prefix + text
-
-    def finish(self) -> bytes:
-        """What completes the unfinished line, because the output has ended."""
-        self._due = None
-        shown = self._shown(self._cutter.finish())
-        return shown or (b"\n" if self._sink.unfinished_by is self else b"")
-
-    def _shown(self, lines: bytes) -> bytes:
-        if not lines:
-            return b""
-        if self._needles is not None:
-            lines = matching(lines, self._needles)
-        continued = self._sink.unfinished_by is self
-        if self.resumes and not continued and lines.startswith(b"\n"):
-            # Another writer has ended the line that this newline belongs to.
-            lines = lines[1:]
-        self.resumes = False
-        return prefixed(lines, self._prefix)[len(self._prefix) if continued else 0 :]
-
-
 class Source:
-    """Output on its way from a file to one sink, None for nowhere: as it is where `prefix` is None and it is not to be
-    in `whole` lines, else line by line with `prefix` before each; with `needles` only lines that contain one of them.
+    """Copies a file to one sink (None: to none). Without `prefix` and `whole` the output is copied as it is; with one
+    of them it is copied line by line, `prefix` before each. With `needles` only lines that contain one are copied.
     """
 
     def __init__(
@@ -120,7 +33,7 @@ class Source:
         number: int,
         fd: int,
         sink: Sink | None,
-        marks: CursorTable,
+        cursors: CursorTable,
         prefix: bytes | None,
         needles: tuple[bytes, ...] | None = None,
         *,
@@ -128,16 +41,18 @@ class Source:
     ) -> None:
         self.number = number
         self.path = ""
+        """The path of a log file, empty for the output of a worker."""
         self.sink = sink
         self.grown = True
         """Whether the file may hold more than was read."""
         self.watch = -1
+        """The inotify watch of a log file."""
         self.lines: LineWriter | None = None
         self._fd = fd
-        self._marks = marks
-        mark = marks.get(number)
-        self._skip, self._writing = mark.skip, mark.writing
-        self._freed = self.offset = self._queued = mark.position
+        self._cursors = cursors
+        cursor = cursors.get(number)
+        self._skip, self._writing = cursor.skip, cursor.writing
+        self._freed = self.offset = self._queued = cursor.offset
         if sink is not None and (prefix is not None or whole):
             keeps = prefix is None
             after_return = not keeps and self.offset > 0 and os.pread(fd, 1, self.offset - 1) == b"\r"
@@ -145,7 +60,7 @@ class Source:
                 sink,
                 prefix or b"",
                 needles,
-                mark,
+                cursor,
                 keep_returns=keeps,
                 after_return=after_return,
                 on_interrupted=self._interrupted,
@@ -161,7 +76,7 @@ class Source:
         return self.grown and (self.sink is None or self.sink.has_room)
 
     def behind(self, goal: int) -> bool:
-        """Whether there is more to read before `goal`; a file that was cut short does not get there, but it ends."""
+        """Whether there is more to read before `goal`. A file that was truncated never reaches it, but it ends."""
         return self.grown and self.offset < goal and (self.sink is None or not self.sink.dead)
 
     def copy(self) -> None:
@@ -169,53 +84,53 @@ class Source:
         data, begin = b"", self._shown_to
         resumed = self.lines.resumed if self.lines is not None else 0
         if self.sink is None or self.sink.dead:
-            self._pass_over()
+            self._skip_all()
         else:
-            # A log on a network that has gone is no reason to end: the other logs are still there.
+            # A log on a network file system that is gone must not end the relay: there are other logs.
             with contextlib.suppress(OSError):
                 data = os.pread(self._fd, READ_BYTES, self.offset)
         self.offset += len(data)
         self.grown = len(data) == READ_BYTES
         self._put(data if self.lines is None else self.lines.feed(data, time.monotonic()), begin, resumed)
 
-    def _pass_over(self) -> None:
-        """Take all for shown, since nobody will see it: its memory can be given back."""
+    def _skip_all(self) -> None:
+        """Record that all has been shown although there is no sink for it: its memory can be released."""
         with contextlib.suppress(OSError):
             self.offset = self.size()
         self.record(Cursor(self.offset, 0))
 
     def show_unfinished(self, now: float) -> None:
-        """Show the line that has no end yet if it is due."""
+        """Show the unfinished line if it is due."""
         if self.lines is not None:
             begin, resumed = self._shown_to, self.lines.resumed
             self._put(self.lines.unfinished(now), begin, resumed)
 
     def complete(self) -> None:
-        """Complete the line that has no end yet, because nothing more comes."""
+        """Complete the unfinished line, because the output has ended."""
         if self.lines is not None:
             begin, resumed = self._shown_to, self.lines.resumed
             self._put(self.lines.finish(), begin, resumed)
 
     def finish(self) -> None:
-        """Complete the last line and let the file go."""
+        """Complete the last line and close the file."""
         self.complete()
         os.close(self._fd)
-        # What the console has not taken yet is still recorded, and by then the number may be another source's file.
+        # Output that is still queued is recorded later, when the number may be that of another source's file.
         self._fd = -1
 
-    def record(self, mark: Cursor) -> None:
-        """Remember how far this has been shown."""
-        self._marks.put(self.number, mark)
+    def record(self, cursor: Cursor) -> None:
+        """Record how far this has been shown."""
+        self._cursors.put(self.number, cursor)
 
     @property
     def _shown_to(self) -> int:
-        """Where the bytes begin that were not passed on."""
+        """The offset of the first byte that was not passed on."""
         return self.offset - (self.lines.held if self.lines is not None else 0)
 
     def _interrupted(self) -> None:
-        mark = self._marks.get(self.number)
-        if mark.unfinished == LINE_BEGUN:
-            self.record(mark._replace(unfinished=LINE_INTERRUPTED))
+        cursor = self._cursors.get(self.number)
+        if cursor.unfinished == LINE_BEGUN:
+            self.record(cursor._replace(unfinished=LINE_INTERRUPTED))
 
     def _put(self, shown: bytes, begin: int, resumed: int) -> None:
         if self.sink is None:
@@ -227,19 +142,20 @@ class Source:
             skip += written
             self._skip += written
         self._skip -= skip
-        part = Segment(memoryview(shown)[skip:], self, begin, self._shown_to, skip, resumed)
-        if part.view:
-            self._queued = part.end
-        self.sink.put(part, self.lines)
+        segment = Segment(memoryview(shown)[skip:], self, begin, self._shown_to, skip, resumed)
+        if segment.view:
+            self._queued = segment.end
+        self.sink.put(segment, self.lines)
 
 
 class PipeSource(Source):
-    """The reading end of one output of a worker, a pipe or the master of a pseudo-terminal, and the memory file into
-    which it is emptied: the agent holds both, so that they outlive a relay.
+    """The output of a worker: the reading end of a pipe (or the master of a pseudo-terminal), and the memory file into
+    which it is emptied. The agent holds both too, so that they outlive a relay.
 
-    `pipe` is -1 once the output has ended. The file has all that the worker wrote; what nobody will ask for any more is
-    given back to the kernel. A file that takes no more (`ulimit -f` counts its size, though its memory was given back)
-    begins again once all of it has been shown; until then the worker waits, as for a slow console.
+    `pipe` is -1 once the output has ended. The file holds all that the worker wrote, except that memory which is not
+    needed any more is returned to the kernel. A file that can take no more (`ulimit -f` limits its size even where its
+    memory was returned) is truncated to 0 once all of it has been shown; until then the worker waits, as it would for a
+    slow console.
     """
 
     def __init__(
@@ -248,31 +164,32 @@ class PipeSource(Source):
         spool: int,
         pipe: int,
         sink: Sink | None,
-        marks: CursorTable,
+        cursors: CursorTable,
         poller: select.epoll,
         prefix: bytes | None = None,
         *,
         whole: bool = False,
     ) -> None:
-        if marks.get(number).position > os.fstat(spool).st_size:
-            # The file began again, and the relay was killed before it had recorded that.
-            marks.put(number, Cursor(0, 0, marks.get(number).unfinished))
-        super().__init__(number, spool, sink, marks, prefix, whole=whole)
+        if cursors.get(number).offset > os.fstat(spool).st_size:
+            # The file was truncated, and the relay was killed before it had recorded that.
+            cursors.put(number, Cursor(0, 0, cursors.get(number).unfinished))
+        super().__init__(number, spool, sink, cursors, prefix, whole=whole)
         self.pipe = pipe
         self.terminal = pipe >= 0 and os.isatty(pipe)
         self._end = self.size()
         self.lost: OSError | None = None
-        """Why some output was thrown away: not even an empty file takes it."""
+        """The error for which output was dropped: not even an empty file takes it."""
         self._full = False
         self._read = b""
-        """What was read and is not in the file."""
+        """Bytes that were read from the pipe and are not in the file."""
         self._before = b""
-        """The end of what was in the file before it began again."""
+        """The end of the file's content before it was truncated."""
         self._poller = poller
         self._watched = False
 
     def wait(self) -> None:
-        """Wait for its bytes or not: a console that takes nothing makes its writers wait, as without a relay."""
+        """Register the pipe with the poller or not: a console that takes nothing makes its writers wait, as it would
+        without a relay."""
         wanted = self.pipe >= 0 and not self._full and (self.sink is None or self.sink.has_room)
         if wanted and not self._watched:
             self._poller.register(self.pipe, select.EPOLLIN)
@@ -281,7 +198,7 @@ class PipeSource(Source):
         self._watched = wanted
 
     def fill(self, most: int = READ_BYTES) -> int:
-        """Move what is in the pipe into the file; the count of bytes, 0 when there is nothing now or never again."""
+        """Move the pipe's content into the file and return the number of bytes; 0: none now, or none ever again."""
         if self.pipe < 0 or self._full:
             return 0
         try:
@@ -292,7 +209,7 @@ class PipeSource(Source):
             if not (self.terminal and error.errno == errno.EIO):
                 self._file_is_full(error)
                 return 0
-            count = 0  # So a pseudo-terminal says that its last writer has closed it.
+            count = 0  # EIO: the last writer has closed the pseudo-terminal.
         if not count:
             self.close()
             return 0
@@ -302,7 +219,7 @@ class PipeSource(Source):
 
     def _move(self, most: int) -> int:
         if not self.terminal:
-            # In the kernel, so that no byte has left the pipe that is not in the file.
+            # In the kernel: no byte leaves the pipe without being in the file, so none is lost if the relay is killed.
             return os.splice(self.pipe, self._fd, most, offset_dst=self._end)
         self._read = self._read or os.read(self.pipe, most)
         return self._store()
@@ -316,29 +233,29 @@ class PipeSource(Source):
         if self._end:
             self._full = self.grown = True
             return
-        # No worker waits for what can never be shown.
+        # Output that can never be stored is dropped, so that the worker does not wait for ever.
         self.lost = error
         with contextlib.suppress(BlockingIOError):
             if not self._read and not os.read(self.pipe, READ_BYTES):
                 self.close()
         self._read = b""
 
-    def _begin_again(self) -> None:
+    def _truncate(self) -> None:
         """Empty a full file, if all of it has been shown."""
         if (
             not self._full
             or self.grown
             or self._shown_to < self._end
-            or self._marks.get(self.number).position < self._queued
+            or self._cursors.get(self.number).offset < self._queued
         ):
             return
         self._before = (self._before + os.pread(self._fd, TAIL_BYTES, max(0, self._end - TAIL_BYTES)))[-TAIL_BYTES:]
-        mark = self._marks.get(self.number)
-        # In this order: a successor sees a position beyond the end, and not what was shown once more.
+        cursor = self._cursors.get(self.number)
+        # In this order: a successor then sees a cursor beyond the end, and not the old output once more.
         os.ftruncate(self._fd, 0)
         self._full = False
         self._freed = self.offset = self._queued = self._end = 0
-        self.record(Cursor(0, 0, mark.unfinished))
+        self.record(Cursor(0, 0, cursor.unfinished))
         if self._read:
             try:
                 self._end = self._store()
@@ -350,37 +267,37 @@ class PipeSource(Source):
     def behind(self, goal: int) -> bool:
         return super().behind(goal) or bool(self._read and not (self.sink is not None and self.sink.dead))
 
-    def record(self, mark: Cursor) -> None:
-        super().record(mark)
+    def record(self, cursor: Cursor) -> None:
+        super().record(cursor)
         if self._fd < 0:
             return
-        unused = min(mark.position, self.offset - TAIL_BYTES) // PAGE * PAGE
+        unused = min(cursor.offset, self.offset - TAIL_BYTES) // PAGE * PAGE
         if unused - self._freed >= READ_BYTES:
             release_memory(self._fd, self._freed, unused - self._freed)
             self._freed = unused
-        self._begin_again()
+        self._truncate()
 
     def copy(self) -> None:
         super().copy()
         if self._full and not self.grown and self.lines is not None:
             begin, resumed = self._shown_to, self.lines.resumed
             self._put(self.lines.all_held(), begin, resumed)
-        self._begin_again()
+        self._truncate()
         if self.pipe < 0 and not self.grown and not self._read:
             self.complete()
 
     def tail(self) -> tuple[bytes, bool]:
-        """The last of what the worker wrote, and whether there was more before it."""
+        """The end of what the worker wrote, and whether there was more before it."""
         start = max(0, self._end - TAIL_BYTES)
         text = self._before + os.pread(self._fd, TAIL_BYTES, start)
         return text[-TAIL_BYTES:], start > 0 or len(text) > TAIL_BYTES or bool(self._before)
 
     def close(self) -> None:
-        """Read nothing more from the pipe."""
+        """Close the pipe; no more is read from it."""
         if self.pipe < 0:
             return
         if self._watched:
-            # Closing is not enough: the agent has the same open file, so epoll would go on speaking of it for ever.
+            # Closing is not enough: the agent has the same open file, so epoll would report it for ever.
             self._poller.unregister(self.pipe)
             self._watched = False
         if self._full:
@@ -390,3 +307,25 @@ class PipeSource(Source):
         os.close(self.pipe)
         self.pipe = -1
         self.grown = True
+
+    def resize(self, size: bytes) -> None:
+        """Give a pseudo-terminal the size of the console."""
+        if size and self.terminal and self.pipe >= 0:
+            import fcntl
+            import termios
+
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self.pipe, termios.TIOCSWINSZ, size)
+
+
+def window_size() -> bytes:
+    """The size of the console's terminal, empty without one.
+
+    Read with each copy: there is no SIGWINCH, because neither agent nor relay is in the console's session.
+    """
+    import fcntl
+    import termios
+
+    with contextlib.suppress(OSError):
+        return fcntl.ioctl(2 if os.isatty(2) else 1, termios.TIOCGWINSZ, bytes(8))
+    return b""

@@ -28,6 +28,9 @@ from dlrover_run.spec import LogSpec, SpecError, Std
 TAIL_BYTES = 32 * 1024
 """How much of a stream's end the failure report may show."""
 
+MAX_MESSAGE = 128 * 1024
+"""Maximum bytes of a message between agent and relay, in either direction: a stream's end with its header fits."""
+
 TEMP_PREFIX = "dlrover_run_"
 
 LATEST = "latest"

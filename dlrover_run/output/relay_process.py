@@ -1,0 +1,259 @@
+"""The relay's process, as the agent sees it: started, sent messages, replaced when it dies.
+
+Everything is non-blocking on the agent's event loop, without threads. A replacement is a fresh interpreter, since the
+agent may have threads by then and must not fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+from dlrover_run import launch_request
+from dlrover_run.failures import describe_exit_code
+from dlrover_run.output.streams import MAX_MESSAGE
+from dlrover_run.process_tree import ends, signals
+
+CLOSE_TIMEOUT = 2.0
+"""Seconds between closing the relay's socket and SIGKILL; the relay needs 0.3 at most."""
+
+REPLACE_PAUSE = 1.0
+"""Seconds before the replacement of a relay that lived no longer than that, or that could not be started."""
+
+STEADY_SECONDS = 10.0
+"""Seconds after which a relay counts as running; the count of failures starts again."""
+
+MAX_FAILURES = 30
+"""Relays in a row that died younger than that, or were not started, before the agent gives up. Until then a worker
+that writes much waits, and so does the end of the job."""
+
+Receiver = Callable[[dict[str, Any], bytes], None]
+
+
+class RelayProcess:
+    """One relay process at a time. `start` it before there is an event loop or a thread, `attach` it in the loop."""
+
+    ended: asyncio.Future[None]
+    """Done once the relay has ended for good: by `close`, or because the agent gave up."""
+    _on_start: Callable[[], None]
+    _on_message: Receiver
+    _on_give_up: Callable[[], None]
+    _on_warning: Callable[[str], None]
+
+    def __init__(self, pid: int, control: socket.socket, console: tuple[int, int], shared: bool) -> None:
+        self.pid = pid
+        """The pid of the relay; that of one that has ended until it is replaced."""
+        self.closing = False
+        self.gave_up = False
+        """Whether no relay can live."""
+        self._control = control
+        self._console = console
+        self._shared = shared
+        self._running = True
+        self._started_at = time.monotonic()
+        self._replacing: asyncio.TimerHandle | None = None
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._warned = ""
+        self._failures = 0
+
+    @classmethod
+    def start(cls, console: tuple[int, int], shared: bool, secrets: Collection[str]) -> RelayProcess:
+        """Fork the first relay. It keeps none of the `secrets` in its memory."""
+        parent = os.getpid()
+        ours, theirs = _socket_pair()
+        pid = os.fork()
+        if pid == 0:
+            # Imported only in the child: the agent never runs this code and starts sooner without it.
+            from dlrover_run.output.relay import main
+            from dlrover_run.process_tree.scrub import scrub
+
+            scrub(secrets)
+            main(theirs, parent, console, shared)
+        theirs.close()
+        return cls(pid, ours, console, shared)
+
+    def attach(
+        self,
+        on_start: Callable[[], None],
+        on_message: Receiver,
+        on_give_up: Callable[[], None],
+        on_warning: Callable[[str], None],
+    ) -> None:
+        """Join the running event loop.
+
+        `on_start` is called for the first relay and for each replacement, which has received nothing yet; `on_message`
+        with each message and the bytes after it; `on_give_up` when no relay can live; `on_warning` with sentences for
+        the user.
+        """
+        self._on_start, self._on_message = on_start, on_message
+        self._on_give_up, self._on_warning = on_give_up, on_warning
+        self.ended = asyncio.get_running_loop().create_future()
+        self._join()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is sent any more."""
+        return self.closing or self.ended.done()
+
+    def _join(self) -> None:
+        asyncio.get_running_loop().add_reader(self._control.fileno(), self._receive)
+        ends.watch_child(self.pid, self._on_exit)
+        self._on_start()
+
+    def send(self, message: dict[str, Any], *fds: int) -> None:
+        """Send in order, now or when the socket takes it. Raises ValueError for a message beyond `MAX_MESSAGE`.
+
+        Nothing is sent while there is no relay: `on_start` sends everything to the replacement.
+        """
+        data = json.dumps(message).encode()
+        if len(data) > MAX_MESSAGE:
+            raise ValueError(f"a message of {len(data)} bytes to the output relay is over the limit of {MAX_MESSAGE}")
+        if self.over or not self._running:
+            return
+        self._outbox.append((data, [os.dup(fd) for fd in fds]))
+        if len(self._outbox) == 1:
+            self._flush()
+
+    async def close(self, timeout: float) -> None:
+        """End the relay and wait for its end."""
+        if self.ended.done():
+            return
+        self.closing = True
+        if self._replacing is not None:
+            self._replacing.cancel()
+        if not self._running:
+            self.ended.set_result(None)
+            return
+        self._close_control()
+        await asyncio.wait({self.ended}, timeout=timeout)
+        if not self.ended.done():
+            os.kill(self.pid, signal.SIGKILL)
+            await self.ended
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._outbox:
+            data, fds = self._outbox[0]
+            try:
+                socket.send_fds(self._control, [data], fds)
+            except BlockingIOError:
+                loop.add_writer(self._control.fileno(), self._flush)
+                return
+            except OSError:
+                self._clear_outbox()  # The relay has ended; `_on_exit` follows.
+                break
+            _close_all(fds)
+            self._outbox.popleft()
+        loop.remove_writer(self._control.fileno())
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(MAX_MESSAGE)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                asyncio.get_running_loop().remove_reader(self._control.fileno())
+                return
+            head, _, payload = data.partition(b"\n")
+            message = json.loads(head)
+            if message["event"] == "warning":
+                self._on_warning(message["text"])
+            else:
+                self._on_message(message, payload)
+
+    def _on_exit(self) -> None:
+        status = 0
+        with contextlib.suppress(ChildProcessError):
+            _, status = os.waitpid(self.pid, 0)
+        if self._control.fileno() >= 0:
+            self._receive()
+        self._running = False
+        self._close_control()
+        self._clear_outbox()
+        if self.closing:
+            self.ended.set_result(None)
+            return
+        lived = time.monotonic() - self._started_at
+        if lived >= STEADY_SECONDS:
+            self._failures = 0
+        sentence = f"the output relay {describe_exit_code(os.waitstatus_to_exitcode(status))}"
+        if not self._give_up(sentence):
+            # Without a pause a relay that cannot live, perhaps for want of memory, would be started again and again.
+            self._replace_after(0.0 if lived >= REPLACE_PAUSE else REPLACE_PAUSE)
+            self._on_warning(f"{sentence}; another one continues where it was")
+
+    def _give_up(self, sentence: str) -> bool:
+        """Count a failure; whether that was one too many, so that no relay is started any more."""
+        self._failures += 1
+        if self._failures < MAX_FAILURES:
+            return False
+        self.gave_up = True
+        self.ended.set_result(None)
+        self._on_give_up()
+        self._on_warning(f"{sentence}, as did others before: output is not shown any more; the workers go on")
+        return True
+
+    def _replace_after(self, pause: float) -> None:
+        self._replacing = asyncio.get_running_loop().call_later(pause, self._replace)
+
+    def _replace(self) -> None:
+        self._replacing = None
+        self._started_at = time.monotonic()
+        ours, theirs = _socket_pair()
+        command = launch_request.command(theirs.fileno(), "dlrover_run.output.relay")
+        try:
+            with theirs, signals.held_back():
+                process = subprocess.Popen(
+                    [*command, str(os.getpid()), str(int(self._shared))],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._console[0],
+                    stderr=self._console[1],
+                    pass_fds=(theirs.fileno(),),
+                )
+        except OSError as error:
+            ours.close()
+            sentence = f"no output relay can be started ({error.strerror})"
+            if not self._give_up(sentence):
+                self._replace_after(REPLACE_PAUSE)
+                if sentence != self._warned:
+                    self._warned = sentence
+                    self._on_warning(f"{sentence}: output is shown as soon as one can be")
+            return
+        # Reaped through a pidfd; with a return code set, Popen does not warn that the process is still running.
+        process.returncode = 0
+        self.pid, self._control, self._running, self._warned = process.pid, ours, True, ""
+        self._join()
+
+    def _close_control(self) -> None:
+        if self._control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            asyncio.get_running_loop().remove_writer(self._control.fileno())
+            self._control.close()
+
+    def _clear_outbox(self) -> None:
+        for _, fds in self._outbox:
+            _close_all(fds)
+        self._outbox.clear()
+
+
+def _close_all(fds: Collection[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return ours, theirs
