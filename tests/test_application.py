@@ -164,7 +164,7 @@ def test_the_script_is_shown_for_the_shell_that_is_named(shell: str) -> None:
     assert command("--show-completion", shell).stdout == command("--print-completion", shell).stdout != ""
 
 
-def test_completion_that_cannot_be_installed_is_one_sentence(tmp_path: Path) -> None:
+def test_a_failed_installation_of_completion_is_one_sentence(tmp_path: Path) -> None:
     unknown = command("--install-completion", "csh")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "--install-completion 'csh' is not valid: give bash, zsh or fish." in unknown.stderr
@@ -225,7 +225,7 @@ def type_and_see(terminal: int, keys: str, awaited: str) -> None:
         shown += os.read(terminal, 65536).decode(errors="replace")
 
 
-def test_a_zsh_completion_script_says_in_its_first_line_what_it_is_for() -> None:
+def test_the_first_line_of_a_zsh_completion_script_names_the_program() -> None:
     """zsh looks there in the files of `fpath`."""
     assert command("--print-completion=zsh").stdout.startswith("#compdef dlrover-run\n")
 
@@ -234,7 +234,7 @@ def test_a_zsh_completion_script_says_in_its_first_line_what_it_is_for() -> None
     "words",
     [["--print-completion"], ["--print-completion", "csh"], ["--print-completion", "--"], ["--print-completion="]],
 )
-def test_no_completion_is_printed_for_no_shell(words: list[str]) -> None:
+def test_print_completion_needs_a_known_shell(words: list[str]) -> None:
     done = command(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("dlrover-run: --print-completion ")

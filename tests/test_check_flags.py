@@ -1,4 +1,4 @@
-"""The flags of the node check and of `--auto-config`: what they come to, alone and together, and what they refuse."""
+"""The flags of the node check and of `--auto-config`, alone and combined."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from asked import go_to_empty_place, told
+from command_lines import isolate, parsed
 
 from dlrover_run import exit_codes
 from dlrover_run.api import LaunchConfig
@@ -22,12 +22,12 @@ AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty working directory with one script, and no variable of the machine that could change a job."""
-    go_to_empty_place(tmp_path, monkeypatch)
+    isolate(tmp_path, monkeypatch)
 
 
 def rules(line: str, **environ: str) -> Rules:
     """The rules of a job about which there was nothing to say."""
-    spec, said = told(line, **environ)
+    spec, said = parsed(line, **environ)
     assert said == []
     assert (spec.entrypoint.target, spec.entrypoint.args) == ("train.py", ("--lr",))
     return spec.rules
@@ -114,7 +114,7 @@ def test_the_published_command_line_means_what_it_says() -> None:
         ("--precheck=2 --network-check=off", {}, "--precheck"),
     ],
 )
-def test_nodes_that_never_meet_are_not_checked(
+def test_nodes_with_static_rendezvous_are_not_checked(
     line: str, environ: dict[str, str], place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in environ.items():
@@ -123,30 +123,30 @@ def test_nodes_that_never_meet_are_not_checked(
     assert capsys.readouterr().err.startswith(f"dlrover-run: {place} cannot be used with static rendezvous")
 
 
-def test_one_node_of_static_is_checked_by_itself() -> None:
-    spec, said = told("--master-port=4000 --network-check")
+def test_a_single_static_node_is_checked() -> None:
+    spec, said = parsed("--master-port=4000 --network-check")
     assert (spec.backend, spec.rules.check, said) == ("static", CHECK_ONCE, [])
 
 
-def test_what_only_has_an_effect_with_a_check_says_so_without_one() -> None:
-    spec, said = told("--exclude-straggler --straggler-threshold=3 --rdzv-conf=check_timeout=5")
+def test_options_of_the_check_are_warned_of_without_it() -> None:
+    spec, said = parsed("--exclude-straggler --straggler-threshold=3 --rdzv-conf=check_timeout=5")
     assert (spec.rules.exclude_stragglers, spec.rules.straggler_threshold) == (0, 2)
     assert said == [
         "--exclude-straggler has no effect without --network-check.",
         "--straggler-threshold has no effect without --network-check.",
         "check_timeout of --rdzv-conf has no effect without --network-check.",
     ]
-    assert told("", PET_EXCLUDE_STRAGGLER="0")[1] == []
-    assert told("", PET_EXCLUDE_STRAGGLER="1")[1] == ["PET_EXCLUDE_STRAGGLER has no effect without --network-check."]
+    assert parsed("", PET_EXCLUDE_STRAGGLER="0")[1] == []
+    assert parsed("", PET_EXCLUDE_STRAGGLER="1")[1] == ["PET_EXCLUDE_STRAGGLER has no effect without --network-check."]
 
 
-def test_a_threshold_that_healthy_nodes_may_not_reach_is_warned_of() -> None:
-    spec, said = told("--network-check --straggler-threshold=1.5")
+def test_a_threshold_that_may_flag_healthy_nodes_is_warned_of() -> None:
+    spec, said = parsed("--network-check --straggler-threshold=1.5")
     assert spec.rules.straggler_threshold == 1.5
     assert len(said) == 1
     assert said[0].startswith("--straggler-threshold 1.5 may flag healthy nodes")
-    assert told("--network-check --straggler-threshold=1.7")[1] == []
-    (by_variable,) = told("--network-check", PET_STRAGGLER_THRESHOLD="1.6")[1]
+    assert parsed("--network-check --straggler-threshold=1.7")[1] == []
+    (by_variable,) = parsed("--network-check", PET_STRAGGLER_THRESHOLD="1.6")[1]
     assert by_variable.startswith("PET_STRAGGLER_THRESHOLD 1.6 may flag healthy nodes")
 
 
@@ -161,47 +161,47 @@ def test_a_threshold_that_healthy_nodes_may_not_reach_is_warned_of() -> None:
     ],
 )
 @pytest.mark.parametrize("line", ["--auto-config", "--auto_config"])
-def test_a_job_that_configures_itself_asks_the_cluster(
+def test_auto_config_takes_the_number_of_nodes_from_the_cluster(
     line: str, environ: dict[str, str], nodes: int, mode: int
 ) -> None:
-    spec, said = told(f"{line} {AT_NODE0}", **environ)
+    spec, said = parsed(f"{line} {AT_NODE0}", **environ)
     assert (spec.workers_per_node, said) == (8, [])
     assert spec.rules == Rules(nodes, nodes, check=mode)
 
 
-def test_one_node_configures_itself_too() -> None:
+def test_auto_config_accepts_a_single_node() -> None:
     for line, environ in (("--auto-config", {"NODE_NUM": "1"}), ("--auto-config --standalone", {})):
-        spec, said = told(line, **environ)
+        spec, said = parsed(line, **environ)
         assert (spec.backend, spec.workers_per_node, said) == ("memory", 8, [])
 
 
-def test_what_was_typed_holds_and_a_sentence_says_so() -> None:
+def test_explicit_numbers_take_precedence_over_auto_config_with_a_warning() -> None:
     """DLRover overrides it, and whoever typed a number wonders where it went."""
-    spec, said = told(f"--auto-config --nnodes=4:6 --nproc-per-node=2 {AT_NODE0}", NODE_NUM="8")
+    spec, said = parsed(f"--auto-config --nnodes=4:6 --nproc-per-node=2 {AT_NODE0}", NODE_NUM="8")
     assert (spec.rules.least, spec.rules.most, spec.workers_per_node, spec.rules.check) == (4, 6, 2, CHECK_ONCE)
     assert [sentence.partition(" takes precedence over ")[0] for sentence in said] == [
         "--nnodes 4:6",
         "--nproc-per-node 2",
     ]
-    spec, said = told(f"--auto-config {AT_NODE0}", NODE_NUM="8", PET_NPROC_PER_NODE="3")
+    spec, said = parsed(f"--auto-config {AT_NODE0}", NODE_NUM="8", PET_NPROC_PER_NODE="3")
     assert (spec.rules.most, spec.workers_per_node) == (8, 3)
     assert [sentence.partition(" takes precedence over ")[0] for sentence in said] == ["PET_NPROC_PER_NODE 3"]
 
 
 @pytest.mark.parametrize("environ", [{}, {"NODE_NUM": "2"}])
-def test_what_was_typed_and_is_no_contradiction_is_not_worth_a_sentence(environ: dict[str, str]) -> None:
-    spec, said = told(f"--auto-config --nnodes=2 --nproc-per-node=auto {AT_NODE0}", **environ)
+def test_explicit_numbers_equal_to_those_of_auto_config_give_no_warning(environ: dict[str, str]) -> None:
+    spec, said = parsed(f"--auto-config --nnodes=2 --nproc-per-node=auto {AT_NODE0}", **environ)
     assert (spec.rules.most, spec.workers_per_node, said) == (2, 8, [])
 
 
-def test_nodes_that_never_meet_configure_themselves_without_a_check() -> None:
-    spec, said = told("--auto-config --node-rank=0", NODE_NUM="4")
+def test_auto_config_does_not_check_static_nodes() -> None:
+    spec, said = parsed("--auto-config --node-rank=0", NODE_NUM="4")
     assert (spec.backend, spec.rules.most, spec.rules.check) == ("static", 4, CHECK_NEVER)
     assert len(said) == 1
     assert said[0].startswith("--auto-config does not check nodes with static rendezvous")
 
 
-def test_a_node_with_other_rules_is_told_so_in_the_words_of_the_flags() -> None:
+def test_a_difference_in_rules_is_reported_with_the_names_of_the_flags() -> None:
     job = Rules(check=CHECK_ALWAYS, straggler_threshold=3, exclude_stragglers=1, measure_links=1, check_timeout=60)
     assert differences(job, Rules()) == (
         "the rules of the job's first node hold: --network-check is always, not off; check_timeout is 60, not 120.0; "
@@ -209,7 +209,7 @@ def test_a_node_with_other_rules_is_told_so_in_the_words_of_the_flags() -> None:
     )
 
 
-def test_no_rule_of_a_flag_goes_by_another_name_in_the_notice() -> None:
+def test_reported_differences_use_the_names_of_flags() -> None:
     changed = {
         field.name: getattr(Rules(), field.name) + 1
         for field in fields(Rules)
@@ -222,12 +222,12 @@ def test_no_rule_of_a_flag_goes_by_another_name_in_the_notice() -> None:
 
 
 @pytest.mark.parametrize(("said", "flag"), [(True, "once"), ("always", "always"), ("once", "once")])
-def test_a_configuration_of_python_says_it_with_a_switch_or_a_word(said: bool | str, flag: str) -> None:
+def test_network_check_of_launch_config_is_a_switch_or_a_mode(said: bool | str, flag: str) -> None:
     config = LaunchConfig(1, 1, 1, network_check=said, comm_perf_test=True)
     assert config.flags()[-1] == "--comm-perf-test"
     assert f"--network-check={flag}" in config.flags()
     assert not [word for word in LaunchConfig(1, 1, 1).flags() if "check" in word or "straggler" in word]
 
 
-def test_flags_of_dlrover_that_are_not_here_are_really_not_here() -> None:
+def test_unsupported_dlrover_flags_are_not_in_the_table() -> None:
     assert not {f"--{name}" for name in options.UNSUPPORTED_DLROVER_FLAGS} & options.BY_SPELLING.keys()

@@ -1,4 +1,4 @@
-"""The command line: defaults, sentences about mistakes, what is found before a start, the help and the completion."""
+"""The command line of dlrover-run: defaults, values, variables, lookups before a start, and `main`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_variable_leaves_a_switch_off_and_the_flag_wins(word: str) -> None:
     assert parse(["--compat-exit-codes", "train.py"], {"PET_COMPAT_EXIT_CODES": word}).compat_exit_codes
 
 
-def test_what_torchrun_has_no_variable_for_has_none_here() -> None:
+def test_flags_without_a_variable_in_torchrun_have_none_here() -> None:
     spec = parse(["train.py"], {"PET_LOGS_SPECS": "x", "PET_NUMA_BINDING": "x", "PET_HELP": "1", "PET_NONSENSE": "x"})
     assert (spec.logs.plugin, spec.numa_binding) == (None, None)
 
@@ -171,7 +171,7 @@ def test_a_script_with_a_reserved_name_runs_by_its_path_and_other_programs_by_th
     assert parse(["--no-python", "top"], {"PATH": str(here)}).entrypoint.target == "top"
 
 
-def test_a_map_may_name_local_ranks_that_this_node_does_not_have() -> None:
+def test_a_stream_map_may_name_ranks_that_this_node_does_not_have() -> None:
     """Nodes with different numbers of workers are started by one command line."""
     said: list[str] = []
     spec = parse(["--nproc-per-node", "2", "-r", "0:3,10:3", "-t", "1:1,9:3", "train.py"], {}, warn=said.append)
@@ -254,7 +254,7 @@ def test_a_module_is_looked_for_here_and_in_pythonpath_without_being_run(here: P
     assert "pkg" not in sys.modules
 
 
-def test_another_interpreter_is_asked_for_its_modules(here: Path) -> None:
+def test_another_interpreter_is_probed_for_the_module(here: Path) -> None:
     """One that has nothing installed, and whose processes find what is in the working directory."""
     other = here / "my-python"
     other.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
@@ -270,7 +270,7 @@ def test_another_interpreter_is_asked_for_its_modules(here: Path) -> None:
         parse(["-m", "mine.py"], environ)
 
 
-def test_another_interpreter_must_exist_and_is_trusted_where_it_does_not_answer() -> None:
+def test_another_interpreter_must_exist_and_may_give_no_answer() -> None:
     environ = {"PYTHON_EXEC": "/bin/sh", "PATH": os.environ["PATH"]}
     entrypoint = parse(["-m", "only.there"], environ).entrypoint
     assert (entrypoint.kind, entrypoint.python) == ("module", "/bin/sh")
@@ -283,7 +283,7 @@ def test_run_path_wins_over_the_other_two() -> None:
     assert (entrypoint.kind, entrypoint.target, entrypoint.args) == ("run_path", "train.py", ("-m",))
 
 
-def test_a_plugin_for_logs_is_found_among_the_installed_ones(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logs_plugin_must_be_installed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = here / "plug-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: plug\nVersion: 1\n")
@@ -311,7 +311,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
     return jobs
 
 
-def test_main_launches_what_was_asked_and_answers_its_code(
+def test_main_launches_the_job_and_returns_its_exit_code(
     launched: list[JobSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--nproc-per-node=2", "train.py", "--nnodes=9"]) == 7
@@ -319,7 +319,7 @@ def test_main_launches_what_was_asked_and_answers_its_code(
     assert capsys.readouterr() == ("", "")
 
 
-def test_main_prints_a_mistake_as_one_line_and_answers_2(
+def test_main_prints_an_error_as_one_line_and_returns_2(
     launched: list[JobSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--max-restarts=x", "train.py"]) == 2
@@ -333,7 +333,7 @@ def test_main_prints_a_mistake_as_one_line_and_answers_2(
     assert capsys.readouterr().err == "dlrover-run: Found out late.\n"
 
 
-def test_main_says_what_has_no_effect_and_goes_on(launched: list[JobSpec], capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_prints_warnings_and_launches(launched: list[JobSpec], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rdzv-conf=a=1", "train.py"]) == 7
     assert re.fullmatch("dlrover-run: warning: --rdzv-conf contains 'a'.*\n", capsys.readouterr().err)
 
@@ -368,7 +368,7 @@ def test_a_launch_imports_neither_typer_nor_rich_nor_torch(here: Path) -> None:
         ("--log-dir=logs -m this", "--log-dir 'logs' cannot be created in a working directory that has been removed"),
     ],
 )
-def test_a_working_directory_that_has_been_removed(text: str, sentence: str, here: Path) -> None:
+def test_a_deleted_working_directory_is_named_in_the_error(text: str, sentence: str, here: Path) -> None:
     script = here / "train.py"
     (here / "gone").mkdir()
     os.chdir(here / "gone")

@@ -456,12 +456,12 @@ def test_a_doubled_dash_right_after_the_script_is_kept_on_purpose() -> None:
     assert parse(["train.py", "--", "a"], {}).entrypoint.args == ("--", "a")
 
 
-def test_ambiguous_words_after_the_script_are_no_business_of_ours_on_purpose() -> None:
+def test_ambiguous_words_after_the_script_are_passed_on_on_purpose() -> None:
     """argparse up to Python 3.11 refuses `train.py --max 3`, though `--max` is the script's."""
     assert parse(["train.py", "--max", "3"], {}).entrypoint.args == ("--max", "3")
 
 
-def test_words_for_on_and_off_do_in_a_variable_on_purpose() -> None:
+def test_words_for_on_and_off_are_accepted_in_variables_on_purpose() -> None:
     """torchrun ends with a traceback there."""
     with pytest.raises(ValueError, match="invalid literal"):
         theirs(["train.py"], {"PET_RUN_PATH": "true"})
@@ -483,7 +483,7 @@ def test_a_map_may_name_local_rank_ten_on_purpose() -> None:
     assert spec.logs.redirects == StreamMap(by_rank={10: Std.ALL})
 
 
-def test_fractions_of_a_second_do_for_the_shutdown_timeout_on_purpose() -> None:
+def test_the_shutdown_timeout_may_be_a_fraction_on_purpose() -> None:
     assert theirs(["--shutdown-timeout", "0.5", "train.py"]) is None
     assert parse(["--shutdown-timeout", "0.5", "train.py"], {}).shutdown_timeout == 0.5
 
@@ -499,7 +499,7 @@ def meet(*flags: str, **environ: str) -> JobSpec:
 
 
 @pytest.mark.parametrize("nodes", ["0", "2:1", "0:2", "1:2:3", "a", "1:", ":2", "-1", "1.5", "1:a"])
-def test_both_refuse_a_range_that_is_none(nodes: str) -> None:
+def test_both_refuse_an_invalid_range(nodes: str) -> None:
     argv = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=a:1", "train.py"]
     args = theirs(argv)
     assert args is not None
@@ -510,14 +510,14 @@ def test_both_refuse_a_range_that_is_none(nodes: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["node0:x", "node0:65536", "a/b", "[::1", ":4000"])
-def test_both_refuse_an_endpoint_that_is_none(endpoint: str) -> None:
+def test_both_refuse_an_invalid_endpoint(endpoint: str) -> None:
     with pytest.raises(ValueError, match="endpoint"):
         torch_texts.parse_rendezvous_endpoint(endpoint, 29400)
     with pytest.raises(SpecError, match="--rdzv-endpoint"):
         parse(["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "train.py"], {})
 
 
-def test_an_elastic_range_wants_a_backend_that_can_do_it_on_purpose() -> None:
+def test_a_range_needs_an_elastic_backend_on_purpose() -> None:
     """torchrun's static waits for MAX nodes whatever MIN is."""
     args = theirs(["--nnodes=1:2", "train.py"])
     assert args is not None
@@ -526,14 +526,14 @@ def test_an_elastic_range_wants_a_backend_that_can_do_it_on_purpose() -> None:
         parse(["--nnodes=1:2", "train.py"], {})
 
 
-def test_several_nodes_want_an_endpoint_on_purpose() -> None:
+def test_several_nodes_need_an_endpoint_on_purpose() -> None:
     """Without one each of torchrun's nodes takes itself for the meeting place, and waits for the others."""
     assert torch_texts.parse_rendezvous_endpoint("", 29400) == ("localhost", 29400)
     with pytest.raises(SpecError, match="needs an endpoint"):
         parse(["--nnodes=2", "--rdzv-backend=c10d", "train.py"], {})
 
 
-def test_a_place_without_a_slash_is_the_same_one_for_etcd() -> None:
+def test_an_etcd_prefix_needs_no_slash() -> None:
     """torchrun's client of etcd puts the slash there (`_sanitize_key` of python-etcd)."""
     spec = parse(
         ["--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=a", "--rdzv-conf=etcd_prefix=b", "train.py"], {}
@@ -542,7 +542,7 @@ def test_a_place_without_a_slash_is_the_same_one_for_etcd() -> None:
     assert spec.etcd.prefix == "/b"
 
 
-def test_files_of_tls_alone_encrypt_on_purpose(tmp_path: Path) -> None:
+def test_tls_files_imply_encryption_on_purpose(tmp_path: Path) -> None:
     """With torchrun's etcd they have no effect until protocol=https is said too."""
     file = tmp_path / "ca.pem"
     file.write_text("-----BEGIN CERTIFICATE-----")
@@ -553,29 +553,29 @@ def test_files_of_tls_alone_encrypt_on_purpose(tmp_path: Path) -> None:
     assert spec.etcd.tls.ca == str(file)
 
 
-def test_several_nodes_want_a_port_that_all_know_on_purpose() -> None:
+def test_several_nodes_need_a_fixed_port_on_purpose() -> None:
     assert torch_texts.parse_rendezvous_endpoint("node0:0", 29400) == ("node0", 0)
     with pytest.raises(SpecError, match="has port 0"):
         meet("--rdzv-endpoint=node0:0")
 
 
-def test_several_nodes_want_one_name_on_purpose() -> None:
+def test_several_nodes_need_one_job_name_on_purpose() -> None:
     """torchrun gives each node a random name, under which it meets nobody."""
     with pytest.raises(SpecError, match="must be 1-255 printable characters"):
         meet("--rdzv-id=")
 
 
-def test_a_node_rank_is_a_wish_where_nodes_meet_on_purpose() -> None:
+def test_the_node_rank_is_a_preferred_rank_on_purpose() -> None:
     """torchrun ignores it there."""
     assert [meet("--node-rank=3").node_rank, meet().node_rank, meet(NODE_RANK="1").node_rank] == [3, None, 1]
 
 
-def test_a_silent_node_is_found_sooner_on_purpose() -> None:
+def test_a_silent_node_is_detected_sooner_on_purpose() -> None:
     """torchrun waits for 15 s of silence, and then does nothing with what it knows."""
     assert meet().rules.silence_limit == 9
 
 
-def test_fractions_of_a_second_do_for_the_waits_on_purpose() -> None:
+def test_timeouts_may_be_fractions_on_purpose() -> None:
     with pytest.raises(ValueError, match="does not represent a valid integer"):
         torch_meeting.RendezvousParameters("c10d", "a", "b", 1, 1, join_timeout="0.5").get_as_int("join_timeout")
     assert meet("--rdzv-conf=join_timeout=0.5").rules.join_timeout == 0.5

@@ -14,7 +14,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from asked import go_to_empty_place, pretend_etcd3
+from command_lines import fake_etcd3, isolate
 
 from dlrover_run import cli, exit_codes
 from tf_ps_runner import cli as tf_cli
@@ -29,13 +29,13 @@ SECRET = "open-sesame"
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the files that the command lines name, and no variable that changes a job."""
-    go_to_empty_place(tmp_path, monkeypatch)
+    isolate(tmp_path, monkeypatch)
     for name in [name for name in os.environ if name.startswith((PREFIX, "SLURM_", "MASTER_", "JOB_COMPLETION"))]:
         monkeypatch.delenv(name)
     for name, kind in (("ca", "CERTIFICATE"), ("cert", "CERTIFICATE"), ("key", "EC PRIVATE KEY")):
         (tmp_path / name).write_text(f"-----BEGIN {kind}-----\nAA==\n-----END {kind}-----\n")
     (tmp_path / "empty").write_text("\n")
-    pretend_etcd3(monkeypatch)
+    fake_etcd3(monkeypatch)
     monkeypatch.setattr(tf_cli, "require_tensorflow", lambda python: None)
     monkeypatch.setattr(cli, "_count_workers", lambda kind, environ: 8)
     return tmp_path

@@ -9,10 +9,10 @@ import types
 from pathlib import Path
 from typing import Any
 
-import asked
+import command_lines
 import msgspec
 import pytest
-from asked import go_to_empty_place, pretend_etcd3, told
+from command_lines import fake_etcd3, isolate, parsed
 
 import dlrover_run
 from dlrover_run.api import elastic_launch
@@ -32,8 +32,8 @@ AT_A = f"{TWO} --rdzv-endpoint=a"
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory with one script, a package that can be found, and no variable that changes a job."""
-    go_to_empty_place(tmp_path, monkeypatch)
-    pretend_etcd3(monkeypatch)
+    isolate(tmp_path, monkeypatch)
+    fake_etcd3(monkeypatch)
     return tmp_path
 
 
@@ -47,16 +47,16 @@ def pems(here: Path) -> dict[str, str]:
 
 def in_etcd(line: str, **environ: str) -> EtcdSpec:
     """Where the nodes of this job meet, which nothing needs to be said about."""
-    spec, said = told(line, **environ)
+    spec, said = parsed(line, **environ)
     assert said == []
     assert (spec.backend, spec.master, spec.rules.store) == ("etcd", None, None)
     assert spec.etcd is not None
     return spec.etcd
 
 
-def refusal(line: str, **environ: str) -> str:
+def error(line: str, **environ: str) -> str:
     """The one sentence with which this job is refused, which never names the password."""
-    sentence = asked.refusal(line, **environ)
+    sentence = command_lines.error(line, **environ)
     assert PASSWORD not in sentence
     return sentence
 
@@ -76,14 +76,14 @@ def test_an_endpoint_names_the_members(endpoint: str, endpoints: list[tuple[str,
     assert in_etcd(f"{TWO} --rdzv-endpoint={endpoint}") == EtcdSpec(tuple(endpoints))
 
 
-def test_blanks_between_members_are_none_of_them() -> None:
+def test_blanks_between_members_are_ignored() -> None:
     spec = parse([*TWO.split(), "--rdzv-endpoint", " a , b:1 ", "train.py"], {})
     assert spec.etcd == EtcdSpec((("a", 2379), ("b", 1)))
 
 
 def test_a_pytorchjob_with_etcd_runs_unchanged() -> None:
     """What Kubeflow's operator sets for an elastic policy with `rdzvBackend: etcd`."""
-    spec, said = told(
+    spec, said = parsed(
         "",
         PET_RDZV_BACKEND="etcd",
         PET_RDZV_ENDPOINT="etcd-service:2379",
@@ -100,45 +100,47 @@ def test_a_pytorchjob_with_etcd_runs_unchanged() -> None:
     assert spec.etcd == EtcdSpec((("etcd-service", 2379),))
 
 
-def test_the_other_name_is_the_same_and_says_so_in_one_line() -> None:
-    spec, said = told(AT_A.replace("etcd", "etcd-v2"))
+def test_etcd_v2_means_etcd_with_a_warning() -> None:
+    spec, said = parsed(AT_A.replace("etcd", "etcd-v2"))
     assert [sentence.partition(" means ")[0] for sentence in said] == ["--rdzv-backend 'etcd-v2'"]
-    assert spec == told(AT_A)[0]
+    assert spec == parsed(AT_A)[0]
 
 
 @pytest.mark.parametrize("line", ["--nnodes=1", "--nnodes=1:1 --rdzv-endpoint=a,b", "--standalone --rdzv-endpoint=a:x"])
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-def test_one_node_meets_nobody_and_needs_no_package(line: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_node_needs_no_rendezvous_and_no_package(
+    line: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "etcd3", None)
-    spec, said = told(f"--rdzv-backend={backend} {line}", DLROVER_ETCD_PASSWORD="")
+    spec, said = parsed(f"--rdzv-backend={backend} {line}", DLROVER_ETCD_PASSWORD="")
     assert (spec.backend, spec.etcd, spec.rules, said) == ("memory", None, Rules(lost_after=0.0), [])
 
 
-def test_a_mistake_in_the_endpoint_of_one_node_is_one_already() -> None:
-    assert "has an invalid port" in refusal("--rdzv-backend=etcd --rdzv-endpoint=a,b:x")
+def test_an_invalid_endpoint_of_a_single_node_is_refused() -> None:
+    assert "has an invalid port" in error("--rdzv-backend=etcd --rdzv-endpoint=a,b:x")
 
 
-def test_one_node_with_a_spare_is_two_that_meet() -> None:
-    spec, said = told("--spares=1 --rdzv-backend=etcd --rdzv-endpoint=a")
+def test_one_node_with_a_spare_needs_a_rendezvous() -> None:
+    spec, said = parsed("--spares=1 --rdzv-backend=etcd --rdzv-endpoint=a")
     assert (spec.backend, spec.rules, said) == ("etcd", Rules(spares=1, lost_after=0.0), [])
 
 
-def test_the_rules_are_those_of_a_job_at_a_master() -> None:
+def test_the_rules_are_those_of_a_job_with_a_master() -> None:
     more = (
         "--nnodes=2:5 --spares=1 --node-unit=2 --max-restarts=3 --rdzv-conf=join_timeout=60.5,last_call_timeout=0.25,"
         "pend_timeout=0,lost_after=2,scale_up_delay=5,restart_window=3600,keep_alive_interval=0.5,"
         "keep_alive_max_attempt=6,early_failure_limit=0"
     )
-    spec, said = told(f"{AT_A} {more}", NODE_RANK="3", NODE_ID="pod-1")
-    at_master, _ = told(f"--rdzv-backend=c10d --rdzv-endpoint=a {more}", NODE_RANK="3", NODE_ID="pod-1")
+    spec, said = parsed(f"{AT_A} {more}", NODE_RANK="3", NODE_ID="pod-1")
+    at_master, _ = parsed(f"--rdzv-backend=c10d --rdzv-endpoint=a {more}", NODE_RANK="3", NODE_ID="pod-1")
     assert spec.rules == at_master.rules
     assert (spec.rules.lost_after, spec.rules.spares, spec.rules.pend_timeout) == (2, 1, 0)
     assert (spec.node_rank, spec.node_id, spec.run_id, said) == (3, "pod-1", "none", [])
 
 
-def test_where_a_master_runs_is_of_no_interest() -> None:
+def test_the_address_of_a_master_has_no_effect() -> None:
     assert in_etcd(AT_A, DLROVER_MASTER_ADDR="m:x") == EtcdSpec((("a", 2379),))
-    sentence = refusal(TWO, DLROVER_MASTER_ADDR="m:1")
+    sentence = error(TWO, DLROVER_MASTER_ADDR="m:1")
     assert "--rdzv-backend 'etcd' needs an endpoint" in sentence
     assert "DLROVER_MASTER_ADDR" not in sentence
 
@@ -154,7 +156,7 @@ def test_where_a_master_runs_is_of_no_interest() -> None:
         (f"prefix=/{254 * 'a'}", f"/{254 * 'a'}"),
     ],
 )
-def test_keys_are_below_one_path_however_it_is_written(conf: str, prefix: str) -> None:
+def test_the_prefix_is_normalized(conf: str, prefix: str) -> None:
     spec = parse([*AT_A.split(), f"--rdzv-conf={conf}", "train.py"], {})
     assert spec.etcd == EtcdSpec((("a", 2379),), prefix)
 
@@ -174,7 +176,7 @@ def test_keys_are_below_one_path_however_it_is_written(conf: str, prefix: str) -
         ("a", "cacert=ca,ca_cert=ca", ("ca",)),
     ],
 )
-def test_https_and_any_file_of_tls_encrypt(
+def test_https_or_any_tls_file_encrypts(
     endpoint: str, conf: str, names: tuple[str, ...] | None, pems: dict[str, str]
 ) -> None:
     """Without a file of authorities the system's count."""
@@ -212,13 +214,13 @@ def test_the_password_comes_from_the_setting_then_the_variable_then_its_file(her
         ("a=1", {"DLROVER_ETCD_PASSWORD_FILE": "train.py"}, "'train.py' contains an empty password"),
     ],
 )
-def test_a_password_that_is_none_is_refused_without_showing_it(
+def test_an_invalid_password_is_refused_without_showing_it(
     conf: str, environ: dict[str, str], sentence: str, here: Path
 ) -> None:
     (here / "empty").write_text("\n")
     (here / "long").write_text(PASSWORD * 4096)
     (here / "bytes").write_bytes(b"\xff" + PASSWORD.encode())
-    assert sentence in refusal(f"{AT_A} --rdzv-conf={conf}", **environ)
+    assert sentence in error(f"{AT_A} --rdzv-conf={conf}", **environ)
 
 
 @pytest.mark.parametrize(
@@ -239,16 +241,16 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(conf: str) -
         assert PASSWORD not in str(refused.value)
 
 
-def test_a_password_in_the_open_is_told_unless_somebody_wanted_it_so() -> None:
+def test_an_unencrypted_password_is_warned_of_unless_http_is_explicit() -> None:
     login = {"DLROVER_ETCD_PASSWORD": PASSWORD}
-    assert len(told(f"{AT_A} --rdzv-conf=user=root", **login)[1]) == 1
-    assert told(f"{AT_A} --rdzv-conf=user=root,protocol=http", **login)[1] == []
-    assert told(f"{TWO} --rdzv-endpoint=http://a --rdzv-conf=user=root", **login)[1] == []
+    assert len(parsed(f"{AT_A} --rdzv-conf=user=root", **login)[1]) == 1
+    assert parsed(f"{AT_A} --rdzv-conf=user=root,protocol=http", **login)[1] == []
+    assert parsed(f"{TWO} --rdzv-endpoint=http://a --rdzv-conf=user=root", **login)[1] == []
 
 
-def test_what_is_for_a_master_has_no_effect_and_says_what_to_use() -> None:
+def test_options_of_a_master_are_warned_of_with_their_replacement() -> None:
     conf = "token_file=t,tls_ca=a,tls_cert=b,tls_key=c,bind=::1,state_dir=s,is_host=1,read_timeout=5,store_type=tcp"
-    spec, said = told(f"{AT_A} --rdzv-conf={conf}", DLROVER_RDZV_TOKEN=PASSWORD, DLROVER_RDZV_TOKEN_FILE="f")
+    spec, said = parsed(f"{AT_A} --rdzv-conf={conf}", DLROVER_RDZV_TOKEN=PASSWORD, DLROVER_RDZV_TOKEN_FILE="f")
     assert said == [
         "token_file of --rdzv-conf has no effect with etcd: give user and password_file instead.",
         "tls_ca of --rdzv-conf has no effect with etcd: give cacert instead.",
@@ -266,9 +268,9 @@ def test_what_is_for_a_master_has_no_effect_and_says_what_to_use() -> None:
 @pytest.mark.parametrize(
     "line", ["--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a", "--nnodes=2 --node-rank=0", "--nnodes=1"]
 )
-def test_what_is_for_etcd_has_no_effect_elsewhere_and_what_torchrun_has_too_is_left_alone(line: str) -> None:
+def test_options_of_etcd_are_warned_of_elsewhere_unless_torchrun_has_them(line: str) -> None:
     conf = "user=a,password_file=b,prefix=c,cacert=d,cert=e,protocol=https,etcd_prefix=c,ssl_cert_key=f"
-    spec, said = told(f"{line} --rdzv-conf={conf}", DLROVER_ETCD_PASSWORD="")
+    spec, said = parsed(f"{line} --rdzv-conf={conf}", DLROVER_ETCD_PASSWORD="")
     assert said == [
         f"{key} of --rdzv-conf has no effect: it requires several nodes, --rdzv-backend=etcd and --rdzv-endpoint."
         for key in ("user", "password_file", "prefix")
@@ -277,8 +279,8 @@ def test_what_is_for_etcd_has_no_effect_elsewhere_and_what_torchrun_has_too_is_l
 
 
 @pytest.mark.parametrize("line", ["--nnodes=2 --node-rank=0", "--rdzv-backend=etcd --rdzv-endpoint=a"])
-def test_what_is_for_nodes_that_meet_has_no_effect_where_none_do(line: str) -> None:
-    said = told(f"{line} --spares=0 --rdzv-conf=pend_timeout=1,lost_after=1,scale_up_delay=1,auth=required")[1]
+def test_options_of_coordinated_nodes_are_warned_of_elsewhere(line: str) -> None:
+    said = parsed(f"{line} --spares=0 --rdzv-conf=pend_timeout=1,lost_after=1,scale_up_delay=1,auth=required")[1]
     assert said == [
         f"{what} has no effect: it requires several nodes, --rdzv-backend=c10d (or etcd) and --rdzv-endpoint."
         for what in (
@@ -289,7 +291,7 @@ def test_what_is_for_nodes_that_meet_has_no_effect_where_none_do(line: str) -> N
 
 
 @pytest.mark.parametrize("absent", [None, types.ModuleType("etcd3")])
-def test_a_missing_package_is_one_line_that_says_how_to_get_it(
+def test_a_missing_package_is_one_line_with_the_remedy(
     absent: types.ModuleType | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "etcd3", absent)
@@ -373,7 +375,7 @@ def test_a_configuration_with_a_password_in_it_is_refused(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("conf", "seconds"), [("", 0.0), ("lost_after=1", 1.0), ("lost_after=2.5", 2.5)])
-def test_the_end_of_a_lease_is_the_loss_of_a_node_unless_somebody_wants_to_wait(conf: str, seconds: float) -> None:
+def test_a_node_is_lost_when_its_lease_ends_unless_lost_after_is_given(conf: str, seconds: float) -> None:
     flags = f" --rdzv-conf={conf}" if conf else ""
-    spec, _ = told(f"--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=e:2379{flags}")
+    spec, _ = parsed(f"--nnodes=2 --rdzv-backend=etcd --rdzv-endpoint=e:2379{flags}")
     assert spec.rules.lost_after == seconds

@@ -1,11 +1,11 @@
-"""The flags of a cluster on this machine: what they come to, where its nodes meet, and what does not go with them."""
+"""The flags of local nodes: the job, its rendezvous, and the flags that they exclude."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from asked import go_to_empty_place, pretend_etcd3, told
+from command_lines import fake_etcd3, isolate, parsed
 
 from dlrover_run import exit_codes
 from dlrover_run.cli import main
@@ -22,14 +22,14 @@ WITHOUT_EFFECT = "has no effect with --local-nodes, which starts its own master.
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory with one script, a package that can be found, and no variable that changes a job."""
-    go_to_empty_place(tmp_path, monkeypatch)
-    pretend_etcd3(monkeypatch)
+    isolate(tmp_path, monkeypatch)
+    fake_etcd3(monkeypatch)
     return tmp_path
 
 
 def job(line: str, **environ: str) -> JobSpec:
     """A job about which there was nothing to say."""
-    spec, said = told(line, **environ)
+    spec, said = parsed(line, **environ)
     assert said == []
     return spec
 
@@ -51,15 +51,13 @@ def rules(least: int, most: int, **others: int) -> Rules:
     ],
 )
 @pytest.mark.parametrize("backend", ["", "--rdzv-backend=c10d", "--rdzv-backend=master"])
-def test_nodes_on_this_machine_meet_at_a_master_of_their_own(
-    line: str, local: LocalSpec, least: int, most: int, backend: str
-) -> None:
+def test_local_nodes_use_a_local_master(line: str, local: LocalSpec, least: int, most: int, backend: str) -> None:
     spec = job(f"{line} {backend}")
     assert (spec.local, spec.rules) == (local, rules(least, most))
     assert (spec.backend, spec.master, spec.etcd, spec.run_id) == ("master", OWN_MASTER, None, "none")
 
 
-def test_each_setting_of_them_has_a_flag_and_a_variable() -> None:
+def test_each_option_of_local_nodes_has_a_flag_and_a_variable() -> None:
     by_flag = job("--local-nodes=2:3 --node-restarts=0 --node-join-after=0.5")
     assert by_flag.local == LocalSpec(2, 3, restarts=0, join_after=0.5)
     environ = {"PET_LOCAL_NODES": "2:3", "PET_NODE_RESTARTS": "0", "PET_NODE_JOIN_AFTER": "0.5"}
@@ -67,18 +65,18 @@ def test_each_setting_of_them_has_a_flag_and_a_variable() -> None:
     assert job("--local-nodes=3 --nnodes=3", PET_LOCAL_NODES="x").local == LocalSpec(3, 3)
 
 
-def test_the_table_of_flags_has_the_defaults_of_the_record() -> None:
+def test_the_table_has_the_defaults_of_local_spec() -> None:
     record = LocalSpec(1, 1)
     assert options.BY_DEST["node_restarts"].default == f"{record.restarts}"
     assert options.BY_DEST["node_join_after"].default == f"{record.join_after:g}"
 
 
-def test_a_job_without_them_is_as_it_was() -> None:
+def test_a_job_without_local_nodes_is_unchanged() -> None:
     spec = job("")
     assert (spec.local, spec.backend, spec.logs.prefixed) == (None, "memory", False)
 
 
-def test_every_line_on_their_console_has_a_prefix() -> None:
+def test_every_console_line_of_local_nodes_has_a_prefix() -> None:
     assert job("--local-nodes=2").logs.prefixed
     assert job("--local-nodes=2").logs.prefix_template is None
     template = job("--local-nodes=2", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[${rank}]: ").logs.prefix_template
@@ -86,12 +84,12 @@ def test_every_line_on_their_console_has_a_prefix() -> None:
 
 
 @pytest.mark.parametrize(("conf", "seconds"), [("last_call_timeout=30", 30), ("join_timeout=5", 3)])
-def test_the_last_call_is_short_unless_somebody_says_how_long_it_is(conf: str, seconds: float) -> None:
+def test_the_last_call_timeout_of_local_nodes_is_short_unless_given(conf: str, seconds: float) -> None:
     assert job(f"--local-nodes=2:3 --rdzv-conf={conf}").rules.last_call_timeout == seconds
     assert job(f"--local-nodes=2:3 --rdzv-conf={conf} {IN_ETCD}").rules.last_call_timeout == seconds
 
 
-def test_what_a_cluster_says_of_this_machine_says_nothing_of_its_nodes() -> None:
+def test_local_nodes_ignore_the_rank_and_the_name_of_the_machine() -> None:
     environ = {"NODE_RANK": "3", "WORKER_RANK": "x", "NODE_ID": "a/b", "WORKER_ID": "pod-3", "NODE_NUM": "7"}
     for line in ("--local-nodes=2", f"--local-nodes=2 {IN_ETCD}"):
         spec = job(line, **environ)
@@ -100,8 +98,8 @@ def test_what_a_cluster_says_of_this_machine_says_nothing_of_its_nodes() -> None
 
 @pytest.mark.parametrize("nodes", ["1", "2:3"])
 @pytest.mark.parametrize("backend", [IN_ETCD, IN_ETCD.replace("=etcd ", "=etcd-v2 ")])
-def test_they_meet_in_an_etcd_that_is_named(nodes: str, backend: str) -> None:
-    spec, said = told(f"--local-nodes={nodes} {backend} --rdzv-id=mine --rdzv-conf=bind=::", DLROVER_MASTER_ADDR="a")
+def test_local_nodes_use_an_etcd_that_is_given(nodes: str, backend: str) -> None:
+    spec, said = parsed(f"--local-nodes={nodes} {backend} --rdzv-id=mine --rdzv-conf=bind=::", DLROVER_MASTER_ADDR="a")
     assert spec.etcd is not None
     assert (spec.backend, spec.master, spec.run_id) == ("etcd", None, "mine")
     assert (spec.etcd.endpoints, spec.rules.lost_after) == ((("etcd0", 4000),), 0.0)
@@ -125,15 +123,15 @@ def test_they_meet_in_an_etcd_that_is_named(nodes: str, backend: str) -> None:
         ("--rdzv-conf=auth=required,timeout=5,lost_after=1", {}, []),
     ],
 )
-def test_where_a_master_is_and_what_it_does_is_not_for_others_to_say(
+def test_options_of_a_master_have_no_effect_on_a_local_master(
     line: str, environ: dict[str, str], without: list[str]
 ) -> None:
-    spec, said = told(f"--local-nodes=2 {line}", **environ)
+    spec, said = parsed(f"--local-nodes=2 {line}", **environ)
     assert (spec.backend, spec.master, spec.rules) == ("master", OWN_MASTER, rules(2, 2))
     assert sorted(said) == sorted(f"{what} {WITHOUT_EFFECT}" for what in without)
 
 
-def test_the_secret_of_other_jobs_is_not_for_this_one() -> None:
+def test_a_local_master_does_not_use_the_token_of_the_environment() -> None:
     assert job("--local-nodes=2", DLROVER_RDZV_TOKEN="open-sesame", DLROVER_RDZV_TOKEN_FILE="none").master == OWN_MASTER
 
 
@@ -150,36 +148,36 @@ def test_the_secret_of_other_jobs_is_not_for_this_one() -> None:
         ("--local-nodes=8 --nnodes=4 --spares=2", 2, "--nnodes and --spares use 6 of the nodes of --local-nodes, "),
     ],
 )
-def test_who_is_beyond_what_the_job_takes_waits_as_a_spare(line: str, spares: int, waiting: str) -> None:
-    spec, said = told(line)
+def test_surplus_local_nodes_are_spares(line: str, spares: int, waiting: str) -> None:
+    spec, said = parsed(line)
     assert spec.rules.spares == spares
     more = "and 1 more waits as a spare too." if "=5" in line else "and 2 more wait as spares too."
     assert said == ([waiting + more] if waiting else [])
 
 
-def test_an_address_that_all_of_them_have_may_be_given() -> None:
+def test_local_nodes_may_share_an_address() -> None:
     assert job("--local-nodes=2 --local-addr=127.0.0.2").local_addr == "127.0.0.2"
     assert job("--local-nodes=2", PET_STANDALONE="0").backend == "master"
 
 
-def test_what_only_has_an_effect_on_them_says_so_without_them() -> None:
-    spec, said = told("--isolate-nodes --node-restarts=1 --node-join-after=5")
+def test_options_of_local_nodes_are_warned_of_without_them() -> None:
+    spec, said = parsed("--isolate-nodes --node-restarts=1 --node-join-after=5")
     assert spec.local is None
     assert said == [
         "--node-restarts has no effect without --local-nodes.",
         "--isolate-nodes has no effect without --local-nodes.",
         "--node-join-after has no effect without --local-nodes.",
     ]
-    assert told("", PET_ISOLATE_NODES="0")[1] == []
-    assert told("", PET_ISOLATE_NODES="1")[1] == ["PET_ISOLATE_NODES has no effect without --local-nodes."]
+    assert parsed("", PET_ISOLATE_NODES="0")[1] == []
+    assert parsed("", PET_ISOLATE_NODES="1")[1] == ["PET_ISOLATE_NODES has no effect without --local-nodes."]
 
 
-def test_a_time_after_which_nobody_joins_is_told() -> None:
+def test_node_join_after_is_warned_of_if_no_node_joins_later() -> None:
     said = "--node-join-after has no effect, since --local-nodes 2 has no nodes that join later."
-    assert told("--local-nodes=2 --node-join-after=5")[1] == [said]
+    assert parsed("--local-nodes=2 --node-join-after=5")[1] == [said]
 
 
-def test_nodes_of_their_own_networks_are_asked_for_by_a_flag_where_they_can_be_had(
+def test_isolated_local_nodes_are_accepted_where_possible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(network, "why_not", lambda: None)
@@ -187,7 +185,7 @@ def test_nodes_of_their_own_networks_are_asked_for_by_a_flag_where_they_can_be_h
     assert job("--local-nodes=2 --isolate-nodes", PET_RDZV_BACKEND="c10d").master == OWN_MASTER
 
 
-def test_where_there_are_no_networks_the_command_ends_with_one_line(
+def test_isolated_local_nodes_are_refused_in_one_line_elsewhere(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The real search for `ip` finds none; nobody is started."""
@@ -198,19 +196,19 @@ def test_where_there_are_no_networks_the_command_ends_with_one_line(
     assert capsys.readouterr().err == f"dlrover-run: --isolate-nodes is not possible here, since {reason}.\n"
 
 
-def test_they_are_the_size_of_a_job_that_configures_itself() -> None:
+def test_local_nodes_are_the_number_of_nodes_of_auto_config() -> None:
     spec = job("--auto-config --local-nodes=4")
     assert (spec.rules, spec.workers_per_node) == (rules(4, 4, check=CHECK_ONCE), 8)
-    spec, said = told("--auto-config --local-nodes=4", NODE_NUM="3")
+    spec, said = parsed("--auto-config --local-nodes=4", NODE_NUM="3")
     assert (spec.rules.most, len(said)) == (4, 1)
     assert said[0].startswith("--local-nodes 4 takes precedence over NODE_NUM=3")
 
 
-def test_they_are_checked_as_any_nodes_that_meet() -> None:
+def test_local_nodes_are_checked() -> None:
     assert job("--local-nodes=2 --network-check").rules.check == CHECK_ONCE
 
 
-def test_the_readme_lists_every_flag_of_theirs() -> None:
+def test_the_readme_lists_every_flag_of_local_nodes() -> None:
     page = (Path(__file__).parents[1] / "README.md").read_text()
     table = page.partition("### Flags of our own")[2].partition("###")[0]
     assert [

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from asked import go_to_empty_place, refusal
+from command_lines import error, isolate
 
 import dlrover_run
 from dlrover_run.api import elastic_launch
@@ -33,7 +33,7 @@ AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory with one script, and no variable of the machine that could change a job."""
-    go_to_empty_place(tmp_path, monkeypatch)
+    isolate(tmp_path, monkeypatch)
     return tmp_path
 
 
@@ -52,7 +52,7 @@ def at_master(line: str, **environ: str) -> MasterSpec:
 
 @pytest.mark.parametrize("backend", ["c10d", "master"])
 @pytest.mark.parametrize(("nodes", "least", "most"), [("2", 2, 2), ("1:2", 1, 2), ("2:4", 2, 4), ("3:3", 3, 3)])
-def test_several_nodes_meet_at_the_endpoint(backend: str, nodes: str, least: int, most: int) -> None:
+def test_several_nodes_use_the_master_of_the_endpoint(backend: str, nodes: str, least: int, most: int) -> None:
     spec = job(f"--nnodes={nodes} --rdzv-backend={backend} --rdzv-endpoint=node0")
     assert spec.rules == Rules(least=least, most=most)
     assert spec.master == MasterSpec("node0", 29400)
@@ -60,13 +60,13 @@ def test_several_nodes_meet_at_the_endpoint(backend: str, nodes: str, least: int
 
 
 @pytest.mark.parametrize("line", ["", "--nnodes=1:1", "--standalone", "--rdzv-backend=c10d", f"--nnodes=1 {AT_NODE0}"])
-def test_one_node_meets_nobody(line: str) -> None:
+def test_a_single_node_needs_no_rendezvous(line: str) -> None:
     spec = job(line, DLROVER_MASTER_ADDR="node0:4000", NODE_RANK="3", NODE_ID="no/name", DLROVER_RDZV_TOKEN="")
     assert (spec.backend, spec.master, spec.node_rank, spec.node_id) == ("memory", None, None, "")
     assert spec.rules == Rules(lost_after=0.0)
 
 
-def test_one_node_with_a_spare_is_two_that_meet() -> None:
+def test_one_node_with_a_spare_needs_a_rendezvous() -> None:
     spec = job(f"--nnodes=1 --spares=1 {AT_NODE0}")
     assert (spec.backend, spec.rules) == ("master", Rules(spares=1))
 
@@ -85,7 +85,7 @@ def test_spares_units_and_restarts_are_rules_of_the_job() -> None:
     assert by_variable.rules == spec.rules
 
 
-def test_who_gives_no_place_is_told_of_each_way_to_have_one() -> None:
+def test_a_missing_endpoint_is_refused_with_each_remedy() -> None:
     with pytest.raises(SpecError, match=r"set DLROVER_MASTER_ADDR, or give --local-nodes=4 to start all nodes here\.$"):
         job("--nnodes=2:4")
     line = "--nnodes=2 --rdzv-backend=c10d"
@@ -98,7 +98,7 @@ def test_who_gives_no_place_is_told_of_each_way_to_have_one() -> None:
 @pytest.mark.parametrize("flag", ["--rdzv-id", "--role"])
 @pytest.mark.parametrize("name", [256 * "a", "a\x1b[2J", "\udcff"])
 def test_a_name_that_cannot_be_sent_to_other_nodes_is_refused(flag: str, name: str) -> None:
-    assert refusal(f"--nnodes=2 {flag}={name} {AT_NODE0}").startswith(f"{flag} {name!r} must be ")
+    assert error(f"--nnodes=2 {flag}={name} {AT_NODE0}").startswith(f"{flag} {name!r} must be ")
 
 
 def test_the_longest_name_of_a_job_fits_a_message() -> None:
@@ -118,9 +118,7 @@ def test_the_longest_name_of_a_job_fits_a_message() -> None:
         (f"{AT_NODE0} --rdzv-conf=is_host=No", "node0", 4000, False),
     ],
 )
-def test_a_flag_goes_before_the_variable_that_names_a_master(
-    line: str, host: str, port: int, is_host: bool | None
-) -> None:
+def test_the_endpoint_takes_precedence_over_the_variable(line: str, host: str, port: int, is_host: bool | None) -> None:
     """Who is sent to a master by the variable does not start one, even at an address of this machine."""
     master = at_master(f"--nnodes=2 {line}", DLROVER_MASTER_ADDR="master.svc:4001")
     assert (master.host, master.port, master.is_host) == (host, port, is_host)
@@ -129,13 +127,13 @@ def test_a_flag_goes_before_the_variable_that_names_a_master(
 @pytest.mark.parametrize(
     "line", ["--rdzv-backend=static", "--rdzv-endpoint=node0:1", "--master-addr=node0", "--master-port=1"]
 )
-def test_a_flag_that_says_static_is_not_overruled_by_the_variable(line: str) -> None:
+def test_a_flag_of_static_rendezvous_takes_precedence_over_the_variable(line: str) -> None:
     assert job(f"--nnodes=2 {line}", DLROVER_MASTER_ADDR="master.svc:4001").backend == "static"
 
 
 def test_a_bad_variable_is_named() -> None:
-    assert refusal("--nnodes=2", DLROVER_MASTER_ADDR="a:b").startswith("DLROVER_MASTER_ADDR 'a:b' has an invalid port")
-    assert refusal("--nnodes=2", DLROVER_MASTER_ADDR="a:0").startswith("DLROVER_MASTER_ADDR 'a:0' has port 0")
+    assert error("--nnodes=2", DLROVER_MASTER_ADDR="a:b").startswith("DLROVER_MASTER_ADDR 'a:b' has an invalid port")
+    assert error("--nnodes=2", DLROVER_MASTER_ADDR="a:0").startswith("DLROVER_MASTER_ADDR 'a:0' has port 0")
 
 
 @pytest.mark.parametrize(
@@ -148,13 +146,15 @@ def test_a_bad_variable_is_named() -> None:
         ("--node-rank=0", {"PET_NODE_RANK": "1", "NODE_RANK": "3"}, 0),
     ],
 )
-def test_a_rank_is_a_wish_only_where_somebody_gave_one(line: str, environ: dict[str, str], rank: int | None) -> None:
+def test_a_preferred_rank_comes_from_the_flag_or_a_variable(
+    line: str, environ: dict[str, str], rank: int | None
+) -> None:
     assert job(f"--nnodes=2 {AT_NODE0} {line}", **environ).node_rank == rank
 
 
-def test_a_rank_that_is_no_number_names_its_variable() -> None:
+def test_an_invalid_rank_names_its_variable() -> None:
     sentence = "NODE_RANK 'worker-3' is not an integer: give an integer from 0 to 1000000."
-    assert refusal(f"--nnodes=2 {AT_NODE0}", NODE_RANK="worker-3") == sentence
+    assert error(f"--nnodes=2 {AT_NODE0}", NODE_RANK="worker-3") == sentence
 
 
 @pytest.mark.parametrize(
@@ -166,21 +166,21 @@ def test_a_rank_that_is_no_number_names_its_variable() -> None:
         ({"NODE_RANK": "1", "WORKER_RANK": "1"}, ""),
     ],
 )
-def test_a_node_takes_the_name_that_the_cluster_gave_it(environ: dict[str, str], name: str) -> None:
+def test_the_node_id_comes_from_the_cluster_manager(environ: dict[str, str], name: str) -> None:
     assert job(f"--nnodes=2 {AT_NODE0}", **environ).node_id == name
     assert not name or msgspec.convert(name, NodeId) == name
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b", 129 * "a", "ä"])
-def test_a_name_that_no_record_takes_is_refused_in_a_sentence(name: str) -> None:
+def test_an_invalid_node_id_is_refused(name: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(name, NodeId)
     for given in (name, f"{name}\n"):
-        sentence = refusal(f"--nnodes=2 {AT_NODE0}", WORKER_ID=given)
+        sentence = error(f"--nnodes=2 {AT_NODE0}", WORKER_ID=given)
         assert sentence.startswith(f"WORKER_ID {given!r} must be 1-128 letters")
 
 
-def test_the_settings_of_a_rendezvous_become_rules() -> None:
+def test_keys_of_rdzv_conf_become_rules() -> None:
     conf = (
         "join_timeout=60.5,last_call_timeout=0.25,pend_timeout=0,lost_after=2,scale_up_delay=5,restart_window=3600,"
         "keep_alive_interval=0.5,keep_alive_max_attempt=6,early_failure_limit=0,check_timeout=7.5"
@@ -210,12 +210,12 @@ def test_every_rule_has_a_key_or_a_flag() -> None:
     assert by_key | by_flag | by_place | of_tf_ps_run == {field.name for field in fields(Rules)}
 
 
-def test_the_master_is_told_where_to_listen_and_where_to_write(here: Path) -> None:
+def test_bind_state_dir_and_is_host_reach_the_master(here: Path) -> None:
     master = at_master(f"--nnodes=2 {AT_NODE0} --rdzv-conf=bind=[::],state_dir=journal,is_host=1")
     assert (master.bind, master.state_dir, master.is_host) == ("::", str(here / "journal"), True)
 
 
-def test_settings_that_torchrun_has_and_we_do_not_need_change_nothing() -> None:
+def test_keys_of_torchrun_without_meaning_here_change_nothing() -> None:
     conf = "timeout=5,close_timeout=5,heartbeat_timeout=5,read_timeout=5,store_type=file,rank=3,etcd_prefix=/x"
     said: list[str] = []
     spec = parse(["--nnodes=2", *AT_NODE0.split(), f"--rdzv-conf={conf}", "train.py"], {}, warn=said.append)
@@ -230,16 +230,16 @@ def pems(here: Path) -> dict[str, str]:
     return {name: str(here / name) for name in ("ca", "cert", "key")}
 
 
-def test_tls_files_are_found_and_named_from_the_root(pems: dict[str, str]) -> None:
+def test_tls_files_become_absolute_paths(pems: dict[str, str]) -> None:
     conf = "--rdzv-conf=tls_ca=ca,tls_cert=cert,tls_key=key,auth=required"
     master = at_master(f"--nnodes=2 {AT_NODE0} {conf}")
     assert (master.tls, master.auth_required) == (TlsSpec(**pems), True)
     assert at_master(f"--nnodes=2 {AT_NODE0} --rdzv-conf=tls_ca=ca").tls == TlsSpec(ca=pems["ca"])
-    assert "tls_key 'cert' is not a private key" in refusal(
+    assert "tls_key 'cert' is not a private key" in error(
         f"--nnodes=2 {AT_NODE0} --rdzv-conf=tls_cert=cert,tls_key=cert"
     )
     # A certificate of the other side proves nothing of this one.
-    assert "auth=required" in refusal(f"--nnodes=2 {AT_NODE0} --rdzv-conf=tls_ca=ca,auth=required")
+    assert "auth=required" in error(f"--nnodes=2 {AT_NODE0} --rdzv-conf=tls_ca=ca,auth=required")
 
 
 def test_the_token_comes_from_the_setting_then_the_variable_then_its_file(here: Path) -> None:
@@ -265,19 +265,19 @@ def test_the_token_comes_from_the_setting_then_the_variable_then_its_file(here: 
         (b"a" * 4096 + b"\r\n", ""),
     ],
 )
-def test_a_token_that_is_none_is_refused_without_showing_it(content: bytes, sentence: str, here: Path) -> None:
+def test_an_invalid_token_is_refused_without_showing_it(content: bytes, sentence: str, here: Path) -> None:
     (here / "token").write_bytes(content)
     line = f"--nnodes=2 {AT_NODE0} --rdzv-conf=token_file=token"
     if not sentence:
         assert at_master(line).token == content.decode().strip()
         return
-    assert f"--rdzv-conf token_file 'token' {sentence}" in refusal(line)
+    assert f"--rdzv-conf token_file 'token' {sentence}" in error(line)
 
 
-def test_an_empty_token_is_refused_wherever_it_stands() -> None:
+def test_an_empty_token_is_refused_in_every_place() -> None:
     """Whoever sets the variable believes that his job has one."""
-    assert refusal(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN="").startswith("DLROVER_RDZV_TOKEN contains an empty")
-    assert "is not text" in refusal(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN="\udcff")
+    assert error(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN="").startswith("DLROVER_RDZV_TOKEN contains an empty")
+    assert "is not text" in error(f"--nnodes=2 {AT_NODE0}", DLROVER_RDZV_TOKEN="\udcff")
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_a_configuration_finds_its_master_by_the_variable(monkeypatch: pytest.Mo
     assert (spec.master, spec.run_id) == (MasterSpec("node0", 4000, is_host=False), "job7")
 
 
-def test_a_setting_with_a_comma_in_it_is_refused_and_not_cut() -> None:
+def test_a_value_with_a_comma_is_refused() -> None:
     config = dlrover_run.LaunchConfig(1, 1, 1, rdzv_configs={"state_dir": "a,b"})
     with pytest.raises(SpecError, match="the value of 'state_dir' contains a comma"):
         elastic_launch(config, "ls")()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from asked import go_to_empty_place
+from command_lines import isolate
 
 from dlrover_run import exit_codes
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
@@ -29,7 +29,7 @@ Answer = Callable[[DesiredReplicas], "bytes | None"]
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty working directory, and no variable of the machine that could change what is asked."""
-    go_to_empty_place(tmp_path, monkeypatch)
+    isolate(tmp_path, monkeypatch)
     for name in [name for name in os.environ if name.startswith(options.PREFIX)]:
         monkeypatch.delenv(name)
 

@@ -1,4 +1,4 @@
-"""The command line of tf-ps-run: what a job of it is, sentences about mistakes, the help, and what is never loaded."""
+"""The command line of tf-ps-run: jobs, errors, warnings, the help, and modules that a launch does not import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from asked import go_to_empty_place
+from command_lines import isolate
 
 from dlrover_run import exit_codes
 from dlrover_run.command_line import options as those_of_dlrover_run
@@ -32,7 +32,7 @@ MANY = "--rdzv-backend=master --rdzv-endpoint=node0"
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory with one script, and no variable of the machine that could change a job."""
-    go_to_empty_place(tmp_path, monkeypatch)
+    isolate(tmp_path, monkeypatch)
     for name in [name for name in os.environ if name.startswith(options.PREFIX)]:
         monkeypatch.delenv(name)
     return tmp_path
@@ -67,7 +67,7 @@ def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> Non
     assert (spec.sparse, spec.hang_timeout, spec.checkpoint_dir) == (False, 0.0, None)
 
 
-def test_a_machine_without_a_role_has_room_for_the_most_of_each_role() -> None:
+def test_a_machine_without_a_role_hosts_the_most_of_each_role() -> None:
     spec = asked("--ps=1:4 --workers=2:8 --evaluator --checkpoint-dir=. train.py")
     assert {room.role: room.slots for room in spec.rooms} == {
         Role.CHIEF: 1,
@@ -94,7 +94,7 @@ def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of
     assert spec.job.role == role
 
 
-def test_an_evaluator_of_its_own_is_one_that_the_job_has() -> None:
+def test_the_role_evaluator_adds_an_evaluator_to_the_job() -> None:
     spec = asked(f"--role=evaluator {MANY} train.py")
     assert spec.job.rules.cluster is not None
     assert spec.job.rules.cluster.evaluator == 1
@@ -105,14 +105,14 @@ def test_machines_without_roles_may_share_a_job() -> None:
     assert (spec.job.backend, spec.room(Role.PS), spec.room(Role.WORKER)) == ("master", 4, 8)
 
 
-def test_a_variable_tells_a_machine_with_a_role_where_the_master_is_and_one_without_takes_no_notice() -> None:
+def test_the_master_variable_counts_only_for_a_machine_with_a_role() -> None:
     spec = asked("--role=ps train.py", DLROVER_MASTER_ADDR="master:5000")
     assert spec.job.master is not None
     assert (spec.job.master.host, spec.job.master.port, spec.job.master.is_host) == ("master", 5000, False)
     assert asked("train.py", DLROVER_MASTER_ADDR="master:5000").job.backend == "memory"
 
 
-def test_what_a_cluster_manager_calls_a_pod_is_told_apart_by_its_role() -> None:
+def test_the_node_id_of_a_pod_contains_its_role() -> None:
     ids = {
         asked(f"--role={role} {MANY} train.py", WORKER_ID="0", WORKER_RANK="0").job.node_id for role in options.ROLES
     }
@@ -141,7 +141,7 @@ def has_package(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def test_a_job_on_one_machine_keeps_the_name_that_it_is_given_and_else_has_one_of_its_own() -> None:
+def test_a_job_on_one_machine_has_the_given_name_or_a_fresh_one() -> None:
     assert asked("--rdzv-id=ads train.py").job.run_id == "ads"
     assert asked("train.py").job.run_id != asked("train.py").job.run_id
 
@@ -183,7 +183,7 @@ def test_each_variable_is_one_of_this_program_and_the_command_line_wins() -> Non
     assert asked("train.py", PET_MAX_RESTARTS="nonsense", PET_RDZV_BACKEND="etcd").job.backend == "memory"
 
 
-def test_what_both_programs_have_is_called_and_spelled_alike() -> None:
+def test_shared_flags_have_the_same_spellings_in_both_programs() -> None:
     shared = options.TF_PS_RUN.by_dest.keys() & those_of_dlrover_run.BY_DEST.keys()
     assert {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "log_dir", "redirects", "tee"} <= shared
     for dest in shared:
@@ -211,7 +211,7 @@ def test_a_size_of_memory_is_read_in_each_unit(text: str, mib: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "4", "Gi", "-4Gi", "4gi", "1e9", "4Xi", "0Gi", "100Ti", "nan", "4Gi4Gi"])
-def test_what_is_no_size_of_memory_is_refused_with_one_that_would_do(text: str) -> None:
+def test_an_invalid_size_of_memory_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="4Gi or 512Mi"):
         values.memory_size("--ps-memory", text)
 
@@ -237,7 +237,7 @@ def test_a_line_that_cannot_be_read_points_to_the_help(
 
 
 @pytest.mark.parametrize("role", ["--role=ps ", ""])
-def test_an_endpoint_of_which_nothing_else_is_said_is_that_of_a_master(role: str) -> None:
+def test_an_endpoint_without_a_backend_is_a_masters(role: str) -> None:
     job = asked(f"{role}--ps=2 --rdzv-endpoint=node0 train.py").job
     assert (job.backend, job.run_id) == ("master", "none")
     assert job.master is not None
@@ -252,7 +252,7 @@ def test_servers_that_come_and_go_without_checkpoints_are_warned_of() -> None:
     assert warned("--ps=2 train.py") == []
 
 
-def test_what_has_no_effect_is_said() -> None:
+def test_flags_without_effect_are_warned_of() -> None:
     assert warned("--start-method=spawn --preload=json train.py") == [
         "--preload has no effect with --start-method=spawn."
     ]
@@ -271,7 +271,7 @@ def test_modules_to_preload_come_after_those_that_every_job_needs() -> None:
     assert asked("--start-method=spawn train.py").job.preload == ()
 
 
-def test_output_is_chosen_for_all_processes_and_told_apart_by_a_prefix(here: Path) -> None:
+def test_output_streams_are_chosen_for_all_tasks_and_lines_have_a_prefix(here: Path) -> None:
     logs = asked("--log-dir=logs -r 3 -t 1 train.py").job.logs
     assert (logs.log_dir, logs.redirects.default, logs.tee.default) == ("logs", Std.ALL, Std.OUT)
     assert logs.prefixed
@@ -315,7 +315,7 @@ def test_a_module_that_another_interpreter_does_not_have_is_refused_before_anyth
     assert done.stderr.count("\n") == 1
 
 
-def test_an_interpreter_that_cannot_tell_is_left_to_the_template(here: Path) -> None:
+def test_an_interpreter_that_gives_no_answer_is_accepted(here: Path) -> None:
     other = here / "python"
     other.write_text("#!/bin/sh\nexit 1\n")
     other.chmod(0o755)
@@ -394,12 +394,12 @@ def test_a_launch_loads_neither_typer_nor_tensorflow_nor_grpc() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_script_that_is_called_scale_is_given_behind_two_dashes(here: Path) -> None:
+def test_a_script_named_scale_is_given_after_two_dashes(here: Path) -> None:
     (here / "scale").write_text("")
     assert asked("-- scale").job.entrypoint.target == "scale"
 
 
-def test_secrets_of_the_environment_are_read_and_shown_to_nobody(
+def test_secrets_of_the_environment_are_not_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
