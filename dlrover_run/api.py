@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dlrover_run.agent.verdict import Verdict
+from dlrover_run.agent.result import JobResult
 from dlrover_run.child_failed_error import ChildFailedError, child_failed_error
 from dlrover_run.launch_config import LaunchConfig, LogsSpecs, log_spec
 from dlrover_run.launcher_process import run_launcher
@@ -130,7 +130,7 @@ def launch_from_python(spec: JobSpec) -> dict[int, Any]:
     verdict = end.verdict
     if verdict is None:
         error = f"the launcher process ended with {end.code} and left no verdict"
-        raise child_failed_error(spec.entrypoint.target, Verdict(end.code, "", error=error))
+        raise child_failed_error(spec.entrypoint.target, JobResult(end.code, "", error=error))
     if verdict.exit_code != 0:
         raise child_failed_error(spec.entrypoint.target, verdict)
     if spec.entrypoint.kind != "function":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from dlrover_run.agent.verdict import Verdict
+from dlrover_run.agent.result import JobResult
 from dlrover_run.failures import describe_exit
 from dlrover_run.failures.worker_exit import WorkerExit
 
@@ -62,7 +62,7 @@ class ChildFailedError(Exception):
     In a process that has imported torch's class of this name it is one of those too, if a worker of this node failed.
     """
 
-    def __init__(self, name: str, verdict: Verdict) -> None:
+    def __init__(self, name: str, verdict: JobResult) -> None:
         self.name = name
         self.failures = {end.rank: WorkerFailure.of(end) for end in verdict.ends if end.failed}
         self.exit_code = verdict.exit_code
@@ -89,7 +89,7 @@ class ChildFailedError(Exception):
         return self._first.rank, self._first
 
 
-def child_failed_error(name: str, verdict: Verdict) -> ChildFailedError:
+def child_failed_error(name: str, verdict: JobResult) -> ChildFailedError:
     """The exception to raise. Torch is not imported for it: whoever catches torch's class has done that."""
     torchs = getattr(sys.modules.get(_TORCH_MODULE), "ChildFailedError", None)
     if isinstance(torchs, type) and any(end.failed for end in verdict.ends):

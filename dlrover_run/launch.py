@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.refusal import explain
+from dlrover_run.agent.os_errors import explain_os_error
 from dlrover_run.console.text import prefix_with_node
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.process_tree import tree, watchdog
@@ -129,7 +129,7 @@ def _be_agent(
 
 
 def _cannot_start(error: OSError, spec: JobSpec, program: Program) -> int:
-    _say_now(spec, f"{program.name}: the launcher's own processes could not be started: {explain(error)}")
+    _say_now(spec, f"{program.name}: the launcher's own processes could not be started: {explain_os_error(error)}")
     return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.agent.verdict import Verdict
+from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
 from dlrover_run.launch_request import LaunchRequest, command
 from dlrover_run.memory_file import memory_file
@@ -31,7 +31,7 @@ class LauncherEnd:
     """
 
     code: int
-    verdict: Verdict | None
+    verdict: JobResult | None
     stopped_by: signal.Signals | None
 
 
@@ -66,7 +66,7 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
         for fd in (verdict_read, verdict_write, parent_pipe_read, parent_pipe_write):
             if fd >= 0:
                 os.close(fd)
-    verdict = msgspec.json.decode(answer, type=Verdict) if answer else None
+    verdict = msgspec.json.decode(answer, type=JobResult) if answer else None
     return LauncherEnd(code, verdict, forwarding.seen)
 
 

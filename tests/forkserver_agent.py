@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from dlrover_run.agent.forkserver import Template, TemplateError, UnsafeToFork, WorkerCommand
+from dlrover_run.agent.template_client import Template, TemplateError, UnsafeToFork, WorkerCommand
 
 PR_SET_CHILD_SUBREAPER = 36
 WAIT_TIMEOUT = 120

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrover_run.agent.loop import Agent
-from dlrover_run.agent.verdict import Verdict
+from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console
 from dlrover_run.coordination.records import (
     Assignment,
@@ -120,7 +120,7 @@ class Played:
     """What the agent said to the board, in that order, what it printed, and its verdict."""
 
     statuses: list[NodeStatus]
-    verdict: Verdict
+    verdict: JobResult
     said: str
 
     @property
@@ -180,7 +180,7 @@ class Play:
         statuses, verdict = pickle.loads(data)
         return Played(statuses, verdict, (self.directory / "console").read_text())
 
-    def _act(self, console: int) -> tuple[list[NodeStatus], Verdict]:
+    def _act(self, console: int) -> tuple[list[NodeStatus], JobResult]:
         os.setsid()
         os.chdir(self.directory)
         tree.become_subreaper()
@@ -201,7 +201,7 @@ class Play:
         signal.alarm(int(PATIENCE))
         return asyncio.run(self._play(spec, relay))
 
-    async def _play(self, spec: JobSpec, relay: RelayClient) -> tuple[list[NodeStatus], Verdict]:
+    async def _play(self, spec: JobSpec, relay: RelayClient) -> tuple[list[NodeStatus], JobResult]:
         own_console = Console(relay.write, lambda: None)
         relay.attach(own_console.info)
         boards: list[ScriptedBoard] = []

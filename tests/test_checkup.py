@@ -23,12 +23,12 @@ from harness import WAIT, WORKERS
 from scripted_agent import FINISHED, Play, Played, gathering, over, seat, training
 
 from dlrover_run import exit_codes
-from dlrover_run.agent import ailments, checkup, loop
-from dlrover_run.agent.checkup import CheckPart
-from dlrover_run.agent.forkserver import Template
+from dlrover_run.agent import health_check, loop, node_problems
+from dlrover_run.agent.health_check import HealthCheckRunner
 from dlrover_run.agent.link_orders import link_orders
+from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.slow_devices import find_slow
-from dlrover_run.agent.verdict import Ending, judge
+from dlrover_run.agent.template_client import Template
 from dlrover_run.coordination.check_records import (
     CheckTask,
     Checkup,
@@ -101,8 +101,8 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     # What is imported is not what is tested here, and torch takes its time.
-    monkeypatch.setattr(checkup, "PRELOAD", ())
-    monkeypatch.setattr(loop, "CheckPart", partial(CheckPart, folder=str(WORKERS / "fake_check")))
+    monkeypatch.setattr(health_check, "PRELOAD", ())
+    monkeypatch.setattr(loop, "HealthCheckRunner", partial(HealthCheckRunner, folder=str(WORKERS / "fake_check")))
     return Stage(tmp_path)
 
 
@@ -126,11 +126,11 @@ class TestComputing:
         played = stage.play(workers=2).on(has_computed(), FINISHED).run()
         devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
         assert last(played, "computed") == Computed(TaskKey(), devices)
-        assert [order["seconds"] for order in stage.orders] == [checkup.COMPUTE_SECONDS] * 2
+        assert [order["seconds"] for order in stage.orders] == [health_check.COMPUTE_SECONDS] * 2
         assert len({status.check_port for status in played.statuses if status.phase is WAITING}) == 1
 
     def test_of_many_devices_the_slowest_are_told(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(checkup, "MOST_DEVICES", 2)
+        monkeypatch.setattr(health_check, "MOST_DEVICES", 2)
         played = stage.play(workers=3).on(has_computed(), FINISHED).run()
         assert [device.tflops for device in last(played, "computed").devices] == [1.0, 2.0]
 
@@ -163,7 +163,7 @@ class TestComputing:
 
     def test_a_nuisance_is_said_and_no_problem(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (NodeProblem("the limit on files is 64"),)
-        monkeypatch.setattr(ailments, "examine", lambda *args: found)
+        monkeypatch.setattr(node_problems, "examine", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "computed").problem == ""
         assert played.said == "dlrover-run: warning: the limit on files is 64\n"
@@ -174,7 +174,7 @@ class TestComputing:
         def fail(*args: object) -> None:
             raise AttributeError("module 'pynvml' has no attribute 'nvmlDeviceGetRemappedRows'")
 
-        monkeypatch.setattr(ailments, "examine", fail)
+        monkeypatch.setattr(node_problems, "examine", fail)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "computed").problem == ""
         assert played.said == (
@@ -189,13 +189,13 @@ class TestComputing:
         def look(workers: int, log_dir: object, environ: object, gpu_each: bool) -> tuple[NodeProblem, ...]:
             return (NodeProblem(f"asked for {workers} workers", severe=gpu_each),)
 
-        monkeypatch.setattr(ailments, "examine", look)
+        monkeypatch.setattr(node_problems, "examine", look)
         played = stage.play(workers=2, gpu_each=each).on(has_computed(), FINISHED).run()
         assert ("asked for 2 workers" in last(played, "computed").problem) is each
 
     def test_what_is_severe_is_told_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (NodeProblem("GPU 3 has 12 errors", severe=True), NodeProblem("more", severe=True))
-        monkeypatch.setattr(ailments, "examine", lambda *args: found)
+        monkeypatch.setattr(node_problems, "examine", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "computed") == Computed(TaskKey(), problem="it was not even tried: GPU 3 has 12 errors")
         assert stage.orders == []
@@ -224,7 +224,7 @@ class TestComputing:
         assert find_slow([], 2.0) == []
 
     def test_without_torch_it_ends_with_one_line(self, stage: Stage) -> None:
-        stage.behave(f"0 compute problem {checkup.NO_TORCH}")
+        stage.behave(f"0 compute problem {health_check.NO_TORCH}")
         played = stage.play(entrypoint=Entrypoint("script", "x.py", python=sys.executable)).run()
         assert played.verdict.exit_code == exit_codes.BAD_COMMAND_LINE
         assert played.verdict.error is not None
@@ -234,7 +234,7 @@ class TestComputing:
     def test_the_true_program_of_the_crew_says_it_in_the_same_words(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(loop, "CheckPart", CheckPart)
+        monkeypatch.setattr(loop, "HealthCheckRunner", HealthCheckRunner)
         (stage.path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
         monkeypatch.setenv("PYTHONPATH", str(stage.path))
         played = stage.play().run()
@@ -372,7 +372,9 @@ class Scene:
         self.workers = Workers(spec)
         self._news = asyncio.Event()
         starter: Any = self.workers
-        self.part = CheckPart(spec, starter, nullcontext, self._news.set, healthy, print, str(WORKERS / "fake_check"))
+        self.part = HealthCheckRunner(
+            spec, starter, nullcontext, self._news.set, healthy, print, str(WORKERS / "fake_check")
+        )
         self._word = Assignment()
         self._hung = os.open("hung", os.O_RDWR | os.O_NONBLOCK)
 
@@ -381,11 +383,11 @@ class Scene:
         self._follow()
 
     def _follow(self) -> None:
-        self.part.follow(self._word.task, self._word.checkup)
+        self.part.update(self._word.task, self._word.checkup)
 
     async def until(self, reached: Callable[[NodeStatus], bool]) -> NodeStatus:
         self._follow()
-        while not reached(status := self.part.add_to(BLANK)):
+        while not reached(status := self.part.add_to_report(BLANK)):
             await asyncio.wait_for(self._news.wait(), WAIT)
             self._news.clear()
             self._follow()
@@ -453,7 +455,7 @@ class TestReplacing:
         (tmp_path / "behave").write_text("0 compute hang\n")
 
         async def act(scene: Scene) -> None:
-            scene.part.follow(None)
+            scene.part.update(None)
             await scene.until_it_hangs()
             scene.tell(task(1, (SELF, PEER)))
             assert (await scene.until(has_linked(1))).computed is None
@@ -466,7 +468,7 @@ class TestReplacing:
     ) -> None:
         async def act(scene: Scene) -> None:
             await scene.until(has_computed())
-            await scene.part.rest()
+            await scene.part.suspend()
 
             async def never(parent: object) -> None:
                 await asyncio.Event().wait()
@@ -490,7 +492,7 @@ class TestReplacing:
         async def act(scene: Scene) -> None:
             await scene.until(has_computed())
             assert scene.part.pids == set(scene.workers.started)
-            await scene.part.rest()
+            await scene.part.suspend()
             assert scene.part.pids == set()
             assert not psutil.pid_exists(scene.workers.started[0])
             scene.tell(task(1, (SELF, PEER)))
@@ -531,7 +533,7 @@ class TestReplacing:
             def fail(*args: object) -> None:
                 raise OSError(24, "Too many open files")
 
-            monkeypatch.setattr(checkup, "Crew", fail)
+            monkeypatch.setattr(health_check, "CheckWorkers", fail)
             with pytest.raises(OSError, match="Too many open files"):
                 await scene.until(has_computed())
 
@@ -562,8 +564,8 @@ class TestRounds:
                 file.write("x")
             return real(spec, *rest)
 
-        real = checkup.Starter
-        monkeypatch.setattr(checkup, "Starter", noted)
+        real = health_check.Starter
+        monkeypatch.setattr(health_check, "Starter", noted)
         play = stage.play(check=check).on(has_computed(), training(seat()))
         play.on(SUCCEEDED, msgspec.structs.replace(gathering(1), task=task(1, (SELF, PEER)).task))
         play.on(has_linked(1), FINISHED).run()
@@ -589,7 +591,7 @@ class TestRounds:
     def test_the_crew_is_forked_from_the_template_that_the_workers_have_where_that_has_what_it_needs(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch, needed: str, templates: str
     ) -> None:
-        monkeypatch.setattr(checkup, "PRELOAD", (needed,))
+        monkeypatch.setattr(health_check, "PRELOAD", (needed,))
 
         def noted(*args: Any) -> Template:
             with open("templates", "a") as file:
@@ -639,19 +641,19 @@ class TestLeaving:
 
     def test_the_job_that_its_dismissal_ends_is_no_other_reason(self) -> None:
         failed = msgspec.structs.replace(over(PlanPhase.FAILED), checkup=dismissed(Verdict.FAULT))
-        ending = Ending(failed, None, (), False, {}, None, None, None)
-        assert judge(ending, compat=False).exit_code == exit_codes.FAULTY_NODE
-        assert judge(ending, compat=True).exit_code == exit_codes.COMPAT_FAILURE
+        ending = JobEnd(failed, None, (), False, {}, None, None, None)
+        assert resolve_result(ending, compat=False).exit_code == exit_codes.FAULTY_NODE
+        assert resolve_result(ending, compat=True).exit_code == exit_codes.COMPAT_FAILURE
 
     def test_a_straggler_in_a_job_that_fails_otherwise_has_that_jobs_code(self) -> None:
         failed = msgspec.structs.replace(over(PlanPhase.FAILED), checkup=dismissed(Verdict.STRAGGLER, leaves=False))
-        ending = Ending(failed, None, (), False, {}, None, None, None)
-        assert judge(ending, compat=False).exit_code == exit_codes.TOO_FEW_NODES
+        ending = JobEnd(failed, None, (), False, {}, None, None, None)
+        assert resolve_result(ending, compat=False).exit_code == exit_codes.TOO_FEW_NODES
 
     def test_a_signal_counts_before_a_dismissal(self) -> None:
         word = Assignment(checkup=dismissed(Verdict.FAULT))
-        ending = Ending(word, None, (), False, {}, signal.SIGTERM, None, None)
-        assert judge(ending, compat=False).exit_code == 128 + signal.SIGTERM
+        ending = JobEnd(word, None, (), False, {}, signal.SIGTERM, None, None)
+        assert resolve_result(ending, compat=False).exit_code == 128 + signal.SIGTERM
 
     def test_a_signal_ends_a_check_that_hangs(self, stage: Stage) -> None:
         stage.behave("0 compute hang")

@@ -258,7 +258,7 @@ def test_who_failed_first_is_the_root_though_a_peer_died_of_it_sooner(tmp_path: 
 
 CHECKED_NODE = """
 import asyncio, os, sys
-from dlrover_run.agent.narration import Narration
+from dlrover_run.agent.progress_reporter import Narration
 from dlrover_run.console import console
 from dlrover_run.coordination.check_records import Checkup, Verdict
 from dlrover_run.coordination.records import Assignment, Seat, RoundKey, Waiting

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from harness import WAIT, WORKERS
 
-from dlrover_run.agent.crew import Crew, CrewLost
+from dlrover_run.agent.check_workers import CheckWorkers, CheckWorkersLost
 from dlrover_run.supervisor.process import ProcessSpec, spawn
 
 COMPUTE = {"do": "compute", "seconds": 0.5}
@@ -25,11 +25,11 @@ async def spawned(start: ProcessSpec) -> int:
     return spawn(start)
 
 
-def with_crew(scene: Callable[[Crew], Awaitable[None]], workers: int = 2) -> None:
+def with_crew(scene: Callable[[CheckWorkers], Awaitable[None]], workers: int = 2) -> None:
     """Play a scene with a crew that has been started, and end it, of which nothing may be left."""
 
     async def play() -> None:
-        crew = Crew(ARGV, [{**os.environ, "LOCAL_RANK": str(rank)} for rank in range(workers)])
+        crew = CheckWorkers(ARGV, [{**os.environ, "LOCAL_RANK": str(rank)} for rank in range(workers)])
         try:
             await crew.start(spawned, contextlib.nullcontext)
             pids = crew.pids
@@ -53,10 +53,10 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_local_rank_answers_every_order_in_its_place() -> None:
-    async def scene(crew: Crew) -> None:
-        computed = await crew.ask([COMPUTE] * 2, WAIT)
+    async def scene(crew: CheckWorkers) -> None:
+        computed = await crew.run([COMPUTE] * 2, WAIT)
         assert [(answer.device, answer.tflops) for answer in computed] == [("fake", 1.0), ("fake", 2.0)]
-        linked = await crew.ask([{"do": "link", "name": "1/1/0/0-1"}] * 2, WAIT)
+        linked = await crew.run([{"do": "link", "name": "1/1/0/0-1"}] * 2, WAIT)
         assert [(answer.name, answer.gigabytes) for answer in linked] == [("1/1/0/0-1", 8.0), ("1/1/0/0-1", 7.0)]
         assert crew.idle
 
@@ -76,11 +76,11 @@ def test_the_end_of_one_is_told_at_once_though_another_never_answers(
 ) -> None:
     (stage / "behave").write_text(f"0 compute hang\n1 compute {behaviour}\n")
 
-    async def scene(crew: Crew) -> None:
-        with pytest.raises(CrewLost) as lost:
-            await crew.ask([COMPUTE] * 2, WAIT)
+    async def scene(crew: CheckWorkers) -> None:
+        with pytest.raises(CheckWorkersLost) as lost:
+            await crew.run([COMPUTE] * 2, WAIT)
         assert str(lost.value) == clause
-        assert lost.value.own is own
+        assert lost.value.local is own
         assert not crew.idle
 
     with_crew(scene)
@@ -89,25 +89,27 @@ def test_the_end_of_one_is_told_at_once_though_another_never_answers(
 def test_one_that_does_not_answer_in_time_is_named(stage: Path) -> None:
     (stage / "behave").write_text("1 compute hang\n")
 
-    async def scene(crew: Crew) -> None:
-        with pytest.raises(CrewLost, match=r"^the check process of local rank 1 gave no answer in 0.2 s$") as lost:
-            await crew.ask([COMPUTE] * 2, 0.2)
-        assert not lost.value.own
+    async def scene(crew: CheckWorkers) -> None:
+        with pytest.raises(
+            CheckWorkersLost, match=r"^the check process of local rank 1 gave no answer in 0.2 s$"
+        ) as lost:
+            await crew.run([COMPUTE] * 2, 0.2)
+        assert not lost.value.local
         assert not crew.idle
 
     with_crew(scene)
 
 
 def test_one_that_has_ended_while_nobody_asked_is_known_to_be_gone() -> None:
-    async def scene(crew: Crew) -> None:
-        await crew.ask([COMPUTE] * 2, WAIT)
+    async def scene(crew: CheckWorkers) -> None:
+        await crew.run([COMPUTE] * 2, WAIT)
         assert crew.idle
         first = min(crew.pids)
         os.kill(first, signal.SIGKILL)
-        with pytest.raises(CrewLost, match="was killed by SIGKILL"):
-            await crew.ask([COMPUTE] * 2, WAIT)
+        with pytest.raises(CheckWorkersLost, match="was killed by SIGKILL"):
+            await crew.run([COMPUTE] * 2, WAIT)
         assert not crew.idle
-        with pytest.raises(CrewLost, match="was killed by SIGKILL"):
+        with pytest.raises(CheckWorkersLost, match="was killed by SIGKILL"):
             await crew.ask([COMPUTE] * 2, WAIT)
 
     with_crew(scene)
@@ -116,9 +118,9 @@ def test_one_that_has_ended_while_nobody_asked_is_known_to_be_gone() -> None:
 def test_what_is_no_answer_is_a_problem_of_that_rank(stage: Path) -> None:
     (stage / "behave").write_text("1 compute babble\n")
 
-    async def scene(crew: Crew) -> None:
-        answers = await crew.ask([COMPUTE] * 2, WAIT)
-        assert [answer.problem for answer in answers] == ["", "the check process said what is no answer"]
+    async def scene(crew: CheckWorkers) -> None:
+        answers = await crew.run([COMPUTE] * 2, WAIT)
+        assert [answer.problem for answer in answers] == ["", "the check process wrote an invalid answer"]
 
     with_crew(scene)
 
@@ -126,8 +128,8 @@ def test_what_is_no_answer_is_a_problem_of_that_rank(stage: Path) -> None:
 def test_one_that_ends_with_its_answer_leaves_a_crew_of_no_use(stage: Path) -> None:
     (stage / "behave").write_text("0 compute end\n")
 
-    async def scene(crew: Crew) -> None:
-        answers = await crew.ask([COMPUTE] * 2, WAIT)
+    async def scene(crew: CheckWorkers) -> None:
+        answers = await crew.run([COMPUTE] * 2, WAIT)
         assert [answer.problem for answer in answers] == ["it hung", ""]
         assert not crew.idle
 
@@ -137,9 +139,9 @@ def test_one_that_ends_with_its_answer_leaves_a_crew_of_no_use(stage: Path) -> N
 def test_of_an_endless_complaint_the_last_line_is_kept(stage: Path) -> None:
     (stage / "behave").write_text("0 compute complain\n")
 
-    async def scene(crew: Crew) -> None:
-        with pytest.raises(CrewLost) as lost:
-            await crew.ask([COMPUTE], WAIT)
+    async def scene(crew: CheckWorkers) -> None:
+        with pytest.raises(CheckWorkersLost) as lost:
+            await crew.run([COMPUTE], WAIT)
         assert str(lost.value).endswith(" ended with code 3: the last of them")
 
     with_crew(scene, workers=1)
@@ -155,7 +157,7 @@ def test_a_process_that_cannot_be_started_leaves_none_of_the_others() -> None:
         return started[0]
 
     async def play() -> None:
-        crew = Crew(ARGV, [{**os.environ, "LOCAL_RANK": "0"}] * 2)
+        crew = CheckWorkers(ARGV, [{**os.environ, "LOCAL_RANK": "0"}] * 2)
         with pytest.raises(BlockingIOError):
             await crew.start(second_fails, contextlib.nullcontext)
         assert not crew.idle

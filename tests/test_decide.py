@@ -912,7 +912,7 @@ def test_an_agent_never_leaves_or_starts_anew_while_workers_live(situation: Situ
     action = reconcile(situation)
     if situation.live:
         assert action in (Action.STOP, Action.WAIT)
-    if situation.asked_to_end or situation.over:
+    if situation.leaving or situation.over:
         assert action in (Action.STOP, Action.LEAVE)
     if action is Action.START:
         assert situation.wanted is not None

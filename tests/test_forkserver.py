@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dlrover_run.agent.forkserver import BOOT, TEMPLATE_FOLDER
+from dlrover_run.agent.template_client import BOOT, TEMPLATE_FOLDER
 
 AGENT = Path(__file__).with_name("forkserver_agent.py")
 TIMEOUT = 240

@@ -11,7 +11,7 @@ import pytest
 from screens import Screen
 from virtual_loop import run_virtually
 
-from dlrover_run.agent.narration import Narration
+from dlrover_run.agent.progress_reporter import ProgressReporter
 from dlrover_run.console.console import REFRESH_SECONDS, Console
 from dlrover_run.console.health_table import (
     format_bandwidth,
@@ -240,13 +240,13 @@ def narrated(
     color = use_color(columns is not None, {"TERM": "xterm", **os.environ})
 
     async def run() -> None:
-        narration = Narration(spec, Console(written.append, lambda: columns, lambda: lines, color=color))
+        narration = ProgressReporter(spec, Console(written.append, lambda: columns, lambda: lines, color=color))
         for number, assignment in enumerate(told):
-            narration.follow(assignment)
+            narration.update(assignment)
             await asyncio.sleep(2.5 * REFRESH_SECONDS)
             if number == 0:
                 written.append(worker)
-            narration.follow(assignment)
+            narration.update(assignment)
         narration.end()
 
     run_virtually(run())

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dlrover_run.agent.verdict import Verdict
+from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
 from dlrover_run.coordination.records import Failure
 from dlrover_run.failures.worker_exit import WorkerExit
@@ -96,24 +96,24 @@ def test_a_module_in_the_working_directory_does_not_take_the_place_of_one_of_pyt
 @pytest.mark.parametrize(
     ("code", "verdict", "kind"),
     [
-        (0, Verdict(0, "all workers succeeded"), EndKind.DONE),
-        (-9, Verdict(0, "all workers succeeded"), EndKind.DONE),
+        (0, JobResult(0, "all workers succeeded"), EndKind.DONE),
+        (-9, JobResult(0, "all workers succeeded"), EndKind.DONE),
         (-9, None, EndKind.DIED),
-        (-9, Verdict(143, "SIGTERM stopped the job", stopped=True), EndKind.DIED),
+        (-9, JobResult(143, "SIGTERM stopped the job", stopped=True), EndKind.DIED),
         (137, None, EndKind.DIED),
-        (143, Verdict(143, "SIGTERM stopped the job", stopped=True), EndKind.LEFT),
-        (73, Verdict(73, "the node check dismissed this node"), EndKind.EXCLUDED),
-        (74, Verdict(74, "the node check dismissed this node"), EndKind.EXCLUDED),
-        (72, Verdict(72, "", error="no master", ends=(FAILED,)), EndKind.LEFT),
-        (72, Verdict(72, "", error="no master"), EndKind.FAILED),
-        (7, Verdict(7, "rank 3 exited with code 7", ends=(FAILED,), root=FAILED), EndKind.FAILED),
-        (75, Verdict(75, "", error="the job failed: too few nodes"), EndKind.FAILED),
+        (143, JobResult(143, "SIGTERM stopped the job", stopped=True), EndKind.LEFT),
+        (73, JobResult(73, "the node check dismissed this node"), EndKind.EXCLUDED),
+        (74, JobResult(74, "the node check dismissed this node"), EndKind.EXCLUDED),
+        (72, JobResult(72, "", error="no master", ends=(FAILED,)), EndKind.LEFT),
+        (72, JobResult(72, "", error="no master"), EndKind.FAILED),
+        (7, JobResult(7, "rank 3 exited with code 7", ends=(FAILED,), root=FAILED), EndKind.FAILED),
+        (75, JobResult(75, "", error="the job failed: too few nodes"), EndKind.FAILED),
         (2, None, EndKind.FAILED),
         (70, None, EndKind.FAILED),
         (71, None, EndKind.FAILED),
     ],
 )
-def test_each_end_of_a_node_is_of_one_kind(code: int, verdict: Verdict | None, kind: EndKind) -> None:
+def test_each_end_of_a_node_is_of_one_kind(code: int, verdict: JobResult | None, kind: EndKind) -> None:
     end = end_of(1, code, verdict)
     assert (end.number, end.kind, end.by_peer) == (1, kind, False)
     assert end.code == (0 if kind is EndKind.DONE else 128 + 9 if code < 0 else code)
@@ -125,14 +125,14 @@ def test_a_node_that_died_of_a_signal_that_it_was_sent_has_left() -> None:
 
 
 def test_a_node_that_only_heard_of_the_failure_says_so() -> None:
-    elsewhere = Verdict(1, "", failure=Failure(3, "node 1", "exited with code 7"))
+    elsewhere = JobResult(1, "", failure=Failure(3, "node 1", "exited with code 7"))
     end = end_of(0, 1, elsewhere)
     assert (end.kind, end.by_peer, end.words) == (EndKind.FAILED, True, "ended because another node failed")
 
 
 def test_half_a_verdict_is_none() -> None:
-    whole = msgspec.json.encode(Verdict(7, "failed", ends=(FAILED,), root=FAILED))
-    assert decode(whole) == Verdict(7, "failed", ends=(FAILED,), root=FAILED)
+    whole = msgspec.json.encode(JobResult(7, "failed", ends=(FAILED,), root=FAILED))
+    assert decode(whole) == JobResult(7, "failed", ends=(FAILED,), root=FAILED)
     assert [decode(whole[:length]) for length in (0, 1, len(whole) // 2, len(whole) - 1)] == [None] * 4
 
 
@@ -140,22 +140,22 @@ def test_half_a_verdict_is_none() -> None:
 
 
 def test_the_command_tells_of_the_node_that_has_the_failed_worker() -> None:
-    heard = Verdict(1, "heard", ends=(worker_end(0, 0),), failure=Failure(3, "node 1", "exited with code 7"))
-    has = Verdict(7, "has", ends=(FAILED,), root=FAILED)
-    dismissed = Verdict(73, "dismissed", error="The node network is breakdown.")
+    heard = JobResult(1, "heard", ends=(worker_end(0, 0),), failure=Failure(3, "node 1", "exited with code 7"))
+    has = JobResult(7, "has", ends=(FAILED,), root=FAILED)
+    dismissed = JobResult(73, "dismissed", error="The node network is breakdown.")
     verdict = verdict_of(7, [dismissed, heard, has], "node 1 failed with exit code 7")
     assert (verdict.exit_code, verdict.root, verdict.error) == (7, FAILED, None)
     assert [end.rank for end in verdict.ends] == [0, 3]
 
 
 def test_the_command_says_its_last_sentence_where_no_node_could_say_anything() -> None:
-    left = Verdict(143, "SIGTERM stopped the job", stopped=True)
+    left = JobResult(143, "SIGTERM stopped the job", stopped=True)
     verdict = verdict_of(137, [left], "node 1 was killed by SIGKILL, so no node is left")
     assert (verdict.exit_code, verdict.error) == (137, "node 1 was killed by SIGKILL, so no node is left")
 
 
 def test_a_job_that_succeeded_has_no_error() -> None:
-    assert verdict_of(0, [Verdict(0, "all workers succeeded")], "2 nodes on this machine").error is None
+    assert verdict_of(0, [JobResult(0, "all workers succeeded")], "2 nodes on this machine").error is None
 
 
 def test_the_page_names_tests_that_exist() -> None:

@@ -21,7 +21,7 @@ from simulation.etcd_watch import Watch
 from simulation.scenario import MasterScenario, Scenario, simulate
 from simulation.timeline import Broken
 
-from dlrover_run.agent.standing import Standing
+from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination import checking, gathering, training
 from dlrover_run.coordination.check_records import Check, Verdict
 from dlrover_run.coordination.coordinator import Coordinator
@@ -126,7 +126,7 @@ def take_without_another_port(self: Any, wanted: Assignment) -> None:
     real_take(self, wanted)
 
 
-real_take = Standing.take
+real_take = NodeState.accept
 
 
 def take_whatever_is_new(self: AssignmentTracker, wanted: Assignment) -> bool:
@@ -187,7 +187,7 @@ BROKEN = {
     "a round may use a port that another one used": patched(
         (gathering, "offers_a_fresh_port"), (training, "offers_a_fresh_port"), by=lambda rules, plan, leader: True
     ),
-    "a node offers a port again": patched((Standing, "take"), by=take_without_another_port),
+    "a node offers a port again": patched((NodeState, "take"), by=take_without_another_port),
     "nodes are told before the journal is": patched((DiskJournal, "append"), by=lambda self, plan: None),
     "a node obeys whoever spoke last": obey_whoever_spoke_last,
     "an old master does not notice its successor": patched((DiskJournal, "_look"), by=lambda self: None),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dlrover_run.agent import starter
-from dlrover_run.agent.forkserver import Imported, TemplateError, UnsafeToFork
 from dlrover_run.agent.starter import Starter
+from dlrover_run.agent.template_client import Imported, TemplateError, UnsafeToFork
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.supervisor.process import ProcessSpec
 

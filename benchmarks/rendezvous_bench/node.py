@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlrover_run.agent.standing import Standing
+from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.spec import Entrypoint, JobSpec
@@ -24,13 +24,13 @@ class Node:
             local_addr="127.0.0.1",
         )
         self._tally = tally
-        self._standing = Standing(self.spec)
+        self._standing = NodeState(self.spec)
         self._heard = False
 
     @property
     def status(self) -> NodeStatus:
         """What it says of itself now."""
-        return self._standing.status(NodePhase.RUNNING if self._standing.seat else NodePhase.WAITING)
+        return self._standing.report(NodePhase.RUNNING if self._standing.seat else NodePhase.WAITING)
 
     def hear(self, wanted: Assignment) -> None:
         """Take what is wanted of it; a place that is new is counted as taken."""
@@ -38,7 +38,7 @@ class Node:
             self._heard = True
             self._tally.reach("heard")
         before = self._standing.round
-        self._standing.take(wanted)
+        self._standing.accept(wanted)
         seat = self._standing.seat
         if seat is not None and seat.key != before:
             self._tally.reach("seated", seat.nodes)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from reporting import report
 
-from dlrover_run.agent.checkup import PRELOAD, CheckPart
+from dlrover_run.agent.health_check import PRELOAD, HealthCheckRunner
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.check_records import CheckTask, Computed, Linked, LinkEnd, TaskKey
 from dlrover_run.coordination.records import NodeStatus
@@ -51,33 +51,33 @@ async def check(workers: int) -> None:
     )
     starter = Starter(spec, print)
     news = asyncio.Event()
-    part = CheckPart(spec, starter, nullcontext, news.set, _nothing_ails, print)
+    part = HealthCheckRunner(spec, starter, nullcontext, news.set, _nothing_ails, print)
     blank = NodeStatus(node_id="n", incarnation="i", host="h", address=ADDRESS, port=1, workers=workers)
     try:
         await starter.warmed(os.environ)
         report("task-begins", time.monotonic_ns())
-        part.follow(None)
+        part.update(None)
 
         def computed() -> Computed | None:
-            part.follow(None)
-            return part.add_to(blank).computed
+            part.update(None)
+            return part.add_to_report(blank).computed
 
         if problem := (await _heard(news, computed)).problem:
             raise SystemExit(problem)
         report("task-computed", time.monotonic_ns())
         if workers > 1:
-            end = LinkEnd(0, ADDRESS, part.add_to(blank).check_port, workers)
+            end = LinkEnd(0, ADDRESS, part.add_to_report(blank).check_port, workers)
             key = TaskKey(epoch=1, number=1, round=0)
             task = CheckTask(key=key, node=0, compute=False, links=((end,),), timeout=TIMEOUT)
 
             def linked() -> Linked | None:
-                part.follow(task)
-                return part.add_to(blank).linked
+                part.update(task)
+                return part.add_to_report(blank).linked
 
             if problem := (await _heard(news, linked)).tried[0].problem:
                 raise SystemExit(problem)
         report("task-linked", time.monotonic_ns())
-        await part.rest()
+        await part.suspend()
         report("task-ended", time.monotonic_ns())
     finally:
         await part.close()

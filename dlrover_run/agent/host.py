@@ -21,7 +21,7 @@ def host_name() -> str:
     return socket.gethostname()[:_LONGEST]
 
 
-def told_name(spec: JobSpec) -> str:
+def display_name(spec: JobSpec) -> str:
     """What a node is called in what people and other nodes are told: as its machine, unless it shares that with others
     of its job. Under Slurm it is the name that Slurm knows it by, since several of its nodes may be one machine."""
     given = os.environ.get(SLURM_VARIABLE, "")

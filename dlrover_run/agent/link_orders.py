@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from dlrover_run.agent.crew import Order
+from dlrover_run.agent.check_workers import Order
 from dlrover_run.coordination.check_records import CheckTask, LinkEnd, TaskKey
 
 

@@ -15,16 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlrover_run import failures
-from dlrover_run.agent.checkup import CheckPart
 from dlrover_run.agent.departure import Departure, received_words
 from dlrover_run.agent.events import EventLog
-from dlrover_run.agent.narration import Narration
+from dlrover_run.agent.health_check import HealthCheckRunner
+from dlrover_run.agent.node_state import NodeState, build_report, leave_report
+from dlrover_run.agent.progress_reporter import ProgressReporter
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
-from dlrover_run.agent.round import Round
-from dlrover_run.agent.standing import Standing
+from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
 from dlrover_run.agent.starter import Starter
-from dlrover_run.agent.statement import last_words, statement
-from dlrover_run.agent.verdict import Ending, Verdict, judge
+from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
@@ -70,17 +69,19 @@ class Agent:
             # before the board imports what it needs.
             self._starter.warm(os.environ)
         self._board = open_board(self._hear)
-        self._standing = Standing(spec)
+        self._standing = NodeState(spec)
         self._plugin = _logs_plugin(spec)
         self._asking: asyncio.Future[LogsDestinations] | None = None
         self._orphans = OrphanKiller(self._own_children)
-        look = partial(_find_ailments, spec, console.info)
-        self._check = CheckPart(spec, self._starter, self._orphans.paused, self._wake.set, look, console.info)
-        self._narration = Narration(spec, console)
+        find_problems = partial(_severe_node_problems, spec, console.info)
+        self._check = HealthCheckRunner(
+            spec, self._starter, self._orphans.paused, self._wake.set, find_problems, console.info
+        )
+        self._narration = ProgressReporter(spec, console)
         self._check_file = HealthFile(run_dir, console.info)
         self._events = EventLog(spec, relay.write)
         self._departure = Departure(spec, self._take_signal, self._forward_signal, self._lose_launcher)
-        self._round: Round | None = None
+        self._round: WorkerRound | None = None
         self._stopping = False
         self._reporting: asyncio.Handle | None = None
         self._over = False
@@ -90,7 +91,7 @@ class Agent:
         """Processes that outlive this agent on purpose."""
         return self._board.pids
 
-    async def run(self) -> Verdict:
+    async def run(self) -> JobResult:
         """Take part in the job until it is over, and tell how it went."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
         self._departure.listen(self._parent_pipes)
@@ -118,7 +119,7 @@ class Agent:
             else:
                 if situation.wanted is None:
                     # And no worker runs: the devices are free.
-                    self._check.follow(self._board.assignment.task, self._board.assignment.checkup)
+                    self._check.update(self._board.assignment.task, self._board.assignment.checkup)
                 await self._wake.wait()
                 self._wake.clear()
 
@@ -128,7 +129,7 @@ class Agent:
             wanted=self._standing.round,
             started=self._round.key if self._round else None,
             live=self._round is not None and self._round.group.live,
-            asked_to_end=self._departure.wanted,
+            leaving=self._departure.wanted,
         )
 
     @property
@@ -160,17 +161,17 @@ class Agent:
         wanted = self._board.assignment
         if not self._departure.wanted:
             # A node that goes takes no further seat; it stays a member of its round until its workers have ended.
-            self._standing.take(wanted)
-            self._narration.follow(wanted)
+            self._standing.accept(wanted)
+            self._narration.update(wanted)
             self._check_file.follow(wanted, self._check.devices)
         if self._round is not None and (self._is_over or self._round.key != self._standing.round):
             self._round.cancel()
-        self._board.report(self._check.add_to(statement(self._standing, self._round, self._departure.wanted)))
+        self._board.report(self._check.add_to_report(build_report(self._standing, self._round, self._departure.wanted)))
 
     async def _start_round(self) -> None:
         seat = self._standing.seat
         assert seat is not None, "only a seat is a reason to start"
-        await self._check.rest()
+        await self._check.suspend()
         if not self._is_wanted(seat):
             return
         if self._round is not None:
@@ -187,7 +188,7 @@ class Agent:
         port = self._standing.take_port()
         specs = build_worker_specs(self._spec, seat, os.environ, self._run_dir.path, self._relay, placed)
         self._narration.begin_round(seat)
-        self._round = Round(specs, port, self._relay, self._note_end, self._wake.set)
+        self._round = WorkerRound(specs, port, self._relay, self._note_end, self._wake.set)
         with self._orphans.paused():
             await self._round.start(self._starter)
         self._starter.learn_later()
@@ -197,14 +198,14 @@ class Agent:
         """Whether that is still this node's place; what it waited for may have taken a while."""
         return not self._departure.wanted and self._standing.round == seat.key
 
-    async def _leave_behind(self, ended: Round, seat: Seat) -> None:
+    async def _leave_behind(self, ended: WorkerRound, seat: Seat) -> None:
         """Be done with a round that is over, and say why there is another one."""
         if self._spec.backend == "static":
             # The next round needs the very port that a child of the dead rank 0 may still listen on.
             tree.end_children(self._own_children())
         else:
             self._orphans.kill_orphans()
-        await ended.gather_evidence(RESTART_DRAIN_TIMEOUT)
+        await ended.collect_exit_info(RESTART_DRAIN_TIMEOUT)
         if self._is_wanted(seat):
             self._narration.end_round(ended, self._board.assignment, seat)
 
@@ -231,7 +232,7 @@ class Agent:
         finally:
             self._stopping = False
 
-    async def _conclude(self, gave_up: Exception | None = None) -> Verdict:
+    async def _conclude(self, gave_up: Exception | None = None) -> JobResult:
         wanted, problem = self._board.assignment, self._board.problem
         # The others form their next round as soon as they know; what follows may wait for somebody at the console.
         succeeded = self._say_goodbye(gave_up)
@@ -242,11 +243,11 @@ class Agent:
             # Who reads our output in a pager takes the time that he likes, as he would with a worker's own. What dead
             # workers left behind does not wait for him; at a usual end the sweep after this function finds it sooner.
             sweep = asyncio.get_running_loop().call_later(tree.ORPHAN_GRACE, self._orphans.kill_orphans)
-            await self._round.gather_evidence(None)
+            await self._round.collect_exit_info(None)
             sweep.cancel()
             ends, results = self._round.ends, self._round.results()
             self._round.close()
-        ending = Ending(
+        ending = JobEnd(
             wanted,
             self._standing.seat,
             ends,
@@ -257,7 +258,7 @@ class Agent:
             gave_up,
             self._board.is_user_error,
         )
-        verdict = judge(ending, self._spec.compat_exit_codes)
+        verdict = resolve_result(ending, self._spec.compat_exit_codes)
         if verdict.root is not None:
             self._pass_on(verdict.root)
         await self._starter.close()
@@ -276,7 +277,7 @@ class Agent:
         current = self._round
         succeeded = current is not None and current.key == self._standing.round and current.group.succeeded
         if not succeeded or self._board.assignment.phase in OVER:
-            self._board.report(last_words(self._standing, gave_up))
+            self._board.report(leave_report(self._standing, gave_up))
         # Else its last word is that they have, and the others need no round without them.
         return succeeded
 
@@ -301,7 +302,7 @@ class Agent:
 
     def _take_signal(self, number: signal.Signals, meant: signal.Signals, told_at: float | None) -> None:
         if self._departure.signal is None:
-            self._standing.ended_by = number.name
+            self._standing.leave_signal = number.name
         self._hurry()
         if self._departure.signal is None:
             live = self._round is not None and self._round.group.live
@@ -336,11 +337,11 @@ class Agent:
             self._round.cancel()
 
 
-async def _find_ailments(spec: JobSpec, say: Callable[[str], None]) -> Sequence[str]:
-    # Imported only here: a job that checks no nodes asks no driver.
-    from dlrover_run.agent.ailments import find_ailments
+async def _severe_node_problems(spec: JobSpec, say: Callable[[str], None]) -> Sequence[str]:
+    # Imported only here: a job without a health check does not load a driver library.
+    from dlrover_run.agent.node_problems import severe_node_problems
 
-    return await find_ailments(spec, say)
+    return await severe_node_problems(spec, say)
 
 
 def _logs_plugin(spec: JobSpec) -> LogsSpecsClient | None:

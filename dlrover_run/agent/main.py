@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.host import told_name
+from dlrover_run.agent.host import display_name
 from dlrover_run.agent.loop import Agent
-from dlrover_run.agent.narration import is_verbose
-from dlrover_run.agent.verdict import Verdict
+from dlrover_run.agent.progress_reporter import is_verbose
+from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console, open_console
 from dlrover_run.coordination.records import Failure
 from dlrover_run.output.relay_client import RelayClient
@@ -35,7 +35,7 @@ async def run_agent(
         )
     except SpecError as mistake:
         # Only what is loaded for a backend shows whether it can be, and nothing has begun yet.
-        verdict = Verdict(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
+        verdict = JobResult(exit_codes.BAD_COMMAND_LINE, "the job was not begun", error=str(mistake))
         pids_to_spare: set[int] = set()
     else:
         verdict = await agent.run()
@@ -56,13 +56,13 @@ async def run_agent(
     return verdict.exit_code
 
 
-def _without_paths(verdict: Verdict) -> Verdict:
+def _without_paths(verdict: JobResult) -> JobResult:
     """The verdict without paths into a directory that is removed with the job: nobody could open them."""
     ends = tuple(replace(end, error_file=None) for end in verdict.ends)
     return replace(verdict, ends=ends, root=verdict.root and replace(verdict.root, error_file=None))
 
 
-def _tell(spec: JobSpec, verdict: Verdict, console: Console) -> None:
+def _tell(spec: JobSpec, verdict: JobResult, console: Console) -> None:
     if verdict.error is not None:
         console.error(verdict.error, timed=verdict.exit_code != exit_codes.BAD_COMMAND_LINE)
     root = verdict.root or verdict.failure
@@ -76,7 +76,7 @@ def _tell(spec: JobSpec, verdict: Verdict, console: Console) -> None:
 
     report = FailureReport(
         job=spec.entrypoint.target,
-        host=told_name(spec),
+        host=display_name(spec),
         root=root,
         ends=verdict.ends,
         restarts=verdict.restarts,

@@ -34,12 +34,12 @@ class Situation:
     wanted: RoundKey | None
     started: RoundKey | None
     live: bool
-    asked_to_end: bool
+    leaving: bool
 
 
 def reconcile(situation: Situation) -> Action:
     """The action that brings this node nearer to the plan."""
-    if situation.over or situation.asked_to_end:
+    if situation.over or situation.leaving:
         return Action.STOP if situation.live else Action.LEAVE
     if situation.wanted == situation.started:
         return Action.WAIT

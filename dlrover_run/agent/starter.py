@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dlrover_run.agent.command import python_program
 from dlrover_run.agent.environment import seatless_environments
-from dlrover_run.agent.forkserver import Imported, ProgramKind, Template, TemplateError, UnsafeToFork, WorkerCommand
+from dlrover_run.agent.template_client import (
+    Imported,
+    ProgramKind,
+    Template,
+    TemplateError,
+    UnsafeToFork,
+    WorkerCommand,
+)
 from dlrover_run.spec import JobSpec
 from dlrover_run.supervisor.process import ProcessSpec, spawn
 

@@ -12,7 +12,7 @@ from dlrover_run.agent.command import command_line
 from dlrover_run.agent.environment import fill_macros, worker_environment
 from dlrover_run.agent.host import host_name
 from dlrover_run.agent.results import ResultFiles
-from dlrover_run.agent.work_evidence import MARK_VARIABLE, WorkEvidence
+from dlrover_run.agent.startup_probe import MARK_VARIABLE, StartupProbe
 from dlrover_run.coordination.records import Seat
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient
@@ -42,7 +42,7 @@ class WorkerSpecs:
     seat: Seat
     streams: streams.StreamPlan
     workers: tuple[WorkerSpec, ...]
-    work: WorkEvidence
+    startup_probe: StartupProbe
     results: ResultFiles | None
 
 
@@ -79,7 +79,7 @@ def build_worker_specs(
         plan = streams.merge_stdout_into_stderr(plan)
     results = ResultFiles(seat.workers) if spec.entrypoint.kind == "function" else None
     cpus = _bound_cpus(spec, seat, parent)
-    work = WorkEvidence(seat)
+    work = StartupProbe(seat)
     workers = []
     for ranks in plan.ranks:
         local_rank = ranks.local_rank

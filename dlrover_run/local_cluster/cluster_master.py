@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
-from dlrover_run.agent.refusal import explain
+from dlrover_run.agent.os_errors import explain_os_error
 from dlrover_run.local_cluster.network import Network
 from dlrover_run.rendezvous.master_launcher import MasterNotReady, MasterProcess
 from dlrover_run.spec import MasterSpec
@@ -107,4 +107,4 @@ class ClusterMaster:
 
 def reason_of(error: MasterNotReady | OSError) -> str:
     """Why a master could not be started, as a clause."""
-    return explain(error) if isinstance(error, OSError) else str(error)
+    return explain_os_error(error) if isinstance(error, OSError) else str(error)

@@ -18,7 +18,7 @@ from dataclasses import replace
 import msgspec
 
 from dlrover_run import exit_codes, failures
-from dlrover_run.agent.verdict import Verdict
+from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
 from dlrover_run.launch_request import LaunchRequest, command
 from dlrover_run.local_cluster.network import Namespace
@@ -94,7 +94,7 @@ class NodeProcess:
         self._temp_dir = _unused_temp_dir()
         self.started_at = 0.0
         """When it was started, by the clock of the loop."""
-        self.verdict: Verdict | None = None
+        self.verdict: JobResult | None = None
         """What it had to say at its end, if anything."""
 
     def start(self, spec: JobSpec, environment: Mapping[str, str], namespace: Namespace | None) -> None:
@@ -207,7 +207,7 @@ def _unused_temp_dir() -> str | None:
 _HOPELESS = frozenset({exit_codes.BAD_COMMAND_LINE, exit_codes.INTERNAL_ERROR, exit_codes.CANNOT_START})
 
 
-def end_of(number: int, code: int, verdict: Verdict | None, told: Collection[int] = ()) -> NodeEnd:
+def end_of(number: int, code: int, verdict: JobResult | None, told: Collection[int] = ()) -> NodeEnd:
     """How a node ended whose watchdog ended with `code`, as `subprocess` has it, and that left this verdict, or none.
 
     `told` are the signals that were passed on to it.
@@ -236,11 +236,11 @@ def end_of(number: int, code: int, verdict: Verdict | None, told: Collection[int
     return NodeEnd(number, EndKind.FAILED, code, f"failed with exit code {code}")
 
 
-def decode(said: bytes) -> Verdict | None:
+def decode(said: bytes) -> JobResult | None:
     """The verdict in these bytes; None when there is none, or its writer was killed in the middle."""
     if not said:
         return None
     try:
-        return msgspec.json.decode(said, type=Verdict)
+        return msgspec.json.decode(said, type=JobResult)
     except msgspec.MsgspecError:
         return None

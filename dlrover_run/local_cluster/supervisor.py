@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.refusal import explain
-from dlrover_run.agent.verdict import Verdict
+from dlrover_run.agent.os_errors import explain_os_error
+from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console
 from dlrover_run.console.text import use_color
 from dlrover_run.local_cluster import supervision
@@ -57,7 +57,9 @@ def supervise(spec: JobSpec, parent_pipe_fd: int | None, verdict_fd: int | None)
     try:
         relay = RelayClient.start(shared=True, secrets=spec.secrets)
     except OSError as error:
-        os.write(2, f"dlrover-run: the launcher's own processes could not be started: {explain(error)}\n".encode())
+        os.write(
+            2, f"dlrover-run: the launcher's own processes could not be started: {explain_os_error(error)}\n".encode()
+        )
         return exit_codes.of_failure(exit_codes.CANNOT_START, spec.compat_exit_codes)
     return event_loop.run(_supervise(spec, spec.local, relay, parent_pipe_fd, verdict_fd))
 
@@ -102,7 +104,7 @@ class Supervisor:
         self._relay = relay
         self._say = say
         self.last_said = ""
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[JobResult] = []
         """What the nodes had to say that have ended, in the order of their ends."""
         self._nodes: dict[int, NodeProcess] = {}
         self._network: Network | None = None
@@ -181,7 +183,7 @@ class Supervisor:
                 self._disconnect(node.number)
                 raise
         except OSError as error:
-            self._carry_out(supervision.cannot_start(self._cluster, node, explain(error)))
+            self._carry_out(supervision.cannot_start(self._cluster, node, explain_os_error(error)))
             if self._cluster.failed is not None:
                 # Nobody else knows of that, so that the others would wait for this node.
                 self._end_others()

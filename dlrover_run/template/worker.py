@@ -81,7 +81,7 @@ def _initial_environment() -> dict[str, str]:
 
 
 class Worker:
-    """One worker to be: `command` is the request as `agent/forkserver.py` sends it.
+    """One worker to be: `command` is the request as `agent/template_client.py` sends it.
 
     `streams` are the descriptors for 0, 1 and 2 (None: closed), `ours` all descriptors that the worker must not have.
     """

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.utils.logging import get_logger
 
 from dlrover_run import cli
-from dlrover_run.agent.host import told_name
+from dlrover_run.agent.host import display_name
 from dlrover_run.command_line import credentials, rendezvous_options
 from dlrover_run.coordination.records import OVER, Failure, NodePhase, PlanPhase, Seat
 from dlrover_run.launch_config import LaunchConfig
@@ -55,7 +55,7 @@ class DlroverRendezvous(RendezvousHandler):
         spec = job_spec(params, _log.warning)
         self._patience = spec.rules.join_timeout
         self._membership = NodeThread(spec, _log.warning)
-        self._node_name = told_name(spec)
+        self._node_name = display_name(spec)
         self._seat: Seat | None = None
         self._closed = False
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
 
-from dlrover_run.agent.standing import Standing
+from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination.records import Assignment, Failure, NodePhase, RoundKey, Seat
 from dlrover_run.process_tree import signals
 from dlrover_run.rendezvous.backends import open_client
@@ -67,7 +67,7 @@ class NodeThread:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-        self._standing: Standing | None = None
+        self._standing: NodeState | None = None
         self.view = NodeSnapshot()
 
     def join(self) -> None:
@@ -154,21 +154,21 @@ class NodeThread:
     async def _take_part(self) -> None:
         board = open_client(self._spec, self._wake.set, self._say)
         try:
-            standing = Standing(self._spec)
+            standing = NodeState(self._spec)
             with self._changed:
                 self._loop, self._standing = asyncio.get_running_loop(), standing
             try:
                 while True:
                     self._wake.clear()
                     if self._leaving:
-                        board.report(standing.status(self._word.phase, self._word.failure))
+                        board.report(standing.report(self._word.phase, self._word.failure))
                         return
                     word = self._word
-                    standing.take(board.assignment)
+                    standing.accept(board.assignment)
                     is_of_seat = word.round is not None and word.round == standing.round
                     # The workers of an earlier round may still be ending; nobody asks for them any more.
                     phase, failure = (word.phase, word.failure) if is_of_seat else (NodePhase.WAITING, None)
-                    board.report(standing.status(phase, failure, met=phase is NodePhase.SUCCEEDED))
+                    board.report(standing.report(phase, failure, met=phase is NodePhase.SUCCEEDED))
                     self._show(
                         NodeSnapshot(board.assignment, standing.seat, board.problem or _dismissal(board.assignment))
                     )

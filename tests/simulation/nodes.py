@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from dlrover_run.agent.node_state import NodeState, build_report, leave_report
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
-from dlrover_run.agent.standing import Standing
-from dlrover_run.agent.statement import last_words, statement
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, RoundKey
 from dlrover_run.spec import Entrypoint, JobSpec
 from simulation.checks import CheckPart, Health
@@ -75,7 +74,7 @@ class Node(LoopProcess):
         self.left = False
         self.fuse: int | None = None
         self.on_fuse: Callable[[], None] = self.kill
-        self._standing = Standing(spec)
+        self._standing = NodeState(spec)
         self._standing._incarnation = incarnation
         self._standing._host = host
         self._epoch = 0
@@ -155,9 +154,9 @@ class Node(LoopProcess):
             if wanted.epoch != self._epoch:
                 self._epoch = wanted.epoch
                 self.note(f"obeys the coordinator of epoch {wanted.epoch}")
-            self._standing.take(wanted)
+            self._standing.accept(wanted)
             self._check.follow(wanted.task)
-        self.board.report(self._check.said(statement(self._standing, cast(Any, self.group), self._leaving)))
+        self.board.report(self._check.said(build_report(self._standing, cast(Any, self.group), self._leaving)))
 
     def _follow(self) -> None:
         if self._busy or self.left:
@@ -169,7 +168,7 @@ class Node(LoopProcess):
             wanted=self._standing.round,
             started=group.key if group else None,
             live=group is not None and group.live,
-            asked_to_end=self._leaving,
+            leaving=self._leaving,
         )
         action = reconcile(situation)
         random = self.timeline.random
@@ -223,7 +222,7 @@ class Node(LoopProcess):
         over = self._is_over
         if over or self.group is None or not self.group.succeeded:
             gave_up = None if over or self._leaving else RuntimeError(self.board.problem)
-            self.board.report(last_words(self._standing, gave_up))
+            self.board.report(leave_report(self._standing, gave_up))
         self.board.close(self.end)
 
 

@@ -295,7 +295,7 @@ class MasterScenario(Scenario):
 @contextmanager
 def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
     """What takes the place of sockets and disks, and puts the laws around every decision."""
-    from dlrover_run.agent import standing
+    from dlrover_run.agent import node_state
     from dlrover_run.coordination import coordinator
     from dlrover_run.master import jobs
     from simulation.disk import DiskJournal
@@ -312,7 +312,7 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
 
     decide, adopt = coordinator.decide, coordinator.adopt
     with ExitStack() as stack:
-        stack.enter_context(patch.object(standing, "HeldPort", Port))
+        stack.enter_context(patch.object(node_state, "HeldPort", Port))
         stack.enter_context(patch.object(jobs, "Journal", DiskJournal))
         watched: dict[str, Callable[..., Any]] = {
             "decide": lambda *given: scenario_laws().deciding(*given, real=decide),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dlrover_run.agent.departure import Departure, received_words
-from dlrover_run.agent.standing import Standing
+from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.starter import Starter
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
@@ -68,7 +68,7 @@ class Agent:
         self._starter = Starter(job, console.info, ours=[str(PACKAGE)])
         self._orphans = OrphanKiller(self._own_children)
         self._events = EventPrinter(console.info)
-        self._standing = Standing(job)
+        self._standing = NodeState(job)
         self._queues = Queues(self._membership(), console.info)
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(
@@ -159,7 +159,7 @@ class Agent:
         """Take what the coordinator wants."""
         if not self._departure.wanted:
             # A node that goes takes nothing more; it stays what it is until its tasks have ended.
-            self._standing.take(wanted)
+            self._standing.accept(wanted)
         if not self._goes_alone:
             self._show_waiting(wanted)
             self._events.follow(wanted)
@@ -209,11 +209,11 @@ class Agent:
         hosting = NodeTasks(
             capacity=self._spec.rooms, tasks=tasks, scale_request=self._wish, scale_request_number=self._wishes
         )
-        return msgspec.structs.replace(self._standing.status(phase), cluster=hosting)
+        return msgspec.structs.replace(self._standing.report(phase), cluster=hosting)
 
     def _membership(self) -> Membership | None:
         """What shows other nodes that this one belongs to the job; None where there is no other one."""
-        job, own = self._spec.job, self._standing.status(NodePhase.WAITING)
+        job, own = self._spec.job, self._standing.report(NodePhase.WAITING)
         if job.backend == "memory":
             return None
         return Membership(job.run_id, own.node_id, own.incarnation, job.master.token if job.master is not None else "")
@@ -267,7 +267,7 @@ class Agent:
 
     def _take_signal(self, number: signal.Signals, meant: signal.Signals, told_at: float | None) -> None:
         if self._departure.signal is None:
-            self._standing.ended_by = number.name
+            self._standing.leave_signal = number.name
         self._hurry()
         if self._departure.signal is None:
             seconds, key = self._spec.job.shutdown_timeout, number is signal.SIGINT

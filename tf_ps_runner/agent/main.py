@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.host import told_name
-from dlrover_run.agent.narration import is_verbose
+from dlrover_run.agent.host import display_name
+from dlrover_run.agent.progress_reporter import is_verbose
 from dlrover_run.console.console import Console, open_console
 from dlrover_run.coordination.records import Failure
 from dlrover_run.output.relay_client import RelayClient
@@ -56,14 +56,14 @@ def _tell(spec: ServersSpec, verdict: JobResult, console: Console) -> None:
     from dlrover_run.console.failure_report import FailureReport, render_failure, render_remote_failure
 
     # What the coordinator says of a task of this node may be in other words than the node's own; nobody else tells it.
-    own = isinstance(root, Failure) and root.host == told_name(spec.job)
+    own = isinstance(root, Failure) and root.host == display_name(spec.job)
     if isinstance(root, Failure) and not own and not is_verbose(os.environ):
         console.error(render_remote_failure(verdict.reason, root, verdict.exit_code))
         return
 
     report = FailureReport(
         job=spec.job.entrypoint.target,
-        host=told_name(spec.job),
+        host=display_name(spec.job),
         root=root,
         ends=(),
         restarts=0,

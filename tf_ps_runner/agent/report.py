@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dlrover_run import exit_codes
-from dlrover_run.agent.refusal import explain
+from dlrover_run.agent.os_errors import explain_os_error
 from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.ending import EVALUATION_FAILED
@@ -122,7 +122,11 @@ def _exit_code(ending: JobEnd, root: WorkerExit | None, compat: bool) -> int:
 def _error(ending: JobEnd) -> str | None:
     gave_up, wanted = ending.gave_up, ending.wanted
     if gave_up is not None:
-        return f"the tasks could not be started: {explain(gave_up)}" if isinstance(gave_up, OSError) else str(gave_up)
+        return (
+            f"the tasks could not be started: {explain_os_error(gave_up)}"
+            if isinstance(gave_up, OSError)
+            else str(gave_up)
+        )
     if wanted.phase is PlanPhase.FAILED and wanted.failure is None:
         return f"the job failed: {wanted.reason}"
     return None if wanted.phase in OVER else ending.problem

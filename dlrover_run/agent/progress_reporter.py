@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from dlrover_run import failures
-from dlrover_run.agent.round import Round
+from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.console.console import Console, DrawTable
 from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
 from dlrover_run.coordination.records import OVER, Assignment, PlanPhase, Seat, Waiting
@@ -27,7 +27,7 @@ def is_verbose(environ: Mapping[str, str]) -> bool:
 _Link = tuple[frozenset[str], LinkRow]
 
 
-class Narration:
+class ProgressReporter:
     """Tells of one node's part in a job, through `console`."""
 
     def __init__(self, spec: JobSpec, console: Console) -> None:
@@ -48,7 +48,7 @@ class Narration:
 
             self._console.info(render_start(self._spec.workers_per_node, run_dir.path, self._spec.logs))
 
-    def follow(self, wanted: Assignment) -> None:
+    def update(self, wanted: Assignment) -> None:
         """Show what the node waits for while it has no place in a round, and for how long still; and once for each node
         check what has come of it. Where that comes between two rounds, what ended the first is said before."""
         self._tell_cause(wanted)
@@ -138,7 +138,7 @@ class Narration:
 
             self._console.info(render_rendezvous(seat, self._spec.event_log))
 
-    def end_round(self, ended: Round, wanted: Assignment, seat: Seat) -> None:
+    def end_round(self, ended: WorkerRound, wanted: Assignment, seat: Seat) -> None:
         """A round is over, and `seat` is this node's place in the next one."""
         from dlrover_run.console.rounds import render_membership_change, render_restart
 

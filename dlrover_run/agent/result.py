@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dlrover_run import exit_codes, failures
-from dlrover_run.agent.refusal import explain
+from dlrover_run.agent.os_errors import explain_os_error
 from dlrover_run.coordination import check_records
 from dlrover_run.coordination.check_records import Checkup
 from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase, Seat
@@ -16,7 +16,7 @@ from dlrover_run.spec import SpecError
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JobResult:
     """The end of a job on this node. `results` are the pickled return values of a function launch, by global rank.
 
     `root` is the worker of this node that failed first, `failure` the one of another node, when there is one; `error`
@@ -37,7 +37,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Ending:
+class JobEnd:
     """All that the verdict depends on.
 
     `wanted` is the coordinator's last word and `seat` this node's last place. `ends` are its workers of that round;
@@ -46,7 +46,7 @@ class Ending:
     starting or stopping workers.
     """
 
-    wanted: Assignment
+    assignment: Assignment
     seat: Seat | None
     ends: tuple[WorkerExit, ...]
     succeeded: bool
@@ -57,9 +57,9 @@ class Ending:
     mistaken: bool = False
 
 
-def judge(ending: Ending, compat: bool) -> Verdict:
+def resolve_result(ending: JobEnd, compat: bool) -> JobResult:
     """The verdict on a job that is over for this node; `compat` asks for torchrun's exit codes."""
-    wanted = ending.wanted
+    wanted = ending.assignment
     failed = wanted.phase is PlanPhase.FAILED
     elsewhere = wanted.failure if failed and not _is_own(wanted.failure, ending) else None
     root = None if failed and (elsewhere or wanted.failure is None) else _own_root(ending)
@@ -69,7 +69,7 @@ def judge(ending: Ending, compat: bool) -> Verdict:
         reason = f"the node check dismissed this node: {checkup.reason}"
     elif stopped and ending.stopped_by is not None:
         reason = f"{ending.stopped_by.name} stopped the job"
-    return Verdict(
+    return JobResult(
         exit_code=_exit_code(ending, root, compat),
         reason=reason,
         restarts=wanted.restart_count,
@@ -83,10 +83,10 @@ def judge(ending: Ending, compat: bool) -> Verdict:
     )
 
 
-def _dismissal(ending: Ending) -> Checkup | None:
+def _dismissal(ending: JobEnd) -> Checkup | None:
     """What the node check said of this node if that is why it leaves, else None."""
-    checkup = ending.wanted.checkup
-    if checkup is None or not checkup.dismissed or ending.wanted.phase is PlanPhase.FINISHED:
+    checkup = ending.assignment.checkup
+    if checkup is None or not checkup.dismissed or ending.assignment.phase is PlanPhase.FINISHED:
         return None
     return checkup if ending.gave_up is None and ending.stopped_by is None else None
 
@@ -105,19 +105,19 @@ def _explain_dismissal(checkup: Checkup) -> str:
 
 def _start_problem(error: Exception) -> str:
     """What kept this node from starting or stopping its workers, as a sentence."""
-    return f"the workers could not be started: {explain(error)}" if isinstance(error, OSError) else str(error)
+    return f"the workers could not be started: {explain_os_error(error)}" if isinstance(error, OSError) else str(error)
 
 
-def _is_own(failure: Failure | None, ending: Ending) -> bool:
+def _is_own(failure: Failure | None, ending: JobEnd) -> bool:
     seat = ending.seat
-    if failure is None or seat is None or seat.key != ending.wanted.key:
+    if failure is None or seat is None or seat.key != ending.assignment.key:
         return False
     return seat.has(failure.rank)
 
 
-def _own_root(ending: Ending) -> WorkerExit | None:
+def _own_root(ending: JobEnd) -> WorkerExit | None:
     """The worker of this node that failed first. Where other nodes take part it is the one that they were told of."""
-    named = ending.wanted.failure
+    named = ending.assignment.failure
     if named is not None and ending.seat is not None and ending.seat.nodes > 1 and _is_own(named, ending):
         return _of_rank(ending.ends, named.rank) or failures.root_cause(ending.ends)
     return failures.root_cause(ending.ends)
@@ -127,14 +127,14 @@ def _of_rank(ends: Sequence[WorkerExit], rank: int) -> WorkerExit | None:
     return next((end for end in ends if end.rank == rank and end.failed), None)
 
 
-def _exit_code(ending: Ending, root: WorkerExit | None, compat: bool) -> int:
+def _exit_code(ending: JobEnd, root: WorkerExit | None, compat: bool) -> int:
     """The launcher's exit code; the README's table is made of this rule."""
     if ending.gave_up is not None:
         # A mistake of the user's that only a restart showed is no reason to tell him that nothing was started.
-        first = ending.seat is None or ending.wanted.key.number <= 1
+        first = ending.seat is None or ending.assignment.key.number <= 1
         mistake = isinstance(ending.gave_up, SpecError) and first
         return exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
-    phase = ending.wanted.phase
+    phase = ending.assignment.phase
     if phase is PlanPhase.FINISHED:
         return exit_codes.SUCCESS
     if (checkup := _dismissal(ending)) is not None:
@@ -146,7 +146,7 @@ def _exit_code(ending: Ending, root: WorkerExit | None, compat: bool) -> int:
         if root is not None:
             code = root.exit_status
         else:
-            code = exit_codes.TOO_FEW_NODES if ending.wanted.failure is None else exit_codes.PEER_FAILED
+            code = exit_codes.TOO_FEW_NODES if ending.assignment.failure is None else exit_codes.PEER_FAILED
     elif ending.problem is not None:
         if ending.succeeded:
             return exit_codes.SUCCESS
@@ -158,12 +158,12 @@ def _exit_code(ending: Ending, root: WorkerExit | None, compat: bool) -> int:
     return exit_codes.of_failure(code, compat)
 
 
-def _error(ending: Ending) -> str | None:
+def _error(ending: JobEnd) -> str | None:
     if ending.gave_up is not None:
         return _start_problem(ending.gave_up)
     if (checkup := _dismissal(ending)) is not None:
         return _explain_dismissal(checkup)
-    wanted = ending.wanted
+    wanted = ending.assignment
     if wanted.phase is PlanPhase.FAILED and wanted.failure is None:
         return f"the job failed: {wanted.reason}"
     if wanted.phase in OVER or ending.problem is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dlrover_run import failures
-from dlrover_run.agent.evidence import worker_end
+from dlrover_run.agent.exit_info import collect_exit_info
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_specs import Worker, WorkerSpecs, close_streams
 from dlrover_run.coordination.records import RoundKey
@@ -19,7 +19,7 @@ from dlrover_run.supervisor.group import ProcessGroup
 from dlrover_run.supervisor.ports import HeldPort
 
 
-class Round:
+class WorkerRound:
     """The workers of one round with all that was made for them.
 
     `port` is the store's, held for the worker that hosts it, or None where that is another node's business. `on_end` is
@@ -50,7 +50,7 @@ class Round:
         self._live: list[failures.LiveWorker] = []
         self.lasted = 0.0
         self.ends: tuple[WorkerExit, ...] = ()
-        self.got_to_work = False
+        self.has_trained = False
 
     @property
     def key(self) -> RoundKey:
@@ -86,7 +86,7 @@ class Round:
             self._asking.result()  # Raises what went wrong, for nobody else asks.
         return failures.root_cause(self._failed)
 
-    async def gather_evidence(self, patience: float | None) -> None:
+    async def collect_exit_info(self, patience: float | None) -> None:
         """Set `ends`, when all workers have ended, and forget the round's streams.
 
         A console that is stuck gets `patience` seconds; None is as long as nobody hurries the relay. Repeated, it does
@@ -112,10 +112,10 @@ class Round:
             self._port.release()
         if self._specs.results is not None:
             self._specs.results.close()
-        self._specs.work.close()
+        self._specs.startup_probe.close()
 
     def _describe(self, worker: Worker, tail: str | None) -> WorkerExit:
-        end = worker_end(worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._memory)
+        end = collect_exit_info(worker, self._specs.streams.ranks[worker.spec.local_rank], tail, self._memory)
         failed = {one.spec.rank for one in self.group.ended if one.code != 0 and one.stopped_with is None}
         live = [one for one in self._live if one.rank not in failed]
         return replace(end, waited_for=failures.find_absent_workers(end, live, all_here=self.seat.nodes == 1))
@@ -125,7 +125,7 @@ class Round:
         if worker.code != 0 and worker.stopped_with is None:
             if self._asking is None:
                 # Before the others end too: the kernel forgets their connections.
-                self.got_to_work = self._specs.work.got_to_work()
+                self.has_trained = self._specs.startup_probe.has_trained()
                 looks = (failures.inspect_worker(one.spec.rank, one.pid) for one in self.group.running)
                 self._live = [one for one in looks if one is not None]
             self._to_ask.append(worker)

@@ -32,7 +32,7 @@ _MAPPED = "0000000000000000FFFF0000"
 """How the kernel writes the beginning of an IPv6 address that stands for an IPv4 one."""
 
 
-class WorkEvidence:
+class StartupProbe:
     """What this node sees of the work of its workers in one round, which begins now."""
 
     def __init__(self, seat: Seat) -> None:
@@ -45,7 +45,7 @@ class WorkEvidence:
         """The path at which a worker opens its mark; it needs no inherited descriptor."""
         return f"/proc/{os.getpid()}/fd/{self._mark}"
 
-    def got_to_work(self) -> bool:
+    def has_trained(self) -> bool:
         """Whether the workers got to work, as far as it can be seen on this node. Reads the kernel's whole table of
         connections, so it is not for every moment.
 

@@ -6,7 +6,7 @@ import errno
 import resource
 
 
-def explain(error: OSError) -> str:
+def explain_os_error(error: OSError) -> str:
     """The error as a clause for a person: what was refused, for which file if any, and what helps against it."""
     if error.errno == errno.EMFILE:
         return f"too many files are open; raise the limit with `ulimit -n` (it is {_limit(resource.RLIMIT_NOFILE)})"

@@ -1,12 +1,11 @@
-"""This node's part in a node check: it computes of its own accord, then tries what the coordinator asks for.
+"""This node's part in a health check: the compute test, which starts immediately, and the tasks of the coordinator.
 
-Nobody else is needed for computing, so a node begins with that at once, while it looks for the others and they for it.
-What came of everything goes into its status. All is of the latest word alone: a task is obeyed once, and a newer one
-takes its place.
+The compute test needs no other node, so the node begins with it while it joins the job. All results go into its report.
+Only the latest assignment counts: a task is carried out once, and a newer one replaces it.
 
-The crew lives from the first task to the start of the workers, whose devices it would hold. The template that it was
-forked from goes then too: it costs 200 MB for as long as the job trains, and starting another takes two seconds of a
-rare wait. Where each round is checked it stays, for then every restart would wait for that.
+The check processes run from the first task until the workers start, whose devices they would hold. Their template ends
+then too: it would cost 200 MB while the job trains, and starting another takes two seconds of a rare wait. If each
+round is checked, the template stays, because otherwise every restart would wait for it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.agent.crew import Answer, Crew, CrewLost, Order
+from dlrover_run.agent.check_workers import Answer, CheckWorkers, CheckWorkersLost, Order
 from dlrover_run.agent.environment import check_environments
 from dlrover_run.agent.link_orders import link_orders, place_in_order
 from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
@@ -48,40 +47,39 @@ from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import StuckProcess
 
 COMPUTE_SECONDS = 0.5
-"""Seconds that the devices compute: a clock that is still rising, or a neighbour's burst, averages out, and nobody
-waits for it who waits for a second."""
+"""Seconds that the devices compute: long enough to average out a rising clock or a burst of a neighbour, and short
+compared with the start of the processes."""
 
 LOOK_TIMEOUT = 10.0
-"""Seconds that a driver gets to say what ails its devices; with one that says nothing it is the computing that shows
-it."""
+"""Seconds that a driver gets to report problems of its devices. If it does not answer, the compute test shows them."""
 
 LINK_SHARE = 0.25
-"""The part of a task's time that one link may take, beyond what the links before it in its group may; then the crew is
-ended, and what it answers counts for nothing."""
+"""The part of a task's time that one link may take, beyond the time of the links before it in its group. Then the check
+processes are ended, and their answers do not count."""
 
 GROUP_SHARE = 0.8
-"""The part of a link's time after which its processes give up by themselves, and live to try the next one."""
+"""The part of a link's time after which its processes give up by themselves, so that they can test the next link."""
 
 NODE_CHECK_FOLDER = str(Path(__file__).resolve().parent.parent / "node_check")
 
 STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
-"""The variable that tells local rank 0 of the crew to host a store at this port from its start on (`tasks.py`)."""
+"""The variable with the port at which the check process of local rank 0 hosts a store from its start (`tasks.py`)."""
 
 NO_TORCH = "torch cannot be imported: No module named 'torch'"
-"""What a process answers to every order in an interpreter that has no torch."""
+"""The answer to every order in an interpreter that has no torch."""
 
 PRELOAD = ("torch", "torch.distributed")
-"""What a template of the crew's own imports before it forks."""
+"""What a separate template of the check processes imports before it forks."""
 
 
-class CheckPart:
-    """What this node does for a check, and what came of it; nothing where nobody checks.
+class HealthCheckRunner:
+    """Runs the health check of this node and keeps its results; inactive if the job has no health check.
 
-    `starter` is that of the workers, whose template serves the crew too where it has one with torch. `undisturbed`
-    keeps orphans from being reaped while processes are forked; `on_news` is called when there is more to say.
-    `find_ailments` finds what makes this node unfit as it is, sentences, of which the first is told in place of a
-    speed. `say` prints a warning about devices that are slower than the node's others. `folder` is the program of
-    the crew.
+    `starter` is that of the workers; its template is used for the check processes too if it has imported torch.
+    `undisturbed` suspends the reaping of orphans while processes are forked. `on_news` is called when there are new
+    results. `find_problems` returns what makes this node unfit, as sentences; the first one is reported in place of a
+    speed. `say` prints a warning about devices that are slower than the node's others. `folder` is the program of the
+    check processes.
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class CheckPart:
         starter: Starter,
         undisturbed: Callable[[], AbstractContextManager[None]],
         on_news: Callable[[], None],
-        find_ailments: Callable[[], Awaitable[Sequence[str]]],
+        find_problems: Callable[[], Awaitable[Sequence[str]]],
         say: Callable[[str], None],
         folder: str = NODE_CHECK_FOLDER,
     ) -> None:
@@ -98,10 +96,10 @@ class CheckPart:
         self._workers_starter = starter
         self._undisturbed = undisturbed
         self._on_news = on_news
-        self._find_ailments = find_ailments
+        self._find_problems = find_problems
         self._say = say
         self._warned = False
-        self._ailments: asyncio.Future[Sequence[str]] | None = None
+        self._problems: asyncio.Future[Sequence[str]] | None = None
         self._folder = folder
         self._python = spec.entrypoint.python or sys.executable
         # With `static` ranks nothing is heard of the others.
@@ -111,8 +109,8 @@ class CheckPart:
         self._computed: Computed | None = None
         self._linked: Linked | None = None
         self._work: list[asyncio.Future[None]] = []
-        self._crew: Crew | None = None
-        self._ending: set[Crew] = set()
+        self._workers: CheckWorkers | None = None
+        self._ending: set[CheckWorkers] = set()
         self._own_starter: Starter | None = None
         self._closing: asyncio.Future[None] | None = None
         self._closed = False
@@ -120,86 +118,86 @@ class CheckPart:
 
     @property
     def pids(self) -> set[int]:
-        """The processes of the crew and of its own template, while they run."""
+        """The pids of the check processes and of their template, while they run."""
         found = set(self._own_starter.pids) if self._own_starter is not None else set()
-        for crew in (*self._ending, self._crew):
-            if crew is not None:
-                found |= crew.pids
+        for workers in (*self._ending, self._workers):
+            if workers is not None:
+                found |= workers.pids
         return found
 
     @property
     def devices(self) -> Sequence[DeviceSpeed]:
-        """How fast each device was when this node computed last, the slowest first."""
+        """The speed of each device in the last compute test, the slowest first."""
         return self._computed.devices if self._computed is not None else ()
 
-    def add_to(self, status: NodeStatus) -> NodeStatus:
-        """A status of this node together with what is to be said of its check."""
+    def add_to_report(self, status: NodeStatus) -> NodeStatus:
+        """A report of this node together with its health check results."""
         if self._port is None:
             return status
         return msgspec.structs.replace(
             status, check_port=self._port.number, computed=self._computed, linked=self._linked
         )
 
-    def follow(self, task: CheckTask | None, checkup: Checkup | None = None) -> None:
-        """Do what the coordinator asks for, or compute where nothing has come of that yet. No worker may run.
+    def update(self, task: CheckTask | None, checkup: Checkup | None = None) -> None:
+        """Carry out the task of the coordinator, or run the compute test if it has no result yet. No worker may run.
 
-        With a `checkup` of this node and no task the crew ends: whoever waits for a place then may do so for long, and
-        holds no device meanwhile. A later task, as somebody's partner, finds another crew.
+        With a `checkup` of this node and no task, the check processes end: the node may wait long for its ranks, and
+        must hold no device meanwhile. A later task, as the partner of another node, starts new check processes.
 
-        Raises SpecError when the interpreter has no torch, and what else ended the work.
+        Raises SpecError if the interpreter has no torch, and any other error that ended the work.
         """
         if self._error is not None:
             raise self._error
         if not self._wanted or self._closed:
             return
-        if self._ailments is None:
-            self._ailments = asyncio.ensure_future(self._find_ailments())
+        if self._problems is None:
+            self._problems = asyncio.ensure_future(self._find_problems())
         if task is not None and task.key > self._key:
             self._key = task.key
-            self._begin(partial(self._obey, task))
+            self._begin(partial(self._carry_out, task))
         elif task is None and checkup is not None:
-            if not self._work and self._holds_much:
-                self._begin(self._let_go)
+            if not self._work and self._holds_devices:
+                self._begin(self._release_devices)
         elif self._computed is None and not self._work:
             self._begin(self._compute_alone)
 
-    async def rest(self) -> None:
-        """End the crew, for the workers come now; a later task finds another. Raises StuckProcess when the kernel does
-        not end it."""
+    async def suspend(self) -> None:
+        """End the check processes, because the workers start now; a later task starts new ones. Raises StuckProcess if
+        the kernel does not end one."""
         await _end_all(list(self._work))
-        await self._end_crew()
-        for crew in list(self._ending):
-            await self._end(crew)
+        await self._end_workers()
+        for workers in list(self._ending):
+            await self._end(workers)
         if self._template_is_idle:
-            # The workers need not wait for that: it holds no device.
+            # The workers need not wait for this: the template holds no device.
             self._closing = asyncio.ensure_future(self._close_starter())
 
     async def close(self) -> None:
-        """End everything, for good."""
+        """End everything permanently."""
         self._closed = True
         with contextlib.suppress(StuckProcess):
-            await self.rest()
+            await self.suspend()
         if self._closing is not None:
             await asyncio.wait([self._closing])
         await self._close_starter()
-        if self._ailments is not None:
-            self._ailments.cancel()
+        if self._problems is not None:
+            self._problems.cancel()
         if self._port is not None:
             self._port.release()
 
     @property
     def _template_is_idle(self) -> bool:
-        """Whether the crew's own template is there and no use is seen for it."""
+        """Whether the separate template runs and is not expected to be needed."""
         return self._own_starter is not None and self._closing is None and self._spec.rules.check != CHECK_ALWAYS
 
     @property
-    def _holds_much(self) -> bool:
-        return self._crew is not None or self._template_is_idle
+    def _holds_devices(self) -> bool:
+        return self._workers is not None or self._template_is_idle
 
-    async def _let_go(self) -> None:
-        # One that the kernel does not end is still there for `rest`, which says so.
+    async def _release_devices(self) -> None:
+        # `suspend` reports a process that the kernel does not end.
         with contextlib.suppress(StuckProcess):
-            await self._end_crew()
+            await self._end_workers()
         if self._template_is_idle:
             self._closing = asyncio.ensure_future(self._close_starter())
 
@@ -221,13 +219,13 @@ class CheckPart:
     async def _compute_alone(self) -> None:
         self._computed = await self._compute(TaskKey(), self._after(self._spec.rules.check_timeout))
 
-    async def _obey(self, task: CheckTask) -> None:
+    async def _carry_out(self, task: CheckTask) -> None:
         deadline = self._after(task.timeout)
         if task.compute:
             if self._computed is not None and self._computed.device == CPU:
-                # Where a driver could not be initialised it stays so in that process. Another one may find the device.
+                # A driver that could not be initialized stays so in that process. A new process may find the device.
                 with contextlib.suppress(StuckProcess):
-                    await self._end_crew()
+                    await self._end_workers()
             self._computed = await self._compute(task.key, deadline)
             self._on_news()
         if task.links:
@@ -236,26 +234,26 @@ class CheckPart:
     async def _compute(self, key: TaskKey, deadline: float) -> Computed:
         order = {"do": "compute", "seconds": COMPUTE_SECONDS}
         try:
-            # The look at the machine goes on meanwhile, and is over long before torch has been read.
-            await self._crew_by(deadline)
-            if ailments := await self._known_ailments():
-                return Computed(key, problem=_clipped(f"it was not even tried: {ailments[0]}"))
+            # The inspection of the machine runs meanwhile, and ends long before torch is imported.
+            await self._workers_by(deadline)
+            if problems := await self._known_problems():
+                return Computed(key, problem=_clipped(f"it was not even tried: {problems[0]}"))
             orders = [order] * self._spec.workers_per_node
             answers = await self._ask(orders, deadline)
             found, threshold = _speeds(answers), self._spec.rules.straggler_threshold
             if not _first_problem(answers) and find_slow(found, threshold):
-                # A clock that had not risen yet, or a neighbour's burst, is over by then.
+                # A rising clock, or a burst of a neighbour, is over by then.
                 answers = await self._ask(orders, deadline)
                 found = quicker(found, _speeds(answers))
                 self._warn(describe_slow(found, threshold))
-        except CrewLost as lost:
+        except CheckWorkersLost as lost:
             return Computed(key, problem=_clipped(str(lost)))
         slowest = sorted(found, key=lambda device: device.tflops)
         wrong = any(answer.wrong for answer in answers)
         return Computed(key, tuple(slowest[:MOST_DEVICES]), _first_problem(answers), wrong)
 
     def _warn(self, sentences: Sequence[str]) -> None:
-        # Whoever computes again for the coordinator is told once.
+        # Print the warning once, also if the coordinator has the test repeated.
         if sentences and not self._warned:
             self._warned = True
             for sentence in sentences:
@@ -270,12 +268,12 @@ class CheckPart:
             try:
                 orders = link_orders(task.key, link, task.node, seconds * GROUP_SHARE)
                 answers = await self._ask(orders, min(deadline, self._after(seconds)))
-            except CrewLost as lost:
+            except CheckWorkersLost as lost:
                 gone = _clipped(str(lost))
-                if lost.own or len(link) == 1:
+                if lost.local or len(link) == 1:
                     problem = gone
                 tried.append(LinkTried(other, problem=gone))
-                # Of the links after this one, which nobody has tried, there is nothing to tell.
+                # The links after this one were not tried and are not reported.
                 break
             else:
                 trouble = _first_problem(answers)
@@ -284,12 +282,12 @@ class CheckPart:
         return Linked(task.key, tuple(tried), problem)
 
     async def _ask(self, orders: Sequence[Order], deadline: float) -> list[Answer]:
-        """Have a crew that does as it is told. Raises CrewLost when it does not, or is not there in time."""
-        crew = await self._crew_by(deadline)
+        """Run orders in the check processes. Raises CheckWorkersLost if they do not answer or do not start in time."""
+        workers = await self._workers_by(deadline)
         try:
-            answers = await crew.ask(orders, deadline - self._after(0.0))
-        except CrewLost:
-            crew.kill()
+            answers = await workers.run(orders, deadline - self._after(0.0))
+        except CheckWorkersLost:
+            workers.kill()
             raise
         if any(answer.problem == NO_TORCH for answer in answers):
             raise SpecError(
@@ -298,48 +296,48 @@ class CheckPart:
             )
         return answers
 
-    async def _known_ailments(self) -> Sequence[str]:
-        looking = self._ailments
+    async def _known_problems(self) -> Sequence[str]:
+        looking = self._problems
         assert looking is not None, "it begins before any task"
         await asyncio.wait([looking], timeout=LOOK_TIMEOUT)
         return looking.result() if looking.done() else ()
 
-    async def _crew_by(self, deadline: float) -> Crew:
+    async def _workers_by(self, deadline: float) -> CheckWorkers:
         seconds = max(0.0, deadline - self._after(0.0))
-        starting = asyncio.ensure_future(self._ready_crew())
+        starting = asyncio.ensure_future(self._ready_workers())
         try:
             await asyncio.wait([starting], timeout=seconds)
         finally:
             await _end_all([starting])
         if starting.cancelled():
-            raise CrewLost(
+            raise CheckWorkersLost(
                 f"the processes of the node check could not be started in {seconds:.3g} s; where starting takes "
                 "longer, as from a slow disk, give it more with --rdzv-conf check_timeout=SECONDS",
-                own=True,
+                local=True,
             )
         return starting.result()
 
-    async def _ready_crew(self) -> Crew:
-        if self._crew is not None:
-            if self._crew.idle:
-                return self._crew
-            # One that the kernel does not end is no reason to say nothing: the next one meets the same and says so.
+    async def _ready_workers(self) -> CheckWorkers:
+        if self._workers is not None:
+            if self._workers.idle:
+                return self._workers
+            # If the kernel does not end one, new processes meet the same device and report it.
             with contextlib.suppress(StuckProcess):
-                await self._end_crew()
+                await self._end_workers()
         starter = await self._starter()
         await starter.warmed(os.environ)
         argv = (self._python, "-u", self._folder)
-        assert self._port is not None, "a node that is checked holds one"
+        assert self._port is not None, "a checked node holds one"
         first, *others = check_environments(self._spec, os.environ)
-        # Its store is there long before the first link: whoever comes too early is let wait for up to a second.
-        self._crew = crew = Crew(argv, [{**first, STORE_PORT: str(self._port.number)}, *others])
-        await crew.start(lambda start: starter.start_folder(start, self._folder), self._undisturbed)
-        return crew
+        # Its store listens long before the first link: a client that connects too early waits for up to a second.
+        self._workers = workers = CheckWorkers(argv, [{**first, STORE_PORT: str(self._port.number)}, *others])
+        await workers.start(lambda start: starter.start_folder(start, self._folder), self._undisturbed)
+        return workers
 
     async def _starter(self) -> Starter:
         if self._spec.start_method == "forkserver" and self._spec.entrypoint.kind != "program":
             await self._workers_starter.warmed(os.environ)
-            # With a script that does not import torch itself, each process of the crew would have to.
+            # If the script does not import torch itself, each check process would have to.
             if self._own_starter is None and all(self._workers_starter.has_imported(name) for name in PRELOAD):
                 return self._workers_starter
         if self._closing is not None:
@@ -347,7 +345,7 @@ class CheckPart:
         if self._own_starter is None:
             entrypoint = Entrypoint("script", self._folder, python=self._python)
             own = replace(self._spec, entrypoint=entrypoint, start_method="forkserver", preload=PRELOAD)
-            # That it spawns after all is nothing that a person could do much about.
+            # That it falls back to spawning is not printed: the user cannot do much about it.
             self._own_starter = Starter(own, lambda sentence: None)
         return self._own_starter
 
@@ -356,15 +354,15 @@ class CheckPart:
             await self._own_starter.close()
         self._own_starter = self._closing = None
 
-    async def _end_crew(self) -> None:
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            self._ending.add(crew)
-            await self._end(crew)
+    async def _end_workers(self) -> None:
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            self._ending.add(workers)
+            await self._end(workers)
 
-    async def _end(self, crew: Crew) -> None:
-        await crew.end()
-        self._ending.discard(crew)
+    async def _end(self, workers: CheckWorkers) -> None:
+        await workers.end()
+        self._ending.discard(workers)
 
     def _after(self, seconds: float) -> float:
         return asyncio.get_running_loop().time() + seconds

@@ -12,7 +12,7 @@ from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output import streams
 
 
-def worker_end(
+def collect_exit_info(
     worker: Worker, placed: streams.RankStreams, tail: str | None, memory: failures.OomMonitor
 ) -> WorkerExit:
     """How a worker ended. `tail` is the end of its standard error as the relay saw it, None where nobody asked it yet.

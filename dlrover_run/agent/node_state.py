@@ -1,0 +1,167 @@
+"""The state of this node in the job (identity, accepted ranks, ports held for stores) and the reports built from it."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+from dlrover_run import failures
+from dlrover_run.agent.host import display_name
+from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
+from dlrover_run.coordination.records import OVER, Assignment, Failure, NodePhase, NodeStatus, RoundKey, Seat
+from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.spec import JobSpec, SpecError
+from dlrover_run.supervisor.ports import HeldPort
+from dlrover_run.supervisor.process import StuckProcess
+
+if TYPE_CHECKING:
+    from dlrover_run.agent.worker_round import WorkerRound
+
+
+class NodeState:
+    """What this node reports of itself. One port is always held for the store of a future round.
+
+    `host` is the name of this node in messages.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self.host = display_name(spec)
+        self._incarnation = uuid.uuid4().hex
+        self._node_id = spec.node_id or f"{os.getpid()}-{self._incarnation[:12]}"
+        self._next_port = HeldPort()
+        self._port: HeldPort | None = None
+        self._heard = RoundKey()
+        self._epoch = 0
+        self._restart_count = 0
+        self.seat: Seat | None = None
+        self.leave_signal = ""
+        """The name of the signal because of which this node leaves."""
+
+    @property
+    def round(self) -> RoundKey | None:
+        """The round in which this node has ranks."""
+        return None if self.seat is None else self.seat.key
+
+    def accept(self, wanted: Assignment) -> None:
+        """Accept an assignment, immediately: the port of a formed round is not offered any more, even while the workers
+        of the last round are still ending.
+
+        After each assignment for another round, or by another coordinator, a new port is offered: a round of which this
+        node received no assignment may have used the last one.
+        """
+        is_news = (wanted.key, wanted.epoch) != (self._heard, self._epoch)
+        self._heard = wanted.key
+        self._epoch = wanted.epoch
+        self._restart_count = wanted.restart_count
+        if wanted.phase in OVER:
+            # Reports about a job that is over refer to its last round.
+            return
+        seat = wanted.seat
+        if seat is None or seat.key != self.round:
+            self._release()
+            if seat is not None and seat.node_rank == 0 and seat.store_port == self._next_port.number:
+                self._port, self._next_port = self._next_port, HeldPort()
+                is_news = False
+        # Otherwise the ranks are the same, perhaps assigned by another coordinator.
+        self.seat = seat
+        if is_news:
+            self._next_port.release()
+            self._next_port = HeldPort()
+
+    def take_port(self) -> HeldPort | None:
+        """The held port of the store for the round that starts; None if another node hosts the store.
+
+        Raises SpecError if a port given by a flag is not available on this host.
+        """
+        port, self._port = self._port, None
+        if port is not None or self.seat is None or self.seat.node_rank != 0:
+            return port
+        try:
+            return HeldPort(self.seat.store_port)
+        except OSError as error:
+            raise SpecError(
+                f"--master-port: port {self.seat.store_port} cannot be had on this host ({error.strerror}); "
+                "name another one."
+            ) from None
+
+    def report(self, phase: NodePhase, failure: Failure | None = None, met: bool = False) -> NodeStatus:
+        """A report of this node."""
+        return NodeStatus(
+            node_id=self._node_id,
+            incarnation=self._incarnation,
+            host=self.host,
+            address=self._spec.local_addr or "127.0.0.1",
+            port=self._next_port.number,
+            workers=self._spec.workers_per_node,
+            role=self._spec.role[:255],
+            rank_wish=self._spec.node_rank,
+            phase=phase,
+            seat=self.seat,
+            heard=self._heard,
+            epoch=self._epoch,
+            restart_count=self._restart_count,
+            met=met,
+            failure=failure,
+            ended_by=self.leave_signal if phase in (NodePhase.LEAVING, NodePhase.LEFT) else "",
+        )
+
+    def close(self) -> None:
+        """Release the ports."""
+        self._release()
+        self._next_port.release()
+
+    def _release(self) -> None:
+        if self._port is not None:
+            self._port.release()
+            self._port = None
+
+
+def build_report(state: NodeState, current: WorkerRound | None, leaving: bool) -> NodeStatus:
+    """The report on the round in which this node takes part; `current` is the round whose workers it has started.
+
+    A failure is reported only when its cause is known, a moment after the worker's end.
+    """
+    if current is None or current.key != state.round:
+        # The workers of an earlier round may still be ending; they do not count any more.
+        return state.report(NodePhase.LEAVING if leaving else NodePhase.WAITING)
+    if current.group.succeeded:
+        # Also when this node leaves: its workers are done, and the other nodes need no round without them.
+        return state.report(NodePhase.SUCCEEDED, met=True)
+    if leaving:
+        return state.report(NodePhase.LEAVING)
+    end = current.failure
+    if end is None:
+        return state.report(NodePhase.RUNNING)
+    return state.report(NodePhase.FAILED, build_failure(end, state.host), current.has_trained)
+
+
+def build_failure(end: WorkerExit, host: str) -> Failure:
+    """The record of the failure of a worker on the node `host`, cut to the limits of a report."""
+    return Failure(
+        rank=end.rank,
+        host=host,
+        what=failures.describe_exit(end)[:MAX_WHAT],
+        lost_peer=failures.lost_peer(end),
+        trace=_clipped(failures.trace_lines(end)),
+    )
+
+
+def leave_report(state: NodeState, gave_up: Exception | None) -> NodeStatus:
+    """The report that this node has left; `gave_up` is the error that made it leave, if any."""
+    seat = state.seat
+    if gave_up is None or seat is None:
+        return state.report(NodePhase.LEFT)
+    what = f"could not be {'stopped' if isinstance(gave_up, StuckProcess) else 'started'}: {gave_up}"
+    failure = Failure(seat.first_rank, state.host, what[:MAX_WHAT])
+    return state.report(NodePhase.LEFT, failure)
+
+
+def _clipped(trace: list[str]) -> str:
+    """At most MAX_TRACE characters: the heading, and the end of the rest, where the cause is."""
+    text = "\n".join(trace)
+    if len(text) <= MAX_TRACE:
+        return text
+    heading = trace[0][:100] + "\n"
+    return heading + text[len(heading) - MAX_TRACE :]
