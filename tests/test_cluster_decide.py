@@ -10,7 +10,7 @@ from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SILENT, SUCCE
 from dlrover_run.coordination.records import NodeKey, NodePhase, PlanPhase
 from dlrover_run.policies.parameter_servers.model import Role, Stage, TaskStage
 from dlrover_run.policies.parameter_servers.placement import spread
-from dlrover_run.policies.parameter_servers.recovery import with_answer
+from dlrover_run.policies.parameter_servers.policy import with_answer
 from dlrover_run.policies.parameter_servers.rules import RESTARTS
 from dlrover_run.policies.parameter_servers.scaling import MAX_ANSWER_TEXTS
 
@@ -561,7 +561,7 @@ NOT_DECIDED = (False, "")
 
 def answer(job: VirtualCluster) -> tuple[bool, str]:
     """Whether the last wish of the node `a` is refused, and the answer in words."""
-    order = with_answer(job.order("a"), job.cluster, "a")
+    order = with_answer(job.order("a"), job.cluster, NodeKey("a", "1"))
     return order.scale_refused, order.scale_answer
 
 

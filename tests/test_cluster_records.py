@@ -46,9 +46,9 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.progress import wanted
-from dlrover_run.policies.parameter_servers.recovery import MAX_ENDS_BYTES, Memory, recover_cluster, recovery_hint
+from dlrover_run.policies.parameter_servers.recovery import MAX_ENDS_BYTES, OrderMemory, recover_cluster, recovery_hint
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.text import job_size
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.etcd_records import (
     BucketMessage,
@@ -166,7 +166,7 @@ def test_a_person_is_told_which_rules_of_the_cluster_are_others() -> None:
     ],
 )
 def test_what_a_job_consists_of_is_said_in_words(rules: ClusterRules, words: str) -> None:
-    assert wanted(rules) == words
+    assert job_size(rules) == words
 
 
 # What each node is told.
@@ -234,7 +234,9 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
     assert isinstance(decode_from_master(data), Assigned)
     end = TaskEnd(EndCause.FAILURE, "\n" * MAX_WHAT, "\n" * MAX_TRACE)
     ended = tuple(TaskStatus(key=one.key, stage=TaskStage.ENDED, step=MAX_STEP, end=end) for one in hosted)
-    hosting = Memory().follow(order).add_to(NodeTasks(capacity=(Capacity(Role.WORKER, MAX_CAPACITY),), tasks=ended))
+    hosting = (
+        OrderMemory().follow(order).add_to(NodeTasks(capacity=(Capacity(Role.WORKER, MAX_CAPACITY),), tasks=ended))
+    )
     data = encode(Report(status("n" * 36, "i" * 36, cluster=hosting)))
     assert len(data) < MAX_NODE_MESSAGE
     assert isinstance(decode_from_node(data), Report)
@@ -251,7 +253,7 @@ def repeating(plan: Plan, name: str, **changes: Any) -> NodeStatus:
         TaskStatus(key=one.key, stage=TaskStage.READY, port=one.port, restored=40, step=90)
         for one in assignment.cluster.tasks
     )
-    hosting = Memory().follow(assignment.cluster).add_to(NodeTasks(capacity=(Capacity(Role.PS, 1),), tasks=tasks))
+    hosting = OrderMemory().follow(assignment.cluster).add_to(NodeTasks(capacity=(Capacity(Role.PS, 1),), tasks=tasks))
     values = {"heard": plan.key, "epoch": plan.epoch, "phase": NodePhase.RUNNING, "address": f"{name}.net", **changes}
     return status(name, cluster=hosting, **values)
 
@@ -367,7 +369,7 @@ def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> 
 
 def test_a_node_repeats_no_task_that_it_was_told_to_end_and_forgets_no_account() -> None:
     (before,) = told(PLAN, B)
-    memory = Memory().follow(before.cluster).follow(None)
+    memory = OrderMemory().follow(before.cluster).follow(None)
     assert memory.hint == recovery_hint(CLUSTER)
 
 
@@ -377,7 +379,7 @@ def test_of_many_ends_the_longest_are_told_in_few_words() -> None:
         return TaskStatus(key=key("worker", number), stage=TaskStage.ENDED, end=end)
 
     tasks = (ended(0, MAX_ENDS_BYTES), ended(1, 100))
-    first, second = Memory().add_to(NodeTasks(tasks=tasks)).tasks
+    first, second = OrderMemory().add_to(NodeTasks(tasks=tasks)).tasks
     assert second == tasks[1]
     assert first.end is not None
     assert first.end.trace == ""

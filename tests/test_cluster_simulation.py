@@ -14,18 +14,8 @@ from cluster_simulation.scenario import simulate
 from simulation.timeline import Broken
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.policies.parameter_servers import (
-    failures,
-    opening,
-    orders,
-    placement,
-    policy,
-    reshape,
-    scaling,
-    versions,
-    view,
-)
-from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, Role, TaskStage
+from dlrover_run.policies.parameter_servers import failures, placement, policy, reshape, scaling, versions, view
+from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, Role
 from dlrover_run.policies.parameter_servers.view import ClusterView
 
 SEEDS = 300
@@ -91,96 +81,105 @@ def patched(*places: tuple[Any, str], by: Any) -> Variant:
 
 
 @contextmanager
-def wishes_without_bound() -> Iterator[None]:
-    """Any number is granted, and had."""
-    granted = patched((scaling, "_out_of_range"), by=lambda wish, limits: "")
-    had = patched((placement, "clip"), by=lambda t, a, b: b if t is None else t)
-    with granted(), had():
+def requests_without_bound() -> Iterator[None]:
+    """Any number is granted, and started."""
+    granted = patched((scaling, "out_of_range"), by=lambda request, limits: "")
+    started = patched((placement, "clamp"), by=lambda desired, least, most: most if desired is None else desired)
+    with granted(), started():
         yield
 
 
 def steps_without(name: str) -> Variant:
-    """A variant that has forgotten one of its rules."""
+    """A variant that lacks one of its rules."""
+    assert name in {step.__name__ for step in policy.STEPS}
     return patched((policy, "STEPS"), by=tuple(step for step in policy.STEPS if step.__name__ != name))
 
 
-def keep_servers(task: ClusterView, plan: Any, cluster: Cluster) -> Any:
+def with_step(step: policy.Step, by: policy.Step) -> Variant:
+    """A variant with another rule in the place of one."""
+    assert step in policy.STEPS
+    return patched((policy, "STEPS"), by=tuple(by if one is step else one for one in policy.STEPS))
+
+
+def open_gate_early(seen: ClusterView, plan: Any, cluster: Cluster) -> Any:
+    """The gate opens while earlier processes live."""
+    with patch.object(ClusterView, "leftover_tasks", lambda *given: []):
+        return versions.open_gate(seen, plan, cluster)
+
+
+def keep_servers(seen: ClusterView, plan: Any, cluster: Cluster) -> Any:
     """A server that has died is started again within its version."""
     for one in view.tasks_of(cluster, Role.PS):
-        if task.loss(cluster, one) is not None:
-            rest = msgspec.structs.replace(cluster, tasks=tuple(t for t in cluster.tasks if t.key != one.key))
-            place = placement.place_one(task, rest, Role.PS, one.rank)
+        if seen.loss_of(cluster, one) is not None:
+            rest = view.without(cluster, one)
+            place = placement.find_node(seen, rest, Role.PS)
             if place is not None:
-                rest, new = placement.give(task, rest, Role.PS, one.rank, cluster.version, place)
-                return failures.changed(plan, task.now, cluster=msgspec.structs.replace(rest, tasks=(*rest.tasks, new)))
+                rest, new = placement.new_task(seen, rest, Role.PS, one.rank, cluster.version, place)
+                return seen.update(plan, view.with_task(rest, new))
     return None
 
 
 def give_old_id(*given: Any) -> Any:
     """A replacement has the id of its predecessor."""
-    cluster, task = real_give(*given)
+    cluster, task = real_new_task(*given)
     return cluster, msgspec.structs.replace(task, key=msgspec.structs.replace(task.key, id=task.rank))
 
 
-def charge_nothing(limits: Any, cluster: Cluster, loss: Any) -> tuple[Cluster, str]:
-    """All is free."""
-    return cluster, ""
+def charge_nothing(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, str]:
+    """Every end is free, except for servers."""
+    is_server = losses[0].task.role is Role.PS
+    return real_charge(limits, cluster, losses) if is_server else (cluster, "")
 
 
-def charge_twice(limits: Any, cluster: Cluster, loss: Any) -> tuple[Cluster, str]:
-    """Each end costs two restarts."""
-    cluster, _ = real_charge(limits, cluster, loss)
-    return real_charge(limits, cluster, loss)
-
-
-def save_at_once(scene: Any, plan: Any, cluster: Cluster) -> bool:
-    """Nobody looks whether workers have left."""
-    return False
+def charge_twice(limits: Any, cluster: Cluster, losses: Any) -> tuple[Cluster, str]:
+    """Each end costs two restarts, except for servers."""
+    if losses[0].task.role is not Role.PS:
+        cluster, _ = real_charge(limits, cluster, losses)
+    return real_charge(limits, cluster, losses)
 
 
 def say_ready(self: ClusterView, task: Any) -> bool:
     """What has been started counts as ready."""
-    return self.stage(task) in (TaskStage.STARTED, TaskStage.READY) and not self.gone(orders.host_of(task))
+    return self.runs(task) and not self.is_lost(view.host_of(task))
 
 
 def let_all_in(cluster: Cluster) -> NodeOrder:
     """The gate is always open."""
-    return msgspec.structs.replace(real_told(cluster), open=True)
+    return msgspec.structs.replace(real_order(cluster), open=True)
 
 
-real_give = placement.give
-real_told = orders._told
+real_new_task = placement.new_task
+real_order = policy._common_order
 real_charge = failures.charge
-real_begin = versions.begin_version
 
 BROKEN: dict[str, Variant] = {
-    "a server is replaced within its version": patched(
-        (policy, "STEPS"), by=tuple(keep_servers if s is failures.lose_servers else s for s in policy.STEPS)
-    ),
+    "a server is replaced within its version": with_step(failures.lose_servers, by=keep_servers),
     "the loss of a server changes nothing": steps_without("lose_servers"),
     "the end of a worker or a chief changes nothing": steps_without("replace_others"),
     "nothing is ever missing": steps_without("fill"),
     "a change never ends": steps_without("conclude"),
-    "the gate never opens": steps_without("let_in"),
-    "the end of the chief is not noticed": steps_without("end"),
-    "an id is given again": patched((placement, "give"), (versions, "give"), (failures, "give"), by=give_old_id),
+    "the gate never opens": steps_without("open_gate"),
+    "the end of the chief is not noticed": steps_without("end_job"),
+    "an id is given again": patched(
+        (placement, "new_task"), (versions, "new_task"), (failures, "new_task"), by=give_old_id
+    ),
     "nothing is charged": patched((failures, "charge"), by=charge_nothing),
     "all is charged twice": patched((failures, "charge"), by=charge_twice),
-    "old processes may live on when the gate opens": patched((opening, "leftovers"), by=lambda *given: []),
-    "the chief saves while workers train": patched((reshape, "_workers_left"), by=save_at_once),
-    "workers are let in all the time": patched((orders, "_told"), by=let_all_in),
-    "what was started counts as ready": patched((ClusterView, "ready"), by=say_ready),
-    "rooms have no bound": patched(
-        (placement, "rooms"),
-        (versions, "rooms"),
-        by=lambda scene, role: {p.status.key: 99 for p in scene.hosts},
+    "old processes may live on when the gate opens": with_step(versions.open_gate, by=open_gate_early),
+    "the chief saves while workers train": patched((reshape, "workers_left"), by=lambda *given: False),
+    "workers are let in all the time": patched((policy, "_common_order"), by=let_all_in),
+    "what was started counts as ready": patched((ClusterView, "is_ready"), by=say_ready),
+    "capacity has no bound": patched(
+        (placement, "slots"),
+        (versions, "slots"),
+        by=lambda seen, role: {p.status.key: 99 for p in seen.hosts},
     ),
-    "wishes have no bound": wishes_without_bound,
-    "nobody has a deadline": patched((ClusterView, "deadline"), by=lambda self, cluster, task: None),
-    "nobody looks when something falls due": patched((Coordinator, "wake_at"), by=lambda self: None),
+    "scale requests have no bound": requests_without_bound,
+    "no task has a deadline": patched((ClusterView, "ready_deadline"), by=lambda self, cluster, task: None),
+    "the coordinator never wakes up": patched((Coordinator, "wake_at"), by=lambda self: None),
     "lost nodes are forgotten": patched((Coordinator, "disconnect"), by=lambda self, key, now: None),
     "a member that hosts nothing more is forgotten": patched(
-        (policy, "with_members"), by=lambda scene, plan, cluster: plan
+        (policy, "_with_members"), by=lambda seen, plan, cluster: plan
     ),
 }
 

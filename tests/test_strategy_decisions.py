@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dlrover_run.coordination.presence import Presence
-from dlrover_run.coordination.records import NodeStatus, Plan, PlanPhase
+from dlrover_run.coordination.records import NodeKey, NodeStatus, Plan, PlanPhase
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.policies.parameter_servers.model import (
     MAX_TASKS,
@@ -26,8 +26,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.policy import decide
-from dlrover_run.policies.parameter_servers.recovery import with_answer
+from dlrover_run.policies.parameter_servers.policy import decide, with_answer
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.policies.parameter_servers.text import bounded
 
@@ -99,7 +98,7 @@ def bounds(least: int, most: int = MAX_TASKS, parts: int = 2, refused: int = 0) 
 
 def answer(plan: Plan) -> tuple[int, bool]:
     """The number of the last wish of the first node that was decided on, and whether it is refused."""
-    order = with_answer(NodeOrder(version=1), step_of(plan), "a")
+    order = with_answer(NodeOrder(version=1), step_of(plan), NodeKey("a", "1"))
     return order.scale_answered, order.scale_refused
 
 
@@ -116,8 +115,10 @@ def test_with_fixed_servers_a_wish_for_another_number_is_refused_before_anything
     )
     assert 'partition_strategy="mod"' in refused.reason
     assert answer(refused) == (1, True)
-    assert with_answer(NodeOrder(version=1), step_of(refused), "a").scale_answer == bounded(step_of(refused))
-    assert "'users'" in bounded(step_of(refused))
+    assert with_answer(NodeOrder(version=1), step_of(refused), NodeKey("a", "1")).scale_answer == bounded(
+        step_of(refused).server_bounds
+    )
+    assert "'users'" in bounded(step_of(refused).server_bounds)
 
 
 def test_of_a_wish_that_is_refused_nothing_is_granted() -> None:

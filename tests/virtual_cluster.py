@@ -25,7 +25,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.orders import order
+from dlrover_run.policies.parameter_servers.policy import orders
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 KILLED = TaskEnd(EndCause.FAILURE, "was killed by SIGKILL")
@@ -88,7 +88,7 @@ class VirtualCluster:
         return told
 
     def order_if_any(self, name: str) -> NodeOrder | None:
-        return order(self.plan, self.statuses[name].key)
+        return orders(self.plan).get(self.statuses[name].key)
 
     def come(self, name: str, chief: int = 1, workers: int = 2, ps: int = 2, evaluator: int = 0) -> None:
         """A node arrives."""

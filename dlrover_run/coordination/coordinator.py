@@ -34,7 +34,7 @@ from dlrover_run.coordination.records import (
     Waiting,
 )
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
-from dlrover_run.policies.parameter_servers.recovery import order_to_continue, recover_cluster
+from dlrover_run.policies.parameter_servers.policy import order_to_continue, recover
 
 RETURN_GRACE = 6.0
 """Seconds that a coordinator which takes over, or was asleep for longer than it lets a node be away, gives the nodes to
@@ -278,7 +278,7 @@ class Coordinator:
         if self.rules.cluster is None:
             plan = adopt(self.plan, statuses, waited)
         else:
-            plan = recover_cluster(self.plan, statuses, waited, time)
+            plan = recover(self.plan, statuses, waited, time)
         if plan is None and not waited:
             return False
         self._adopting_until = None

@@ -14,7 +14,7 @@ from dlrover_run.coordination.presence import Present
 from dlrover_run.coordination.records import OVER, Plan, PlanPhase
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 from dlrover_run.coordination.training import train
-from dlrover_run.policies.parameter_servers.policy import decide as decide_cluster
+from dlrover_run.policies.parameter_servers import policy as parameter_servers
 
 
 def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
@@ -23,7 +23,7 @@ def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     if plan.phase in OVER:
         return Decision(plan)
     if rules.cluster is not None:
-        return decide_cluster(rules, plan, present, now)
+        return parameter_servers.decide(rules, plan, present, now)
     charged = forgive(rules, plan.charged, now)
     if charged != plan.charged:
         # Written down, for a successor's job time begins at the last plan that was.

@@ -13,9 +13,8 @@ from dlrover_run.coordination.check_round import key_of, tasks
 from dlrover_run.coordination.check_words import shown
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, Plan, Seat, Waiting, assignment, seats
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder
-from dlrover_run.policies.parameter_servers.orders import orders
-from dlrover_run.policies.parameter_servers.recovery import recovery_hint, with_answer
+from dlrover_run.policies.parameter_servers.model import NodeOrder
+from dlrover_run.policies.parameter_servers.policy import client_order, orders
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -41,7 +40,7 @@ NOBODY = Part()
 def parts(rules: Rules, plan: Plan) -> dict[NodeKey, Part]:
     """The part of each node that has one."""
     if plan.cluster is not None:
-        return _cluster_parts(plan, plan.cluster)
+        return {key: Part(cluster=order) for key, order in orders(plan).items()}
     found = {key: Part(seat=seat) for key, seat in seats(plan).items()}
     if plan.check is None and not plan.checked:
         return found
@@ -57,24 +56,12 @@ def parts(rules: Rules, plan: Plan) -> dict[NodeKey, Part]:
     return found
 
 
-def _cluster_parts(plan: Plan, cluster: Cluster) -> dict[NodeKey, Part]:
-    account = recovery_hint(cluster)
-
-    def part(key: NodeKey, order: NodeOrder) -> Part:
-        return Part(cluster=with_answer(msgspec.structs.replace(order, hint=account), cluster, key.node_id))
-
-    return {key: part(key, order) for key, order in orders(plan).items()}
-
-
 def part_of(plan: Plan, found: Mapping[NodeKey, Part], key: NodeKey) -> Part:
     """One node's part among those of the plan. A visitor is told only what became of its wish, which the plan knows by
     its node id."""
     part = found.get(key, NOBODY)
-    if part.cluster is None and plan.cluster is not None:
-        order = with_answer(NodeOrder(version=plan.cluster.version), plan.cluster, key.node_id)
-        if order.scale_answered:
-            return Part(cluster=order)
-    return part
+    answer = client_order(plan, key) if part.cluster is None else None
+    return part if answer is None else Part(cluster=answer)
 
 
 def assigned(plan: Plan, part: Part, waiting: Waiting | None) -> Assignment:

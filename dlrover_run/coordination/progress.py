@@ -14,7 +14,7 @@ from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
 from dlrover_run.coordination.rules import CHECK_NEVER, Rules
 from dlrover_run.coordination.words import counted, names
-from dlrover_run.policies.parameter_servers.progress import progress as cluster_progress
+from dlrover_run.policies.parameter_servers import policy as parameter_servers
 
 MOST_BEFORE = 300
 """Characters of what is told of dismissals before the words about who is missing, so that these always fit."""
@@ -27,7 +27,7 @@ _FELT = frozenset(DeadlineReason) - {DeadlineReason.BUDGET}
 def progress(rules: Rules, plan: Plan, present: Present, deadlines: Sequence[Deadline], now: float) -> Waiting:
     """The words for every node without a seat; `deadlines` are those of the last decision."""
     if rules.cluster is not None:
-        return cluster_progress(rules, plan, present, now)
+        return parameter_servers.waiting(rules, plan, present, now)
     living = candidates(rules, plan, present)
     if plan.phase is PlanPhase.TRAINING:
         return _beside(rules, plan, living, deadlines, now)

@@ -14,7 +14,7 @@ from dlrover_run.coordination.rules import Rules
 from dlrover_run.master.handshake import RequestRefused, internal_error
 from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.journal import Journal, JournalDamaged
-from dlrover_run.policies.parameter_servers.progress import wanted
+from dlrover_run.policies.parameter_servers.text import job_size
 from dlrover_run.rendezvous.failure_detector import StallMonitor
 from dlrover_run.transport.messages import InvalidMessage, Join, Refused, Welcome, decode_rules
 
@@ -114,7 +114,7 @@ class Jobs:
             coordinator = Coordinator(rules, now, next(self._epochs))
         if coordinator.plan.key.number == 0:
             nodes = f"{rules.least}" if rules.least == rules.most else f"{rules.least} to {rules.most}"
-            size = f"{nodes} nodes" if rules.cluster is None else wanted(rules.cluster)
+            size = f"{nodes} nodes" if rules.cluster is None else job_size(rules.cluster)
             self._say(f"job {name!r}: begins, for {size}")
         job = Job(name, coordinator, journal, now, self._say, self._report)
         self._jobs[name] = job

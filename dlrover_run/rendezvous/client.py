@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from dlrover_run.coordination.records import OVER, Assignment, NodeStatus, Waiting
-from dlrover_run.policies.parameter_servers.recovery import Memory
+from dlrover_run.policies.parameter_servers.recovery import OrderMemory
 
 OnChange = Callable[[], None]
 """Called when something of a board has become another: its assignment or its problem."""
@@ -50,7 +50,7 @@ class AssignmentTracker:
     def __init__(self) -> None:
         self.assignment = Assignment()
         self.epoch = 0
-        self.memory = Memory()
+        self.memory = OrderMemory()
 
     def take(self, wanted: Assignment) -> bool:
         """Hear a word; whether there is something new to do."""

@@ -31,7 +31,7 @@ from dlrover_run.coordination.parts import NOBODY, Part, with_part
 from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, Plan, Waiting, assignment
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.policies.parameter_servers.model import NodeOrder
-from dlrover_run.policies.parameter_servers.recovery import joined, parted
+from dlrover_run.policies.parameter_servers.policy import join_order, split_order
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, decode_rules, encode_rules
 
 BUCKETS = 64
@@ -69,7 +69,7 @@ class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What one of the nodes shall do."""
         own = next((part for *process, part in self.parts if tuple(process) == key), NOBODY)
         if own.cluster is not None and self.wanted.cluster is not None:
-            own = msgspec.structs.replace(own, cluster=joined(self.wanted.cluster, own.cluster))
+            own = msgspec.structs.replace(own, cluster=join_order(self.wanted.cluster, own.cluster))
         return with_part(self.wanted, own, self.waiting if own.waits else None)
 
 
@@ -152,7 +152,7 @@ def messages_by_bucket(
         if part.waits and plan.phase not in OVER:
             somebody_waits.add(bucket_of(key.node_id))
         if part.cluster is not None:
-            of_all, own = parted(part.cluster)
+            of_all, own = split_order(part.cluster)
             # A visitor is told less than all others are.
             alike = of_all if of_all.hint is not None else alike
             part = msgspec.structs.replace(part, cluster=own)

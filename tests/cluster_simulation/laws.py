@@ -20,7 +20,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.orders import host_of
+from dlrover_run.policies.parameter_servers.view import host_of
 
 if TYPE_CHECKING:
     from cluster_simulation.nodes import Node

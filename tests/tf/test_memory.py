@@ -31,7 +31,7 @@ TAKEN = "import sys; print('taken', flush=True); sys.stdin.read()"
 
 
 def test_words_of_a_limit_are_those_that_a_flag_takes() -> None:
-    assert [words.size(mib) for mib in (0, 100, 1024, 1536, 4096)] == ["0Mi", "100Mi", "1Gi", "1536Mi", "4Gi"]
+    assert [words.memory_size(mib) for mib in (0, 100, 1024, 1536, 4096)] == ["0Mi", "100Mi", "1Gi", "1536Mi", "4Gi"]
 
 
 def test_a_task_is_swollen_above_nine_tenths_of_a_limit_that_it_has() -> None:

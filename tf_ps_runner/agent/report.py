@@ -10,10 +10,9 @@ from dlrover_run import exit_codes
 from dlrover_run.agent.os_errors import explain_os_error
 from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase
 from dlrover_run.failures.worker_exit import WorkerExit
-from dlrover_run.policies.parameter_servers.ending import EVALUATION_FAILED
 from dlrover_run.policies.parameter_servers.model import EndCause, NodeOrder, Role, TaskEnd, TaskKey
 from dlrover_run.policies.parameter_servers.recovery import SHORT_END
-from dlrover_run.policies.parameter_servers.text import news
+from dlrover_run.policies.parameter_servers.text import EVALUATION_FAILED, new_part
 from dlrover_run.spec import SpecError
 from tf_ps_runner.agent.protocol import Note, Restored, Saved, printable
 
@@ -148,7 +147,7 @@ class EventPrinter:
         self._order = wanted.cluster
         before, self._reason = self._reason, wanted.reason
         if self._reason != before:
-            self._say(news(before, self._reason))
+            self._say(new_part(before, self._reason))
 
     def limited(self, kept_by: str) -> None:
         """A task has a limit of memory, which is kept in that way."""

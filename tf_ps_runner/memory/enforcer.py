@@ -16,7 +16,7 @@ from typing import Literal
 
 from dlrover_run.failures import describe_signal
 from dlrover_run.failures.oom_kills import OomMonitor
-from dlrover_run.policies.parameter_servers.text import size
+from dlrover_run.policies.parameter_servers.text import memory_size
 from tf_ps_runner.memory import NEAR_LIMIT, NO_LIMIT, is_near_limit
 from tf_ps_runner.memory.cgroups import (
     CgroupParent,
@@ -36,16 +36,16 @@ def explain_end(code: int, kills_before: int | None, kills_after: int | None, li
     if code == 0 or kills_before is None or kills_after is None or kills_after <= kills_before:
         return None
     if code == -signal.SIGKILL:
-        return f"was killed for memory: it took more than the {size(limit)} that it may"
+        return f"was killed for memory: it took more than the {memory_size(limit)} that it may"
     return (
-        f"{_left(code)} after a child of it was killed for memory: together they took more than the {size(limit)} "
-        "that they may"
+        f"{_left(code)} after a child of it was killed for memory: together they took more than the "
+        f"{memory_size(limit)} that they may"
     )
 
 
 def explain_watched(usage: int, limit: int) -> str:
     """A clause about a task that was killed by whoever watched it, both in MiB."""
-    return f"was killed for memory: it took {size(usage)}, and may take {size(limit)}"
+    return f"was killed for memory: it took {memory_size(usage)}, and may take {memory_size(limit)}"
 
 
 def explain_unlimited(code: int, evidence: str | None) -> str | None:

@@ -1,9 +1,10 @@
-"""What a task's end costs: restarts that a role has, memory that a rank may get, and how often leaving is free."""
+"""What the end of a task costs: restarts of its role, more memory for its rank, and how often leaving is free."""
 
 from __future__ import annotations
 
 import msgspec
 
+from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
@@ -11,55 +12,47 @@ from dlrover_run.policies.parameter_servers.model import (
     Role,
     RoleUsage,
     Task,
-    TaskEnd,
     UnexpectedExits,
 )
 from dlrover_run.policies.parameter_servers.rules import MEMORY_FACTOR, ClusterRules
-from dlrover_run.policies.parameter_servers.view import Loss
+from dlrover_run.policies.parameter_servers.view import LostTask
 
-FREE_RETURNS = 3
-"""How many processes of a rank in a row may leave for a change of membership that nobody has ordered. A script that
-always exits with that code would be started for ever; each one more counts as a failure."""
-
-ROLE_WORDS = {
-    Role.CHIEF: "the chief",
-    Role.WORKER: "workers",
-    Role.PS: "parameter servers",
-    Role.EVALUATOR: "the evaluator",
-}
+FREE_EXITS = 3
+"""How many processes of a rank in a row may leave for a change of the cluster that was never ordered. A script that
+always exits with that code would be restarted for ever; each further exit counts as a failure."""
 
 
-def spent_of(cluster: Cluster, role: Role) -> RoleUsage:
-    """What that role has cost so far."""
-    return next((spent for spent in cluster.usage if spent.role is role), RoleUsage(role))
+def usage_of(cluster: Cluster, role: Role) -> RoleUsage:
+    """What that role has used so far."""
+    return next((usage for usage in cluster.usage if usage.role is role), RoleUsage(role))
 
 
-def with_spent(cluster: Cluster, spent: RoleUsage) -> Cluster:
-    """The cluster in which a role has cost that."""
-    others = [other for other in cluster.usage if other.role is not spent.role]
-    return msgspec.structs.replace(cluster, usage=tuple(sorted([*others, spent], key=lambda one: one.role)))
+def with_usage(cluster: Cluster, usage: RoleUsage) -> Cluster:
+    """The cluster in which a role has used that much."""
+    others = [other for other in cluster.usage if other.role is not usage.role]
+    return msgspec.structs.replace(cluster, usage=tuple(sorted([*others, usage], key=lambda one: one.role)))
 
 
 def may_try_servers(limits: ClusterRules, cluster: Cluster) -> bool:
-    """Whether new servers may be tried beside those that train. When they fail too often that does not end the job, but
-    no more are tried then."""
-    return spent_of(cluster, Role.PS).failures <= limits.max_restarts
+    """Whether new servers may be started beside those that train. If these fail too often the job continues, but no
+    further ones are tried."""
+    return usage_of(cluster, Role.PS).failures <= limits.max_restarts
 
 
 def limit_of(limits: ClusterRules, cluster: Cluster, role: Role, rank: int) -> int:
-    """The memory in MiB that a new task of that rank gets, 0 for no limit."""
-    first = limits.ps_memory if role is Role.PS else limits.worker_memory
-    return next((limit.memory for limit in cluster.memory_limits if (limit.role, limit.rank) == (role, rank)), first)
+    """The memory limit in MiB of a new task of that rank, 0 for none."""
+    raised = (limit.memory for limit in cluster.memory_limits if (limit.role, limit.rank) == (role, rank))
+    return next(raised, limits.memory_of(role))
 
 
 def more_memory(limits: ClusterRules, memory: int) -> int:
-    """The memory in MiB after one that was not enough; the same when there is no more."""
+    """The memory limit in MiB after one that was too low; the same one when it must not grow."""
     more = memory * MEMORY_FACTOR
     return more if not limits.max_memory else max(memory, min(more, limits.max_memory))
 
 
 def raise_limit(limits: ClusterRules, cluster: Cluster, task: Task) -> Cluster:
-    """The rank of that task gets more memory from now on, if it had a limit."""
+    """Give the rank of that task more memory from now on, if it had a limit."""
     memory = more_memory(limits, task.memory)
     if memory <= limit_of(limits, cluster, task.role, task.rank):
         return cluster
@@ -68,70 +61,52 @@ def raise_limit(limits: ClusterRules, cluster: Cluster, task: Task) -> Cluster:
     return msgspec.structs.replace(cluster, memory_limits=tuple(raised))
 
 
-def charge(limits: ClusterRules, cluster: Cluster, loss: Loss) -> tuple[Cluster, str]:
-    """The cluster after that loss; and why the job cannot go on, in words that follow those of the end, or nothing."""
-    return charge_one_of(limits, cluster, [loss])
-
-
-def charge_one_of(limits: ClusterRules, cluster: Cluster, losses: list[Loss]) -> tuple[Cluster, str]:
-    """The same for tasks of one role that ended together. However many they are, that is one restart: had the first one
-    been heard of alone, the others would have ended with its version."""
+def charge(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tuple[Cluster, str]:
+    """Charge tasks of one role that ended together; also why the job cannot continue, as text that follows the ends, or
+    nothing. However many tasks ended, that is one restart: had the first end been reported alone, the others would have
+    ended with its version."""
     charged: set[EndCause] = set()
     for loss in losses:
         if loss.free:
             continue
-        cluster, cause = _cause(cluster, loss)
+        cluster, cause = _count_exit(cluster, loss)
+        problem = ""
         if cause is EndCause.REPEATED:
-            return _with_outcome(cluster, loss.end), ", twice soon after its start, so another start would not help"
-        if cause is EndCause.MEMORY and limits.max_memory and 0 < limits.max_memory <= loss.task.memory:
-            return _with_outcome(
-                cluster, loss.end
-            ), f"; more than {limits.max_memory} MiB are not allowed (--max-memory)"
-        if cause is EndCause.MEMORY:
+            problem = text.repeated()
+        elif cause is EndCause.MEMORY and 0 < limits.max_memory <= loss.task.memory:
+            problem = text.memory_exhausted(limits.max_memory)
+        elif cause is EndCause.MEMORY:
             cluster = raise_limit(limits, cluster, loss.task)
-        if cause is EndCause.RESHAPED or cause in charged:
-            continue
-        charged.add(cause)
-        cluster, problem = _pay(limits, cluster, loss.task.role, cause)
+        if not problem and cause is not EndCause.RESHAPED and cause not in charged:
+            charged.add(cause)
+            cluster, problem = _use_restart(limits, cluster, loss.task.role, cause)
         if problem:
-            return _with_outcome(cluster, loss.end), problem
+            return msgspec.structs.replace(cluster, outcome=loss.end), problem
     return cluster, ""
 
 
-def _pay(limits: ClusterRules, cluster: Cluster, role: Role, cause: EndCause) -> tuple[Cluster, str]:
-    spent = spent_of(cluster, role)
+def _use_restart(limits: ClusterRules, cluster: Cluster, role: Role, cause: EndCause) -> tuple[Cluster, str]:
+    usage = usage_of(cluster, role)
     if cause is EndCause.MEMORY:
-        paid, most = msgspec.structs.replace(spent, memory=spent.memory + 1), limits.memory_restarts
-        if spent.memory >= most:
-            return with_spent(cluster, paid), _used_up(most, f"of {ROLE_WORDS[role]} with more memory")
-        return with_spent(cluster, paid), ""
-    paid, most = msgspec.structs.replace(spent, failures=spent.failures + 1), limits.max_restarts
-    if spent.failures >= most:
-        return with_spent(cluster, paid), _used_up(most, f"of {ROLE_WORDS[role]}")
-    return with_spent(cluster, paid), ""
+        used, most = usage.memory, limits.memory_restarts
+        paid = msgspec.structs.replace(usage, memory=used + 1)
+    else:
+        used, most = usage.failures, limits.max_restarts
+        paid = msgspec.structs.replace(usage, failures=used + 1)
+    problem = text.restarts_used(most, role, cause is EndCause.MEMORY) if used >= most else ""
+    return with_usage(cluster, paid), problem
 
 
-def _cause(cluster: Cluster, loss: Loss) -> tuple[Cluster, EndCause]:
-    """What the end counts as. A server that ends by itself was not told to, whatever its exit code."""
+def _count_exit(cluster: Cluster, loss: LostTask) -> tuple[Cluster, EndCause]:
+    """What the end counts as. Nothing ordered a task to leave that is charged here, whatever its exit code."""
     task, cause = loss.task, loss.end.cause
-    before = next((one.times for one in cluster.unexpected_exits if (one.role, one.rank) == (task.role, task.rank)), 0)
-    times = before + 1 if cause is EndCause.RESHAPED else 0
     others = tuple(one for one in cluster.unexpected_exits if (one.role, one.rank) != (task.role, task.rank))
-    if times != before:
-        counts = (*others, UnexpectedExits(task.role, task.rank, times)) if times else others
-        cluster = msgspec.structs.replace(cluster, unexpected_exits=counts)
-    if cause is EndCause.RESHAPED and times <= FREE_RETURNS:
-        return cluster, cause
+    times = sum(one.times for one in cluster.unexpected_exits if one not in others)
+    if cause is EndCause.RESHAPED:
+        times += 1
+        counts = (*others, UnexpectedExits(task.role, task.rank, times))
+        return msgspec.structs.replace(cluster, unexpected_exits=counts), (
+            cause if times <= FREE_EXITS else EndCause.FAILURE
+        )
+    cluster = msgspec.structs.replace(cluster, unexpected_exits=others) if times else cluster
     return cluster, cause if cause in (EndCause.MEMORY, EndCause.REPEATED) else EndCause.FAILURE
-
-
-def _with_outcome(cluster: Cluster, end: TaskEnd) -> Cluster:
-    return msgspec.structs.replace(cluster, outcome=end)
-
-
-def _used_up(most: int, whose: str) -> str:
-    if not most:
-        return f"; no restart {whose} is allowed"
-    return (
-        f"; {'the one restart' if most == 1 else f'all {most} restarts'} {whose} {'was' if most == 1 else 'were'} used"
-    )

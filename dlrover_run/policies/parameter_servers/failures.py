@@ -1,119 +1,211 @@
-"""What follows when a task has ended: of a server the next version, of any other a successor in its place."""
+"""What follows when tasks end or nodes leave: a new version for a server, a successor for any other task, and the end
+of the job once the chief has succeeded."""
 
 from __future__ import annotations
 
 import msgspec
 
 from dlrover_run.coordination.decision import changed
-from dlrover_run.coordination.records import Plan
-from dlrover_run.policies.parameter_servers.budgets import charge, charge_one_of
+from dlrover_run.coordination.records import Plan, PlanPhase
+from dlrover_run.policies.parameter_servers import text
+from dlrover_run.policies.parameter_servers.budgets import charge
 from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task
-from dlrover_run.policies.parameter_servers.orders import host_of
-from dlrover_run.policies.parameter_servers.placement import give, place_one, wanted_workers
-from dlrover_run.policies.parameter_servers.text import ended, named, replaced
+from dlrover_run.policies.parameter_servers.placement import desired_ranks, find_node, min_tasks, new_task
+from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
+from dlrover_run.policies.parameter_servers.rules import ROLES, Loss
 from dlrover_run.policies.parameter_servers.versions import begin_version, fail
-from dlrover_run.policies.parameter_servers.view import ClusterView, Loss, holds_queues, tasks_of
-
-NO_EVALUATION = "the evaluator is not started again, and training goes on without evaluation"
-
-LEAVING_STAGES = frozenset({Stage.PAUSING, Stage.SAVING})
-"""The stages in which workers are told to leave."""
+from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, host_of, tasks_of, with_task, without
 
 
-def lose_servers(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    """A server is lost, and with it a part of the model: the next version begins."""
-    losses = scene.losses(cluster, tasks_of(cluster, Role.PS))
+def lose_servers(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """Begin the next version when a server is lost, and with it a part of the model."""
+    losses = view.losses_of(cluster, tuple(task for task in cluster.tasks if _makes_version(task)))
     if not losses:
         return None
-    if scene.broken(plan) is not None:
-        # Whoever may be lost with it is known in a moment, and one version is enough for all.
+    if view.pending_reconnect(plan) is not None:
+        # Other nodes may be lost with it. That is known in a moment, and one version is enough for all.
         return plan
-    cluster, problem = charge_one_of(scene.limits, cluster, losses)
+    cluster, problem = charge(view.limits, cluster, losses)
     if problem:
-        return fail(scene, plan, cluster, f"{ended(losses)}{problem}", _of_outcome(cluster, losses))
-    return begin_version(scene, plan, cluster, ended(losses), rolled_back=True, losses=losses)
+        cause = next((loss for loss in losses if loss.end == cluster.outcome), None)
+        return fail(view, plan, cluster, f"{text.lost_tasks(losses)}{problem}", cause)
+    return begin_version(view, plan, cluster, text.lost_tasks(losses), rolled_back=True, losses=losses)
 
 
-def replace_others(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    """The chief, a worker or the evaluator has ended: another one takes its place, and nobody else is disturbed."""
-    for task in cluster.tasks:
-        if task.role is Role.PS:
-            continue
-        loss = scene.loss(cluster, task)
-        if loss is not None:
-            return _replace(scene, plan, cluster, loss)
-    return None
+def replace_others(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """Start a successor for any other task that has ended; no other task is disturbed."""
+    losses = view.losses_of(cluster, tuple(task for task in cluster.tasks if not _makes_version(task)))
+    return _replace(view, plan, cluster, losses[0]) if losses else None
 
 
-def move_from_leaving(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    """Tasks on nodes that were asked to go are started elsewhere, where there is room; servers take a new version."""
+def move_from_leaving(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """Start tasks elsewhere whose node was asked to leave, if there are slots; servers move with a new version."""
     if cluster.stage in LEAVING_STAGES:
         return None
     with_servers = {host_of(task) for task in tasks_of(cluster, Role.PS)}
     for task in cluster.tasks:
         node = host_of(task)
-        if task.role is Role.PS or scene.gone(node) or not scene.going(node):
+        if _makes_version(task) or view.is_lost(node) or not view.is_leaving(node):
             continue
-        if task.role is Role.CHIEF and (node in with_servers or holds_queues(cluster)):
-            # The next version takes it along.
+        if ROLES[task.role].loss is Loss.RESTART_IN_PLACE and (node in with_servers or _is_bound(cluster, task.role)):
+            # The next version moves it.
             continue
-        without = _without(cluster, task)
-        place = place_one(scene, without, task.role, task.rank)
-        if place is None:
-            continue
-        moved, successor = give(scene, without, task.role, task.rank, cluster.version, place)
-        reason = f"{scene.departure(task)}; {named(successor)} takes the place of {task.key}"
-        moved = msgspec.structs.replace(moved, tasks=(*moved.tasks, successor))
-        return changed(plan, scene.now, cluster=moved, reason=reason)
+        place = find_node(view, without(cluster, task), task.role)
+        if place is not None:
+            moved, successor = new_task(view, without(cluster, task), task.role, task.rank, cluster.version, place)
+            leaving = text.departure(task, view.present[node].status.ended_by)
+            return view.update(plan, with_task(moved, successor), text.moves(leaving, successor, task))
     return None
 
 
-def _replace(scene: ClusterView, plan: Plan, cluster: Cluster, loss: Loss) -> Plan:
-    task = loss.task
+def _makes_version(task: Task) -> bool:
+    return ROLES[task.role].loss is Loss.NEW_VERSION
+
+
+def _is_bound(cluster: Cluster, role: Role) -> bool:
+    """Whether a task of the role can move to another node only with a new version: from the moment when the servers
+    have answered, data queues on its node may be in use."""
+    return ROLES[role].loss is Loss.RESTART_IN_PLACE and cluster.servers_ready_at is not None
+
+
+def _replace(view: ClusterView, plan: Plan, cluster: Cluster, loss: LostTask) -> Plan:
+    task, spec = loss.task, ROLES[loss.task.role]
+    rest = without(cluster, task)
     if loss.end.cause is EndCause.SUCCESS:
-        cluster = _without(cluster, task)
         if task.role is Role.EVALUATOR:
-            return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, evaluator_succeeded=True))
-        done = tuple(sorted({*cluster.succeeded_workers, task.rank}))
-        return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, succeeded_workers=done))
+            return view.update(plan, rest, evaluator_succeeded=True)
+        return view.update(plan, rest, succeeded_workers=tuple(sorted({*cluster.succeeded_workers, task.rank})))
     leaves = task.role is Role.WORKER and cluster.stage in LEAVING_STAGES
     if leaves and loss.end.cause is EndCause.RESHAPED:
-        return changed(plan, scene.now, cluster=_without(cluster, task))
-    if not loss.free and any(_is_broken(scene, server) for server in tasks_of(cluster, Role.PS)):
-        # What it ended of may be the loss of a server, which is known in a moment and ends all.
+        return view.update(plan, rest)
+    if not loss.free and any(view.is_disconnected(host_of(server)) for server in tasks_of(cluster, Role.PS)):
+        # The loss of a server may be why it ended. That is known in a moment, and would end all tasks.
         return plan
-    cluster, problem = charge(scene.limits, cluster, loss)
-    if problem and task.role is Role.EVALUATOR:
-        # It only reads checkpoints, so that training needs it no more than a person who looks at them.
-        without = msgspec.structs.replace(_without(cluster, task), evaluator_failed=True, outcome=None)
-        return changed(plan, scene.now, cluster=without, reason=f"{ended([loss])}{problem}; {NO_EVALUATION}")
+    charged, problem = charge(view.limits, cluster, [loss])
+    rest, reason = without(charged, task), text.lost_tasks([loss])
+    if problem and not spec.required:
+        # An evaluator only reads checkpoints, so training does not need it.
+        reason = f"{reason}{problem}{text.NO_EVALUATION}"
+        return view.update(plan, rest, reason, evaluator_failed=True, outcome=None)
     if problem:
-        return fail(scene, plan, cluster, f"{ended([loss])}{problem}", loss)
-    cluster = _without(cluster, task)
-    reason = ended([loss])
-    if not leaves and (task.role is not Role.WORKER or task.rank in wanted_workers(scene.limits, cluster)):
-        place = place_one(scene, cluster, task.role, task.rank, host_of(task))
-        if place not in (None, host_of(task)) and task.role is Role.CHIEF and holds_queues(cluster):
-            if scene.broken(plan) is not None:
-                return plan
-            return begin_version(scene, plan, cluster, f"{reason}, and with it the place in the data", rolled_back=True)
-        if place is not None:
-            cluster, successor = give(scene, cluster, task.role, task.rank, cluster.version, place)
-            cluster = msgspec.structs.replace(cluster, tasks=(*cluster.tasks, successor))
-            reason += f"; {replaced([loss], [successor])}"
-        else:
-            reason += "; there is no room for another one now"
-    return changed(plan, scene.now, cluster=cluster, reason=reason)
+        return fail(view, plan, charged, f"{reason}{problem}", loss)
+    if leaves or task.rank not in desired_ranks(view.limits, rest, task.role):
+        return view.update(plan, rest, reason)
+    place = find_node(view, rest, task.role, host_of(task))
+    if place is None:
+        return view.update(plan, rest, reason + text.NO_SLOT)
+    if place != host_of(task) and _is_bound(cluster, task.role):
+        if view.pending_reconnect(plan) is not None:
+            return plan
+        return begin_version(view, plan, rest, reason + text.CHIEF_MOVES, rolled_back=True)
+    rest, successor = new_task(view, rest, task.role, task.rank, cluster.version, place)
+    return view.update(plan, with_task(rest, successor), f"{reason}; {text.replacements([loss], [successor])}")
 
 
-def _without(cluster: Cluster, task: Task) -> Cluster:
-    return msgspec.structs.replace(cluster, tasks=tuple(one for one in cluster.tasks if one.key != task.key))
+def fill(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """Start the tasks that are missing and for which there are slots, or end workers of which there are too many."""
+    if cluster.stage not in LEAVING_STAGES:
+        dismissed = _dismiss(view, plan, cluster)
+        if dismissed is not None:
+            return dismissed
+    added: list[Task] = []
+    for role, rank in _missing(view, cluster):
+        place = find_node(view, cluster, role)
+        if place is None:
+            continue
+        if _is_bound(cluster, role):
+            if view.pending_reconnect(plan) is None:
+                return begin_version(view, plan, cluster, text.CHIEF_FITS, rolled_back=True)
+            continue
+        cluster, task = new_task(view, cluster, role, rank, cluster.version, place)
+        cluster = with_task(cluster, task)
+        added.append(task)
+    return view.update(plan, cluster, text.added(added)) if added else None
 
 
-def _is_broken(scene: ClusterView, task: Task) -> bool:
-    p = scene.present.get(host_of(task))
-    return p is not None and not p.connected and not scene.gone(host_of(task))
+def _missing(view: ClusterView, cluster: Cluster) -> list[tuple[Role, int]]:
+    """The ranks without a task. Servers are complete in every version, and a task that would have to leave again is not
+    started."""
+    roles = (Role.CHIEF,) if cluster.stage in LEAVING_STAGES else (Role.CHIEF, Role.EVALUATOR, Role.WORKER)
+    present = {(task.role, task.rank) for task in cluster.tasks}
+    wanted = [(role, rank) for role in roles for rank in desired_ranks(view.limits, cluster, role)]
+    return [place for place in wanted if place not in present]
 
 
-def _of_outcome(cluster: Cluster, losses: list[Loss]) -> Loss | None:
-    return next((loss for loss in losses if loss.end == cluster.outcome), None)
+def _dismiss(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    wanted = desired_ranks(view.limits, cluster, Role.WORKER)
+    surplus = [task for task in tasks_of(cluster, Role.WORKER) if task.rank not in set(wanted)]
+    # What the end of a task costs that has ended already is still to be decided.
+    extra = [task for task in surplus if view.loss_of(cluster, task) is None]
+    if not extra:
+        return None
+    return view.update(plan, without(cluster, *extra), text.too_many_workers(len(wanted), extra))
+
+
+def run_short(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """Record since when there has been no chief or too few workers, and fail the job when that lasts too long."""
+    if cluster.stage in LEAVING_STAGES:
+        return None
+    workers, least = len(tasks_of(cluster, Role.WORKER)), min_tasks(view.limits, cluster, Role.WORKER)
+    has_chief = bool(tasks_of(cluster, Role.CHIEF))
+    if has_chief and (cluster.stage is Stage.ENDING or workers >= least):
+        return view.update(plan, cluster, insufficient_since=None) if cluster.insufficient_since is not None else None
+    if cluster.insufficient_since is None:
+        return view.update(plan, cluster, insufficient_since=view.now)
+    if view.now < cluster.insufficient_since + view.rules.pend_timeout:
+        return None
+    short = text.insufficient(workers, least if has_chief else None, view.rules.pend_timeout)
+    return fail(view, plan, cluster, plan.reason + short)
+
+
+def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """The plan once the chief has succeeded, or once every node has left; None while neither is so."""
+    if cluster.stage is Stage.ENDING:
+        return _finish(view, plan, cluster)
+    for chief in tasks_of(cluster, Role.CHIEF):
+        if view.has_succeeded(chief):
+            return view.update(
+                plan,
+                without(cluster, chief),
+                text.chief_succeeded(chief),
+                stage=Stage.ENDING,
+                since=view.now,
+                until=view.now + view.limits.end_grace,
+                next_servers=(),
+                next_ports_held_at=None,
+                insufficient_since=None,
+            )
+    return fail(view, plan, cluster, text.LEFT_BEFORE_SUCCESS) if view.all_have_left else None
+
+
+def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
+    """The plan once the other tasks have ended, or their grace is over. The servers are stopped last."""
+    others = [task for task in cluster.tasks if ROLES[task.role].ends_itself]
+    late = [task for task in others if _has_to_end(view, cluster, task)]
+    if any(_has_failed(view, cluster, task) for task in others if not ROLES[task.role].required):
+        cluster = msgspec.structs.replace(cluster, evaluator_failed=True)
+    if late and cluster.until is not None and view.now < cluster.until:
+        over = [task for task in others if task not in late]
+        return view.update(plan, without(cluster, *over)) if over else plan
+    reason = plan.reason
+    if late:
+        reason += text.did_not_end(late, view.limits.end_grace)
+    if cluster.evaluator_failed:
+        reason += f"; {text.EVALUATION_FAILED}"
+    done = msgspec.structs.replace(cluster, until=None)
+    phase = PlanPhase.FINISHED
+    return changed(plan, view.now, phase=phase, since=view.now, cluster=done, reason=reason, failure=None)
+
+
+def _has_failed(view: ClusterView, cluster: Cluster, task: Task) -> bool:
+    """Whether the task has ended without success, and not because its node is lost."""
+    loss = view.loss_of(cluster, task)
+    return loss is not None and not loss.free and loss.end.cause not in (EndCause.SUCCESS, EndCause.RESHAPED)
+
+
+def _has_to_end(view: ClusterView, cluster: Cluster, task: Task) -> bool:
+    """Whether the task has a process that has still to end by itself. A worker that was never let in has nothing to
+    end."""
+    if task.role is Role.WORKER and cluster.opened_at is None:
+        return False
+    return view.runs(task) and view.loss_of(cluster, task) is None

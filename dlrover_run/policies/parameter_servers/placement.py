@@ -1,4 +1,4 @@
-"""Which node hosts which task: by the rooms that nodes offer, and where it was before if that goes on."""
+"""How many tasks of each role the job wants, and on which nodes they run: by capacity, and where they were before."""
 
 from __future__ import annotations
 
@@ -7,49 +7,85 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from dlrover_run.coordination.records import NodeKey
-from dlrover_run.policies.parameter_servers.budgets import limit_of, spent_of, with_spent
+from dlrover_run.policies.parameter_servers.budgets import limit_of, usage_of, with_usage
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, Task, TaskKey
-from dlrover_run.policies.parameter_servers.orders import host_of
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.policies.parameter_servers.view import ClusterView, tasks_of
+from dlrover_run.policies.parameter_servers.view import ClusterView, host_of, tasks_of
 
 Places = dict[int, NodeKey]
 """The node of each rank of a role."""
 
 
-def rooms(scene: ClusterView, role: Role) -> dict[NodeKey, int]:
+def desired_ranks(limits: ClusterRules, cluster: Cluster, role: Role) -> list[int]:
+    """The ranks that tasks of the role shall have if capacity allows; those that have succeeded are not needed
+    again."""
+    if role is Role.CHIEF:
+        return [0]
+    if role is Role.EVALUATOR:
+        is_over = cluster.evaluator_succeeded or cluster.evaluator_failed
+        return [0] if limits.evaluator and not is_over else []
+    if role is Role.PS:
+        bounds = cluster.server_bounds
+        most = limits.max_ps if bounds is None else min(limits.max_ps, bounds.most)
+        return list(range(clamp(cluster.desired.ps, min_servers(limits, cluster), most)))
+    number = clamp(cluster.desired.workers, limits.min_workers, limits.max_workers)
+    return [rank for rank in range(number) if rank not in cluster.succeeded_workers]
+
+
+def min_tasks(limits: ClusterRules, cluster: Cluster, role: Role) -> int:
+    """How many tasks of the role the job cannot do without."""
+    if role is Role.PS:
+        return min_servers(limits, cluster)
+    if role is Role.WORKER:
+        return min(limits.min_workers, len(desired_ranks(limits, cluster, role)))
+    return int(role is Role.CHIEF)
+
+
+def min_servers(limits: ClusterRules, cluster: Cluster) -> int:
+    """How many parameter servers the job cannot do without."""
+    return limits.min_ps if cluster.server_bounds is None else max(limits.min_ps, cluster.server_bounds.least)
+
+
+def clamp(desired: int | None, least: int, most: int) -> int:
+    """The number within its bounds; the most for None."""
+    return most if desired is None else max(least, min(desired, most))
+
+
+def slots(view: ClusterView, role: Role) -> dict[NodeKey, int]:
     """How many tasks of that role each node may host."""
-    found: dict[NodeKey, int] = {}
-    for p in scene.hosts:
-        assert p.status.cluster is not None, "only such nodes are hosts"
-        tasks = sum(room.slots for room in p.status.cluster.capacity if room.role is role)
-        if tasks:
-            found[p.status.key] = tasks
+    found = {}
+    for p in view.hosts:
+        number = sum(one.slots for one in view.node_tasks[p.status.key].capacity if one.role is role)
+        if number:
+            found[p.status.key] = number
     return found
 
 
+def all_slots(view: ClusterView, role: Role) -> int:
+    """How many tasks of that role all nodes together may host."""
+    return sum(slots(view, role).values())
+
+
 def spread(ranks: Iterable[int], free: Mapping[NodeKey, int], before: Mapping[int, NodeKey]) -> Places:
-    """The ranks on nodes with `free` rooms, each where it was `before` if it can stay, the others evenly; those for
-    which there is no room, the highest, are left out."""
+    """The ranks on nodes with `free` slots: each where it was `before` if it can stay, the others evenly. The highest
+    ranks, for which there is no slot, are left out."""
     ranks = list(ranks)
     left = dict(free)
-    given = dict.fromkeys(free, 0)
     places: Places = {}
 
-    def seat(rank: int, node: NodeKey) -> None:
+    def put(rank: int, node: NodeKey) -> None:
         places[rank] = node
         left[node] -= 1
-        given[node] += 1
 
     for rank in ranks:
         node = before.get(rank)
         if node is not None and left.get(node, 0) > 0:
-            seat(rank, node)
+            put(rank, node)
     for rank in ranks:
-        able = [node for node, rooms_left in left.items() if rooms_left > 0]
+        able = [node for node, number in left.items() if number > 0]
         if rank not in places and able:
-            # The first of those with the fewest: their order is a natural one.
-            seat(rank, min(able, key=lambda node: given[node]))
+            # The first of those with the fewest tasks: the nodes are in natural order.
+            put(rank, min(able, key=lambda node: free[node] - left[node]))
     return _close_gaps(ranks, places)
 
 
@@ -60,83 +96,50 @@ def _close_gaps(ranks: list[int], places: Places) -> Places:
     return {rank: places[rank] if rank in places else spare.pop(0) for rank in wanted}
 
 
-def places_of(tasks: Iterable[Task]) -> Places:
-    """Where the tasks of one role are."""
-    return {task.rank: host_of(task) for task in tasks}
+def server_places(view: ClusterView, cluster: Cluster) -> Places:
+    """Where the servers of the next version would be; those that can stay on their node do."""
+    current = tasks_of(cluster, Role.PS)
+    before = {task.rank: host_of(task) for task in current if not view.is_leaving(host_of(task))}
+    return spread(desired_ranks(view.limits, cluster, Role.PS), slots(view, Role.PS), before)
 
 
-def wanted_servers(limits: ClusterRules, cluster: Cluster) -> int:
-    """How many parameter servers the job shall have if there is room."""
-    most = limits.max_ps if cluster.server_bounds is None else min(limits.max_ps, cluster.server_bounds.most)
-    return clip(cluster.desired.ps, least_servers(limits, cluster), most)
+def find_node(view: ClusterView, cluster: Cluster, role: Role, before: NodeKey | None = None) -> NodeKey | None:
+    """A node with a slot for one more task of that role: `before` if it has one, else the node that hosts the
+    fewest."""
+    free = slots(view, role)
+    hosted = dict.fromkeys(free, 0)
+    for task in tasks_of(cluster, role):
+        if host_of(task) in free:
+            hosted[host_of(task)] += 1
+    able = [node for node, number in free.items() if hosted[node] < number]
+    return before if before in able else min(able, key=lambda node: hosted[node], default=None)
 
 
-def least_servers(limits: ClusterRules, cluster: Cluster) -> int:
-    """How many parameter servers the job cannot do without."""
-    return limits.min_ps if cluster.server_bounds is None else max(limits.min_ps, cluster.server_bounds.least)
-
-
-def wanted_workers(limits: ClusterRules, cluster: Cluster) -> list[int]:
-    """The ranks that workers shall have if there is room: those who have succeeded are not needed again."""
-    number = clip(cluster.desired.workers, limits.min_workers, limits.max_workers)
-    return [rank for rank in range(number) if rank not in cluster.succeeded_workers]
-
-
-def clip(target: int | None, least: int, most: int) -> int:
-    """What may be had of what is wanted."""
-    return most if target is None else max(least, min(target, most))
-
-
-def give(
-    scene: ClusterView, cluster: Cluster, role: Role, rank: int, version: int, node: NodeKey
+def new_task(
+    view: ClusterView, cluster: Cluster, role: Role, rank: int, version: int, node: NodeKey
 ) -> tuple[Cluster, Task]:
-    """A new task, with an id that none had before."""
-    spent = spent_of(cluster, role)
-    number = max(spent.ids, scene.unseen_id(role))
+    """A new task on that node, with an id that was never given out."""
+    usage = usage_of(cluster, role)
+    number = max(usage.ids, view.next_unseen_id(role))
     task = Task(
         key=TaskKey(role, number),
         rank=rank,
         version=version,
         node_id=node.node_id,
         incarnation=node.incarnation,
-        host=scene.present[node].status.host,
-        memory=limit_of(scene.limits, cluster, role, rank),
-        since=scene.now,
+        host=view.present[node].status.host,
+        memory=limit_of(view.limits, cluster, role, rank),
+        since=view.now,
     )
-    return with_spent(cluster, msgspec.structs.replace(spent, ids=number + 1)), task
+    return with_usage(cluster, msgspec.structs.replace(usage, ids=number + 1)), task
 
 
-def give_all(
-    scene: ClusterView, cluster: Cluster, role: Role, places: Places, version: int
+def new_tasks(
+    view: ClusterView, cluster: Cluster, role: Role, places: Places, version: int
 ) -> tuple[Cluster, tuple[Task, ...]]:
     """New tasks of that role at those places."""
     tasks = []
     for rank, node in sorted(places.items()):
-        cluster, task = give(scene, cluster, role, rank, version, node)
+        cluster, task = new_task(view, cluster, role, rank, version, node)
         tasks.append(task)
     return cluster, tuple(tasks)
-
-
-def free_rooms(scene: ClusterView, cluster: Cluster, role: Role) -> dict[NodeKey, int]:
-    """The rooms of that role that no task of this version has."""
-    left = rooms(scene, role)
-    for task in tasks_of(cluster, role):
-        if host_of(task) in left:
-            left[host_of(task)] -= 1
-    return left
-
-
-def place_one(
-    scene: ClusterView, cluster: Cluster, role: Role, rank: int, before: NodeKey | None = None
-) -> NodeKey | None:
-    """A node with room for one more task of that role: the one of `before` if it can, else the one that hosts the
-    fewest of them."""
-    left = free_rooms(scene, cluster, role)
-    if before is not None and left.get(before, 0) > 0:
-        return before
-    hosted = dict.fromkeys(left, 0)
-    for task in tasks_of(cluster, role):
-        if host_of(task) in hosted:
-            hosted[host_of(task)] += 1
-    able = [node for node, number in left.items() if number > 0]
-    return min(able, key=lambda node: hosted[node], default=None)

@@ -1,101 +1,234 @@
-"""Coordination of a job with parameter servers: statuses go in, the next plan comes out.
+"""The parameter-server policy, as the coordination core calls it.
 
-Pure, as `dlrover_run.coordination.decide` is, which hands such jobs over. Each step looks at what is, never at what has
-just happened, and changes one thing; they are taken until nothing is left to change. So deciding twice on the same
-statuses gives the same plan, and an end is charged once: with its task it leaves the plan.
+`decide` and `waiting` look at the nodes, `orders` at the plan alone, and `recover` at what nodes report back. All are
+pure. Each step of a decision looks at the present state, never at what has just happened, and changes one thing; steps
+are taken until nothing is left to change. So deciding twice on the same reports gives the same plan, and an end is
+charged once: with its task it leaves the plan.
+
+To add a role, see `rules.ROLES` and `placement.desired_ranks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, due
+import msgspec
+
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, changed, due
 from dlrover_run.coordination.presence import Present
-from dlrover_run.coordination.records import OVER, Plan, PlanPhase
+from dlrover_run.coordination.records import OVER, Member, NodeKey, NodeStatus, Plan, PlanPhase, Waiting
 from dlrover_run.coordination.rules import Rules
-from dlrover_run.policies.parameter_servers import gathering
-from dlrover_run.policies.parameter_servers.ending import end
-from dlrover_run.policies.parameter_servers.failures import lose_servers, move_from_leaving, replace_others
-from dlrover_run.policies.parameter_servers.keeping import fill, run_short, with_members
-from dlrover_run.policies.parameter_servers.model import Cluster
-from dlrover_run.policies.parameter_servers.opening import fence_deadline, let_in, note_ports
-from dlrover_run.policies.parameter_servers.reshape import change, conclude
-from dlrover_run.policies.parameter_servers.scaling import grant
-from dlrover_run.policies.parameter_servers.tables import bound_servers
-from dlrover_run.policies.parameter_servers.text import news
-from dlrover_run.policies.parameter_servers.view import ClusterView
+from dlrover_run.policies.parameter_servers import recovery, text
+from dlrover_run.policies.parameter_servers.failures import (
+    end_job,
+    fill,
+    lose_servers,
+    move_from_leaving,
+    replace_others,
+    run_short,
+)
+from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, NodeTasks, Role, Stage, Task
+from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES, conclude, reshape
+from dlrover_run.policies.parameter_servers.scaling import apply_scale, bound_servers
+from dlrover_run.policies.parameter_servers.versions import (
+    gather,
+    gather_deadlines,
+    gather_text,
+    leftover_deadline,
+    note_ports,
+    open_gate,
+)
+from dlrover_run.policies.parameter_servers.view import ClusterView, host_of
 
-MOST_STEPS = 10_000
-"""Steps of one decision: each takes up something that has happened to one task, so this is more than there ever are.
-What would be left is decided on at once after that."""
+MAX_STEPS = 10_000
+"""Steps of one decision: each handles something that happened to one task, so there are never more. What is left after
+that is decided at once in the next decision."""
 
 Step = Callable[[ClusterView, Plan, Cluster], Plan | None]
-"""One rule: the plan that follows, the same plan to wait and to take no later step, None when it has nothing to say."""
+"""One rule: the plan that follows, the same plan to wait and to take no later step, None when it does not apply."""
 
 STEPS: tuple[Step, ...] = (
     bound_servers,
-    end,
+    end_job,
     conclude,
     lose_servers,
     replace_others,
-    grant,
+    apply_scale,
     move_from_leaving,
-    change,
+    reshape,
     fill,
     run_short,
     note_ports,
-    let_in,
+    open_gate,
 )
-"""The rules of a version that runs, in the order in which they are asked."""
+"""The rules of a version that runs, in the order in which they are tried."""
+
+GATHERING: tuple[Step, ...] = (apply_scale, gather)
+"""The rules while no version runs."""
+
+OPEN_STAGES = frozenset({Stage.TRAINING, Stage.CHANGING, Stage.ENDING})
+"""The stages in which workers are let in, or may stay."""
 
 
 def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     """The plan that follows from `plan` once the nodes are as in `present` at job time `now`; `plan` itself when
-    nothing has to change."""
-    scene = ClusterView(rules, present, now)
-    before, passed = plan, []
-    for _ in range(MOST_STEPS):
-        following = _step(scene, plan)
+    nothing changes."""
+    view = ClusterView(rules, present, now)
+    before = plan
+    passed: list[str] = []
+    for _ in range(MAX_STEPS):
+        following = _step(view, plan)
         if following is plan:
-            break
+            return Decision(plan, _deadlines(view, plan), tuple(passed))
         if plan is not before and not following.reason.startswith(plan.reason):
-            # Another reason takes its place before anybody could read it.
-            passed.append(news(before.reason, plan.reason))
+            # Another reason replaces it before anyone could read it.
+            passed.append(text.new_part(before.reason, plan.reason))
         plan = following
-    else:
-        return Decision(plan, (Deadline(now, DeadlineReason.TASK),), tuple(passed))
-    return Decision(plan, _deadlines(scene, plan), tuple(passed))
+    return Decision(plan, (Deadline(now, DeadlineReason.TASK),), tuple(passed))
 
 
-def _step(scene: ClusterView, plan: Plan) -> Plan:
+def waiting(rules: Rules, plan: Plan, present: Present, now: float) -> Waiting:
+    """What a node without tasks waits for: who is here, what there are too few slots for, and for how long."""
+    view, cluster = ClusterView(rules, present, now), plan.cluster or Cluster()
+    if plan.phase is PlanPhase.TRAINING:
+        return Waiting(text.ENDING if cluster.stage is Stage.ENDING else text.training(cluster))
+    words, until = gather_text(view, plan, cluster)
+    return Waiting(words, None if until is None else max(0.0, until - now))
+
+
+def orders(plan: Plan) -> dict[NodeKey, NodeOrder]:
+    """The order of each node that hosts a task, or that has an earlier one to end; a node without an order hosts
+    nothing, and ends whatever it hosts besides its order. There are no orders once the job is over."""
+    cluster = plan.cluster
+    if cluster is None or plan.phase in OVER:
+        return {}
+    common = _common_order(cluster)
+    by_node: dict[NodeKey, list[Task]] = {member.key: [] for member in plan.members}
+    for task in (*cluster.tasks, *cluster.next_servers):
+        by_node.setdefault(host_of(task), []).append(task)
+    return {
+        key: with_answer(
+            msgspec.structs.replace(common, tasks=tuple(sorted(tasks, key=lambda task: task.key))), cluster, key
+        )
+        for key, tasks in by_node.items()
+    }
+
+
+def client_order(plan: Plan, key: NodeKey) -> NodeOrder | None:
+    """The order of a node that only made a scale request: the answer, which the plan keeps by its node id."""
+    if plan.cluster is None:
+        return None
+    order = with_answer(NodeOrder(version=plan.cluster.version), plan.cluster, key)
+    return order if order.scale_answered else None
+
+
+def with_answer(order: NodeOrder, cluster: Cluster, key: NodeKey) -> NodeOrder:
+    """The order with the answer to the last scale request of that node."""
+    for one in cluster.scale_answers:
+        if one.node_id == key.node_id:
+            return msgspec.structs.replace(
+                order, scale_answered=one.number, scale_refused=one.refused, scale_answer=one.answer
+            )
+    return order
+
+
+_OWN_FIELDS = ("tasks", "scale_answered", "scale_refused", "scale_answer")
+"""The fields of an order that differ between nodes."""
+
+
+def split_order(order: NodeOrder) -> tuple[NodeOrder, NodeOrder]:
+    """The part that all nodes with an order receive alike, which may be long, and this node's own part."""
+    empty = NodeOrder(version=order.version)
+    return join_order(order, empty), join_order(empty, order)
+
+
+def join_order(common: NodeOrder, own: NodeOrder) -> NodeOrder:
+    """The order whose two parts these are."""
+    return msgspec.structs.replace(common, **{field: getattr(own, field) for field in _OWN_FIELDS})
+
+
+def recover(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool, now: float) -> Plan | None:
+    """The plan of a running job, from what its nodes report back to a coordinator without a journal; None while nodes
+    are awaited that could report more."""
+    return recovery.recover_cluster(fresh, statuses, waited, now)
+
+
+def order_to_continue(tasks: NodeTasks) -> NodeOrder | None:
+    """The order of a node until `recover` has a plan: to continue, if it has tasks."""
+    return recovery.order_to_continue(tasks)
+
+
+def _step(view: ClusterView, plan: Plan) -> Plan:
     if plan.phase in OVER:
         return plan
     cluster = plan.cluster or Cluster()
-    following = None
-    if plan.phase is PlanPhase.GATHERING or plan.cluster is None:
-        following = grant(scene, plan, cluster) or gathering.gather(scene, plan, cluster)
-    else:
-        for step in STEPS:
-            following = step(scene, plan, cluster)
-            if following is not None:
-                break
-    if following is None or following is plan:
-        # Only once all else is settled: whoever was lost is a member until that is dealt with.
-        return with_members(scene, plan, cluster)
-    return following
+    for step in GATHERING if _gathers(plan) else STEPS:
+        following = step(view, plan, cluster)
+        if following is plan:
+            break
+        if following is not None:
+            return following
+    # Only once all else is settled: a lost node is a member until its loss is dealt with.
+    return _with_members(view, plan, cluster)
 
 
-def _deadlines(scene: ClusterView, plan: Plan) -> tuple[Deadline, ...]:
-    """The times at which something falls due."""
+def _gathers(plan: Plan) -> bool:
+    return plan.phase is PlanPhase.GATHERING or plan.cluster is None
+
+
+def _deadlines(view: ClusterView, plan: Plan) -> tuple[Deadline, ...]:
+    """When to decide again though no node has reported anything new."""
     if plan.phase in OVER:
         return ()
     cluster = plan.cluster or Cluster()
-    if plan.phase is PlanPhase.GATHERING or plan.cluster is None:
-        return gathering.deadlines(scene, plan, cluster)
-    times = [scene.deadline(cluster, task) for task in (*cluster.tasks, *cluster.next_servers)]
-    found = [one for time in (*times, fence_deadline(scene, cluster)) for one in due(time, DeadlineReason.TASK)]
+    if _gathers(plan):
+        return gather_deadlines(view, plan, cluster)
+    times = [view.ready_deadline(cluster, task) for task in (*cluster.tasks, *cluster.next_servers)]
+    found = [one for time in (*times, leftover_deadline(view, cluster)) for one in due(time, DeadlineReason.TASK)]
     if cluster.insufficient_since is not None:
-        found.append(Deadline(cluster.insufficient_since + scene.rules.pend_timeout, DeadlineReason.REPLACEMENT))
+        found.append(Deadline(cluster.insufficient_since + view.rules.pend_timeout, DeadlineReason.REPLACEMENT))
     found += due(cluster.until, DeadlineReason.END)
-    found += due(scene.broken(plan), DeadlineReason.LOST)
-    return tuple(deadline for deadline in found if deadline.at > scene.now)
+    found += due(view.pending_reconnect(plan), DeadlineReason.LOST)
+    return tuple(deadline for deadline in found if deadline.at > view.now)
+
+
+def _with_members(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
+    """The plan that names the nodes which host its tasks, and those with earlier tasks to end: a coordinator that takes
+    over waits for these."""
+    hosts = dict.fromkeys(host_of(task) for task in (*cluster.tasks, *cluster.next_servers))
+    hosts.update((key, None) for key, _ in view.leftover_tasks(plan, cluster))
+    known = {member.key for member in plan.members}
+    kept = [member for member in plan.members if member.key in hosts]
+    new = [_member(view.present[key].status) for key in hosts if key not in known and key in view.present]
+    members = (*kept, *sorted(new, key=lambda member: member.key))
+    return plan if members == plan.members else changed(plan, view.now, members=members)
+
+
+def _member(status: NodeStatus) -> Member:
+    return Member(status.node_id, status.incarnation, status.host, status.workers, status.role)
+
+
+def _common_order(cluster: Cluster) -> NodeOrder:
+    """The part of an order that all nodes receive alike."""
+    known = cluster.ports_held_at is not None
+    chief = next((task for task in cluster.tasks if known and task.role is Role.CHIEF), None)
+    return NodeOrder(
+        version=cluster.version,
+        servers=_addresses(cluster.tasks, Role.PS) if known else (),
+        next_servers=_addresses(cluster.next_servers, Role.PS) if cluster.next_ports_held_at is not None else (),
+        chief=chief.endpoint if chief is not None and chief.port else "",
+        workers=_addresses(cluster.tasks, Role.WORKER) if known else (),
+        open=cluster.stage in OPEN_STAGES and cluster.opened_at is not None,
+        pause=cluster.stage in LEAVING_STAGES,
+        save=cluster.stage is Stage.SAVING,
+        ending=cluster.stage is Stage.ENDING,
+        hint=recovery.recovery_hint(cluster),
+        queue_endpoint=chief.queue_endpoint if chief is not None else "",
+        queue_key=chief.queue_key if chief is not None else "",
+    )
+
+
+def _addresses(tasks: Iterable[Task], role: Role) -> tuple[str, ...]:
+    """HOST:PORT of each rank of the role, empty for a rank that has no task now, or whose port is not known yet."""
+    found = {task.rank: task.endpoint if task.port else "" for task in tasks if task.role is role}
+    return tuple(found.get(rank, "") for rank in range(max(found, default=-1) + 1))

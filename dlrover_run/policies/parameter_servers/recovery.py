@@ -1,5 +1,7 @@
-"""The plan of a running job with parameter servers, rebuilt from what its nodes repeat, for a coordinator that has no
-journal of it."""
+"""How a coordinator without a journal recovers the cluster: each node receives a part of it and reports it back.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import msgspec
 
 from dlrover_run.coordination.adoption import latest_round
 from dlrover_run.coordination.records import Member, NodeKey, NodeStatus, Plan, PlanPhase, RoundKey
+from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import (
     AssignedTask,
     Cluster,
@@ -26,17 +29,18 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
+from dlrover_run.policies.parameter_servers.rules import ROLES
 
 MAX_ENDS_BYTES = 48 * 1024
-"""Bytes of all ends in one status that are told whole. When a server dies each process of the node may leave a
-traceback, and some of them say as much as all."""
+"""Bytes of the ends in one status that are sent in full. When a server dies each process of the node may leave a
+traceback, and a few of them explain as much as all."""
 
 SHORT_END = 100
-"""Characters of what is told of the other ends."""
+"""Characters that are sent of the other ends."""
 
 
 def recovery_hint(cluster: Cluster) -> RecoveryHint:
-    """What each node is told to repeat."""
+    """What each node receives to report back."""
     return RecoveryHint(
         version=cluster.version,
         servers=sum(task.role is Role.PS for task in cluster.tasks),
@@ -49,116 +53,89 @@ def recovery_hint(cluster: Cluster) -> RecoveryHint:
     )
 
 
-def with_answer(order: NodeOrder, cluster: Cluster, node_id: str) -> NodeOrder:
-    """The order with what was decided on the last wish of that node."""
-    for wish in cluster.scale_answers:
-        if wish.node_id == node_id:
-            return msgspec.structs.replace(
-                order, scale_answered=wish.number, scale_refused=wish.refused, scale_answer=wish.answer
-            )
-    return order
+def order_to_continue(tasks: NodeTasks) -> NodeOrder | None:
+    """The order of a node until a coordinator without a journal knows the cluster: to continue, if it has tasks."""
+    hint = tasks.hint
+    return NodeOrder(version=hint.version, keep=True) if hint is not None and hint.assigned else None
 
 
-def order_to_continue(hosting: NodeTasks) -> NodeOrder | None:
-    """The order of a node until a coordinator without a journal knows the cluster: to go on, if it has tasks."""
-    account = hosting.hint
-    return NodeOrder(version=account.version, keep=True) if account is not None and account.assigned else None
-
-
-def parted(order: NodeOrder) -> tuple[NodeOrder, NodeOrder]:
-    """What all nodes with an order are told alike, which may be long, and what is this node's own."""
-    alike = msgspec.structs.replace(order, tasks=(), scale_answered=0, scale_refused=False, scale_answer="")
-    return alike, _with_own(NodeOrder(version=order.version), order)
-
-
-def joined(alike: NodeOrder, own: NodeOrder) -> NodeOrder:
-    """The order that was parted."""
-    return _with_own(alike, own)
-
-
-def _with_own(order: NodeOrder, own: NodeOrder) -> NodeOrder:
-    return msgspec.structs.replace(
-        order,
-        tasks=own.tasks,
-        scale_answered=own.scale_answered,
-        scale_refused=own.scale_refused,
-        scale_answer=own.scale_answer,
-    )
-
-
-class Memory(NamedTuple):
-    """What a node remembers of the orders that it was given."""
+class OrderMemory(NamedTuple):
+    """What a node remembers of the orders that it received."""
 
     hint: RecoveryHint | None = None
 
-    def follow(self, order: NodeOrder | None) -> Memory:
-        """The memory after another order, but none that says to go on. One that asks for nothing takes no account away:
-        the job may go on, and counts its restarts from there."""
+    def follow(self, order: NodeOrder | None) -> OrderMemory:
+        """The memory after another order, except one to continue. An order without a hint does not erase the one
+        before: the job may continue, and count its restarts from there."""
         if order is None:
-            return Memory(self.hint and msgspec.structs.replace(self.hint, assigned=()))
-        account = order.hint or self.hint
-        given = tuple(AssignedTask(task.key, task.rank, task.version, task.port, task.memory) for task in order.tasks)
-        return Memory(account and msgspec.structs.replace(account, assigned=given))
+            return OrderMemory(self.hint and msgspec.structs.replace(self.hint, assigned=()))
+        hint = order.hint or self.hint
+        assigned = tuple(AssignedTask(one.key, one.rank, one.version, one.port, one.memory) for one in order.tasks)
+        return OrderMemory(hint and msgspec.structs.replace(hint, assigned=assigned))
 
-    def add_to(self, hosting: NodeTasks) -> NodeTasks:
-        """What a node says of itself, as it is told over a network."""
-        return msgspec.structs.replace(hosting, hint=self.hint, tasks=_with_short_ends(hosting.tasks))
+    def add_to(self, tasks: NodeTasks) -> NodeTasks:
+        """What a node reports of its tasks over a network."""
+        return msgspec.structs.replace(tasks, hint=self.hint, tasks=_with_short_ends(tasks.tasks))
 
 
 def _with_short_ends(tasks: tuple[TaskStatus, ...]) -> tuple[TaskStatus, ...]:
-    """The same, with few words about the ends for which one message has no room; the shortest are told whole."""
+    """The same tasks, with short texts for the ends that do not fit into one message; the shortest are sent in full."""
     sizes = {task.key: len(msgspec.json.encode(task.end)) for task in tasks if task.end is not None}
-    room, whole = MAX_ENDS_BYTES, set()
+    left, too_long = MAX_ENDS_BYTES, set()
     for key in sorted(sizes, key=lambda key: (sizes[key], key)):
-        room -= sizes[key]
-        if room >= 0:
-            whole.add(key)
-    if len(whole) == len(sizes):
-        return tasks
+        left -= sizes[key]
+        if left < 0:
+            too_long.add(key)
 
     def shortened(task: TaskStatus) -> TaskStatus:
-        if task.end is None or task.key in whole:
+        if task.end is None or task.key not in too_long:
             return task
         return msgspec.structs.replace(task, end=TaskEnd(task.end.cause, task.end.what[:SHORT_END]))
 
-    return tuple(map(shortened, tasks))
+    return tuple(map(shortened, tasks)) if too_long else tasks
 
 
-Heard = list[tuple[NodeStatus, RecoveryHint, dict[TaskKey, TaskStatus]]]
-"""Each node that repeats something, and what it says of each of its tasks."""
+class _Repeated(NamedTuple):
+    """What one node reports back, and the state of each of its tasks."""
+
+    node: NodeStatus
+    hint: RecoveryHint
+    tasks: dict[TaskKey, TaskStatus]
 
 
 def recover_cluster(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool, now: float) -> Plan | None:
-    """The plan of the latest version that a node knows of; None while some who could say more are still to be heard.
+    """The plan of the latest version that a node knows of; None while nodes that could report more are still awaited.
 
-    `waited` says that those who were not heard by now will not be waited for. Servers, and a chief, that nobody has
-    spoken of are given to nodes that nobody is, so that they count as lost. Servers of a next version are begun anew.
+    `waited` says that nodes which have not reported by now are not awaited any more. Servers, and a chief, that no node
+    has reported are assigned to nodes that do not exist, so that they count as lost. Servers of a next version are
+    started anew.
     """
     latest = max((latest_round(status) for status in statuses), default=RoundKey())
-    heard: Heard = [
-        (status, status.cluster.hint, {one.key: one for one in status.cluster.tasks})
+    nodes = [
+        _Repeated(status, status.cluster.hint, {one.key: one for one in status.cluster.tasks})
         for status in statuses
         if status.cluster is not None and status.cluster.hint is not None
     ]
-    if not heard:
-        # The job has been running without any cluster, or its nodes have forgotten it.
+    if not nodes:
+        # The job has been running without any cluster, or its nodes have lost what they had to report back.
         return msgspec.structs.replace(fresh, key=latest) if waited and latest != RoundKey() else None
-    account = max((account for _, account, _ in heard), key=_age)
-    tasks = _tasks(heard, account.version)
-    if not waited and len(tasks) < account.tasks:
+    # An id is never given out twice, so later hints of one job count more ids.
+    hint = max((one.hint for one in nodes), key=lambda hint: (hint.version, sum(usage.ids for usage in hint.usage)))
+    tasks = _tasks(nodes, hint.version)
+    if not waited and len(tasks) < hint.tasks:
         return None
-    spent = _spent(heard)
+    usage = _usage(nodes)
     if tasks:
-        tasks += _unknown(account, tasks, spent)
+        tasks += _unknown(hint, tasks, usage)
     cluster = Cluster(
-        version=account.version,
+        version=hint.version,
         since=now,
-        desired=account.desired,
+        desired=hint.desired,
         tasks=tuple(sorted(tasks, key=lambda task: task.key)),
-        succeeded_workers=tuple(sorted({rank for _, one, _ in heard for rank in one.succeeded_workers})),
-        evaluator_succeeded=any(one.evaluator_succeeded for _, one, _ in heard),
-        evaluator_failed=any(one.evaluator_failed for _, one, _ in heard),
-        usage=tuple(spent[role] for role in Role if role in spent),
+        succeeded_workers=tuple(sorted({rank for one in nodes for rank in one.hint.succeeded_workers})),
+        evaluator_succeeded=any(one.hint.evaluator_succeeded for one in nodes),
+        evaluator_failed=any(one.hint.evaluator_failed for one in nodes),
+        usage=tuple(usage[role] for role in Role if role in usage),
         memory_limits=tuple(MemoryLimit(task.role, task.rank, task.memory) for task in tasks if task.memory),
     )
     members = {NodeKey(task.node_id, task.incarnation): task.host for task in tasks}
@@ -167,83 +144,79 @@ def recover_cluster(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool, n
         key=latest,
         phase=PlanPhase.TRAINING if tasks else PlanPhase.GATHERING,
         members=tuple(Member(*key, host, 0) for key, host in members.items()),
-        reason="the job was running when its coordinator began",
-        cluster=_with_milestones(cluster, heard, now),
+        reason=text.RECOVERED,
+        cluster=_with_milestones(cluster, nodes, now),
     )
 
 
-def _age(account: RecoveryHint) -> tuple[int, int]:
-    """Later accounts of one job come after earlier ones: an id is never given back."""
-    return account.version, sum(spent.ids for spent in account.usage)
-
-
-def _tasks(heard: Heard, version: int) -> list[Task]:
-    """The tasks of that version, of each rank the last one that is known."""
+def _tasks(nodes: Iterable[_Repeated], version: int) -> list[Task]:
+    """The tasks of that version; of each rank the last one that is known."""
     found: dict[tuple[Role, int], Task] = {}
-    for status, account, told in heard:
-        for given in account.assigned:
-            place = (given.key.role, given.rank)
-            # An evaluator goes on from version to version.
-            current = given.version == version or given.key.role is Role.EVALUATOR
-            if current and (place not in found or found[place].key < given.key):
-                found[place] = _task(status, given, told.get(given.key))
+    for one in nodes:
+        for assigned in one.hint.assigned:
+            place = (assigned.key.role, assigned.rank)
+            is_current = assigned.version == version or ROLES[assigned.key.role].outlives_versions
+            if is_current and (place not in found or found[place].key < assigned.key):
+                found[place] = _task(one.node, assigned, one.tasks.get(assigned.key))
     return list(found.values())
 
 
-def _task(status: NodeStatus, given: AssignedTask, told: TaskStatus | None) -> Task:
+def _task(node: NodeStatus, assigned: AssignedTask, status: TaskStatus | None) -> Task:
+    queue = status if assigned.port else None
     return Task(
-        key=given.key,
-        rank=given.rank,
-        version=given.version,
-        node_id=status.node_id,
-        incarnation=status.incarnation,
-        host=status.host,
-        address=status.address if given.port else "",
-        port=given.port,
-        queue_port=told.queue_port if given.port and told is not None else 0,
-        queue_key=told.queue_key if given.port and told is not None else "",
-        memory=given.memory,
+        key=assigned.key,
+        rank=assigned.rank,
+        version=assigned.version,
+        node_id=node.node_id,
+        incarnation=node.incarnation,
+        host=node.host,
+        address=node.address if assigned.port else "",
+        port=assigned.port,
+        queue_port=queue.queue_port if queue is not None else 0,
+        queue_key=queue.queue_key if queue is not None else "",
+        memory=assigned.memory,
     )
 
 
-def _spent(heard: Heard) -> dict[Role, RoleUsage]:
-    """What each role has cost: the most that anybody knows of."""
+def _usage(nodes: Iterable[_Repeated]) -> dict[Role, RoleUsage]:
+    """What each role has used: the most that any node knows of."""
     found: dict[Role, RoleUsage] = {}
-    for one in (spent for _, account, _ in heard for spent in account.usage):
+    for one in (usage for node in nodes for usage in node.hint.usage):
         known = found.get(one.role, one)
         most = (max(known.ids, one.ids), max(known.failures, one.failures), max(known.memory, one.memory))
         found[one.role] = RoleUsage(one.role, *most)
     return found
 
 
-def _unknown(account: RecoveryHint, tasks: Iterable[Task], spent: dict[Role, RoleUsage]) -> list[Task]:
-    """A chief and servers in the places of those that nobody hosts."""
-    had = {(task.role, task.rank) for task in tasks}
-    wanted = [(Role.CHIEF, 0), *((Role.PS, rank) for rank in range(account.servers))]
+def _unknown(hint: RecoveryHint, tasks: Iterable[Task], usage: dict[Role, RoleUsage]) -> list[Task]:
+    """A chief and servers in the places of those that no node hosts."""
+    known = {(task.role, task.rank) for task in tasks}
+    wanted = [(Role.CHIEF, 0), *((Role.PS, rank) for rank in range(hint.servers))]
     made_up = []
-    for role, rank in (place for place in wanted if place not in had):
-        before = spent.get(role, RoleUsage(role))
-        spent[role] = msgspec.structs.replace(before, ids=before.ids + 1)
+    for role, rank in (place for place in wanted if place not in known):
+        before = usage.get(role, RoleUsage(role))
+        usage[role] = msgspec.structs.replace(before, ids=before.ids + 1)
         made_up.append(
             Task(
                 key=TaskKey(role, before.ids),
                 rank=rank,
-                version=account.version,
+                version=hint.version,
                 node_id=f"unknown-{role.value}-{rank}",
                 incarnation="unknown",
-                host=f"the node that had {role.value} {rank}",
+                host=text.unknown_node(role, rank),
             )
         )
     return made_up
 
 
-def _with_milestones(cluster: Cluster, heard: Heard, now: float) -> Cluster:
+def _with_milestones(cluster: Cluster, nodes: Iterable[_Repeated], now: float) -> Cluster:
     """How far this version has come."""
-    told = {key: one for _, _, tasks in heard for key, one in tasks.items()}
-    if not cluster.tasks or not all(task.port for task in cluster.tasks if task.role in (Role.CHIEF, Role.PS)):
+    statuses = {key: status for one in nodes for key, status in one.tasks.items()}
+    needed = [task for task in cluster.tasks if task.role in (Role.CHIEF, Role.PS)]
+    if not cluster.tasks or not all(task.port for task in needed):
         return cluster
     cluster = msgspec.structs.replace(cluster, ports_held_at=now)
-    chief = next((told[task.key] for task in cluster.tasks if task.role is Role.CHIEF and task.key in told), None)
+    chief = next((statuses[task.key] for task in needed if task.role is Role.CHIEF and task.key in statuses), None)
     if chief is None or (chief.stage is not TaskStage.READY and chief.restored < 0):
         return cluster
     return msgspec.structs.replace(

@@ -1,179 +1,175 @@
-"""A planned change of the servers: the next ones are started beside the old ones, then all pause, the chief saves, and
-the next version goes on from there."""
+"""A planned change of the servers: the next servers start beside the current ones, then the workers leave, the chief
+saves, and the next version continues from there."""
 
 from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Plan
-from dlrover_run.coordination.words import names
+from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import (
-    charge_one_of,
+    charge,
     limit_of,
     may_try_servers,
     more_memory,
     raise_limit,
-    spent_of,
-    with_spent,
+    usage_of,
+    with_usage,
 )
 from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task, TaskStage
-from dlrover_run.policies.parameter_servers.orders import host_of
-from dlrover_run.policies.parameter_servers.placement import Places, give_all, least_servers, rooms, wanted_servers
-from dlrover_run.policies.parameter_servers.text import ended, named, servers, size
-from dlrover_run.policies.parameter_servers.versions import begin_version, places_for_servers
-from dlrover_run.policies.parameter_servers.view import ClusterView, leftovers, tasks_of
+from dlrover_run.policies.parameter_servers.placement import (
+    Places,
+    all_slots,
+    desired_ranks,
+    min_servers,
+    new_tasks,
+    server_places,
+)
+from dlrover_run.policies.parameter_servers.versions import begin_version
+from dlrover_run.policies.parameter_servers.view import ClusterView, host_of, tasks_of
+
+LEAVING_STAGES = frozenset({Stage.PAUSING, Stage.SAVING})
+"""The stages in which workers are ordered to leave."""
 
 
-def change(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    """What follows for a planned change at its present stage."""
+def reshape(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """Take the next step of a planned change."""
     if cluster.stage is Stage.TRAINING:
-        return _swell(scene, plan, cluster) or _begin(scene, plan, cluster)
+        return _raise_memory(view, plan, cluster) or _begin(view, plan, cluster)
     if cluster.stage is Stage.CHANGING:
-        return _prepare(scene, plan, cluster)
-    if cluster.stage is Stage.PAUSING and not _workers_left(scene, plan, cluster):
-        return changed(plan, scene.now, cluster=msgspec.structs.replace(cluster, stage=Stage.SAVING, since=scene.now))
+        return _prepare(view, plan, cluster)
+    if cluster.stage is Stage.PAUSING and not workers_left(view, plan, cluster):
+        return view.update(plan, cluster, stage=Stage.SAVING, since=view.now)
     return None
 
 
-def _workers_left(scene: ClusterView, plan: Plan, cluster: Cluster) -> bool:
-    """Whether a worker may train still, be it one that was dismissed before."""
-    dismissed = (key for _, key in leftovers(scene, plan, cluster))
-    return bool(tasks_of(cluster, Role.WORKER)) or any(key is None or key.role is Role.WORKER for key in dismissed)
+def workers_left(view: ClusterView, plan: Plan, cluster: Cluster) -> bool:
+    """Whether a worker may still train, including one that was dismissed before."""
+    leftover = (key for _, key in view.leftover_tasks(plan, cluster))
+    return bool(tasks_of(cluster, Role.WORKER)) or any(key is None or key.role is Role.WORKER for key in leftover)
 
 
-def conclude(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+def conclude(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The next version, once the chief has saved and left, or when that took too long."""
-    if cluster.stage not in (Stage.PAUSING, Stage.SAVING):
+    if cluster.stage not in LEAVING_STAGES:
         return None
-    # A chief whose workers serve it (ParameterServerStrategy) saves and leaves with them still there, for they train
+    before, after = len(tasks_of(cluster, Role.PS)), len(cluster.next_servers)
+    # A chief whose workers serve it (ParameterServerStrategy) saves and leaves with them still there: they train
     # nothing by themselves, and it could not finish its step without them.
     for chief in tasks_of(cluster, Role.CHIEF):
-        loss, told = scene.loss(cluster, chief), scene.told(chief)
+        loss, status = view.loss_of(cluster, chief), view.status_of(chief)
         if loss is None or loss.end.cause is not EndCause.RESHAPED:
             continue
-        # One that was ended with its node before it had saved is a loss.
-        if not loss.free or (told is not None and told.saved >= max(0, told.step)):
-            saved = f"{chief.key} saved at step {told.saved}" if told is not None and told.saved >= 0 else ""
-            return begin_version(scene, plan, cluster, _words(cluster, saved), rolled_back=False)
-    if cluster.until is not None and scene.now >= cluster.until:
-        if scene.broken(plan) is not None:
+        # A chief that was ended with its node before it had saved is a loss.
+        if not loss.free or (status is not None and status.saved >= max(0, status.step)):
+            saved = text.saved(chief, status.saved if status is not None else -1)
+            return begin_version(view, plan, cluster, text.reshaped(before, after, saved), rolled_back=False)
+    if cluster.until is not None and view.now >= cluster.until:
+        if view.pending_reconnect(plan) is not None:
             return plan
-        waited = names([str(task.key) for task in tasks_of(cluster, Role.WORKER)]) or "the chief"
-        late = f"{waited} did not leave within {scene.limits.save_timeout:g} s, so what was not saved is lost"
-        return begin_version(scene, plan, cluster, _words(cluster, late), rolled_back=True)
+        late = text.not_saved(tasks_of(cluster, Role.WORKER), view.limits.save_timeout)
+        return begin_version(view, plan, cluster, text.reshaped(before, after, late), rolled_back=True)
     return None
 
 
-def _words(cluster: Cluster, how: str) -> str:
-    before, after = len(tasks_of(cluster, Role.PS)), len(cluster.next_servers)
-    number = f"{servers(after)} instead of {before}" if after != before else f"{servers(after)}, started anew"
-    return f"{number}; {how}" if how else number
-
-
-def _swell(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    """A server that is near its limit of memory gets more before it is killed for that."""
-    limits = scene.limits
+def _raise_memory(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """Give a server that is near its memory limit more before it is killed for that."""
+    limits = view.limits
     for task in tasks_of(cluster, Role.PS):
-        told = scene.told(task)
-        if told is None or not told.near_memory_limit or not scene.ready(task):
+        status, usage = view.status_of(task), usage_of(cluster, Role.PS)
+        if status is None or not status.near_memory_limit or not view.is_ready(task):
             continue
-        if (
-            limit_of(limits, cluster, Role.PS, task.rank) > task.memory
-            or more_memory(limits, task.memory) == task.memory
-        ):
+        raised = limit_of(limits, cluster, Role.PS, task.rank) > task.memory
+        if raised or more_memory(limits, task.memory) == task.memory:
             continue
-        spent = spent_of(cluster, Role.PS)
-        if spent.memory >= limits.memory_restarts or not may_try_servers(limits, cluster):
+        if usage.memory >= limits.memory_restarts or not may_try_servers(limits, cluster):
             continue
-        cluster = with_spent(cluster, msgspec.structs.replace(spent, memory=spent.memory + 1))
+        cluster = with_usage(cluster, msgspec.structs.replace(usage, memory=usage.memory + 1))
         cluster = raise_limit(limits, cluster, task)
-        memory = limit_of(limits, cluster, Role.PS, task.rank)
-        reason = f"{named(task)} is near its limit of {size(task.memory)}, and is to get {size(memory)}"
-        return changed(plan, scene.now, cluster=cluster, reason=reason)
+        return view.update(plan, cluster, text.near_limit(task, limit_of(limits, cluster, Role.PS, task.rank)))
     return None
 
 
-def _wanted(scene: ClusterView, cluster: Cluster) -> tuple[Places, str] | None:
-    """Where the servers shall be, and why, when that is another thing than where they are and what they have."""
-    current = tasks_of(cluster, Role.PS)
-    places = places_for_servers(scene, cluster)
-    if len(places) < least_servers(scene.limits, cluster):
+def _wanted(view: ClusterView, cluster: Cluster) -> tuple[Places, str] | None:
+    """Where the servers are wanted, and why, if that differs from where they are and from the memory they have."""
+    limits, current = view.limits, tasks_of(cluster, Role.PS)
+    places = server_places(view, cluster)
+    if len(places) < min_servers(limits, cluster):
         return None
-    goal = wanted_servers(scene.limits, cluster)
-    if len(places) > len(current) or goal < len(current):
-        return places, f"{servers(len(places))} {'is' if len(places) == 1 else 'are'} wanted instead of {len(current)}"
-    leaving = [task for task in current if scene.going(host_of(task))]
+    if len(places) > len(current) or len(desired_ranks(limits, cluster, Role.PS)) < len(current):
+        return places, text.other_number_wanted(len(places), len(current))
+    leaving = [task for task in current if view.is_leaving(host_of(task))]
     if leaving:
-        return places, names(list(dict.fromkeys(scene.departure(task) for task in leaving)))
-    chiefs = [task for task in tasks_of(cluster, Role.CHIEF) if scene.going(host_of(task))]
-    if chiefs and any(rooms(scene, Role.CHIEF).values()):
-        # It saves before it goes: the queues of the data are on its node, and their state goes with the checkpoint.
-        return places, f"{scene.departure(chiefs[0])}, and the chief moves"
-    small = [task for task in current if task.memory < limit_of(scene.limits, cluster, Role.PS, task.rank)]
-    if small:
-        return (
-            places,
-            f"{names([str(task.key) for task in small])} {'needs' if len(small) == 1 else 'need'} more memory",
-        )
-    return None
+        return places, text.nodes_leave([_departure(view, task) for task in leaving])
+    chiefs = [task for task in tasks_of(cluster, Role.CHIEF) if view.is_leaving(host_of(task))]
+    if chiefs and all_slots(view, Role.CHIEF):
+        # It saves before its node leaves: the data queues are on that node, and their state is saved with the
+        # checkpoint.
+        return places, text.chief_leaves(_departure(view, chiefs[0]))
+    small = [task for task in current if task.memory < limit_of(limits, cluster, Role.PS, task.rank)]
+    return (places, text.more_memory_needed(small)) if small else None
 
 
-def _begin(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    if scene.broken(plan) is not None or not may_try_servers(scene.limits, cluster):
+def _departure(view: ClusterView, task: Task) -> str:
+    p = view.present.get(host_of(task))
+    return text.departure(task, p.status.ended_by if p is not None else "")
+
+
+def _begin(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    if view.pending_reconnect(plan) is not None or not may_try_servers(view.limits, cluster):
         return None
-    wanted = _wanted(scene, cluster)
+    wanted = _wanted(view, cluster)
     if wanted is None:
         return None
     places, why = wanted
-    cluster, coming = give_all(scene, cluster, Role.PS, places, cluster.version + 1)
-    cluster = msgspec.structs.replace(
-        cluster, stage=Stage.CHANGING, since=scene.now, next_servers=coming, next_ports_held_at=None, until=None
+    cluster, tasks = new_tasks(view, cluster, Role.PS, places, cluster.version + 1)
+    return _with_next(view, plan, cluster, text.next_servers_start(why, tasks), Stage.CHANGING, tasks)
+
+
+def _with_next(
+    view: ClusterView, plan: Plan, cluster: Cluster, reason: str, stage: Stage, tasks: tuple[Task, ...] = ()
+) -> Plan:
+    """The plan with these next servers; without any, another change may begin."""
+    return view.update(
+        plan, cluster, reason, stage=stage, since=view.now, next_servers=tasks, next_ports_held_at=None, until=None
     )
-    new = names([str(task.key) for task in coming])
-    reason = f"{why}: {new} {'is' if len(coming) == 1 else 'are'} started while training goes on"
-    return changed(plan, scene.now, cluster=cluster, reason=reason)
 
 
-def _prepare(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    losses = scene.losses(cluster, cluster.next_servers)
+def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    is_known = view.pending_reconnect(plan) is None
+    losses = view.losses_of(cluster, cluster.next_servers)
     if losses:
-        if scene.broken(plan) is not None:
+        if not is_known:
             return None
-        # Training goes on, so a change that cannot be paid for is given up, not the job.
-        charged, problem = charge_one_of(scene.limits, cluster, losses)
+        # Training continues, so a change that uses up the restarts is given up, not the job.
+        charged, problem = charge(view.limits, cluster, losses)
         charged = msgspec.structs.replace(charged, outcome=None)
-        given_up = f"{problem}; the change is given up, and training goes on" if problem else ""
-        return _withdraw(scene, plan, charged, f"{ended(losses)}{given_up}")
-    wanted = _wanted(scene, cluster)
-    if scene.broken(plan) is None and (wanted is None or not _fits(scene, cluster, wanted[0])):
-        return _withdraw(scene, plan, cluster, "other parameter servers are wanted by now")
-    chief_is_ready = any(scene.ready(task) for task in tasks_of(cluster, Role.CHIEF))
-    if not chief_is_ready or not all(scene.ready(task) for task in cluster.next_servers):
+        return _with_next(view, plan, charged, text.change_failed(losses, problem), Stage.TRAINING)
+    wanted = _wanted(view, cluster)
+    if is_known and (wanted is None or not _fits(view, cluster, wanted[0])):
+        return _with_next(view, plan, cluster, text.OTHER_SERVERS_WANTED, Stage.TRAINING)
+    chief_is_ready = any(view.is_ready(task) for task in tasks_of(cluster, Role.CHIEF))
+    if not chief_is_ready or not all(view.is_ready(task) for task in cluster.next_servers):
         return None
-    # Those that have no process yet have nothing to leave.
-    tasks = tuple(task for task in cluster.tasks if task.role is not Role.WORKER or _has_begun(scene, task))
-    until = scene.now + scene.limits.save_timeout
-    paused = msgspec.structs.replace(cluster, stage=Stage.PAUSING, since=scene.now, until=until, tasks=tasks)
-    answer = "answers" if len(cluster.next_servers) == 1 else "answer"
-    reason = f"{servers(len(cluster.next_servers))} of the next version {answer}, so training pauses"
-    return changed(plan, scene.now, cluster=paused, reason=reason)
-
-
-def _fits(scene: ClusterView, cluster: Cluster, places: Places) -> bool:
-    """Whether the servers that are coming are what is wanted still."""
-    coming = cluster.next_servers
-    small = any(task.memory < limit_of(scene.limits, cluster, Role.PS, task.rank) for task in coming)
-    return len(coming) == len(places) and not small and not any(scene.going(host_of(task)) for task in coming)
-
-
-def _has_begun(scene: ClusterView, task: Task) -> bool:
-    return scene.stage(task) in (TaskStage.STARTED, TaskStage.READY, TaskStage.ENDED)
-
-
-def _withdraw(scene: ClusterView, plan: Plan, cluster: Cluster, reason: str) -> Plan:
-    """The servers that were coming are ended; another change may begin."""
-    cluster = msgspec.structs.replace(
-        cluster, stage=Stage.TRAINING, since=scene.now, next_servers=(), next_ports_held_at=None, until=None
+    # Workers without a process have nothing to leave.
+    begun = tuple(task for task in cluster.tasks if task.role is not Role.WORKER or _has_begun(view, task))
+    return view.update(
+        plan,
+        cluster,
+        text.next_servers_ready(len(cluster.next_servers)),
+        stage=Stage.PAUSING,
+        since=view.now,
+        until=view.now + view.limits.save_timeout,
+        tasks=begun,
     )
-    return changed(plan, scene.now, cluster=cluster, reason=reason)
+
+
+def _fits(view: ClusterView, cluster: Cluster, places: Places) -> bool:
+    """Whether the next servers are still what is wanted."""
+    tasks = cluster.next_servers
+    small = any(task.memory < limit_of(view.limits, cluster, Role.PS, task.rank) for task in tasks)
+    return len(tasks) == len(places) and not small and not any(view.is_leaving(host_of(task)) for task in tasks)
+
+
+def _has_begun(view: ClusterView, task: Task) -> bool:
+    return view.stage_of(task) not in (None, TaskStage.HELD)

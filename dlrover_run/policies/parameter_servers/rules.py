@@ -1,27 +1,28 @@
-"""What is fixed for a job with parameter servers before it starts."""
+"""What is fixed for a job with parameter servers before it starts: its rules, and the properties of each role."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
-from dlrover_run.policies.parameter_servers.model import MAX_TASKS
+from dlrover_run.policies.parameter_servers.model import MAX_TASKS, Role
 
 RESTARTS = 3
 """Restarts that each role has, unless `--max-restarts` says otherwise."""
 
 SAVE_TIMEOUT = 60.0
-"""Seconds that a planned change gives the workers to leave and the chief to save. After that it goes on without them,
-and what was not saved is lost, as if a server had died."""
+"""Seconds that a planned change gives the workers to leave and the chief to save. After that the change continues
+without them, and unsaved steps are lost, as if a server had died."""
 
 READY_TIMEOUT = 300.0
-"""Seconds that a new process has to become ready. TensorFlow takes 3 s to import, and on a cold network disk minutes.
-After that it is killed, and its end counts as a failure."""
+"""Seconds that a new process has to become ready. Importing TensorFlow takes 3 s, and minutes from a cold network disk.
+After that the process is killed, and its end counts as a failure."""
 
 END_GRACE = 30.0
 """Seconds that workers and the evaluator have to end by themselves after the chief has succeeded."""
 
 MEMORY_FACTOR = 2
-"""How many times the memory of before a task gets that was killed for it (as DLRover)."""
+"""The factor by which the memory limit of a task grows after it was killed for its memory (as in DLRover)."""
 
 MEMORY_RESTARTS = 3
 """How often the tasks of a role may be given more memory."""
@@ -29,8 +30,8 @@ MEMORY_RESTARTS = 3
 
 @dataclass(frozen=True)
 class ClusterRules:
-    """How many processes of each role a job has, and what they may cost. Memory is in MiB, 0 for no limit; times are
-    seconds. The chief is one, and trains too."""
+    """How many processes of each role a job has, and what they may cost. Memory is in MiB, 0 for no limit; times are in
+    seconds. There is one chief, which trains too."""
 
     min_ps: int = 1
     max_ps: int = 1
@@ -47,7 +48,7 @@ class ClusterRules:
     end_grace: float = END_GRACE
 
     def problem(self) -> str | None:
-        """A sentence when no job could have these rules, else None."""
+        """A sentence when no job can have these rules, else None."""
         if not 1 <= self.min_ps <= self.max_ps:
             return f"a job has at least one parameter server, and MIN may not be above MAX: not {self.ps_range}"
         if not 0 <= self.min_workers <= self.max_workers:
@@ -58,5 +59,67 @@ class ClusterRules:
 
     @property
     def ps_range(self) -> str:
-        """The fewest and the most parameter servers, in words."""
+        """The minimum and maximum of parameter servers, as text."""
         return f"{self.min_ps} to {self.max_ps}"
+
+    def memory_of(self, role: Role) -> int:
+        """The memory limit with which tasks of that role begin."""
+        return self.ps_memory if role is Role.PS else self.worker_memory
+
+
+class Loss(enum.Enum):
+    """What the loss of a task means for the others."""
+
+    NEW_VERSION = "new version"
+    """A part of the model is lost: all processes of the version start again."""
+    RESTART = "restart"
+    """Only the task itself starts again, on any node."""
+    RESTART_IN_PLACE = "restart in place"
+    """It starts again alone on its node. On another node it needs a new version once the servers have answered: the
+    data queues are on its node, and are lost with it, and a live model would go on with none of the data used."""
+
+
+class Milestone(enum.Enum):
+    """What a task waits for before its time to become ready begins."""
+
+    ADDRESSES = "addresses"
+    SERVERS = "servers"
+    MODEL = "model"
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """The properties of a role. The decisions read them from `ROLES`.
+
+    `label` names its tasks where the text is about their restarts. `loss` is what the loss of a task means. With
+    `listed` the others know its address, so they start only once it has one. With `outlives_versions` it reads
+    checkpoints only, and goes on when the servers change. With `required` the job ends when its restarts are used up,
+    or when there is no slot for its minimum. `ready_after` is when its time to become ready begins; None for no limit.
+    With `ends_itself` it has a grace to end after the chief has succeeded; a server never ends by itself, and is
+    stopped last. With `numbered` there may be several, so texts give the rank.
+    """
+
+    label: str
+    loss: Loss
+    listed: bool = True
+    outlives_versions: bool = False
+    required: bool = True
+    ready_after: Milestone | None = Milestone.ADDRESSES
+    ends_itself: bool = True
+    numbered: bool = True
+
+
+ROLES = {
+    Role.PS: RoleSpec("parameter servers", Loss.NEW_VERSION, ends_itself=False),
+    Role.CHIEF: RoleSpec("the chief", Loss.RESTART_IN_PLACE, ready_after=Milestone.SERVERS, numbered=False),
+    Role.EVALUATOR: RoleSpec(
+        "the evaluator",
+        Loss.RESTART,
+        listed=False,
+        outlives_versions=True,
+        required=False,
+        ready_after=None,
+        numbered=False,
+    ),
+    Role.WORKER: RoleSpec("workers", Loss.RESTART, ready_after=Milestone.MODEL),
+}

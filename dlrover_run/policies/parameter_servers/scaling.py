@@ -1,146 +1,170 @@
-"""What people wish for a running job: how many servers and workers it shall have."""
+"""How many servers and workers the job shall have: what the user requests while it runs, and what its tables allow.
+
+A table that is looked up with `partition_strategy="mod"` can be restored only with as many parts as it was saved with,
+and only the script knows how many parts it makes. So the chief reports which numbers of servers are safe, and does not
+restore a checkpoint whose parts differ from those of its graph.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.records import Plan, PlanPhase
-from dlrover_run.coordination.words import counted
+from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import may_try_servers
-from dlrover_run.policies.parameter_servers.model import Cluster, DesiredReplicas, Role, ScaleAnswer, Stage
-from dlrover_run.policies.parameter_servers.placement import rooms
+from dlrover_run.policies.parameter_servers.model import (
+    Cluster,
+    DesiredReplicas,
+    EndCause,
+    Role,
+    ScaleAnswer,
+    ServerBounds,
+    Task,
+    TaskEnd,
+)
+from dlrover_run.policies.parameter_servers.placement import all_slots
+from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.policies.parameter_servers.text import bounded, servers
-from dlrover_run.policies.parameter_servers.view import ClusterView, tasks_of
+from dlrover_run.policies.parameter_servers.versions import begin_version, fail
+from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, tasks_of
 
 MAX_SCALE_ANSWERS = 1000
-"""The nodes whose last wish is remembered, so that it is granted once. Older ones are forgotten first."""
+"""The nodes whose last request is remembered, so that it is applied once. The oldest are forgotten first."""
 
 MAX_ANSWER_TEXTS = 20
-"""The newest wishes whose answers are kept in words, for whoever asked to read them; each visitor is a node of its own,
-and goes once it has read."""
+"""The newest requests whose answers are kept as text. Each client is a node of its own, and leaves once it has read."""
 
 
-def grant(scene: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
-    """The plan after a wish that was not heard before; None when there is none. A wish is granted as a whole or refused
-    as a whole, and whoever asked is told what follows, or why nothing does."""
-    heard = {wish.node_id: wish for wish in cluster.scale_answers}
-    for key in sorted(scene.present):
-        status = scene.present[key].status
-        hosting = status.cluster
-        if hosting is None or hosting.scale_request is None:
+def apply_scale(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """The plan after a new scale request; None when there is none. A request is granted or refused as a whole, and the
+    answer says what follows, or why nothing does."""
+    answers = {answer.node_id: answer for answer in cluster.scale_answers}
+    for key in sorted(view.node_tasks):
+        reported, status = view.node_tasks[key], view.present[key].status
+        request, number = reported.scale_request, reported.scale_request_number
+        before = answers.get(status.node_id)
+        if request is None or (before is not None and number <= before.number):
             continue
-        before = heard.get(status.node_id)
-        if before is not None and hosting.scale_request_number <= before.number:
+        short = _too_few_slots(view, plan, cluster, request)
+        if short and view.pending_reconnect(plan) is not None:
+            # It will be known in a moment whether the node whose connection has just broken comes back.
             continue
-        short = _short(scene, plan, cluster, hosting.scale_request)
-        if short and scene.broken(plan) is not None:
-            # Whether the node whose connection has just broken comes back is known in a moment.
-            continue
-        refusal = _problem(scene, plan, cluster, hosting.scale_request) or short
-        words = f"{status.host} asked for {_asked(hosting.scale_request)}"
-        targets = cluster.desired if refusal else _with_wish(cluster.desired, hosting.scale_request)
-        answer = refusal or _follows(scene, plan, cluster, hosting.scale_request)
-        heard.pop(status.node_id, None)
-        wishes = _kept(
-            [*heard.values(), ScaleAnswer(status.node_id, hosting.scale_request_number, bool(refusal), answer)]
-        )
-        answered = msgspec.structs.replace(cluster, desired=targets, scale_answers=wishes)
-        reason = f"{words}, which is refused: {refusal}" if refusal else words
-        return changed(plan, scene.now, cluster=answered, reason=reason)
+        refusal = _refusal(view, plan, cluster, request) or short
+        answer = refusal or _consequences(view, plan, cluster, request)
+        answers.pop(status.node_id, None)
+        kept = _kept([*answers.values(), ScaleAnswer(status.node_id, number, bool(refusal), answer)])
+        desired = cluster.desired
+        if not refusal:
+            ps = desired.ps if request.ps is None else request.ps
+            desired = DesiredReplicas(ps, desired.workers if request.workers is None else request.workers)
+        reason = text.scale_requested(status.host, request, refusal)
+        return view.update(plan, cluster, reason, desired=desired, scale_answers=kept)
     return None
 
 
-def _kept(wishes: list[ScaleAnswer]) -> tuple[ScaleAnswer, ...]:
-    wishes = wishes[-MAX_SCALE_ANSWERS:]
-    old = [msgspec.structs.replace(wish, answer="") if wish.answer else wish for wish in wishes[:-MAX_ANSWER_TEXTS]]
-    return (*old, *wishes[-MAX_ANSWER_TEXTS:])
+def _kept(answers: list[ScaleAnswer]) -> tuple[ScaleAnswer, ...]:
+    answers = answers[-MAX_SCALE_ANSWERS:]
+    old = [msgspec.structs.replace(one, answer="") if one.answer else one for one in answers[:-MAX_ANSWER_TEXTS]]
+    return (*old, *answers[-MAX_ANSWER_TEXTS:])
 
 
-def _with_wish(targets: DesiredReplicas, wish: DesiredReplicas) -> DesiredReplicas:
-    return DesiredReplicas(
-        ps=targets.ps if wish.ps is None else wish.ps,
-        workers=targets.workers if wish.workers is None else wish.workers,
-    )
-
-
-def _problem(scene: ClusterView, plan: Plan, cluster: Cluster, wish: DesiredReplicas) -> str:
-    """Why the job cannot do that, whatever room there is; empty when it can."""
-    if problem := _out_of_range(wish, scene.limits):
+def _refusal(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> str:
+    """Why the job cannot do that, whatever its capacity; empty when it can."""
+    if problem := out_of_range(request, view.limits):
         return problem
-    if wish.ps is None:
+    if request.ps is None:
         return ""
-    if cluster.server_bounds is not None and not cluster.server_bounds.allow(wish.ps):
-        return bounded(cluster)
-    present = len(tasks_of(cluster, Role.PS))
-    if plan.phase is PlanPhase.TRAINING and wish.ps != present and not may_try_servers(scene.limits, cluster):
-        return f"new parameter servers have failed too often to be tried again, so training goes on with {present}"
+    if cluster.server_bounds is not None and not cluster.server_bounds.allow(request.ps):
+        return text.bounded(cluster.server_bounds)
+    current = len(tasks_of(cluster, Role.PS))
+    trains = plan.phase is PlanPhase.TRAINING
+    if trains and request.ps != current and not may_try_servers(view.limits, cluster):
+        return text.servers_not_tried(current)
     return ""
 
 
-def _out_of_range(wish: DesiredReplicas, limits: ClusterRules) -> str:
-    for flag, wanted, least, most in (
-        ("--ps", wish.ps, limits.min_ps, limits.max_ps),
-        ("--workers", wish.workers, limits.min_workers, limits.max_workers),
+def out_of_range(request: DesiredReplicas, limits: ClusterRules) -> str:
+    """Why the job was not started with such numbers; empty when it was."""
+    for flag, number, least, most in (
+        ("--ps", request.ps, limits.min_ps, limits.max_ps),
+        ("--workers", request.workers, limits.min_workers, limits.max_workers),
     ):
-        if wanted is not None and not least <= wanted <= most:
-            began = f"{flag}={least}" if least == most else f"{flag}={least}:{most}"
-            remedy = f"start it with {flag}=MIN:MAX" if least == most else f"give {least} to {most}"
-            return f"the job was started with {began}, so it cannot have {wanted}: {remedy}"
+        if number is not None and not least <= number <= most:
+            return text.out_of_range(flag, number, least, most)
     return ""
 
 
-def _short(scene: ClusterView, plan: Plan, cluster: Cluster, wish: DesiredReplicas) -> str:
-    """What a version that runs has no room for, in words; one that gathers takes what room there is by then."""
+def _too_few_slots(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> str:
+    """What a running version has too few slots for; one that gathers uses the slots that there are then."""
     if plan.phase is not PlanPhase.TRAINING:
         return ""
-    ranks = [rank for rank in range(wish.workers or 0) if rank not in cluster.succeeded_workers]
-    needs = ((Role.PS, wish.ps or 0, "parameter server"), (Role.WORKER, len(ranks), "worker"))
-    short = [counted(room, noun) for role, needed, noun in needs if (room := _room(scene, role)) < needed]
-    return f"there is room for {' and '.join(short)} now: start more nodes first, or ask for less" if short else ""
+    workers = [rank for rank in range(request.workers or 0) if rank not in cluster.succeeded_workers]
+    needed = {Role.PS: request.ps or 0, Role.WORKER: len(workers)}
+    short = [(role, number) for role in needed if (number := all_slots(view, role)) < needed[role]]
+    return text.no_slots(short) if short else ""
 
 
-def _room(scene: ClusterView, role: Role) -> int:
-    return sum(rooms(scene, role).values())
+def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> str:
+    """What the job does now that it grants the request."""
+    parts = []
+    for role, number in ((Role.PS, request.ps), (Role.WORKER, request.workers)):
+        if number is None:
+            continue
+        current = len(tasks_of(cluster, role))
+        if plan.phase is not PlanPhase.TRAINING:
+            how = text.when_it_trains(all_slots(view, role))
+        elif role is Role.PS and cluster.stage in LEAVING_STAGES:
+            how = text.NEXT_SET_FITS if number == len(cluster.next_servers) else text.NEW_SET
+        elif number == current:
+            how = text.already_there(number)
+        else:
+            how = text.NEW_SET if role is Role.PS else text.WORKERS_CHANGE
+        parts.append(text.scale_follows(role, number, how))
+    return "; ".join(parts)
 
 
-def _asked(wish: DesiredReplicas) -> str:
-    said = [] if wish.ps is None else [servers(wish.ps)]
-    if wish.workers is not None:
-        said.append(counted(wish.workers, "worker"))
-    return "; and for ".join(said) or "nothing"
+def bound_servers(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """The plan with the bounds that the chief has reported; with a version of another number of servers, or the end of
+    the job, where the chief did not restore the model."""
+    for chief in tasks_of(cluster, Role.CHIEF):
+        status = view.status_of(chief)
+        bounds = status.server_bounds if status is not None else None
+        if bounds is None:
+            continue
+        if bounds.refused:
+            return _with_other_servers(view, plan, cluster, chief, bounds)
+        bounds = _narrowed(cluster.server_bounds, bounds)
+        if bounds != cluster.server_bounds:
+            return view.update(plan, cluster, server_bounds=bounds)
+    return None
 
 
-def _follows(scene: ClusterView, plan: Plan, cluster: Cluster, wish: DesiredReplicas) -> str:
-    """What the job does now that it grants a wish."""
-    gathers = plan.phase is not PlanPhase.TRAINING
-    said = []
-    if wish.ps is not None:
-        said.append(f"{servers(wish.ps)}{_of_gathering(scene, Role.PS) if gathers else _of_servers(cluster, wish.ps)}")
-    if wish.workers is not None:
-        there = wish.workers == len(tasks_of(cluster, Role.WORKER))
-        follows = _already(wish.workers) if there else ": nobody else pauses for that"
-        workers = counted(wish.workers, "worker")
-        said.append(f"{workers}{_of_gathering(scene, Role.WORKER) if gathers else follows}")
-    return "; ".join(said)
+def _narrowed(known: ServerBounds | None, reported: ServerBounds) -> ServerBounds:
+    """What both allow. A bound that was learned from a refusal stays, because the chief cannot know it beforehand."""
+    if known is None:
+        return reported
+    least, most = max(known.least, reported.least), min(known.most, reported.most)
+    if (least, most) == (known.least, known.most) or least > most:
+        return known
+    return msgspec.structs.replace(reported, least=least, most=most)
 
 
-def _of_gathering(scene: ClusterView, role: Role) -> str:
-    return f", once the job trains, if there is room by then: there is room for {_room(scene, role)} now"
-
-
-def _of_servers(cluster: Cluster, number: int) -> str:
-    if cluster.stage in (Stage.PAUSING, Stage.SAVING):
-        if number == len(cluster.next_servers):
-            return ": the set that all go on with already has as many"
-    elif number == len(tasks_of(cluster, Role.PS)):
-        return _already(number)
-    return (
-        ": a new set is started while training goes on; then the workers pause, the chief saves, and all go on with "
-        "the new set"
-    )
-
-
-def _already(number: int) -> str:
-    return f" {'is' if number == 1 else 'are'} there already"
+def _with_other_servers(view: ClusterView, plan: Plan, cluster: Cluster, chief: Task, bounds: ServerBounds) -> Plan:
+    """The plan with the number of servers that the model was trained with, or else with the number that the chief has
+    computed. The same number is never tried twice."""
+    if view.pending_reconnect(plan) is not None:
+        return plan
+    limits, known, present = view.limits, cluster.server_bounds, len(tasks_of(cluster, Role.PS))
+    number = cluster.proven_servers if cluster.proven_servers not in (0, present) else bounds.least
+    was_tried = known is not None and known.least == known.most == present
+    what, remedy = text.not_restored(bounds, present), ""
+    if number in (0, present) or was_tried:
+        remedy = text.AS_WHEN_WRITTEN
+    elif not limits.min_ps <= number <= limits.max_ps:
+        remedy = text.start_with(number)
+    if remedy:
+        loss = LostTask(chief, TaskEnd(EndCause.FAILURE, what + remedy))
+        return fail(view, plan, cluster, text.lost_tasks([loss]), loss)
+    exact = msgspec.structs.replace(bounds, least=number, most=number, refused=0)
+    why = f"{text.lost_tasks([LostTask(chief, TaskEnd(EndCause.FAILURE, what))])}{text.servers_needed(number)}"
+    return begin_version(view, plan, msgspec.structs.replace(cluster, server_bounds=exact), why, rolled_back=True)

@@ -1,129 +1,194 @@
-"""The next version of a cluster: who is in it, and what it goes on from."""
+"""A version of the cluster: which tasks it has, what it continues from, and how it comes to train."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.decision import changed
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, changed, due
 from dlrover_run.coordination.records import Failure, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.words import counted
+from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, Stage, Task, TaskStage
-from dlrover_run.policies.parameter_servers.orders import host_of
 from dlrover_run.policies.parameter_servers.placement import (
-    Places,
-    give,
-    give_all,
-    least_servers,
-    place_one,
-    places_of,
-    rooms,
+    all_slots,
+    desired_ranks,
+    find_node,
+    min_tasks,
+    new_task,
+    new_tasks,
+    server_places,
+    slots,
     spread,
-    wanted_servers,
-    wanted_workers,
 )
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.policies.parameter_servers.text import replaced, servers
-from dlrover_run.policies.parameter_servers.view import ClusterView, Loss, tasks_of
+from dlrover_run.policies.parameter_servers.rules import ROLES, Loss
+from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, host_of, tasks_of
+
+
+def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """The plan that follows while no version runs; None when nothing changes now."""
+    if view.all_have_left:
+        reason = f"{plan.reason}{text.NO_NODE_LEFT}" if cluster.version else text.EVERY_NODE_LEFT
+        return fail(view, plan, plan.cluster, reason)
+    if _is_empty(view, plan):
+        return None
+    hosts = [p.status.host for p in view.hosts]
+    short = shortage(view, cluster)
+    if short:
+        if view.now < _gather_deadline(view, plan).at:
+            return None
+        before = f"{plan.reason}; " if plan.key.number else ""
+        return fail(view, plan, plan.cluster, f"{before}{text.too_few_nodes(hosts, _patience(view, plan), short)}")
+    complete = _complete_at(view, plan, cluster)
+    if complete is not None and view.now < complete.at:
+        return None
+    why = plan.reason if plan.key.number else text.nodes_here(hosts)
+    if not plan.key.number and not _is_full(view, cluster):
+        why += text.last_call_over(view.rules.last_call_timeout)
+    return begin_version(view, plan, cluster, why, rolled_back=bool(plan.key.number))
+
+
+def gather_deadlines(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[Deadline, ...]:
+    """When to decide again while no version runs."""
+    if _is_empty(view, plan):
+        return ()
+    if shortage(view, cluster):
+        return (_gather_deadline(view, plan), *due(view.pending_reconnect(plan), DeadlineReason.LOST))
+    complete = _complete_at(view, plan, cluster)
+    return () if complete is None else (complete,)
+
+
+def gather_text(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[str, float | None]:
+    """What nodes wait for while no version runs, and until when."""
+    hosts = [p.status.host for p in view.hosts]
+    if _is_empty(view, plan):
+        return text.gathering(hosts, f"the job is for {text.job_size(view.limits)}"), None
+    short = shortage(view, cluster)
+    deadline = _gather_deadline(view, plan) if short else _complete_at(view, plan, cluster)
+    others = text.others_may_come({role: all_slots(view, role) for role in (Role.PS, Role.WORKER)}, view.limits)
+    return text.gathering(hosts, short or others), None if deadline is None else deadline.at
+
+
+def _is_empty(view: ClusterView, plan: Plan) -> bool:
+    """Whether no node has come yet, so that no timeout runs."""
+    return not plan.key.number and not view.hosts
+
+
+def _patience(view: ClusterView, plan: Plan) -> float:
+    return view.rules.pend_timeout if plan.key.number else view.rules.join_timeout
+
+
+def _gather_deadline(view: ClusterView, plan: Plan) -> Deadline:
+    """Until when too few nodes wait for others."""
+    reason = DeadlineReason.REPLACEMENT if plan.key.number else DeadlineReason.JOIN
+    return Deadline(plan.since + _patience(view, plan), reason)
+
+
+def _complete_at(view: ClusterView, plan: Plan, cluster: Cluster) -> Deadline | None:
+    """When it is known who takes part, if no node comes or goes before that."""
+    found = [*due(view.pending_reconnect(plan), DeadlineReason.LOST)]
+    if not plan.key.number and not _is_full(view, cluster):
+        last_call = max(p.arrived for p in view.hosts) + view.rules.last_call_timeout
+        found.append(Deadline(last_call, DeadlineReason.LAST_CALL))
+    return max(found, key=lambda deadline: deadline.at, default=None)
+
+
+def _is_full(view: ClusterView, cluster: Cluster) -> bool:
+    """Whether there are slots for all that is desired, or as many nodes as may come."""
+    fits = all(all_slots(view, role) >= len(desired_ranks(view.limits, cluster, role)) for role in ROLES)
+    return fits or len(view.hosts) >= view.rules.full_size
+
+
+def shortage(view: ClusterView, cluster: Cluster) -> str:
+    """What there is no slot for that every version needs; empty when there are slots for the minimum of each role."""
+    return _shortage(view, cluster, len(server_places(view, cluster)))
+
+
+def _shortage(view: ClusterView, cluster: Cluster, ps: int) -> str:
+    found = {role: ps if role is Role.PS else all_slots(view, role) for role in ROLES}
+    least = {role: min_tasks(view.limits, cluster, role) for role in ROLES}
+    missing = [(role, found[role], least[role]) for role in ROLES if found[role] < least[role]]
+    return text.shortage(missing, cluster, view.limits)
 
 
 def begin_version(
-    scene: ClusterView, plan: Plan, cluster: Cluster, why: str, rolled_back: bool, losses: Sequence[Loss] = ()
+    view: ClusterView, plan: Plan, cluster: Cluster, why: str, rolled_back: bool, losses: Sequence[LostTask] = ()
 ) -> Plan:
-    """The plan in which the next version starts, or in which its nodes gather when there is no room for one.
+    """The plan in which the next version starts, or in which its nodes gather when there are too few slots.
 
-    The servers that were coming take part, for nothing was ever stored in them. With `rolled_back` the model goes back
-    to a checkpoint, so that workers which have succeeded are needed again.
+    The next servers take part if there are any, because nothing was ever stored in them. With `rolled_back` the model
+    goes back to a checkpoint, so workers that have succeeded are needed again.
     """
-    number = max(plan.key.number, cluster.version) + 1
-    cluster = _account(scene, cluster, rolled_back)
-    cluster, coming = _next_servers(scene, cluster, number)
-    chief_before = next((host_of(task) for task in tasks_of(cluster, Role.CHIEF)), None)
-    workers_before = places_of(tasks_of(cluster, Role.WORKER))
-    kept = tuple(task for task in tasks_of(cluster, Role.EVALUATOR) if _goes_on(scene, task))
+    limits, number = view.limits, max(plan.key.number, cluster.version) + 1
+    cluster = _close_version(view, cluster, rolled_back)
+    cluster, next_servers = _next_servers(view, cluster, number)
+    before = {role: {task.rank: host_of(task) for task in tasks_of(cluster, role)} for role in ROLES}
+    kept = tuple(task for task in cluster.tasks if ROLES[task.role].outlives_versions and _continues(view, task))
     empty = msgspec.structs.replace(cluster, tasks=kept, next_servers=())
-    short = _shortage(scene, empty, len(coming))
+    short = _shortage(view, empty, len(next_servers))
+    common: dict[str, Any] = {"since": view.now, "failure": None}
     if short:
-        return _disband(scene, plan, cluster, f"{why}; {short}" if why else short)
-    chief_place = place_one(scene, empty, Role.CHIEF, 0, chief_before)
-    assert chief_place is not None, "there is room for a chief"
-    cluster, chief = give(scene, empty, Role.CHIEF, 0, number, chief_place)
-    places = spread(wanted_workers(scene.limits, cluster), rooms(scene, Role.WORKER), workers_before)
-    cluster, workers = give_all(scene, cluster, Role.WORKER, places, number)
-    tasks = (*coming, chief, *workers, *kept)
-    successors = replaced(losses, coming)
-    if successors and len(coming) > len(losses):
-        successors += ", and all other processes are started again too"
-    fewer = len(coming) < wanted_servers(scene.limits, cluster)
-    left = f"there is room for {servers(len(coming))}" if fewer else ""
-    reason = "; ".join(part for part in (f"version {number}: {why}", successors, left) if part)
-    cluster = msgspec.structs.replace(_starting(scene, cluster, tasks), version=number)
+        # All tasks end, and the nodes wait for others.
+        reason = f"{why}; {short}" if why else short
+        return changed(
+            plan, view.now, phase=PlanPhase.GATHERING, cluster=_starting(view, cluster, ()), reason=reason, **common
+        )
+    chief_node = find_node(view, empty, Role.CHIEF, before[Role.CHIEF].get(0))
+    assert chief_node is not None, "there is a slot for a chief"
+    cluster, chief = new_task(view, empty, Role.CHIEF, 0, number, chief_node)
+    places = spread(desired_ranks(limits, cluster, Role.WORKER), slots(view, Role.WORKER), before[Role.WORKER])
+    cluster, workers = new_tasks(view, cluster, Role.WORKER, places, number)
+    successors = text.replacements(losses, next_servers)
+    if successors and len(next_servers) > len(losses):
+        successors += text.ALL_RESTART
+    is_fewer = len(next_servers) < len(desired_ranks(limits, cluster, Role.PS))
+    reason = text.version_begins(number, why, successors, len(next_servers) if is_fewer else None)
+    tasks = (*next_servers, chief, *workers, *kept)
+    cluster = msgspec.structs.replace(_starting(view, cluster, tasks), version=number)
     key = RoundKey(plan.epoch, number)
-    return changed(
-        plan,
-        scene.now,
-        phase=PlanPhase.TRAINING,
-        since=scene.now,
-        key=key,
-        cluster=cluster,
-        reason=reason,
-        failure=None,
-    )
+    return changed(plan, view.now, phase=PlanPhase.TRAINING, key=key, cluster=cluster, reason=reason, **common)
 
 
-def shortage(scene: ClusterView, cluster: Cluster) -> str:
-    """What there is no room for that every version needs, in words; empty when there is room for the least of all."""
-    return _shortage(scene, cluster, len(places_for_servers(scene, cluster)))
-
-
-def places_for_servers(scene: ClusterView, cluster: Cluster) -> Places:
-    """Where the servers of the next version would be: those that can stay where they are do."""
-    current = tasks_of(cluster, Role.PS)
-    before = {task.rank: host_of(task) for task in current if not scene.going(host_of(task))}
-    return spread(range(wanted_servers(scene.limits, cluster)), rooms(scene, Role.PS), before)
-
-
-def fail(scene: ClusterView, plan: Plan, cluster: Cluster, reason: str, loss: Loss | None = None) -> Plan:
-    """The job ends, because of the end of a task if there is one."""
+def fail(view: ClusterView, plan: Plan, cluster: Cluster | None, reason: str, loss: LostTask | None = None) -> Plan:
+    """The job fails, because of the end of a task if there is one."""
     failure = plan.failure
     if loss is not None:
         failure = Failure(loss.task.rank, loss.task.host, loss.end.what, trace=loss.end.trace)
-    return changed(
-        plan, scene.now, phase=PlanPhase.FAILED, since=scene.now, cluster=cluster, reason=reason, failure=failure
-    )
+    phase = PlanPhase.FAILED
+    return changed(plan, view.now, phase=phase, since=view.now, cluster=cluster, reason=reason, failure=failure)
 
 
-def _account(scene: ClusterView, cluster: Cluster, rolled_back: bool) -> Cluster:
-    """The cluster at the end of its version: how far it has come, and what the next one has not to answer for."""
-    told = [status for task in cluster.tasks if (status := scene.told(task)) is not None]
+def _close_version(view: ClusterView, cluster: Cluster, rolled_back: bool) -> Cluster:
+    """The cluster at the end of its version: how far it has come, and what is not counted against the next one."""
+    reported = [status for task in cluster.tasks if (status := view.status_of(task)) is not None]
     return msgspec.structs.replace(
         cluster,
-        step=max([cluster.step, *(status.step for status in told)]),
-        saved=max([cluster.saved, *(status.saved for status in told)]),
+        step=max([cluster.step, *(status.step for status in reported)]),
+        saved=max([cluster.saved, *(status.saved for status in reported)]),
         succeeded_workers=() if rolled_back else cluster.succeeded_workers,
-        # Nobody has trained in a version that was never opened.
+        # No task has trained in a version that was never opened.
         paused=not rolled_back or (cluster.paused and cluster.opened_at is None),
-        # Others may have left because of a server.
-        unexpected_exits=tuple(one for one in cluster.unexpected_exits if one.role is Role.PS),
+        # The others may have left because of a server.
+        unexpected_exits=tuple(one for one in cluster.unexpected_exits if ROLES[one.role].loss is Loss.NEW_VERSION),
     )
 
 
-def _next_servers(scene: ClusterView, cluster: Cluster, number: int) -> tuple[Cluster, tuple[Task, ...]]:
-    coming = cluster.next_servers
-    lost = any(scene.loss(cluster, task) is not None or scene.going(host_of(task)) for task in coming)
-    allowed = cluster.server_bounds is None or cluster.server_bounds.allow(len(coming))
-    if coming and not lost and allowed and all(task.version == number for task in coming):
-        return cluster, coming
-    return give_all(scene, cluster, Role.PS, places_for_servers(scene, cluster), number)
+def _next_servers(view: ClusterView, cluster: Cluster, number: int) -> tuple[Cluster, tuple[Task, ...]]:
+    ready = cluster.next_servers
+    lost = any(view.loss_of(cluster, task) is not None or view.is_leaving(host_of(task)) for task in ready)
+    allowed = cluster.server_bounds is None or cluster.server_bounds.allow(len(ready))
+    if ready and not lost and allowed and all(task.version == number for task in ready):
+        return cluster, ready
+    return new_tasks(view, cluster, Role.PS, server_places(view, cluster), number)
 
 
-def _starting(scene: ClusterView, cluster: Cluster, tasks: tuple[Task, ...]) -> Cluster:
-    """The cluster with these tasks, of which nothing is known yet."""
+def _starting(view: ClusterView, cluster: Cluster, tasks: tuple[Task, ...]) -> Cluster:
+    """The cluster with these tasks, before anything is known of them."""
     return msgspec.structs.replace(
         cluster,
         stage=Stage.STARTING,
-        since=scene.now,
+        since=view.now,
         until=None,
         tasks=tasks,
         next_servers=(),
@@ -135,38 +200,73 @@ def _starting(scene: ClusterView, cluster: Cluster, tasks: tuple[Task, ...]) -> 
     )
 
 
-def _goes_on(scene: ClusterView, task: Task) -> bool:
-    """Whether that evaluator is running: it reads checkpoints, and is of no version."""
-    return scene.stage(task) in (TaskStage.STARTED, TaskStage.READY) and not scene.going(host_of(task))
+def _continues(view: ClusterView, task: Task) -> bool:
+    return view.runs(task) and not view.is_leaving(host_of(task))
 
 
-def _shortage(scene: ClusterView, cluster: Cluster, ps: int) -> str:
-    limits = scene.limits
-    short = []
-    least = least_servers(limits, cluster)
-    if ps < least:
-        exact = cluster.server_bounds is not None and cluster.server_bounds.most == least
-        short.append(f"{ps} of {'exactly' if exact else 'at least'} {servers(least)}{_because(limits, cluster)}")
-    if not sum(rooms(scene, Role.CHIEF).values()):
-        short.append("no chief")
-    workers = sum(rooms(scene, Role.WORKER).values())
-    least = min(limits.min_workers, len(wanted_workers(limits, cluster)))
-    if workers < least:
-        short.append(f"{workers} of at least {least} workers")
-    return f"there is room for {' and '.join(short)}" if short else ""
+def note_ports(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """The plan with the addresses that have become known. A chief may start only once no earlier one is left, because
+    two would write the same checkpoints."""
+    chief_is_left = any(key is None or key.role is Role.CHIEF for _, key in view.leftover_tasks(plan, cluster))
+    tasks = tuple(_with_address(view, task, chief_is_left) for task in cluster.tasks)
+    next_servers = tuple(_with_address(view, task, chief_is_left) for task in cluster.next_servers)
+    noted = msgspec.structs.replace(cluster, tasks=tasks, next_servers=next_servers)
+    listed = [task for task in tasks if ROLES[task.role].listed]
+    if cluster.ports_held_at is None and tasks_of(noted, Role.CHIEF) and all(task.port for task in listed):
+        noted = msgspec.structs.replace(noted, ports_held_at=view.now)
+    if cluster.next_ports_held_at is None and next_servers and all(task.port for task in next_servers):
+        noted = msgspec.structs.replace(noted, next_ports_held_at=view.now)
+    return None if noted == cluster else view.update(plan, noted)
 
 
-def _because(limits: ClusterRules, cluster: Cluster) -> str:
-    """The table for which fewer servers than the job may have are not enough, in brackets."""
-    bounds = cluster.server_bounds
-    if bounds is None or bounds.least <= limits.min_ps:
-        return ""
-    return f" (the table {bounds.table!r} has {counted(bounds.parts, 'part')}, which another number would change)"
-
-
-def _disband(scene: ClusterView, plan: Plan, cluster: Cluster, reason: str) -> Plan:
-    """No version for now: all tasks are ended, and nodes are waited for."""
-    cluster = _starting(scene, cluster, ())
-    return changed(
-        plan, scene.now, phase=PlanPhase.GATHERING, since=scene.now, cluster=cluster, reason=reason, failure=None
+def _with_address(view: ClusterView, task: Task, chief_is_left: bool) -> Task:
+    status = view.status_of(task)
+    if task.port or status is None or not status.port or status.stage is TaskStage.ENDED:
+        return task
+    if task.role is Role.CHIEF and chief_is_left:
+        return task
+    address = view.present[host_of(task)].status.address
+    return msgspec.structs.replace(
+        task, address=address, port=status.port, queue_port=status.queue_port, queue_key=status.queue_key
     )
+
+
+def open_gate(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
+    """The plan once all servers answer; and once the chief has a complete model and no process is left that could train
+    with another version, which lets the workers in."""
+    servers = tasks_of(cluster, Role.PS)
+    if cluster.stage is not Stage.STARTING or not all(view.is_ready(task) for task in servers):
+        return None
+    if cluster.servers_ready_at is None:
+        return view.update(plan, cluster, servers_ready_at=view.now)
+    chief = next((task for task in tasks_of(cluster, Role.CHIEF) if view.is_ready(task)), None)
+    if chief is None:
+        return None
+    left = view.leftover_tasks(plan, cluster)
+    if left:
+        deadline = leftover_deadline(view, cluster)
+        if deadline is None or view.now < deadline:
+            return None
+        node, key = left[0]
+        return fail(view, plan, cluster, plan.reason + text.leftover(key, view.present[node].status.host))
+    status = view.status_of(chief)
+    step, reached = (status.restored, status.reached) if status is not None else (-1, -1)
+    return view.update(
+        plan,
+        cluster,
+        plan.reason + text.restored(step, max(cluster.step, reached), cluster.paused),
+        stage=Stage.TRAINING,
+        since=view.now,
+        opened_at=view.now,
+        step=step,
+        saved=step,
+        proven_servers=len(servers),
+    )
+
+
+def leftover_deadline(view: ClusterView, cluster: Cluster) -> float | None:
+    """Until when the end of processes of earlier versions is waited for: as long as a chief has, and as long again."""
+    if cluster.stage is not Stage.STARTING or cluster.servers_ready_at is None:
+        return None
+    chief_since = max((task.since for task in tasks_of(cluster, Role.CHIEF)), default=cluster.servers_ready_at)
+    return max(cluster.servers_ready_at, chief_since) + 2 * view.limits.ready_timeout

@@ -1,19 +1,23 @@
-"""What a decision on a cluster looks at: who is here, what became of each task, and until when it has time."""
+"""What a decision looks at: the nodes, the state of each task, and how long each task has."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import msgspec
+
+from dlrover_run.coordination.decision import changed
 from dlrover_run.coordination.presence import Presence, Present
 from dlrover_run.coordination.records import NodeKey, Plan
 from dlrover_run.coordination.rules import Rules
 from dlrover_run.coordination.seating import natural_order
-from dlrover_run.coordination.words import departure
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
+    NodeTasks,
     Role,
     Task,
     TaskEnd,
@@ -21,13 +25,12 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStage,
     TaskStatus,
 )
-from dlrover_run.policies.parameter_servers.orders import host_of
-from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules, Milestone
 
 
 @dataclass(frozen=True)
-class Loss:
-    """A task that has ended or is given up. A `free` one costs nothing: its node is gone, or goes."""
+class LostTask:
+    """A task that has ended or is given up. A `free` one costs no restart: its node is lost or leaving."""
 
     task: Task
     end: TaskEnd
@@ -50,108 +53,146 @@ class ClusterView:
 
     @cached_property
     def hosts(self) -> list[Presence]:
-        """The nodes that may be given a task, in a natural order."""
+        """The nodes that may be assigned tasks, in natural order."""
         able = (p for p in self.present.values() if p.can_train and p.status.cluster is not None)
         return sorted(able, key=lambda p: (natural_order(p.status.host), p.arrived, p.status.key))
 
     @cached_property
-    def _told(self) -> dict[tuple[NodeKey, TaskKey], TaskStatus]:
-        return {
-            (key, told.key): told
-            for key, p in self.present.items()
-            if p.status.cluster is not None
-            for told in p.status.cluster.tasks
-        }
+    def node_tasks(self) -> dict[NodeKey, NodeTasks]:
+        """What each node reports of its tasks."""
+        return {key: p.status.cluster for key, p in self.present.items() if p.status.cluster is not None}
+
+    @cached_property
+    def _statuses(self) -> dict[tuple[NodeKey, TaskKey], TaskStatus]:
+        return {(key, status.key): status for key, reported in self.node_tasks.items() for status in reported.tasks}
 
     @cached_property
     def _ids(self) -> dict[Role, int]:
         ids: dict[Role, int] = {}
-        for _, key in self._told:
+        for _, key in self._statuses:
             ids[key.role] = max(ids.get(key.role, -1), key.id)
         return ids
 
-    def unseen_id(self, role: Role) -> int:
-        """An id above all that any node speaks of: a predecessor without a journal may have given them."""
+    def next_unseen_id(self, role: Role) -> int:
+        """An id above all that nodes report: a predecessor without a journal may have given those out."""
         return self._ids.get(role, -1) + 1
 
-    def gone(self, key: NodeKey) -> bool:
+    def is_lost(self, key: NodeKey) -> bool:
         """Whether that node is lost, or has left."""
         p = self.present.get(key)
         return p is None or p.lost(self.now) or p.left
 
-    def going(self, key: NodeKey) -> bool:
-        """Whether that node is gone, or was asked to go."""
-        return self.gone(key) or self.present[key].going
+    def is_leaving(self, key: NodeKey) -> bool:
+        """Whether that node is lost, or was asked to leave."""
+        return self.is_lost(key) or self.present[key].going
 
-    def departure(self, task: Task) -> str:
-        """That the task's node goes, and because of which signal if that is known."""
-        p = self.present.get(host_of(task))
-        return f"{task.host} {departure(p.status.ended_by if p is not None else '')}"
+    def is_disconnected(self, key: NodeKey) -> bool:
+        """Whether the connection of that node has just broken, and the node may still come back."""
+        return not self.is_lost(key) and not self.present[key].connected
 
-    def broken(self, plan: Plan) -> float | None:
-        """When it is known of the last member whose connection has just broken whether it is lost, if there is one."""
-        times = (self.present[m.key].lost_at for m in plan.members if not self.gone(m.key))
+    def pending_reconnect(self, plan: Plan) -> float | None:
+        """The time at which each member with a broken connection is either back or lost; None without such members."""
+        times = (self.present[m.key].lost_at for m in plan.members if not self.is_lost(m.key))
         return max((time for time in times if time is not None), default=None)
 
-    def told(self, task: Task) -> TaskStatus | None:
-        """What its host has said of the task last."""
-        return self._told.get((host_of(task), task.key))
+    @property
+    def all_have_left(self) -> bool:
+        """Whether the last nodes left on purpose, so that none is expected back."""
+        nodes = [p for p in self.present.values() if p.status.cluster is None or not p.status.cluster.is_client]
+        return any(p.left for p in nodes) and all(p.left or p.lost(self.now) for p in nodes)
 
-    def stage(self, task: Task) -> TaskStage | None:
-        """How far the task is; None while its host has said nothing of it."""
-        told = self.told(task)
-        return None if told is None else told.stage
+    def status_of(self, task: Task) -> TaskStatus | None:
+        """The latest report of the task's node about the task."""
+        return self._statuses.get((host_of(task), task.key))
 
-    def ready(self, task: Task) -> bool:
-        """Whether the task is ready, and its host here."""
-        return self.stage(task) is TaskStage.READY and not self.gone(host_of(task))
+    def stage_of(self, task: Task) -> TaskStage | None:
+        """How far the task is; None while its node has not reported it."""
+        status = self.status_of(task)
+        return None if status is None else status.stage
 
-    def succeeded(self, task: Task) -> bool:
-        """Whether the task has ended with exit code 0, whatever became of its node then."""
-        told = self.told(task)
-        return told is not None and told.end is not None and told.end.cause is EndCause.SUCCESS
+    def runs(self, task: Task) -> bool:
+        """Whether the task has a process."""
+        return self.stage_of(task) in (TaskStage.STARTED, TaskStage.READY)
 
-    def loss(self, cluster: Cluster, task: Task) -> Loss | None:
+    def is_ready(self, task: Task) -> bool:
+        """Whether the task is ready, and its node here."""
+        return self.stage_of(task) is TaskStage.READY and not self.is_lost(host_of(task))
+
+    def has_succeeded(self, task: Task) -> bool:
+        """Whether the task has ended with exit code 0, even if its node was lost after that."""
+        status = self.status_of(task)
+        return status is not None and status.end is not None and status.end.cause is EndCause.SUCCESS
+
+    def loss_of(self, cluster: Cluster, task: Task) -> LostTask | None:
         """How the task was lost, if it was."""
-        told = self.told(task)
-        host = host_of(task)
-        if told is not None and told.stage is TaskStage.ENDED:
-            end = told.end or TaskEnd(EndCause.FAILURE, "has ended")
-            return Loss(task, end, free=self.going(host))
-        if self.gone(host):
+        status, host = self.status_of(task), host_of(task)
+        if status is not None and status.stage is TaskStage.ENDED:
+            end = status.end or TaskEnd(EndCause.FAILURE, "has ended")
+            return LostTask(task, end, free=self.is_leaving(host))
+        if self.is_lost(host):
             p = self.present.get(host)
             how = "left with its node" if p is not None and p.left else "was lost with its node"
-            return Loss(task, TaskEnd(EndCause.RESHAPED, how), free=True)
-        deadline = self.deadline(cluster, task)
+            return LostTask(task, TaskEnd(EndCause.RESHAPED, how), free=True)
+        deadline = self.ready_deadline(cluster, task)
         if deadline is not None and self.now >= deadline:
             what = f"was not ready after {self.limits.ready_timeout:g} s"
-            return Loss(task, TaskEnd(EndCause.FAILURE, what))
+            return LostTask(task, TaskEnd(EndCause.FAILURE, what))
         return None
 
-    def losses(self, cluster: Cluster, tasks: tuple[Task, ...]) -> list[Loss]:
+    def losses_of(self, cluster: Cluster, tasks: tuple[Task, ...]) -> list[LostTask]:
         """Those of the tasks that were lost."""
-        return [loss for task in tasks if (loss := self.loss(cluster, task)) is not None]
+        return [loss for task in tasks if (loss := self.loss_of(cluster, task)) is not None]
 
-    def deadline(self, cluster: Cluster, task: Task) -> float | None:
-        """When the task is given up unless it is ready by then; None while it waits for others, or nobody for it."""
-        stage = self.stage(task)
-        if stage is TaskStage.READY or task.role is Role.EVALUATOR:
+    def ready_deadline(self, cluster: Cluster, task: Task) -> float | None:
+        """When the task is given up unless it is ready by then; None while it waits for other tasks, or has no
+        limit."""
+        stage, after = self.stage_of(task), ROLES[task.role].ready_after
+        if stage is TaskStage.READY or after is None:
             return None
-        coming = task.version > cluster.version
-        ports_held_at = cluster.next_ports_held_at if coming else cluster.ports_held_at
-        milestones = [task.since, ports_held_at]
+        is_next = task.version > cluster.version
+        ports_held_at = cluster.next_ports_held_at if is_next else cluster.ports_held_at
         if ports_held_at is None and task.port:
-            # It is another one that holds no port yet.
+            # Another task has no port yet.
             return None
-        if task.role is Role.CHIEF:
+        milestones = [task.since, ports_held_at]
+        if after is Milestone.SERVERS:
             if ports_held_at is not None and cluster.servers_ready_at is None:
                 return None
             milestones.append(cluster.servers_ready_at)
-        if task.role is Role.WORKER:
+        if after is Milestone.MODEL:
             if stage is TaskStage.STARTED and cluster.opened_at is None:
                 return None
             milestones.append(cluster.opened_at)
         return max(time for time in milestones if time is not None) + self.limits.ready_timeout
+
+    def leftover_tasks(self, plan: Plan, cluster: Cluster) -> list[tuple[NodeKey, TaskKey | None]]:
+        """Tasks that the plan does not want any more and that may still run, with their nodes; None for the unknown
+        tasks of a member that has not reported since this coordinator began.
+
+        A node starts a task only after it has reported a port for it, so no task runs without being in a report.
+        """
+        wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
+        members = {member.key for member in plan.members}
+        found: list[tuple[NodeKey, TaskKey | None]] = []
+        for key, p in self.present.items():
+            if self.is_lost(key):
+                continue
+            if key in members and p.broken == -math.inf:
+                # It is expected back, and has not reported yet.
+                found.append((key, None))
+            reported = self.node_tasks[key].tasks if key in self.node_tasks else ()
+            found += [(key, one.key) for one in reported if one.stage is not TaskStage.ENDED and one.key not in wanted]
+        return found
+
+    def update(self, plan: Plan, cluster: Cluster, reason: str | None = None, **changes: Any) -> Plan:
+        """The plan with these changes of the cluster, and with another reason if there is one."""
+        values: dict[str, Any] = {} if reason is None else {"reason": reason}
+        return changed(plan, self.now, cluster=msgspec.structs.replace(cluster, **changes), **values)
+
+
+def host_of(task: Task) -> NodeKey:
+    """The node that hosts the task."""
+    return NodeKey(task.node_id, task.incarnation)
 
 
 def tasks_of(cluster: Cluster, role: Role) -> tuple[Task, ...]:
@@ -159,27 +200,12 @@ def tasks_of(cluster: Cluster, role: Role) -> tuple[Task, ...]:
     return tuple(task for task in cluster.tasks if task.role is role)
 
 
-def holds_queues(cluster: Cluster) -> bool:
-    """Whether the queues of the data may be in use on the chief's node. They are lost with it, and a live model would
-    go on with none of them used, so that another node gets the chief only in the next version."""
-    return cluster.servers_ready_at is not None
+def without(cluster: Cluster, *tasks: Task) -> Cluster:
+    """The cluster without these tasks."""
+    keys = {task.key for task in tasks}
+    return msgspec.structs.replace(cluster, tasks=tuple(one for one in cluster.tasks if one.key not in keys))
 
 
-def leftovers(scene: ClusterView, plan: Plan, cluster: Cluster) -> list[tuple[NodeKey, TaskKey | None]]:
-    """Tasks that nobody wants any more and that may run still, with their nodes; None for what is not known of a
-    member that was not heard since its coordinator began.
-
-    A node starts a task only after it has said that it holds a port for it, so none runs that no status shows.
-    """
-    wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
-    members = {member.key for member in plan.members}
-    found: list[tuple[NodeKey, TaskKey | None]] = []
-    for key, p in scene.present.items():
-        if scene.gone(key):
-            continue
-        if key in members and p.broken == -math.inf:
-            # It is expected back, and has said nothing yet.
-            found.append((key, None))
-        hosted = () if p.status.cluster is None else p.status.cluster.tasks
-        found += [(key, told.key) for told in hosted if told.stage is not TaskStage.ENDED and told.key not in wanted]
-    return found
+def with_task(cluster: Cluster, task: Task) -> Cluster:
+    """The cluster with one more task."""
+    return msgspec.structs.replace(cluster, tasks=(*cluster.tasks, task))
