@@ -110,7 +110,7 @@ def test_one_that_has_ended_while_nobody_asked_is_known_to_be_gone() -> None:
             await crew.run([COMPUTE] * 2, WAIT)
         assert not crew.idle
         with pytest.raises(CheckWorkersLost, match="was killed by SIGKILL"):
-            await crew.ask([COMPUTE] * 2, WAIT)
+            await crew.run([COMPUTE] * 2, WAIT)
 
     with_crew(scene)
 
