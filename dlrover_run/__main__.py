@@ -6,8 +6,8 @@ import signal
 import sys
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Python answers Ctrl-C with a traceback. Its default action just ends us, which is all that is wanted before there
-    # is a job, and afterwards the signal is awaited or ends the watchdog, and with it the job.
+    # Python's handler prints a traceback. The default action ends this process, which is right before there is a job;
+    # afterwards the signal is awaited, or it ends the watchdog and with it the job.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from dlrover_run.cli import main

@@ -6,7 +6,7 @@ import signal
 import sys
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # As in dlrover-run: before there is a job, Ctrl-C shall just end us, without a traceback.
+    # As in dlrover-run: before there is a job, Ctrl-C ends this process without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from tf_ps_runner.cli import main

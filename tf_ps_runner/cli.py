@@ -1,4 +1,4 @@
-"""The `tf-ps-run` command line: flags and variables become a `ServersSpec`; an error becomes one sentence.
+"""The `tf-ps-run` command line: flags and variables become a `PsJobSpec`; an error becomes one sentence.
 
 Flags that dlrover-run has too are read by the same functions. A launch imports neither typer nor TensorFlow.
 """
@@ -25,7 +25,7 @@ from dlrover_run.spec import SHUTDOWN_TIMEOUT, JobSpec, LogSpec, SpecError
 from tf_ps_runner.command_line import values
 from tf_ps_runner.command_line.options import TF_PS_RUN
 from tf_ps_runner.command_line.rendezvous import resolve_rendezvous
-from tf_ps_runner.spec import PRELOAD, ServersSpec, whole_job
+from tf_ps_runner.spec import PRELOAD, PsJobSpec, whole_job
 
 
 def parse(
@@ -34,7 +34,7 @@ def parse(
     *,
     require: Callable[[str], None] = lambda python: None,
     warn: Callable[[str], None] = lambda sentence: None,
-) -> ServersSpec:
+) -> PsJobSpec:
     """The job of a command line. Raises SpecError when it is not possible.
 
     `require` raises SpecError for an interpreter that cannot run TensorFlow. `warn` takes sentences about flags without
@@ -48,7 +48,7 @@ def parse(
 
 def _job(
     line: CommandLine, environ: Mapping[str, str], require: Callable[[str], None], warn: Callable[[str], None]
-) -> ServersSpec:
+) -> PsJobSpec:
     flags = FlagValues(line, environ, TF_PS_RUN)
     role = Role(flags.choice("role")) if flags.explicit("role") else None
     cluster, warnings = _cluster(flags, role)
@@ -84,9 +84,9 @@ def _job(
         shutdown_timeout=_seconds(flags, "shutdown_timeout", SHUTDOWN_TIMEOUT, zero_allowed=True),
         logs=_logs(flags),
     )
-    spec = ServersSpec(
+    spec = PsJobSpec(
         job=job,
-        rooms=_rooms(cluster, role),
+        capacity=_capacity(cluster, role),
         sparse=flags.is_on("sparse"),
         hang_timeout=_seconds(flags, "hang_timeout", 0.0, zero_allowed=True),
         checkpoint_dir=_checkpoint_dir(flags, cluster, warnings),
@@ -140,7 +140,7 @@ def _rules(place: Rendezvous, conf: RdzvConf, cluster: ClusterRules) -> Rules:
     return rules
 
 
-def _rooms(cluster: ClusterRules, role: Role | None) -> tuple[Capacity, ...]:
+def _capacity(cluster: ClusterRules, role: Role | None) -> tuple[Capacity, ...]:
     if role is not None:
         return (Capacity(role, 1),)
     return whole_job(cluster.max_ps, cluster.max_workers, cluster.evaluator)
@@ -205,16 +205,16 @@ def main(argv: list[str] | None = None) -> int:
     return entry_point.run(TF_PS_RUN, argv, _read_job, _launch)
 
 
-def job_or_code(argv: Sequence[str]) -> ServersSpec | int:
+def job_or_code(argv: Sequence[str]) -> PsJobSpec | int:
     """The job of the arguments, with its warnings printed; or the exit code after a request or an error."""
     return entry_point.job_or_code(TF_PS_RUN, argv, _read_job)
 
 
-def _read_job(line: CommandLine, warn: Callable[[str], None]) -> ServersSpec:
+def _read_job(line: CommandLine, warn: Callable[[str], None]) -> PsJobSpec:
     return _job(line, os.environ, require_tensorflow, warn)
 
 
-def _launch(spec: ServersSpec) -> int:
+def _launch(spec: PsJobSpec) -> int:
     from tf_ps_runner.launch import launch
 
     return launch(spec)

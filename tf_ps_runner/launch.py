@@ -1,4 +1,4 @@
-"""Puts the parts together: the watchdog of dlrover-run outside, the agent of this package inside."""
+"""Starts the launcher: the watchdog of dlrover-run with the agent of this package."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import TYPE_CHECKING, Any
 from dlrover_run import launch as guarded
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec
-from tf_ps_runner.spec import ServersSpec
+from tf_ps_runner.spec import PsJobSpec
 
 if TYPE_CHECKING:
     from dlrover_run.output.relay_client import RelayClient
 
 NAME = "tf-ps-run"
-"""What begins the launcher's lines on the console."""
+"""The name at the beginning of the launcher's console lines."""
 
 PROCESS = "tf-ps-agent"
-"""What `top` calls the agent."""
+"""The name of the agent's process in `top`."""
 
 
-def launch(spec: ServersSpec) -> int:
+def launch(spec: PsJobSpec) -> int:
     """Run this node's part of a job and return the exit code of the launcher.
 
-    This process becomes the watchdog, as with `dlrover_run.launch.launch`, which says what it must not have. Raises
+    This process becomes the watchdog, as with `dlrover_run.launch.launch`, which documents its restrictions. Raises
     SpecError when the log directory cannot be used.
     """
 
     def agent() -> guarded.AgentMain:
-        # Imported in the agent's process only: the watchdog needs none of it and stays small.
+        # Imported only in the agent's process, so that the watchdog stays small.
         from tf_ps_runner.agent.main import run_agent
 
         def run(
             _: JobSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: RelayClient, verdict: int | None
         ) -> Coroutine[Any, Any, int]:
-            assert verdict is None, "nobody asks this launcher for more than its exit code"
+            assert verdict is None, "the callers of this launcher only read its exit code"
             return run_agent(spec, run_dir, parent_pipes, relay)
 
         return run

@@ -1,7 +1,7 @@
-"""How somebody on this machine tells a running job that he wants more or fewer processes: one line in, one line out.
+"""The protocol of a scale request on one machine: one line with the request, one line with the reply.
 
 The agent listens on an abstract unix socket that is named for the user and the job. Such a name has no owner in the
-file system, so each side asks the kernel who the other one is, and talks to nobody but its own user.
+file system, so each side asks the kernel for the user of its peer, and accepts only its own user.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 
 MAX_BYTES = 4096
-"""The longest line that either side reads."""
+"""The longest line that each side reads."""
 
 _LONGEST_NAME = 107
 """Bytes of a unix socket's name after the first."""
@@ -24,9 +24,9 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an agent answers, once the coordinator has decided on the wish or it is certain that it never will.
+    """The reply of an agent, after the decision of the coordinator or when there can be none.
 
-    `text` is the coordinator's: what follows, or why nothing does.
+    `text` is what the coordinator will do, or its reason for a refusal.
     """
 
     granted: bool
@@ -34,12 +34,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def socket_prefix(uid: int) -> str:
-    """How the names of the sockets of all jobs of one user begin, without the byte that makes them abstract."""
+    """The prefix of the socket names of all jobs of one user, without the byte that makes them abstract."""
     return f"tf-ps-run-{uid}-"
 
 
 def socket_name(uid: int, run_id: str) -> str:
-    """The name of the socket of one job; a long one holds the job's name in a shortened form."""
+    """The socket name of one job; a name that is too long contains a hash of the job's name."""
     name = socket_prefix(uid) + run_id
     if len(name.encode()) <= _LONGEST_NAME:
         return name
@@ -53,28 +53,28 @@ def socket_address(uid: int, run_id: str) -> bytes:
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user whose process is at the other end, as the kernel knows it."""
+    """The user of the process at the other end, from the kernel."""
     _, uid, _ = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size),
     )
     return int(uid)
 
 
-def request_line(wish: DesiredReplicas) -> bytes:
-    """The line in which a wish is told."""
-    return msgspec.json.encode(wish) + b"\n"
+def request_line(request: DesiredReplicas) -> bytes:
+    """The line of a request."""
+    return msgspec.json.encode(request) + b"\n"
 
 
 def read_request(line: bytes) -> DesiredReplicas:
-    """The wish of a line. Raises msgspec.DecodeError for what is none."""
+    """The request in a line. Raises msgspec.DecodeError for anything else."""
     return msgspec.json.decode(line, type=DesiredReplicas)
 
 
 def reply_line(reply: Reply) -> bytes:
-    """The line that answers."""
+    """The line of a reply."""
     return msgspec.json.encode(reply) + b"\n"
 
 
 def read_reply(line: bytes) -> Reply:
-    """The answer of a line. Raises msgspec.DecodeError for what is none."""
+    """The reply in a line. Raises msgspec.DecodeError for anything else."""
     return msgspec.json.decode(line, type=Reply)

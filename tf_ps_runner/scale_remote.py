@@ -1,4 +1,4 @@
-"""Tells a job of a wish from a machine that hosts nothing of it: as a node that takes no part, for a moment."""
+"""Sends a scale request from a machine without a node of the job: it joins for a moment as a node without tasks."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ from tf_ps_runner.command_line.rendezvous import resolve_rendezvous
 from tf_ps_runner.scale_protocol import Reply
 
 REQUEST_NUMBER = 1
-"""The number of a visitor's only wish."""
+"""The number of the only request of a client."""
 
 
 class Outcome(NamedTuple):
-    """What came of a visit: what was decided on the wish, or the sentence, without its full stop, about why nothing
-    was."""
+    """The answer of the coordinator, or the reason, without a full stop, why there is none."""
 
     reply: Reply | None = None
     problem: str = ""
 
 
 def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) -> JobSpec:
-    """The job as a visitor sees it, whose master it never starts. Raises SpecError."""
+    """The job as a client sees it, which never starts the master. Raises SpecError."""
     place = resolve_rendezvous(flags, environ, visits=True)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
     connection = rendezvous_options.find_connection(place, conf, environ)
     return JobSpec(
-        # Nothing is run; but there is no job without something to run.
+        # Nothing runs, but a JobSpec needs an entry point.
         entrypoint=Entrypoint("program", "true"),
         run_id=place.run_id,
         rules=replace(conf.rules, least=place.least, most=place.most, join_timeout=timeout, cluster=ClusterRules()),
@@ -51,7 +50,7 @@ def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) 
 
 
 def request_remotely(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Callable[[str], None]) -> Outcome:
-    """Tell the job and wait until its coordinator knows. Raises SpecError when what is installed is not enough."""
+    """Send the request and wait for the answer of the coordinator. Raises SpecError for an unsuitable package."""
     return asyncio.run(_visit(spec, wish, timeout, say))
 
 

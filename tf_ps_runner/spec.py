@@ -1,4 +1,4 @@
-"""What the user asked `tf-ps-run` for, validated and frozen: a job of dlrover-run, and what parameter servers add."""
+"""The specification of a job with parameter servers: a job of dlrover-run and the fields that servers add."""
 
 from __future__ import annotations
 
@@ -8,44 +8,46 @@ from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.spec import JobSpec
 
 PRELOAD = ("tf_ps_boot", "tensorflow")
-"""What the template imports: first what makes TensorFlow's own hooks behave, for it waits for that import."""
+"""The modules that the template imports: `tf_ps_boot` comes first, because it hooks the import of TensorFlow."""
 
 LEAVE_GRACE = 10.0
-"""Seconds that a worker has to leave after it was told to, while the others go on. After that it gets SIGTERM, and
-after as many again SIGKILL: a worker that is blocked in TensorFlow hears of nothing else."""
+"""Seconds that a worker has to leave after the request, while the others continue. After that it gets SIGTERM, and
+after as many again SIGKILL: a worker that is blocked in TensorFlow reacts to nothing else."""
 
 
 @dataclass(frozen=True)
-class ServersSpec:
+class PsJobSpec:
     """One job with parameter servers as one node sees it.
 
-    `job` says what is run, where the nodes meet and what the job may cost (`job.rules.cluster`); its `start_method` and
-    `preload` are those of the tasks. `rooms` is how many tasks of each role this node would host. `sparse` gives a task
-    only the addresses of itself, of the chief and of the servers. `hang_timeout` is how many seconds the global step
-    may stand still before that counts as a failure of the chief, 0 for as long as it likes. `checkpoint_dir` is where
-    the person says that the job saves, None where only the script knows. `grace` is how many seconds a worker has to
-    leave that is not wanted any more.
+    `job` is the entry point, the rendezvous and the limits of the job (`job.rules.cluster`); its `start_method` and
+    `preload` are those of the tasks. `capacity` is the number of tasks of each role that this node can host. `sparse`
+    gives a task only the addresses of itself, the chief and the servers. `hang_timeout` is the time in seconds without
+    a new global step that counts as a failure of the chief, 0 for no limit. `checkpoint_dir` is where the job saves
+    according to the user, None if only the script knows. `grace` is the time in seconds that a surplus worker has to
+    leave.
     """
 
     job: JobSpec
-    rooms: tuple[Capacity, ...] = field(default_factory=lambda: whole_job(1, 1))
+    capacity: tuple[Capacity, ...] = field(default_factory=lambda: whole_job(1, 1))
     sparse: bool = False
     hang_timeout: float = 0.0
     checkpoint_dir: str | None = None
     grace: float = LEAVE_GRACE
 
-    def room(self, role: Role) -> int:
-        """How many tasks of that role this node would host."""
-        return sum(room.slots for room in self.rooms if room.role is role)
+    def slots(self, role: Role) -> int:
+        """The number of tasks of a role that this node can host."""
+        return sum(part.slots for part in self.capacity if part.role is role)
 
 
 def whole_job(ps: int, workers: int, evaluator: int = 0) -> tuple[Capacity, ...]:
-    """The capacity of a node that hosts a whole job: the chief, and at most that many of the others. Slots count the
-    tasks of one version: the servers of the next one stand beside them for a while."""
-    rooms = (
+    """The capacity of a node that hosts a whole job: the chief, and at most these numbers of the others.
+
+    Slots count the tasks of one version: the servers of the next version run beside them for a while.
+    """
+    capacity = (
         Capacity(Role.CHIEF, 1),
         Capacity(Role.WORKER, workers),
         Capacity(Role.PS, ps),
         Capacity(Role.EVALUATOR, evaluator),
     )
-    return tuple(room for room in rooms if room.slots)
+    return tuple(part for part in capacity if part.slots)

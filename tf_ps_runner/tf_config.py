@@ -1,8 +1,8 @@
-"""What a task is told of its cluster: `TF_CONFIG`, and the variables beside it.
+"""The description of the cluster in a task's environment: `TF_CONFIG` and the variables beside it.
 
-TensorFlow's own parsers decide what the cluster may look like. A list must be dense, for a task of index 1 in a list of
-one is an error; a dict by index is taken everywhere, but not by scripts that look at `cluster["worker"][0]`. The
-evaluator is never listed: `ParameterServerStrategy` waits for ever for one that is (tensorflow#46169).
+TensorFlow's own parsers determine the form of the cluster. A list must be dense, since index 1 in a list of one task is
+an error; a dict by index is accepted by every parser, but not by scripts that read `cluster["worker"][0]`. The
+evaluator is never listed: `ParameterServerStrategy` waits for a listed one forever (tensorflow#46169).
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from typing import Any
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task
 
 GATE = "TF_PS_GATE"
-"""The variable that has the bootstrap keep a worker from a session until the chief has a whole model."""
+"""The variable that makes the bootstrap delay a worker's session until the chief has restored the model."""
 
 Listed = Mapping[str, Sequence[str] | Mapping[str, str]]
 
 
 def servers_of(order: NodeOrder, task: Task) -> tuple[str, ...]:
-    """The addresses of the servers of the task's version, by rank; empty for a version that the order knows nothing of.
-    An evaluator reads checkpoints, and is of no version: it may be older."""
+    """The addresses of the servers of the task's version, by rank; empty for a version that the order does not contain.
+    An evaluator reads checkpoints and belongs to no version: it may be older."""
     if task.version == order.version or task.role is Role.EVALUATOR:
         return order.servers
     return order.next_servers if task.version == order.version + 1 else ()
 
 
 def listed(order: NodeOrder, task: Task, sparse: bool, gaps: bool = False) -> Listed | None:
-    """The cluster of a task as `TF_CONFIG` has it; None while an address is not known that it needs.
+    """The cluster of a task for `TF_CONFIG`; None while an address that it needs is unknown.
 
-    With `sparse` that is its own, the chief's and the servers'. In a dense list the place of a worker is empty that is
-    being replaced, or that has succeeded and has left its place to nobody. The first is known within moments; with
-    `gaps` it is waited for no more, and the chief's address stands there, where nobody answers for that index.
+    With `sparse` it contains the task itself, the chief and the servers. In a dense list the entry of a worker is empty
+    while the worker is being replaced, or after it has succeeded without a successor. A replacement's address is known
+    within moments; with `gaps` it is not waited for, and the entry has the chief's address, where no task answers for
+    that index.
     """
     servers = servers_of(order, task)
     if not servers or not all(servers) or not order.chief or not task.port:
@@ -50,7 +51,7 @@ def listed(order: NodeOrder, task: Task, sparse: bool, gaps: bool = False) -> Li
 
 
 def tf_config(order: NodeOrder, task: Task, sparse: bool, gaps: bool = False) -> str | None:
-    """The value of `TF_CONFIG`; None while an address is not known that it needs (see `listed`)."""
+    """The value of `TF_CONFIG`; None while an address that it needs is unknown (see `listed`)."""
     cluster = listed(order, task, sparse, gaps)
     if cluster is None:
         return None
@@ -59,8 +60,8 @@ def tf_config(order: NodeOrder, task: Task, sparse: bool, gaps: bool = False) ->
 
 
 def task_variables(order: NodeOrder, task: Task, config: str, master: str) -> dict[str, str]:
-    """What a task finds in its environment of its place in the cluster: `config` as its `TF_CONFIG`, and the names that
-    pods of DLRover have. `master` is where the job's nodes meet, empty where one node has nobody to meet."""
+    """The variables that describe the cluster to a task: `config` as its `TF_CONFIG`, and the names that
+    pods of DLRover have. `master` is the endpoint of the job, empty for a single node."""
     return {
         "TF_CONFIG": config,
         "WORKER_TYPE": task.role.value,
@@ -74,7 +75,7 @@ def task_variables(order: NodeOrder, task: Task, config: str, master: str) -> di
 
 
 def _number(order: NodeOrder, task: Task) -> int:
-    """How many tasks there are of that role."""
+    """The number of tasks with the role of a task."""
     if task.role is Role.PS:
         return len(servers_of(order, task))
     return len(order.workers) if task.role is Role.WORKER else 1

@@ -21,7 +21,7 @@ from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import SpecError, Std
 from tf_ps_runner.cli import has_tensorflow, job_or_code, main, parse, require_tensorflow
 from tf_ps_runner.command_line import options, values
-from tf_ps_runner.spec import PRELOAD, ServersSpec
+from tf_ps_runner.spec import PRELOAD, PsJobSpec
 
 LIMIT = 60.0
 """Seconds that a child process of a test may take before the test gives up."""
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(text: str, **environ: str) -> ServersSpec:
+def asked(text: str, **environ: str) -> PsJobSpec:
     """The job of these flags and variables."""
     return parse(text.split(), environ)
 
@@ -59,7 +59,7 @@ def refused(text: str, **environ: str) -> str:
 
 def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> None:
     spec = asked("train.py --lr 0.1")
-    assert spec.rooms == (Capacity(Role.CHIEF, 1), Capacity(Role.WORKER, 1), Capacity(Role.PS, 1))
+    assert spec.capacity == (Capacity(Role.CHIEF, 1), Capacity(Role.WORKER, 1), Capacity(Role.PS, 1))
     assert (spec.job.backend, spec.job.rules.least, spec.job.rules.most) == ("memory", 1, 1)
     assert spec.job.rules.cluster == ClusterRules(min_workers=1, max_workers=1)
     assert (spec.job.entrypoint.target, spec.job.entrypoint.args) == ("train.py", ("--lr", "0.1"))
@@ -69,7 +69,7 @@ def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> Non
 
 def test_a_machine_without_a_role_hosts_the_most_of_each_role() -> None:
     spec = asked("--ps=1:4 --workers=2:8 --evaluator --checkpoint-dir=. train.py")
-    assert {room.role: room.slots for room in spec.rooms} == {
+    assert {part.role: part.slots for part in spec.capacity} == {
         Role.CHIEF: 1,
         Role.WORKER: 8,
         Role.PS: 4,
@@ -81,13 +81,13 @@ def test_a_machine_without_a_role_hosts_the_most_of_each_role() -> None:
 
 
 def test_a_job_may_have_no_worker_beside_its_chief() -> None:
-    assert asked("--workers=0 train.py").room(Role.WORKER) == 0
+    assert asked("--workers=0 train.py").slots(Role.WORKER) == 0
 
 
 @pytest.mark.parametrize("role", options.ROLES)
 def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of_nodes(role: str) -> None:
     spec = asked(f"--role={role} --ps=2 {MANY} train.py")
-    assert spec.rooms == (Capacity(Role(role), 1),)
+    assert spec.capacity == (Capacity(Role(role), 1),)
     assert (spec.job.backend, spec.job.rules.least, spec.job.rules.most) == ("master", 1, MOST_NODES)
     assert spec.job.master is not None
     assert (spec.job.master.host, spec.job.master.port, spec.job.run_id) == ("node0", 29400, "none")
@@ -102,7 +102,7 @@ def test_the_role_evaluator_adds_an_evaluator_to_the_job() -> None:
 
 def test_machines_without_roles_may_share_a_job() -> None:
     spec = asked(f"--ps=4 --workers=8 {MANY} train.py")
-    assert (spec.job.backend, spec.room(Role.PS), spec.room(Role.WORKER)) == ("master", 4, 8)
+    assert (spec.job.backend, spec.slots(Role.PS), spec.slots(Role.WORKER)) == ("master", 4, 8)
 
 
 def test_the_master_variable_counts_only_for_a_machine_with_a_role() -> None:
@@ -177,8 +177,8 @@ def test_the_table_says_the_defaults_of_the_rules() -> None:
 def test_each_variable_is_one_of_this_program_and_the_command_line_wins() -> None:
     names = {flag.variable for flag in options.TABLE if flag.variable is not None}
     assert all(name.startswith("TF_PS_RUN_") for name in names)
-    assert asked("train.py", TF_PS_RUN_PS="3", TF_PS_RUN_SPARSE="1").room(Role.PS) == 3
-    assert asked("--ps=2 train.py", TF_PS_RUN_PS="3").room(Role.PS) == 2
+    assert asked("train.py", TF_PS_RUN_PS="3", TF_PS_RUN_SPARSE="1").slots(Role.PS) == 3
+    assert asked("--ps=2 train.py", TF_PS_RUN_PS="3").slots(Role.PS) == 2
     # A cluster manager sets these for torch.
     assert asked("train.py", PET_MAX_RESTARTS="nonsense", PET_RDZV_BACKEND="etcd").job.backend == "memory"
 
@@ -405,7 +405,7 @@ def test_secrets_of_the_environment_are_not_printed(
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
     monkeypatch.setattr("tf_ps_runner.cli.require_tensorflow", lambda python: None)
     spec = job_or_code(["--role=ps", *MANY.split(), "train.py"])
-    assert isinstance(spec, ServersSpec)
+    assert isinstance(spec, PsJobSpec)
     assert spec.job.master is not None
     assert spec.job.master.token == "a secret"
     assert "a secret" not in repr(spec) + "".join(capsys.readouterr())

@@ -35,7 +35,7 @@ from tf_ps_runner.agent.scale_server import ScaleServer
 from tf_ps_runner.agent.supervisor import TaskSupervisor
 from tf_ps_runner.agent.task_start import PACKAGE
 from tf_ps_runner.scale_protocol import Reply
-from tf_ps_runner.spec import ServersSpec
+from tf_ps_runner.spec import PsJobSpec
 
 MOVE_TIMEOUT = 2.0
 """Seconds that a node which was asked to leave gives the coordinator to begin with moving its tasks to others. What has
@@ -50,7 +50,7 @@ class Agent:
 
     def __init__(
         self,
-        spec: ServersSpec,
+        spec: PsJobSpec,
         run_dir: RunDir,
         relay: RelayClient,
         parent_pipes: Sequence[int],
@@ -207,7 +207,7 @@ class Agent:
             for task in self._tasks.statuses
         )
         hosting = NodeTasks(
-            capacity=self._spec.rooms, tasks=tasks, scale_request=self._wish, scale_request_number=self._wishes
+            capacity=self._spec.capacity, tasks=tasks, scale_request=self._wish, scale_request_number=self._wishes
         )
         return msgspec.structs.replace(self._standing.report(phase), cluster=hosting)
 

@@ -18,10 +18,10 @@ from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import SpecError
 from tf_ps_runner.agent.loop import Agent
 from tf_ps_runner.agent.report import JobResult
-from tf_ps_runner.spec import ServersSpec
+from tf_ps_runner.spec import PsJobSpec
 
 
-async def run_agent(spec: ServersSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: RelayClient) -> int:
+async def run_agent(spec: PsJobSpec, run_dir: RunDir, parent_pipes: Sequence[int], relay: RelayClient) -> int:
     """Run the job on this node, report, and return the exit code. `relay` has been started before there was a loop."""
     job = spec.job
     console = open_console(relay.write, job.console_name, "tf-ps-run")
@@ -45,7 +45,7 @@ async def run_agent(spec: ServersSpec, run_dir: RunDir, parent_pipes: Sequence[i
     return verdict.exit_code
 
 
-def _tell(spec: ServersSpec, verdict: JobResult, console: Console) -> None:
+def _tell(spec: PsJobSpec, verdict: JobResult, console: Console) -> None:
     if verdict.error is not None:
         console.error(verdict.error, timed=verdict.exit_code != exit_codes.BAD_COMMAND_LINE)
     if verdict.warning is not None:

@@ -35,7 +35,7 @@ from tf_ps_runner.agent.reconcile import (
 from tf_ps_runner.agent.report import EventPrinter
 from tf_ps_runner.agent.task_process import TaskProcess
 from tf_ps_runner.agent.task_start import TaskStartBuilder
-from tf_ps_runner.spec import ServersSpec
+from tf_ps_runner.spec import PsJobSpec
 from tf_ps_runner.tf_config import servers_of, task_variables
 
 
@@ -85,7 +85,7 @@ class TaskSupervisor:
 
     def __init__(
         self,
-        spec: ServersSpec,
+        spec: PsJobSpec,
         run_dir: RunDir,
         relay: RelayClient,
         starter: Starter,

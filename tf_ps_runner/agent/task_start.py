@@ -24,7 +24,7 @@ from dlrover_run.spec import Entrypoint, LogSpec, SpecError, Std
 from dlrover_run.supervisor.process import ProcessSpec
 from tf_ps_runner.agent.report import EventPrinter
 from tf_ps_runner.memory.enforcer import MemoryEnforcer
-from tf_ps_runner.spec import ServersSpec
+from tf_ps_runner.spec import PsJobSpec
 
 PACKAGE = Path(__file__).resolve().parent.parent
 """The package, of which the template may import what tasks need."""
@@ -80,7 +80,7 @@ def boot_command(entrypoint: Entrypoint, args: Sequence[str]) -> tuple[str, ...]
     return (entrypoint.python, "-u", str(BOOT), *module, target, *args)
 
 
-def master_address(spec: ServersSpec) -> str:
+def master_address(spec: PsJobSpec) -> str:
     """Where the nodes of the job meet, for `DLROVER_MASTER_ADDR`; empty where there is only one."""
     master = spec.job.master
     return f"{master.host}:{master.port}" if master is not None else ""
@@ -150,7 +150,7 @@ class TaskStart(NamedTuple):
 class TaskStartBuilder:
     """Builds the starts of this node's processes. `common` is the part of their environment that all of them share."""
 
-    def __init__(self, spec: ServersSpec, run_dir: RunDir, relay: RelayClient, events: EventPrinter) -> None:
+    def __init__(self, spec: PsJobSpec, run_dir: RunDir, relay: RelayClient, events: EventPrinter) -> None:
         self._spec = spec
         self._run_dir = run_dir
         self._relay = relay
