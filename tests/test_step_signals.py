@@ -159,6 +159,7 @@ def test_data_loaders_live_until_their_worker_has_saved(
 ) -> None:
     """SIGTERM to the process group ended the data loaders, and the emergency checkpoint failed with
     `DataLoader worker (pid ...) is killed by signal: Terminated`."""
+    pytest.importorskip("torch")
     count = workers_of(place)
     script = mailbox.script("loading.py", LOADING)
     launcher = launch(mailbox, *place, f"--start-method={method}", script)
