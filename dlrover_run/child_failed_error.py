@@ -1,4 +1,4 @@
-"""The exception of a launch from Python that failed."""
+"""The exception that a failed launch from Python raises."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dlrover_run.failures.worker_exit import WorkerExit
 
 _TORCH_MODULE = "torch.distributed.elastic.multiprocessing.errors"
 _NOT_AVAILABLE = "<N/A>"
-"""What torch writes for an error file that does not exist."""
+"""Torch's text for an error file that does not exist."""
 
 
 @dataclass(frozen=True)
 class WorkerFailure(WorkerExit):
-    """The end of a failed worker, which also has the attributes of torch's `ProcessFailure`."""
+    """The exit of a failed worker, with the attributes of torch's `ProcessFailure` besides."""
 
     @classmethod
     def of(cls, end: WorkerExit) -> WorkerFailure:
-        """The failure that this end is."""
+        """The same exit as a `WorkerFailure`."""
         values = {field.name: getattr(end, field.name) for field in fields(WorkerExit)}
         return cls(**{**values, "error_file": end.error_file or _NOT_AVAILABLE})
 
@@ -39,7 +39,7 @@ class WorkerFailure(WorkerExit):
 
     @property
     def message(self) -> Any:
-        """What the worker recorded, in the form of torch's error file; without that, how it ended, in words."""
+        """The recorded error in the format of torch's error file; without one, a description of the exit."""
         if self.error is None:
             return describe_exit(self)
         extra = {"py_callstack": self.error.traceback, "timestamp": str(int(self.error.unix_time))}
@@ -57,9 +57,10 @@ class WorkerFailure(WorkerExit):
 
 
 class ChildFailedError(Exception):
-    """A worker failed for good. `failures` are the ends of all ranks that ended badly of themselves, by global rank.
+    """The job failed. `failures` has the exits of all ranks that failed by themselves, by global rank.
 
-    In a process that has imported torch's class of this name it is one of those too, if a worker of this node failed.
+    If the process has imported torch's class of this name and a worker of this node failed, it is an instance of that
+    class too.
     """
 
     def __init__(self, name: str, verdict: JobResult) -> None:
@@ -72,25 +73,25 @@ class ChildFailedError(Exception):
             self._first: WorkerFailure | None = WorkerFailure.of(root)
         else:
             self._first = min(self.failures.values(), key=lambda end: end.unix_time, default=None)
-        # The plan's reason was given before a traceback had been read.
-        told = f"rank {root.rank} {describe_exit(root)}" if root else verdict.reason
-        # Torch's class takes other arguments, so its constructor is passed by.
-        Exception.__init__(self, f"{name} failed: {verdict.error or told}")
+        # The plan's reason was composed before the traceback was read.
+        description = f"rank {root.rank} {describe_exit(root)}" if root else verdict.reason
+        # Torch's class takes other arguments, so its constructor is not called.
+        Exception.__init__(self, f"{name} failed: {verdict.error or description}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # So that it can be raised in one process and caught in another.
+        # Makes it picklable: it may be raised in one process and caught in another.
         return child_failed_error, (self.name, self._verdict)
 
     def get_first_failure(self) -> tuple[int, WorkerFailure]:
-        """The global rank that failed first on this node, and how. Raises LookupError when no worker of it did, but
-        the launcher gave up."""
+        """The global rank that failed first on this node, and its exit. Raises LookupError if no worker of this node
+        failed, and the launcher itself gave up."""
         if self._first is None:
             raise LookupError("no worker failed; the launcher itself gave up")
         return self._first.rank, self._first
 
 
 def child_failed_error(name: str, verdict: JobResult) -> ChildFailedError:
-    """The exception to raise. Torch is not imported for it: whoever catches torch's class has done that."""
+    """The exception to raise. Torch is not imported for it: a caller that catches torch's class has imported it."""
     torchs = getattr(sys.modules.get(_TORCH_MODULE), "ChildFailedError", None)
     if isinstance(torchs, type) and any(end.failed for end in verdict.ends):
         return _also(torchs)(name, verdict)

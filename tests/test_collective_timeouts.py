@@ -102,7 +102,9 @@ def test_a_crowd_is_counted() -> None:
 
 def test_a_kill_keeps_its_words() -> None:
     end = WorkerExit(rank=0, local_rank=0, pid=10, code=-6, unix_time=1.0, waited_for="rank 1 (pid 11), which slept")
-    assert describe_exit(end) == ("waited in vain for rank 1 (pid 11), which slept; it was killed by SIGABRT (abort)")
+    assert describe_exit(end) == (
+        "timed out waiting for rank 1 (pid 11), which slept; it was killed by SIGABRT (abort)"
+    )
 
 
 SCRIPT = """
@@ -123,5 +125,7 @@ def test_a_stopped_worker_is_named_and_not_the_one_whose_time_was_up(mailbox: Ma
     ended = finish(launch(mailbox, "--nproc-per-node=2", mailbox.script("stop.py", SCRIPT)))
     assert ended.code == 1
     report = " ".join(ended.err.partition("Root Cause (first observed failure):")[2].split())
-    assert re.match(r"rank 0 waited in vain for rank 1 \(pid \d+\), which was stopped \(by SIGSTOP", report), ended.err
+    assert re.match(r"rank 0 timed out waiting for rank 1 \(pid \d+\), which was stopped \(by SIGSTOP", report), (
+        ended.err
+    )
     assert "it raised RuntimeError: " in report

@@ -193,7 +193,7 @@ def test_kinds_of_other_failures_are_bounded() -> None:
     others = [end(rank, 1, 1.0, error=RecordedError(f"{name}Error: x", "", 0)) for rank, name in enumerate(names, 1)]
     text = render(end(0, 3), *others)
     assert len(re.findall("failed 1.0 s later", text)) == MAX_GROUPS
-    assert f"  and {len(names) - MAX_GROUPS} more kinds of end\n" in text
+    assert f"  and {len(names) - MAX_GROUPS} more groups of exits\n" in text
 
 
 def test_others_that_succeeded_failed_at_once_or_had_failed_before_they_were_stopped() -> None:
@@ -201,13 +201,13 @@ def test_others_that_succeeded_failed_at_once_or_had_failed_before_they_were_sto
     text = render(end(0, 3), end(1, 0), end(2, 4, 0.001), had_failed, stopped(4, by=signal.SIGKILL))
     assert "  rank 1 finished with code 0\n" in text
     assert "  rank 2 failed at once after it: exited with code 4\n" in text
-    assert "(SIGTERM); the last words of rank 3 were KeyError: 'w'" in " ".join(text.split())
+    assert "(SIGTERM); the last error of rank 3 was KeyError: 'w'" in " ".join(text.split())
     assert "  rank 4 was stopped by the launcher (SIGKILL)\n" in text
 
 
 def test_a_stopped_workers_traceback_is_mentioned_although_nothing_was_recorded() -> None:
     text = render(end(0, 1, stderr_tail=PEER.format(port=1)), replace(stopped(1), stderr_tail=TRACE), stopped(2))
-    assert "the last words of rank 1 were ValueError: bad label 11" in " ".join(text.split())
+    assert "the last error of rank 1 was ValueError: bad label 11" in " ".join(text.split())
 
 
 def test_restarts_are_told_with_the_flag_that_allows_them() -> None:
@@ -303,8 +303,8 @@ def test_a_node_that_did_not_fail_says_in_one_line_where_the_report_is() -> None
     [
         (None, True, False, "this job stops"),
         (None, False, True, "this node leaves the job"),
-        (30.0, True, False, "the workers are told and get 30 s to end"),
-        (30.0, False, True, "the workers are told and get 30 s to end; press Ctrl-C again to kill them at once"),
+        (30.0, True, False, "the workers have 30 s to end"),
+        (30.0, False, True, "the workers have 30 s to end; press Ctrl-C again to kill them at once"),
     ],
 )
 def test_what_a_signal_leads_to(seconds: float | None, alone: bool, again: bool, words: str) -> None:

@@ -402,7 +402,7 @@ def test_a_dump_of_faulthandler_is_a_failure_without_an_exception() -> None:
         (end(code=-9), "was killed by SIGKILL, which the launcher did not send"),
         (end(code=-11), "was killed by SIGSEGV (segmentation fault)"),
         (end(code=-40), "was killed by signal 40"),
-        (end(code=137), "exited with code 137, as a shell does whose command is killed by SIGKILL"),
+        (end(code=137), "exited with code 137, a shell's code for a command that was killed by SIGKILL"),
         (end(code=255), "exited with code 255"),
         (end(code=-15, stopped_with=signal.SIGTERM), "was stopped by the launcher with SIGTERM"),
         (end(code=0, stopped_with=signal.SIGTERM), "was stopped by the launcher with SIGTERM"),

@@ -1,1 +1,1 @@
-"""The console: the texts that a person reads."""
+"""The console: the text that the user reads."""

@@ -1,8 +1,8 @@
-"""The text that a person reads when workers have failed: who was first, how, where to look, what the others did.
+"""The failure report: which worker failed first and how, where its output is, what the other workers did.
 
-Pure text building on the records of the workers' ends. It is plain ASCII unless the worker's own words are not; colour
-is for terminals only. Two things in it are torchrun's, because scripts search for them: the heading
-`Root Cause (first observed failure):` and the fields `rank`, `exitcode`, `error_file` with their spacing.
+The text is ASCII unless the worker's own message is not; colors are for terminals only. Two parts are torchrun's,
+because scripts search for them: the heading `Root Cause (first observed failure):` and the fields `rank`, `exitcode`
+and `error_file` with their spacing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dlrover_run.failures.tracebacks import exception_lines, last_link, plain_li
 from dlrover_run.failures.worker_exit import WorkerExit
 
 MAX_TRACE_LINES = 30
-"""Lines of the first failure's own output that the report shows."""
+"""Maximum lines of the root cause's own output."""
 
 MAX_GROUPS = 8
-"""Kinds of other ends that the report lists."""
+"""Maximum groups of other exits."""
 
 _MIN_WIDTH = 40
 _MAX_WIDTH = 100
@@ -31,12 +31,12 @@ _MAX_WIDTH = 100
 
 @dataclass(frozen=True)
 class FailureReport:
-    """What is known when a job has failed on this node.
+    """The facts of a failed job on this node.
 
-    `job` is what each worker ran, as the person named it. `ends` are this node's workers of the last round, in the
-    order in which their ends were observed. `root` is the worker that failed first: one of these, or what its node has
-    told of it. `restarts` of `max_restarts` were used, and `why_over` says why there is no other one, where that is not
-    the number, or `max_restarts` is None. `exit_code` is the launcher's own.
+    `job` is the workers' program as the user named it. `ends` are the exits of this node's workers of the last round,
+    in the order in which they were observed. `root` is the worker that failed first: one of these, or the failure that
+    another node reported. `restarts` of `max_restarts` were used; `why_over` is the reason why there is no further
+    restart if it is not that number, or if `max_restarts` is None. `exit_code` is the launcher's.
     """
 
     job: str
@@ -50,9 +50,9 @@ class FailureReport:
 
 
 def render_failure(report: FailureReport, width: int = 80, color: bool = False, zone: tzinfo | None = None) -> str:
-    """The report as lines of at most `width` columns, except lines of a traceback and paths, which are never broken.
+    """The report in lines of at most `width` columns; lines of a traceback and paths are never broken.
 
-    `zone` is the time zone of the time that is shown, None for this machine's own.
+    `zone` is the time zone of the time in the report, None for this machine's.
     """
     width = max(_MIN_WIDTH, min(width, _MAX_WIDTH))
     root = report.root
@@ -70,7 +70,7 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
     else:
         lines += [colored(line, red) for line in _wrapped(f"{root.who} {describe_exit(root)}", width, "  ")]
         lines += _fields(root, report.host, width, zone)
-        lines += _own_words(root)
+        lines += _own_output(root)
         lines += _where_to_look(root, width)
     others = [end for end in report.ends if end.rank != root.rank]
     if others:
@@ -82,14 +82,14 @@ def render_failure(report: FailureReport, width: int = 80, color: bool = False, 
 
 
 def render_remote_failure(reason: str, failure: Failure, exit_code: int) -> str:
-    """One line for a node whose own workers are not the cause: the coordinator's `reason`, which names the failure, and
-    where that is told in full."""
+    """One line for a node on which the root cause is not: the coordinator's `reason`, which names the failure, and
+    which node has the full report."""
     where = f"the full report is on the console of {failure.node}"
     return f"the job failed: {reason}; {where}; this launcher exits with code {exit_code}"
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """One paragraph; its later lines are indented a little further when it is an entry of a list."""
+    """One paragraph; an entry of a list (with `indent`) has a hanging indent."""
     further = indent + ("  " if indent else "")
     return textwrap.wrap(
         text,
@@ -102,7 +102,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _fields(root: WorkerExit, host: str, width: int, zone: tzinfo | None) -> list[str]:
-    """torchrun's fields, two to a line where they fit, each of them spelled and spaced as torchrun does it."""
+    """torchrun's fields with its spelling and spacing, two to a line if they fit."""
     when = datetime.fromtimestamp(root.unix_time, zone).isoformat(sep="_", timespec="seconds")[:19]
     name = re.search(r"SIG\w+|signal \d+", describe_exit(root)) if root.code < 0 else None
     fields = [
@@ -124,8 +124,8 @@ def _fields(root: WorkerExit, host: str, width: int, zone: tzinfo | None) -> lis
     return lines
 
 
-def _own_words(root: WorkerExit) -> list[str]:
-    """The end of the first failure's traceback, else of what it wrote."""
+def _own_output(root: WorkerExit) -> list[str]:
+    """The end of the root cause's traceback, else of its output."""
     trace = trace_lines(root)
     if trace:
         return _traceback(trace)
@@ -146,7 +146,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _shortened(trace: Sequence[str]) -> list[str]:
-    """At most `MAX_TRACE_LINES`: the heading, a note of what was left out, and the end, where the cause is."""
+    """At most `MAX_TRACE_LINES`: the heading, the number of omitted lines, and the end, which has the cause."""
     if len(trace) <= MAX_TRACE_LINES:
         return list(trace)
     kept = MAX_TRACE_LINES - 2
@@ -163,12 +163,12 @@ def _where_to_look(root: WorkerExit, width: int) -> list[str]:
 
 
 def _others(others: Sequence[WorkerExit], root: WorkerExit | None) -> list[str]:
-    """What the other workers did, those that ended alike in one entry, failures first; `root` is None on another node,
-    whose clock is not ours."""
+    """What the other workers did: one entry for equal exits, failures first. `root` is None if it is on another node,
+    whose clock cannot be compared."""
     groups: dict[tuple[int, str], list[WorkerExit]] = {}
     for end in others:
         kind = 0 if end.failed else 1 if end.stopped_with is not None else 2
-        # Addresses, ports and ranks in a message differ from worker to worker while the message is the same.
+        # Addresses, ports and ranks differ between workers in an otherwise equal message.
         alike = re.sub(r"\d+", "#", describe_exit(end)) if kind == 0 else describe_exit(end)
         groups.setdefault((kind, alike), []).append(end)
     texts = []
@@ -181,11 +181,11 @@ def _others(others: Sequence[WorkerExit], root: WorkerExit | None) -> list[str]:
         else:
             texts.append(f"{who} finished with code 0")
     left_out = len(texts) - MAX_GROUPS
-    return texts if left_out <= 0 else [*texts[:MAX_GROUPS], f"and {left_out} more kinds of end"]
+    return texts if left_out <= 0 else [*texts[:MAX_GROUPS], f"and {left_out} more groups of exits"]
 
 
 def _delay(ends: Sequence[WorkerExit], root: WorkerExit) -> str:
-    # A peer may be seen to die a moment before the worker that it lost.
+    # The exit of a peer may be observed a moment before that of the root cause.
     times = sorted(max(0.0, end.unix_time - root.unix_time) for end in ends)
     first, last = format_duration(times[0]), format_duration(times[-1])
     if last == format_duration(0.0):
@@ -200,7 +200,7 @@ def _lost(ends: Sequence[WorkerExit]) -> str:
 
 
 def _how(ends: Sequence[WorkerExit]) -> str:
-    # The source line inside a library says nothing to its user and fills half a line.
+    # The source location inside a library does not help its user and fills half a line.
     text = re.sub(r"\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\] ", "", describe_exit(ends[0]))
     distinct = {describe_exit(end) for end in ends}
     return text if len(distinct) == 1 else f"{text} (rank {ends[0].rank}; the others alike)"
@@ -210,12 +210,12 @@ def _stopped(ends: Sequence[WorkerExit], who: str) -> str:
     verb = "was" if len(ends) == 1 else "were"
     sent = ends[0].stopped_with
     text = f"{who} {verb} stopped by the launcher ({sent.name if sent else '?'})"
-    # One that spoke of an error of its own, before it was stopped or because it was, may be worth a look.
+    # A worker may report an error of its own, before it was stopped or because of that; it may be of interest.
     for end in ends:
-        said = exception_lines(end.stderr_tail)
-        last = summarize_error(end) or (said[0][:MAX_SUMMARY] if said else None)
+        lines = exception_lines(end.stderr_tail)
+        last = summarize_error(end) or (lines[0][:MAX_SUMMARY] if lines else None)
         if last and not lost_peer(end):
-            return f"{text}; the last words of rank {end.rank} were {last}"
+            return f"{text}; the last error of rank {end.rank} was {last}"
     return text
 
 

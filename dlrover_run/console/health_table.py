@@ -1,7 +1,7 @@
-"""What a person reads of a node check: a table of the nodes, one of the links, and one line of a node about itself.
+"""The text of a node check: a table of the nodes, one of the links, and one line about a single node.
 
-Pure text building, in plain ASCII except for what other nodes said, which is made harmless. What asks for a look has a
-`!` before it, and a colour on a terminal.
+ASCII except for names and reasons from other nodes, whose control characters are removed. A row that needs attention
+has a `!` before it, and a color on a terminal.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
 from dlrover_run.coordination.words import counted
 
 MAX_NAME = 32
-"""Columns of a node's name: many a cloud has longer ones, which differ at their beginning."""
+"""Maximum columns of a node's name. Clouds have longer names, which differ at their beginning."""
 
 _NARROW = 60
-"""Below so many columns the units stand in the heading alone."""
+"""Columns below which the units are only in the heading."""
 
 _INDENT = " " * 6
 
@@ -33,8 +33,8 @@ _URGENT = [Verdict.FAULT, Verdict.STRAGGLER, Verdict.PENDING, Verdict.UNCHECKED,
 
 
 def render_live_table(rows: Sequence[Checkup], width: int, lines: int, color: bool = False) -> list[str]:
-    """How a check stands that goes on: at most `lines` lines of at most `width` columns. Where there is no room for all
-    nodes, those are shown of whom there is most to say, and the others counted."""
+    """The state of a running check, in at most `lines` lines of at most `width` columns. If not all nodes fit, the most
+    urgent ones are shown and the others are counted."""
     labelled = _labelled(rows)
     if len(rows) < lines:
         return _table(labelled, width, color)
@@ -48,7 +48,7 @@ def render_live_table(rows: Sequence[Checkup], width: int, lines: int, color: bo
 
 
 def render_health_table(rows: Sequence[Checkup], width: int = 80, color: bool = False) -> str:
-    """What a check has come to: a heading and a line for each node, with the reasons in full."""
+    """The result of a check: a heading and a line for each node, with the full reasons."""
     heading = f"dlrover-run: node check of {counted(len(rows), 'node')}: {_tally(rows)}"
     return "\n".join([heading, *_table(_labelled(rows), width, color, in_full=True)])
 
@@ -56,8 +56,8 @@ def render_health_table(rows: Sequence[Checkup], width: int = 80, color: bool = 
 def render_link_table(
     rows: Sequence[Checkup], links: Sequence[LinkRow], threshold: float, width: int = 80, color: bool = False
 ) -> str:
-    """The bandwidth of each link, those that failed first and then the slowest. The ends are places in `rows`. Slow is
-    a link that is more than `threshold` times slower than the median of all."""
+    """The bandwidth of each link: failed links first, then the slowest. The ends of a link are indices of `rows`. A
+    link is slow if it is more than `threshold` times slower than the median of all."""
     names = [name for name, _ in _labelled(rows)]
     speeds = sorted(link.gigabytes for link in links if not _failed(link))
     median = (speeds[(len(speeds) - 1) // 2] + speeds[len(speeds) // 2]) / 2 if speeds else 0.0
@@ -78,14 +78,14 @@ def render_link_table(
 
 
 def render_node_status(rows: Sequence[Checkup], place: int) -> str:
-    """One line about one node of a check, where no table is drawn."""
+    """One line about one node of a check, for a console without a table."""
     name, row = _labelled(rows)[place]
     reason = f": {_plain(row.reason)}" if row.reason else ""
     return f"node check: {name}: {_figures(row)}: {_VERDICTS[row.verdict]}{reason}"
 
 
 def render_own_status(checkup: Checkup) -> str:
-    """One line that a node says of itself, a warning where there is something to look after."""
+    """One line of a node about itself; a warning if something is wrong."""
     reason = _plain(checkup.reason)
     if checkup.verdict is Verdict.STRAGGLER:
         return f"warning: this node is a straggler: {reason or 'slower than the others'} ({_figures(checkup)})"
@@ -94,38 +94,38 @@ def render_own_status(checkup: Checkup) -> str:
 
 
 def format_tflops(tflops: float) -> str:
-    """A speed of computing for people, `0.084 TFLOP/s`; `-` when there is none."""
+    """A compute speed, such as `0.084 TFLOP/s`; `-` if not measured."""
     return f"{_number(tflops)} TFLOP/s" if tflops else "-"
 
 
 def format_bandwidth(gigabytes: float) -> str:
-    """A bandwidth for people, `1.25 GB/s` or `240 MB/s`; `-` when there is none."""
+    """A bandwidth, such as `1.25 GB/s` or `240 MB/s`; `-` if not measured."""
     if not gigabytes:
         return "-"
     return f"{_number(gigabytes)} GB/s" if gigabytes >= 1 else f"{_number(gigabytes * 1000)} MB/s"
 
 
 def _number(value: float) -> str:
-    """Three digits that count: more would be noise of the measurement."""
+    """Three significant digits: more would be measurement noise."""
     if value < 0.001:
         return "<0.001"
     return f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
 
 
 def _figures(row: Checkup) -> str:
-    known = [words for words in (format_tflops(row.tflops), format_bandwidth(row.gigabytes)) if words != "-"]
+    known = [text for text in (format_tflops(row.tflops), format_bandwidth(row.gigabytes)) if text != "-"]
     return ", ".join(known) or "nothing was measured"
 
 
 def _tally(rows: Iterable[Checkup]) -> str:
     count = Counter(row.verdict for row in rows)
-    words = {**_VERDICTS, Verdict.PENDING: "open"}
-    return ", ".join(f"{count[verdict]} {words[verdict]}" for verdict in reversed(_URGENT) if count[verdict])
+    names = {**_VERDICTS, Verdict.PENDING: "open"}
+    return ", ".join(f"{count[verdict]} {names[verdict]}" for verdict in reversed(_URGENT) if count[verdict])
 
 
 def _labelled(rows: Sequence[Checkup]) -> list[tuple[str, Checkup]]:
-    """Each node's name, and its id where several have one name. No number: in the log that is the place in the check,
-    which is not the rank that it gets when others leave, and some nodes may have been left out of the list."""
+    """Each node's name, and its id if several nodes have the same name. Not its index: that is its place in the check,
+    which differs from its rank once other nodes leave, and the list may not have all nodes."""
     names = [_plain(row.host) for row in rows]
     several = {name for name, count in Counter(names).items() if count > 1}
     return [
@@ -138,13 +138,13 @@ def _table(labelled: Sequence[tuple[str, Checkup]], width: int, color: bool, in_
     table = [("node", "TFLOP/s", "GB/s") if narrow else ("node", "compute", "communication")]
     table += [(name, *_speeds(row, narrow)) for name, row in labelled]
     names, compute, communication = (max(display_width(line[column]) for line in table) for column in range(3))
-    # What is left beside the other columns, the longest verdict, and two columns before each of the four.
+    # The room beside the other columns, the longest verdict, and two columns before each of the four.
     names = max(4, min(names, MAX_NAME, width - compute - communication - len("straggler") - 8))
     lines = [f"{_pad(line[0], names)}  {line[1]:>{compute}}  {line[2]:>{communication}}" for line in table]
     drawn = _entry(lines[0], "verdict", "", width, BOLD if color else "")
     for line, (_, row) in zip(lines[1:], labelled, strict=True):
         word, reason, paint = _VERDICTS[row.verdict], _plain(row.reason), _paint(row, color)
-        drawn += _entry(line, word, reason, width, paint, marked=_asks(row), in_full=in_full)
+        drawn += _entry(line, word, reason, width, paint, marked=_needs_attention(row), in_full=in_full)
     return drawn
 
 
@@ -155,14 +155,14 @@ def _speeds(row: Checkup, narrow: bool) -> tuple[str, str]:
         communication = _number(row.gigabytes) if row.gigabytes else communication
     if row.verdict is not Verdict.PENDING:
         return compute, communication
-    # What was not measured yet may still come.
+    # A speed that is not measured yet may still follow.
     return compute.replace("-", "..."), communication.replace("-", "...")
 
 
 def _entry(
     line: str, word: str, reason: str, width: int, paint: str = "", *, marked: bool = False, in_full: bool = False
 ) -> list[str]:
-    """One row; a reason that does not fit beside it follows `in_full` on lines of its own, or is cut off."""
+    """One row. A reason that does not fit is wrapped below it with `in_full`, else truncated."""
     row = f"{'!' if marked else ' '} {line}  {word}".rstrip()
     beside = f"{row}: {reason}" if reason else row
     if display_width(beside) <= width or not in_full:
@@ -171,16 +171,15 @@ def _entry(
     return [colored(text, paint) for text in [truncate(row, width), *wrapped]]
 
 
-def _asks(row: Checkup) -> bool:
-    """Whether a person should look at it. A node that passed of which there is something to say had bad luck with a
-    link."""
+def _needs_attention(row: Checkup) -> bool:
+    """Whether the row needs attention. A node that passed with a reason had a problem with a link."""
     return row.verdict in (Verdict.FAULT, Verdict.STRAGGLER) or bool(row.reason)
 
 
 def _paint(row: Checkup, color: bool) -> str:
     if row.verdict is Verdict.FAULT:
         return _red(color)
-    return _yellow(color) if _asks(row) else ""
+    return _yellow(color) if _needs_attention(row) else ""
 
 
 def _red(color: bool) -> str:
@@ -206,5 +205,5 @@ def _pad(text: str, columns: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line of words that another node may have said."""
+    """Text from another node as one line without control characters."""
     return " ".join(sanitize(text).split())

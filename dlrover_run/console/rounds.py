@@ -1,4 +1,4 @@
-"""What a person reads while rounds come and go: who is waited for, who has which rank, why there is another round."""
+"""The lines about rounds: start, rank assignment, waiting, restart, shutdown."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from dlrover_run.transport.addresses import join_address
 
 
 def render_restart(reason: str, attempt: int, of: int, after_seconds: float, window: float = 0.0) -> str:
-    """One line for a restart: which of how many (in the last `window` seconds, if not 0), after how long the workers
-    had run, and why."""
+    """A restart: its number and the limit (within `window` seconds, if not 0), how long the workers had run, the
+    reason."""
     allowed = f" (at most {of} in {window:g} s)" if window else f" of {of}"
     return f"restart {attempt}{allowed} after {format_duration(after_seconds)}: {_clause(reason)}"
 
 
 def render_check_before_restart(reason: str, attempt: int) -> str:
-    """One line for a round that has ended, where nodes are checked before the next one, which takes a while."""
+    """The end of a round after which the nodes are checked before the next one, which takes a while."""
     return f"{_clause(reason)}; a node check comes before restart {attempt}"
 
 
 def render_membership_change(reason: str, seat: Seat, after_seconds: float) -> str:
-    """One line for a round that costs no restart, because only the nodes have changed."""
+    """A new round that uses no restart, because only the set of nodes has changed."""
     nodes = counted(seat.nodes, "node")
     return f"round {seat.round} with {nodes} after {format_duration(after_seconds)}: {_clause(reason)}"
 
 
 def render_rendezvous(seat: Seat, event_log: str) -> str:
-    """What this node was given in a round, in the words and with the spacing of torchrun."""
+    """torchrun's block on a round: the same text and spacing."""
     local = range(seat.workers)
     values = {
         "restart_count": seat.restart_count,
@@ -50,22 +50,22 @@ def render_rendezvous(seat: Seat, event_log: str) -> str:
 
 
 def render_start(workers: int, directory: str, logs: LogSpec) -> str:
-    """One line at the start of a job that writes files: how many workers there are here, and where the files are."""
+    """The start of a job that writes files: the number of workers on this node, and the directory."""
     files = "logs" if logs.redirects.any() or logs.tee.any() or logs.plugin else "error files"
     return f"{counted(workers, 'worker')} on this node, {files} in {directory}"
 
 
 def render_shutdown(processes: str, seconds: float | None, *, alone: bool, again: bool) -> str:
-    """What follows from a signal that ends this launcher. `processes` get `seconds` to end, None where none runs;
-    `alone` says that the job has no other node, `again` that the same key ends the processes at once."""
+    """The effect of a signal that ends this launcher. `processes` get `seconds` to end (None: none runs). `alone`: the
+    job has no other node. `again`: pressing the same key again kills the processes."""
     if seconds is None:
         return "this job stops" if alone else "this node leaves the job"
-    then = f"the {processes} are told and get {seconds:g} s to end"
+    then = f"the {processes} have {seconds:g} s to end"
     return f"{then}; press Ctrl-C again to kill them at once" if again else then
 
 
 def render_rank_assignment(seat: Seat) -> str:
-    """The same in one line, for a console on which every node of the job says it."""
+    """The ranks of this node in one line."""
     last = seat.first_rank + seat.workers - 1
     ranks = f"rank {last}" if seat.workers == 1 else f"ranks {seat.first_rank} to {last}"
     place = f"{ranks} of {seat.world_size}, as node rank {seat.node_rank} of {seat.nodes}"
@@ -73,7 +73,7 @@ def render_rank_assignment(seat: Seat) -> str:
 
 
 def render_waiting(text: str, seconds: float | None) -> str:
-    """One line for a node without a place: what it waits for, and for how long at most."""
+    """A node without ranks: what it waits for, and for how long at most."""
     if seconds is None:
         return f"waiting: {text}"
     left = f"{math.ceil(seconds)} s" if seconds < 60 else format_duration(seconds)

@@ -1,4 +1,4 @@
-"""Failures: how a worker ended, what is known of it, which end came first, and how to say it in words."""
+"""Failures: how a worker exited, why, which worker failed first, and the text that describes it."""
 
 from dlrover_run.failures.causes import (
     MAX_SUMMARY,

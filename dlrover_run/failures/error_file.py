@@ -1,6 +1,6 @@
-"""The file in which a worker records the exception that ended it: torch's `@record` protocol, read and written.
+"""The file in which a worker records its exception, in the format of torch's `@record`.
 
-A worker may write anything there, so nothing in it can make the launcher fail.
+A worker may write anything there, so no content can make the launcher fail.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MAX_BYTES = 1 << 20
 """An error file larger than this is not read."""
 
 _STAMP_LAG = 2.0
-"""Seconds by which the file may be written after the whole second that it records."""
+"""Seconds between the whole second in the record and the writing of the file."""
 
 
 def read_error_file(path: str | Path) -> RecordedError | None:
-    """What a worker recorded; None when there is no file, or it is damaged, larger than `MAX_BYTES` or no such record.
+    """The error that a worker recorded; None if the file is missing, damaged, too large or no such record.
 
-    The record's own time has whole seconds only. The file's modification time is the same moment, to the nanosecond,
-    and is taken where it fits; a record with a whole number of seconds has no better time than that.
+    The time in the record has whole seconds only. The file's modification time is the same moment to the nanosecond,
+    and is used if it fits; otherwise the result has a whole number of seconds.
     """
     try:
         data, modified = _load(path)
@@ -49,11 +49,12 @@ def read_error_file(path: str | Path) -> RecordedError | None:
 
 
 def copy_root_cause(root: WorkerExit, dest: str | Path) -> str | None:
-    """Pass the first failure's record on to whoever started the launcher, as torchrun does; None when that was done.
+    """Copy the record of the first failure to the launcher's own error file, as torchrun does. Returns None, or a
+    sentence that says why nothing was written.
 
-    `dest` is the launcher's own `TORCHELASTIC_ERROR_FILE`. The worker's exit code (minus the signal's number for a
-    signal, as torch has it) goes in as `errorCode`, for a worker cannot know it. An older file at `dest` is replaced
-    in one step. Otherwise the answer is a sentence that says why there is nothing to read at `dest`.
+    `dest` is the launcher's `TORCHELASTIC_ERROR_FILE`. The worker's exit code (minus the signal's number for a signal,
+    as in torch) is added as `errorCode`, because a worker cannot know it. An older file at `dest` is replaced
+    atomically.
     """
     if root.error_file is None:
         return f"Rank {root.rank} recorded no error, so nothing was written to {dest}."
@@ -64,7 +65,7 @@ def copy_root_cause(root: WorkerExit, dest: str | Path) -> str | None:
     message = data.get("message")
     if isinstance(message, dict) and root.code != 0:
         message["errorCode"] = root.code
-    # A name of its own in the same directory, so that the rename is atomic; the permissions are those of any new file.
+    # A unique name in the same directory, so that the rename is atomic; the permissions are those of any new file.
     partial = f"{dest}.{os.getpid()}.tmp"
     try:
         with open(partial, "x", encoding="utf-8") as file:
@@ -79,7 +80,7 @@ def copy_root_cause(root: WorkerExit, dest: str | Path) -> str | None:
 
 def _load(path: str | Path) -> tuple[dict[str, Any], float]:
     """The JSON object in a file and when the file was written. Raises OSError, ValueError, RecursionError."""
-    # Not blocking, because a worker could have put a pipe there.
+    # Non-blocking, because a worker may have put a named pipe there.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -95,7 +96,7 @@ def _load(path: str | Path) -> tuple[dict[str, Any], float]:
 
 
 def _printable(text: object) -> str:
-    """A string that can be written as UTF-8: JSON may hold half of a character. Anything else is empty."""
+    """A string that can be encoded as UTF-8 (JSON may hold a lone surrogate); empty for anything else."""
     return text.encode("utf-8", "replace").decode() if isinstance(text, str) else ""
 
 

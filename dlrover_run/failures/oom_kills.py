@@ -1,8 +1,8 @@
-"""Whether the kernel killed for memory, from counters that it keeps.
+"""Whether the kernel's out-of-memory killer ended a worker, from the counters of the control groups.
 
-A process killed for want of memory dies of SIGKILL like any other. But the kernel counts such kills for each control
-group, and a count that rose since the workers started tells. The counters are read once when a round starts and once
-more after a SIGKILL; in between nothing runs.
+A process killed for lack of memory dies of SIGKILL like any other. But the kernel counts such kills for each control
+group, so a count that has risen since the workers started is proof. The counters are read when a round starts and after
+a SIGKILL; nothing runs in between. psutil has no cgroup counters.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NO_LIMIT = 1 << 60
-"""cgroup v1 writes a number about as large as the address space where there is no limit."""
+"""cgroup v1 has a number about as large as the address space for no limit."""
 
 
 @dataclass(frozen=True)
 class CgroupCounters:
-    """One control group: its limit in bytes (None without one), how many of its processes were killed for memory, and
-    how often its own limit was in the way. `kills` and `hits` None are not known."""
+    """One control group: its limit in bytes (None: no limit), how many of its processes were killed for lack of memory,
+    and how often its own limit was hit. `kills` and `hits` are None if unknown."""
 
     path: str
     limit: int | None
@@ -27,31 +27,31 @@ class CgroupCounters:
 
 @dataclass(frozen=True)
 class MemoryCounters:
-    """This process's control group and its ancestors, nearest first, and the kills for memory on the whole machine."""
+    """This process's control group and its ancestors, nearest first, and the out-of-memory kills of the machine."""
 
     groups: tuple[CgroupCounters, ...]
     machine_kills: int | None
 
 
 class OomMonitor:
-    """The counters at the start of a round, to be held against those after a death."""
+    """The counters at the start of a round, to compare with those after a worker's death."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._before = read_counters(proc)
 
     def explain(self) -> str | None:
-        """What is known of kills for memory since the start: a clause such as `the kernel's memory limit was hit
-        (cgroup limit 512 MiB)`, or None."""
+        """A clause on out-of-memory kills since the start, such as `the kernel's memory limit was hit (cgroup limit 512
+        MiB)`, or None."""
         return explain_oom_kill(self._before, read_counters(self._proc))
 
 
 def explain_oom_kill(before: MemoryCounters, after: MemoryCounters) -> str | None:
-    """What the change of the counters says of a process of this control group that died of SIGKILL in between.
+    """A clause on a process of this control group that died of SIGKILL between the two readings, or None.
 
-    The group's own count of kills decides. Which limit it was is told by the nearest group with a limit whose
-    own count rose; when none did, the whole machine had run out. Where the group's counters cannot be read, a kill
-    anywhere on the machine is the weaker evidence, and the words say so.
+    The group's own count of kills decides. The limit is that of the nearest group with a limit whose own count rose; if
+    none rose, the machine had run out of memory. If the group's counters cannot be read, a kill anywhere on the machine
+    is weaker evidence, and the text is as cautious.
     """
     then = {group.path: group for group in before.groups}
     own = next((group for group in after.groups if group.kills is not None), None)
@@ -73,7 +73,7 @@ def _rose(before: int | None, after: int | None) -> bool:
 
 
 def format_bytes(count: int) -> str:
-    """A number of bytes for people: `512 MiB`, `1.5 GiB`."""
+    """A number of bytes with its unit: `512 MiB`, `1.5 GiB`."""
     size = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -83,7 +83,7 @@ def format_bytes(count: int) -> str:
 
 
 def read_counters(proc: Path) -> MemoryCounters:
-    """The counters as they stand, read by way of `proc`, which is /proc; what cannot be read is left out."""
+    """Read the counters through `proc`, which is /proc; what cannot be read is left out."""
     groups = _read_v2(proc) or _read_v1(proc)
     return MemoryCounters(groups, _field(proc / "vmstat", "oom_kill"))
 
@@ -94,34 +94,34 @@ def _read_v2(proc: Path) -> tuple[CgroupCounters, ...]:
         kills = _field(group / "memory.events", "oom_kill")
         if kills is None:
             continue  # The root of the hierarchy, or one that has no memory controller.
-        # `oom` counts in the group whose limit it was and in all above it, so the nearest that rose is the one.
+        # `oom` counts in the group whose limit was hit and in its ancestors: the nearest one that rose has the limit.
         hits = _field(group / "memory.events", "oom")
         groups.append(CgroupCounters(str(group), _limit(group / "memory.max"), kills, hits))
     return tuple(groups)
 
 
 def _read_v1(proc: Path) -> tuple[CgroupCounters, ...]:
-    # Version 1 counts kills only in the dying process's own group; `failcnt` rises where a limit was in the way.
+    # Version 1 counts kills only in the dying process's own group; `failcnt` rises in the group whose limit was hit.
     groups = []
     for group in cgroup_directories(proc, "cgroup", "memory"):
         if (group / "memory.oom_control").exists():
             kills = _field(group / "memory.oom_control", "oom_kill")
             for path, prefix in ((str(group), "memory."), (f"{group} with swap", "memory.memsw.")):
-                # Memory with swap has a limit of its own. It is asked first, so where the two are equal, as they often
-                # are in a container, it alone counts.
+                # Memory with swap has a limit of its own. The kernel checks it first, so if both limits are equal, as
+                # often in a container, only its counter rises.
                 limit = _limit(group / f"{prefix}limit_in_bytes")
                 groups.append(CgroupCounters(path, limit, kills, read_cgroup_number(group / f"{prefix}failcnt")))
     return tuple(groups)
 
 
 def cgroup_directories(proc: Path, kind: str, controller: str) -> list[Path]:
-    """The directories of this process's control group and of its ancestors as far as mounted, nearest first."""
+    """The directories of this process's control group and its mounted ancestors, nearest first."""
     own = _own_group(proc, controller)
     mount = _mount(proc, kind, controller)
     if own is None or mount is None:
         return []
     top, point = mount
-    # In a container without a namespace of its own the mount shows only the part of the tree below `top`.
+    # In a container without a cgroup namespace the mount shows only the part of the tree below `top`.
     inside = own[len(top.rstrip("/")) :] if own == top or own.startswith(top.rstrip("/") + "/") else "/"
     here = point / inside.strip("/")
     return [here, *[parent for parent in here.parents if parent == point or point in parent.parents]]
@@ -164,11 +164,11 @@ def _field(path: Path, name: str) -> int | None:
 
 
 def read_cgroup_number(path: Path) -> int | None:
-    """The number in a file of the kernel; None where there is none, such as `max` for no limit."""
+    """The number in a cgroup file; None if it has none, such as `max` for no limit."""
     text = "".join(_lines(path)).strip()
     return int(text) if text.isdecimal() else None
 
 
 def _limit(path: Path) -> int | None:
-    limit = read_cgroup_number(path)  # Version 2 writes `max` where there is none.
+    limit = read_cgroup_number(path)  # Version 2 writes `max` for no limit.
     return None if limit is None or limit >= _NO_LIMIT else limit

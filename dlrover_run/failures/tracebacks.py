@@ -1,6 +1,6 @@
-"""Finding the last traceback in what a worker wrote, and the line of it that says what was raised.
+"""Find the last traceback in a worker's output, and the line of it that names the exception.
 
-Pure text work: Python's tracebacks, faulthandler's dumps, and torch's habit of putting `[rank0]: ` before each line.
+Handles Python's tracebacks, faulthandler's dumps, and the `[rank0]: ` that torch puts before each line.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 _RANK_PREFIX = re.compile(r"^\[(?:rank|default)\d*\]: ?")
-# What steers a terminal: whole commands in either spelling (ESC [ or one character of C1), then the characters of
-# themselves, among them those that turn the direction of what follows.
+# Terminal control: whole sequences in either encoding (ESC [ or one C1 character), then single control characters,
+# including those that change the direction of the text after them.
 _CONTROL = re.compile(
     r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]"
@@ -17,20 +17,20 @@ _CONTROL = re.compile(
 )
 _START = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error: "
-# What Python writes between two tracebacks of one failure.
+# The lines that Python writes between chained tracebacks.
 _LINKS = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-# glog lines and the frames of a C++ stack: libraries write them around a failure, and they tell a reader nothing.
+# glog lines and frames of a C++ stack: libraries write them around a failure, and they do not help a user.
 _NOISE = re.compile(r"^(?:\[?[WIE]\d{3,4} |frame #\d+: |Exception raised from .* \(most recent call first\):$)")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:: .*|:)?$")
 
 
 def plain_lines(text: str) -> list[str]:
-    """The lines of `text` as a terminal would have left them: no colours, no control characters, no progress bars.
+    """The lines of `text` as a terminal would show them: no colors, no control characters, no progress bars.
 
-    The rank that torch writes before each line goes too: the reader is told the rank once.
+    The rank that torch writes before each line is removed: the report names the rank once.
     """
     lines = []
     for line in text.replace("\r\n", "\n").split("\n"):
@@ -40,9 +40,9 @@ def plain_lines(text: str) -> list[str]:
 
 
 def last_failure(text: str) -> list[str]:
-    """The lines of the last traceback in `text`, with those it came from; an empty list when there is none.
+    """The lines of the last traceback in `text` with those it is chained to; an empty list if there is none.
 
-    A dump of faulthandler counts as one.
+    A dump of faulthandler counts as a traceback.
     """
     lines = [line for line in plain_lines(text) if not _NOISE.match(line)]
     starts = [index for index, line in enumerate(lines) if line == _START or line.startswith(_FATAL)]
@@ -57,20 +57,20 @@ def last_failure(text: str) -> list[str]:
 
 
 def last_link(lines: list[str]) -> list[str]:
-    """The last traceback alone of a chain that `last_failure` found."""
+    """Only the last traceback of a chain from `last_failure`."""
     starts = [index for index, line in enumerate(lines) if line == _START]
     return lines[starts[-1] :] if starts else lines
 
 
 def exception_lines(text: str) -> list[str]:
-    """The exception that the last traceback in `text` ends with, as `ValueError: x`; a message may have more lines.
+    """The exception of the last traceback in `text`, such as `ValueError: x`; a message may have more lines.
 
-    An empty list when there is no traceback, or its end is missing.
+    An empty list if there is no traceback, or its end is missing.
     """
     lines = last_link(last_failure(text))
     if not lines or lines[0] != _START:
         return []
-    # Frames are indented, so the first line that is not begins the exception.
+    # Frames are indented, so the first line that is not indented begins the exception.
     end = next((index for index, line in enumerate(lines) if index and line and not line.startswith(" ")), len(lines))
     return lines[end:] if end < len(lines) and _RAISED.match(lines[end]) else []
 

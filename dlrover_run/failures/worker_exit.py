@@ -1,4 +1,4 @@
-"""How one worker ended: the facts that the report, the exit code and the next decision are made of."""
+"""How one worker exited: the facts for the failure report, the exit code and the coordinator's decision."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class RecordedError:
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """The end of one worker process.
+    """The exit of one worker process.
 
     `code` follows `subprocess`: an exit code, or minus a signal's number. `stopped_with` is the signal with which the
-    launcher itself stopped the worker, so that a victim is never mistaken for the culprit; None means it ended of
-    itself. `failed_first` says that a stopped worker had recorded its error before it was stopped.
-    `stderr_tail` is the last of what it wrote to standard error, as far as that could be seen, and to standard output
-    where the two went to one console. `memory_limit` is a sentence when the kernel is known to have killed for memory,
-    else None. `full_disk` is a clause when it ended without a word while a disk that it wrote to had no space left,
-    else None. `waited_for` is a clause on the workers that this one waited for in vain, else None. `error_file` is
-    where `error` was read. `forwarded` says that `--forward-signals` passed on the signal that killed it. `name` is
-    what people call it where they do not go by ranks.
+    launcher stopped the worker, so that a victim is never taken for the root cause; None: the worker ended by itself.
+    `failed_first`: a stopped worker had recorded its error before it was stopped. `stderr_tail` is the end of its
+    standard error as far as it is known, and of its standard output if both went to one console. `memory_limit` is a
+    sentence if the kernel killed the worker for lack of memory, else None. `full_disk` is a clause if the worker left
+    no message and a disk that it wrote to had no space left, else None. `waited_for` is a clause on the workers for
+    which a collective of this worker timed out, else None. `error_file` is the file from which `error` was read.
+    `forwarded`: `--forward-signals` passed on the signal that killed it. `name` is its name in messages if that is not
+    its rank.
     """
 
     rank: int
@@ -50,19 +50,19 @@ class WorkerExit:
 
     @property
     def who(self) -> str:
-        """What it is called in a sentence."""
+        """Its name in messages."""
         return self.name or f"rank {self.rank}"
 
     @property
     def failed(self) -> bool:
-        """Whether the worker ended badly of itself: not with 0, and not only because the launcher stopped it."""
+        """Whether the worker failed by itself: its code is not 0, and not only because the launcher stopped it."""
         return self.code != 0 and (self.stopped_with is None or self.failed_first)
 
     @property
     def exit_status(self) -> int:
         """The code as a shell reports it: 128 + n for signal n.
 
-        A worker that had failed and only its slow end was cut short by our signal counts as Python does an exception.
+        A worker that had failed before our signal ended it counts as 1, Python's code for an uncaught exception.
         """
         if self.code < 0:
             return 1 if self.failed_first else 128 - self.code

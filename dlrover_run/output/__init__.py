@@ -1,1 +1,1 @@
-"""Output: where each worker's streams go, and the process that copies them to the console."""
+"""Output: where each worker's streams go, and the relay process that copies them to the console."""

@@ -1,4 +1,4 @@
-"""What a node check has come to, as JSON in the log directory of a run that has one.
+"""The result of a node check, as JSON in the log directory of a run that has one.
 
 `node_check.json` is an object with these fields; a speed that was not measured is null:
 
@@ -8,20 +8,20 @@
     devices   of this node (at most 64, the slowest first), a list of
         local_rank, name which one, and what it is
         tflops           TFLOP/s of this device alone
-    nodes     on the node with rank 0, a list of those who train, in the order of their node ranks, and then of those
-        who were checked and do not (at most 64, those of whom there is most to say, in the same order):
+    nodes     on the node with rank 0, a list of the nodes that train, in the order of their node ranks, and then of the
+        nodes that were checked and do not train (at most 64, the most urgent ones, in the same order):
         node_id, host    which one
         verdict          "passed", "straggler", "fault" or "unchecked"
-        dismissed        whether it leaves for that
+        dismissed        whether it leaves the job for that
         tflops           TFLOP/s (1e12 operations a second) of its slowest device
         gigabytes        GB/s (1e9 bytes a second) of its best link
-        reason           why, in words; may be empty
+        reason           the reason as text; may be empty
     links     on the same node with --comm-perf-test, of all links (at most 120, the slowest), a list of
-        one, other       places in `nodes`, the same for a link within a node
+        one, other       indices of `nodes`, equal for a link within a node
         gigabytes        GB/s of the best try, null when all failed
-        problem          why they failed, in words; may be empty
+        problem          why they failed, as text; may be empty
 
-A later check of the same run replaces the file. It is never seen half written.
+A later check of the same run replaces the file atomically.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class HealthResult:
-    """What a node knows of a check: of itself, of its devices, and on the node with rank 0 of all nodes and links."""
+    """A node's knowledge of a check: itself, its devices, and on the node with rank 0 all nodes and links."""
 
     checkup: Checkup
     devices: tuple[DeviceSpeed, ...] = ()
@@ -56,19 +56,19 @@ class HealthResult:
 
 
 class HealthFile:
-    """Keeps the file up to date with what this node is told. `warn` is called with a sentence, once at most, when it
-    cannot be written: the job goes on without it."""
+    """Keeps the file up to date with this node's assignments. If it cannot be written, `warn` is called once with a
+    sentence, and the job continues without it."""
 
     def __init__(self, run_dir: RunDir, warn: Callable[[str], None]) -> None:
-        # What the launcher removes at the end is not worth writing.
+        # A directory that the launcher removes at the end needs no file.
         self._directory = run_dir.path if run_dir.keep else None
         self._warn = warn
         self._warned = False
         self._known: HealthResult | None = None
 
     def follow(self, wanted: Assignment, devices: Sequence[DeviceSpeed]) -> None:
-        """Write what has come of a check, and of the devices of this node in it, if that has changed. A node that has
-        lost its place keeps what it knew of the others."""
+        """Write the result of a check and the speeds of this node's devices if they have changed. A node that has lost
+        its ranks keeps its knowledge of the others."""
         if self._directory is None or wanted.checkup is None or wanted.checkup.verdict is Verdict.PENDING:
             return
         result = HealthResult(wanted.checkup, tuple(devices), wanted.others, wanted.links)
@@ -84,8 +84,8 @@ class HealthFile:
 
 
 def write_health_file(directory: str, result: HealthResult, unix_time: float) -> str | None:
-    """Put the file into a directory of a run, which is made if somebody has removed it. Returns a sentence when that
-    cannot be done."""
+    """Write the file into the run's directory, which is created again if it was removed. Returns a sentence if that
+    fails."""
     path = os.path.join(directory, FILE_NAME)
     unfinished = f"{path}.new"
     content = json.dumps(_content(result, unix_time), indent=1) + "\n"

@@ -1,14 +1,13 @@
-"""Where each worker's output goes: decided first, done afterwards.
+"""Where each worker's output goes.
 
-`plan_streams` is a pure function from what the user asked for to one destination for each stream of each local rank.
-The few functions below it that touch the disk only carry the plan out. The layout is torchrun's, since people's scripts
-look for it:
+`plan_streams` is a pure function from the user's flags to one destination for each stream of each local rank. The
+functions below it that touch the disk carry out the plan. The layout is torchrun's, because users' scripts rely on it:
 
     <run directory>/attempt_<N>/<local rank>/stdout.log, stderr.log, error.json
     <run directory>/attempt_<N>/filtered_stdout.log, filtered_stderr.log
 
 where the run directory is `<log_dir>/<run id>_<random>`. Two things differ on purpose: an attempt's directory is never
-emptied to be used again, and a directory that nobody asked for does not stay behind.
+emptied and used again, and a directory that the user did not ask for is removed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Literal
 from dlrover_run.spec import LogSpec, SpecError, Std
 
 TAIL_BYTES = 32 * 1024
-"""How much of a stream's end the failure report may show."""
+"""Bytes of a stream's end that are kept for the failure report."""
 
 MAX_MESSAGE = 128 * 1024
 """Maximum bytes of a message between agent and relay, in either direction: a stream's end with its header fits."""
@@ -34,7 +33,7 @@ MAX_MESSAGE = 128 * 1024
 TEMP_PREFIX = "dlrover_run_"
 
 LATEST = "latest"
-"""The link in `--log-dir` to the directory of the run that began last."""
+"""The link in `--log-dir` to the directory of the run that started last."""
 
 Where = Literal["inherit", "file", "null", "relay", "stderr"]
 
@@ -43,10 +42,10 @@ Where = Literal["inherit", "file", "null", "relay", "stderr"]
 class Stream:
     """The destination of one output stream of one worker.
 
-    `inherit` is our own descriptor, untouched. `file` is `path`, written by the worker itself. `null` is /dev/null.
-    `relay` is a pipe to the relay, which remembers the end of the stream and copies it to our console when `shown`, as
-    it is or, where several workers share the console, line by line.
-    `stderr`, for a standard output only, is the worker's own standard error, wherever that goes.
+    `inherit` is the launcher's own descriptor. `file` is `path`, written by the worker itself. `null` is /dev/null.
+    `relay` is a pipe to the relay, which keeps the end of the stream and copies it to the console if `shown`: unchanged
+    or, if several workers share the console, line by line. `stderr`, only for a standard output, is the worker's own
+    standard error, wherever that goes.
     """
 
     where: Where
@@ -56,7 +55,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class RankStreams:
-    """One worker's streams. `error_file` is None when no file may be written; the worker's variable is empty then."""
+    """One worker's streams. `error_file` is None if no file may be written; the worker's variable is then empty."""
 
     local_rank: int
     stdout: Stream
@@ -66,9 +65,10 @@ class RankStreams:
 
 @dataclass(frozen=True)
 class Tee:
-    """One log file that is also shown: `path` goes line by line, prefixed, to our descriptor `out` (1 or 2).
+    """A log file that is also shown: `path` is copied line by line, with a prefix, to our descriptor `out` (1 or 2).
 
-    Lines that contain any of `needles` also go, with their prefix, to `filtered`; without needles it is not made.
+    Lines that contain any of `needles` are also copied, with their prefix, to `filtered`; without needles there is no
+    such file.
     """
 
     local_rank: int
@@ -80,7 +80,7 @@ class Tee:
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """All streams of one attempt. `directory` holds its files; None when there are none."""
+    """All streams of one attempt. `directory` holds its files; None if there are none."""
 
     directory: str | None
     ranks: tuple[RankStreams, ...]
@@ -88,9 +88,9 @@ class StreamPlan:
 
 
 def next_free_attempt(run_dir: str | None, number: int) -> int:
-    """The number of an attempt whose directory no earlier one has: `number`, or the next one that is free.
+    """The number of the next attempt without a directory: `number`, or the first free one after it.
 
-    A master that knows nothing of the rounds which this node has been through counts from 1 again.
+    A restarted master that does not know this node's earlier rounds counts from 1 again.
     """
     while run_dir is not None and os.path.lexists(_attempt_directory(run_dir, number)):
         number += 1
@@ -104,8 +104,8 @@ def _attempt_directory(run_dir: str, number: int) -> str:
 def plan_streams(logs: LogSpec, run_dir: str | None, attempt: int, local_ranks: int) -> StreamPlan:
     """Decide the destination of every stream of `local_ranks` workers in one attempt.
 
-    `run_dir` None, or a `log_dir` of /dev/null, means that no file may be written. Redirects, tees and the choice of
-    shown ranks are then without effect, as with torchrun: every worker writes to the console.
+    If `run_dir` is None or `log_dir` is /dev/null, no file may be written. Redirects, tees and the choice of shown
+    ranks then have no effect, as in torchrun: every worker writes to the console.
     """
     if run_dir is None or logs.log_dir == os.devnull:
         unnamed = tuple(
@@ -123,7 +123,7 @@ def plan_streams(logs: LogSpec, run_dir: str | None, attempt: int, local_ranks: 
         stdout_log, stderr_log = os.path.join(own, "stdout.log"), os.path.join(own, "stderr.log")
         unfiled = Stream("inherit" if shown else "null")
         stdout = Stream("file", stdout_log) if to_file & Std.OUT else unfiled
-        # A hidden rank's standard error still passes the relay, so that the report can quote how the worker ended.
+        # A hidden standard error still goes through the relay, so that the failure report can quote its end.
         stderr = Stream("file", stderr_log) if to_file & Std.ERR else Stream("relay", shown=shown)
         ranks.append(RankStreams(rank, stdout, stderr, os.path.join(own, "error.json")))
         if shown and logs.tee.of(rank) & Std.OUT:
@@ -138,7 +138,7 @@ def _tee(rank: int, out: Literal[1, 2], path: str, needles: tuple[str, ...], fil
 
 
 def line_prefix(template: str | None, role: str, rank: int, local_rank: int, hostname: str) -> str:
-    """What stands before each prefixed line; a name in the template that we do not know stays as it is."""
+    """The prefix of each line; an unknown name in the template is kept as it is."""
     if not template:
         return f"[{role}{local_rank}]:"
     return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank, hostname=hostname)
@@ -151,8 +151,8 @@ def shares_console(plan: StreamPlan) -> bool:
 
 
 def route_through_relay(plan: StreamPlan) -> StreamPlan:
-    """The plan for a console that several workers share: what would go there untouched takes the way through the relay,
-    which keeps lines whole. `print` writes a text and its newline separately, so lines would be joined otherwise."""
+    """The plan for a console that several workers share: inherited standard outputs go through the relay, which keeps
+    lines whole. `print` writes a text and its newline separately, so lines would be joined otherwise."""
     ranks = [
         replace(rank, stdout=Stream("relay", shown=True)) if rank.stdout.where == "inherit" else rank
         for rank in plan.ranks
@@ -161,10 +161,10 @@ def route_through_relay(plan: StreamPlan) -> StreamPlan:
 
 
 def merge_stdout_into_stderr(plan: StreamPlan) -> StreamPlan:
-    """The plan for a console that takes standard output and standard error alike, as after `2>&1` or on a terminal.
+    """The plan for a console that is both standard output and standard error, as after `2>&1` or on a terminal.
 
-    What a worker writes to the two then has an order that people rely on, such as a message before its traceback. Only
-    one way from the worker to the console keeps it, so standard output takes the way that standard error has.
+    The order of a worker's writes to the two is then visible, such as a message before its traceback. Only a single
+    path from the worker to the console keeps it, so standard output takes that of standard error.
     """
     ranks = [
         replace(rank, stdout=Stream("stderr"))
@@ -177,27 +177,27 @@ def merge_stdout_into_stderr(plan: StreamPlan) -> StreamPlan:
 
 @dataclass(frozen=True)
 class RunDir:
-    """The directory of one run. `path` None: there is none. `keep` False: the launcher removes what was written."""
+    """The directory of one run. `path` None: there is none. `keep` False: the launcher removes it at the end."""
 
     path: str | None
     keep: bool
 
 
 def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
-    """Make the run's directory if it is to be kept, because the user asked for logs, else name one (`make_temp_dir`).
+    """Create the run's directory if the user asked for logs, so that it is kept; else choose a name (`make_temp_dir`).
 
-    A machine on which nothing can be written runs jobs all the same, without error files. Raises `SpecError` when the
-    user asked for logs and there is no place for them.
+    A machine without a writable disk runs jobs all the same, without error files. Raises SpecError if the user asked
+    for logs and they cannot be written.
     """
     if logs.plugin is not None:
-        return RunDir(None, keep=True)  # The plugin makes its own directories, in `log_dir` or wherever it likes.
+        return RunDir(None, keep=True)  # The plugin creates its own directories, in `log_dir` or elsewhere.
     if logs.log_dir == os.devnull:
         return RunDir(None, keep=False)
     if not logs.log_dir:
         keep = logs.redirects.any() or logs.tee.any()
         try:
             if not keep:
-                # The agent makes it, once its relay is to remove it: a watchdog that is killed now leaves nothing.
+                # The agent creates it once its relay will remove it: a watchdog that is killed now leaves nothing.
                 return RunDir(logs.temp_dir or unused_temp_dir(), keep)
             return RunDir(tempfile.mkdtemp(prefix=TEMP_PREFIX), keep)
         except OSError as error:
@@ -209,7 +209,7 @@ def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
     base = os.path.abspath(logs.log_dir)
     try:
         os.makedirs(base, exist_ok=True)
-        # A run id may be any text, but only one path component of it can be a directory's name.
+        # A run id may be any text, but a directory's name is one path component.
         run_dir = RunDir(tempfile.mkdtemp(prefix=run_id.replace("/", "_") + "_", dir=base), keep=True)
     except (FileExistsError, NotADirectoryError):
         raise SpecError(f"--log-dir: {base} is not a directory; name a directory, or remove that file") from None
@@ -220,14 +220,15 @@ def create_run_dir(logs: LogSpec, run_id: str) -> RunDir:
 
 
 def _link_latest(run_dir: str | None) -> None:
-    """Have `latest` beside the run's directory lead to it. Jobs may share the place: the last to begin has the link,
-    which is replaced in one step. A `latest` that is no link is somebody else's, and not every disk has links."""
+    """Make the link `latest`, beside the run's directory, point to it. Jobs may share the directory above: the one that
+    started last has the link, which is replaced atomically. A `latest` that is no link is not the launcher's, and not
+    every file system has links."""
     assert run_dir is not None, "it has just been made"
     base, name = os.path.split(run_dir)
     link = os.path.join(base, LATEST)
     if os.path.lexists(link) and not os.path.islink(link):
         return
-    # The run's name is its own, and so is this one.
+    # Unique, because the run's name is.
     partial = os.path.join(base, f".{LATEST}.{name}")
     try:
         os.symlink(name, partial)
@@ -238,13 +239,13 @@ def _link_latest(run_dir: str | None) -> None:
 
 
 def unused_temp_dir() -> str:
-    """The name of a temporary directory that may be made. Raises OSError where there is no room for one."""
+    """The name of a temporary directory that does not exist. Raises OSError if there is no temporary directory."""
     return os.path.join(tempfile.gettempdir(), f"{TEMP_PREFIX}{secrets.token_hex(8)}")
 
 
 def make_temp_dir(run_dir: RunDir, remove_at_end: Callable[[str], None]) -> RunDir:
-    """Make the directory of a run that is not kept, after whoever shall remove it has been told; the run without one
-    where it cannot be made."""
+    """Create the directory of a run that is not kept, after `remove_at_end` was called with its path. Returns a run
+    without a directory if it cannot be created."""
     if run_dir.path is None or run_dir.keep:
         return run_dir
     remove_at_end(run_dir.path)
@@ -256,14 +257,14 @@ def make_temp_dir(run_dir: RunDir, remove_at_end: Callable[[str], None]) -> RunD
 
 
 def make_dirs(plan: StreamPlan) -> None:
-    """Make the directories of one attempt.
+    """Create the directories of one attempt.
 
-    Raises `SpecError` when the attempt's directory exists already: its logs belong to someone, so nothing is touched.
+    Raises SpecError if the attempt's directory exists already: the logs in it are not overwritten.
     """
     if plan.directory is None:
         return
     try:
-        # Whoever cleans /tmp may have taken the run's directory from a job of weeks.
+        # A cleanup of /tmp may have removed the run's directory during a job of weeks.
         os.makedirs(plan.directory)
     except FileExistsError:
         raise SpecError(f"{plan.directory} exists already and its logs are not overwritten; move it away") from None
@@ -272,9 +273,9 @@ def make_dirs(plan: StreamPlan) -> None:
 
 
 def open_output(stream: Stream) -> int | None:
-    """A new close-on-exec descriptor for a `file` or `null` stream; None for one that is inherited or relayed.
+    """A new close-on-exec descriptor for a `file` or `null` stream; None for an inherited or relayed one.
 
-    The file is opened to append, so that children of the worker that write to the same file overwrite nothing.
+    The file is opened in append mode, so that children of the worker that write to the same file overwrite nothing.
     """
     if stream.where == "null":
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -286,7 +287,7 @@ def open_output(stream: Stream) -> int | None:
 def remove_run_dir(run_dir: RunDir) -> None:
     """Remove what the user did not ask for: the whole directory, or the empty directories in one that is kept.
 
-    Watchdog, agent and relay all see to it, since any of them may have been killed.
+    Watchdog, agent and relay all do this, because any of them may have been killed.
     """
     if run_dir.path is None:
         return
@@ -298,7 +299,7 @@ def remove_run_dir(run_dir: RunDir) -> None:
 
 
 def _drop_link(run_dir: str) -> None:
-    """Remove the link to a run's directory that is gone."""
+    """Remove `latest` if it points to a directory that was removed."""
     base, name = os.path.split(run_dir)
     link = os.path.join(base, LATEST)
     with contextlib.suppress(OSError):  # There is no link.
@@ -309,12 +310,12 @@ def _drop_link(run_dir: str) -> None:
 def prune_empty(path: str) -> None:
     """Remove the empty directories under `path`, and `path` itself when nothing is left in it."""
     for directory, _, _ in os.walk(path, topdown=False):
-        with contextlib.suppress(OSError):  # Something is in it, or it is gone: both are as wanted.
+        with contextlib.suppress(OSError):  # Not empty, or already removed: both are fine.
             os.rmdir(directory)
 
 
 def tail_text(data: bytes, cut: bool) -> str:
-    """The end of an output as text; when its beginning was `cut` off, it starts with a whole line if there is one."""
+    """The end of an output as text; if its beginning was `cut` off, it starts with a whole line if it has one."""
     if cut:
         _, newline, rest = data.partition(b"\n")
         if newline and rest:
@@ -323,7 +324,7 @@ def tail_text(data: bytes, cut: bool) -> str:
 
 
 def read_tail(path: str, limit: int = TAIL_BYTES) -> str:
-    """The last `limit` bytes of a log file as text, beginning with a whole line; empty when it cannot be read."""
+    """The last `limit` bytes of a log file as text, starting with a whole line; empty if it cannot be read."""
     try:
         with open(path, "rb") as log:
             start = max(0, log.seek(0, os.SEEK_END) - limit)

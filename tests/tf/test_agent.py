@@ -377,7 +377,7 @@ def test_of_a_lone_node_that_was_told_to_go_nobody_is_told_what_there_is_no_room
         assert still_alive(server, 0) == 1, "the chief may still save"
     job.do("chief-0", "exit 0")
     out = job.ended(143)
-    assert out.endswith("tf-ps-run: SIGTERM received: the tasks are told and get 30 s to end\n")
+    assert out.endswith("tf-ps-run: SIGTERM received: the tasks have 30 s to end\n")
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["no logs", "logs"])
