@@ -1,4 +1,4 @@
-"""Launching from Python: the surface of `torch.distributed.launcher.api`, without torch."""
+"""The Python API: the names of `torch.distributed.launcher.api`, without torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 from dlrover_run.agent.result import JobResult
 from dlrover_run.child_failed_error import ChildFailedError, child_failed_error
 from dlrover_run.launch_config import LaunchConfig, LogsSpecs, log_spec
+from dlrover_run.launch_request import memory_file
 from dlrover_run.launcher_process import run_launcher
-from dlrover_run.memory_file import memory_file
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
 
 __all__ = ["ChildFailedError", "LaunchConfig", "LogsSpecs", "SpecError", "elastic_launch", "main"]
@@ -28,8 +28,8 @@ __all__ = ["ChildFailedError", "LaunchConfig", "LogsSpecs", "SpecError", "elasti
 class elastic_launch:
     """`elastic_launch(config, entrypoint)(*args)` runs a function or a command on every rank.
 
-    Returns, for each global rank of this node, what the function returned, and None for a command. The function and its
-    arguments must be picklable, as for multiprocessing's spawn, or by cloudpickle where that is installed. Raises
+    Returns the return value of the function for each global rank of this node, and None for a command. The function and
+    its arguments must be picklable, as for multiprocessing's spawn, or by cloudpickle if that is installed. Raises
     SpecError for a bad configuration, ChildFailedError when the job failed and KeyboardInterrupt when the user
     interrupted it.
     """
@@ -42,13 +42,12 @@ class elastic_launch:
         """Launch, wait for the end and return the results."""
         from dlrover_run.cli import parse
 
-        # PET_* variables stand for flags of a command line; what the configuration leaves out is its own default.
+        # PET_* variables are defaults of a command line; a configuration has its own defaults.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
         if isinstance(self._entrypoint, str):
             spec = parse([*self._config.flags(), "--no-python", self._entrypoint, *map(str, args)], environ)
             return launch_from_python(self._completed(spec))
-        # The parser wants a program, and a function has none: any that exists stands in until the next lines replace
-        # it.
+        # The parser requires a program, and a function has none: any existing one serves until it is replaced below.
         spec = parse([*self._config.flags(), "--no-python", sys.executable], environ)
         name = getattr(self._entrypoint, "__qualname__", repr(self._entrypoint))
         with memory_file(_pickle_call(self._entrypoint, args)) as payload_fd:
@@ -56,20 +55,19 @@ class elastic_launch:
             return launch_from_python(replace(self._completed(spec), entrypoint=entrypoint))
 
     def _completed(self, spec: JobSpec) -> JobSpec:
-        """What flags cannot say, or would say otherwise: the command line invents an id for one node, and here one is
-        given. Nodes that meet under a name need the same one, so none is invented for them."""
+        """The job with the fields that flags cannot express. A single node gets the id of the configuration or a fresh
+        one; several nodes need the same id, so none is generated for them."""
         run_id = self._config.run_id or (spec.run_id if spec.master or spec.etcd else str(uuid.uuid4().int))
         return replace(spec, run_id=run_id, logs=log_spec(self._config))
 
 
 def _pickle_call(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """What `function_worker` reads: how to make the caller's main module importable, then the call itself."""
+    """The input of `function_worker`: how to import the caller's main module, then the call."""
     preparation = multiprocessing.spawn.get_preparation_data("dlrover-run function")
-    # A process's own key refuses to be pickled outside multiprocessing; as plain bytes it goes to our own children
-    # only.
+    # The key of a process cannot be pickled outside multiprocessing; as plain bytes it goes only to our own children.
     preparation["authkey"] = bytes(multiprocessing.process.current_process().authkey)
     if not os.path.exists(preparation.get("init_main_from_path", os.devnull)):
-        del preparation["init_main_from_path"]  # A program on standard input calls its file `<stdin>`.
+        del preparation["init_main_from_path"]  # The file of a program on standard input is `<stdin>`.
     try:
         call = pickle.dumps((function, args))
     except Exception as error:
@@ -83,13 +81,13 @@ def _pickle_call(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def _cloudpickle_call(
     function: Callable[..., Any], args: tuple[Any, ...], preparation: dict[str, Any], problem: str
 ) -> bytes:
-    """The same for what pickle cannot send: cloudpickle sends a function by its code and the globals that it uses, so
-    workers need not import the main module, which on Ray is Ray's own."""
+    """The same for a call that pickle cannot send. cloudpickle sends the code of a function and the globals it uses,
+    so workers need not import the main module, which on Ray is Ray's own."""
     cloudpickle = _cloudpickle()
     if cloudpickle is None:
         raise SpecError(
-            f"elastic_launch: the function or an argument {problem}; install cloudpickle, with which it can be sent, "
-            "or put a top-level function into a file and import it from there."
+            f"elastic_launch: the function or an argument {problem}: install cloudpickle, or put a top-level function "
+            "into a file and import it from there."
         )
     try:
         call = cloudpickle.dumps((function, args))
@@ -100,7 +98,7 @@ def _cloudpickle_call(
 
 
 def _cloudpickle() -> Any:
-    """The module, or Ray's copy of it in a process of Ray's; None where there is neither."""
+    """The module, or Ray's copy of it in a Ray process; None if neither is installed."""
     for name in ("cloudpickle", "ray.cloudpickle") if "ray" in sys.modules else ("cloudpickle",):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
@@ -115,35 +113,34 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     from dlrover_run.cli import job_or_code
 
-    asked = job_or_code(sys.argv[1:] if args is None else args)
-    if isinstance(asked, int):
-        raise SystemExit(asked)
-    launch_from_python(asked)
+    job = job_or_code(sys.argv[1:] if args is None else args)
+    if isinstance(job, int):
+        raise SystemExit(job)
+    launch_from_python(job)
 
 
 def launch_from_python(spec: JobSpec) -> dict[int, Any]:
-    """Run a job in a launcher process of its own and wait for it; see `elastic_launch` for what comes back and what is
-    raised."""
+    """Run a job in a launcher process and wait for its end. `elastic_launch` documents the result and the errors."""
     end = run_launcher(spec)
     if end.stopped_by is signal.SIGINT:
         raise KeyboardInterrupt
-    verdict = end.verdict
-    if verdict is None:
-        error = f"the launcher process ended with {end.code} and left no verdict"
+    result = end.result
+    if result is None:
+        error = f"the launcher process ended with {end.code} and left no result"
         raise child_failed_error(spec.entrypoint.target, JobResult(end.code, "", error=error))
-    if verdict.exit_code != 0:
-        raise child_failed_error(spec.entrypoint.target, verdict)
+    if result.exit_code != 0:
+        raise child_failed_error(spec.entrypoint.target, result)
     if spec.entrypoint.kind != "function":
-        return {end.rank: None for end in sorted(verdict.ends, key=lambda end: end.rank)}
-    return {rank: _loaded(rank, result) for rank, result in sorted(verdict.results.items())}
+        return {end.rank: None for end in sorted(result.ends, key=lambda end: end.rank)}
+    return {rank: _loaded(rank, pickled) for rank, pickled in sorted(result.results.items())}
 
 
-def _loaded(rank: int, result: bytes) -> Any:
-    """What a rank returned; None, as with torch, for one whose function ended the process with 0 instead."""
+def _loaded(rank: int, pickled: bytes) -> Any:
+    """The return value of a rank; None, as with torch, if the function ended the process with code 0 instead."""
     try:
-        return pickle.loads(result) if result else None
+        return pickle.loads(pickled) if pickled else None
     except Exception as error:
         raise SpecError(
-            f"elastic_launch: what rank {rank} returned cannot be unpickled here ({type(error).__name__}: {error}); "
-            "return plain data."
+            f"elastic_launch: the return value of rank {rank} cannot be unpickled here "
+            f"({type(error).__name__}: {error}): return plain data."
         ) from error

@@ -169,7 +169,7 @@ def run() -> int:
     with open(int(sys.argv[1]), "rb") as file:
         request = msgspec.json.decode(file.read(), type=LaunchRequest)
     try:
-        return launch(request.spec, request.parent_pipe, request.verdict)
+        return launch(request.spec, request.parent_pipe, request.result_fd)
     except SpecError as mistake:
         _say(request.spec, f"dlrover-run: {mistake}")
         return exit_codes.BAD_COMMAND_LINE

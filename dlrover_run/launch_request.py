@@ -1,8 +1,11 @@
-"""What whoever starts a launcher in a process of its own hands to it."""
+"""A launch request: the job that one process passes to a launcher process, and the descriptors for both directions."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlrover_run.spec import JobSpec
@@ -10,21 +13,39 @@ from dlrover_run.spec import JobSpec
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A job, as a launcher that is started with `command` reads it.
+    """A job for a launcher that is started with `command`.
 
-    `parent_pipe` is a descriptor of the parent-death pipe of the process that wants the job. `verdict` is one to which
-    the Verdict is written as JSON.
+    `parent_pipe` is a descriptor of the parent-death pipe of the requesting process. The launcher writes its JobResult
+    as JSON to the descriptor `result_fd`.
     """
 
     spec: JobSpec
     parent_pipe: int
-    verdict: int
+    result_fd: int
 
 
 def command(request_fd: int, module: str = "dlrover_run.launch") -> list[str]:
-    """The command of a launcher that reads its LaunchRequest from this descriptor, by the function `run` of `module`,
-    and finds modules where this process does: with `-m` a `random.py` in the person's working directory would take the
-    place of Python's own."""
+    """The command of a process that calls `run` of `module`, which reads a LaunchRequest from this descriptor.
+
+    The process gets the search path of this one. With `-m` a `random.py` in the user's working directory would replace
+    Python's own.
+    """
     path = [each for each in sys.path if isinstance(each, str)]
     code = f"import sys; sys.path[:] = {path}; from {module} import run; sys.exit(run())"
     return [sys.executable, "-c", code, str(request_fd)]
+
+
+@contextlib.contextmanager
+def memory_file(content: bytes) -> Iterator[int]:
+    """An anonymous file with this content, for a child process; its descriptor, at the beginning.
+
+    No other program can see the content, and it is freed when the last holder of a descriptor ends.
+    """
+    fd = os.memfd_create("dlrover-run")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,7 +1,7 @@
-"""A launcher in a process of its own, for a Python program: started, told of signals, and asked for its verdict.
+"""Runs a launcher in a separate process for a Python program, forwards signals to it, and reads its result.
 
-A caller's process may hold threads, devices and children that a launcher in it could neither fork safely nor tell from
-its own.
+The process of the caller may hold threads, devices and children. A launcher in it could neither fork safely nor tell
+these children from its own.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ import msgspec
 
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
-from dlrover_run.launch_request import LaunchRequest, command
-from dlrover_run.memory_file import memory_file
+from dlrover_run.launch_request import LaunchRequest, command, memory_file
 from dlrover_run.spec import JobSpec
 
 
 @dataclass(frozen=True)
 class LauncherEnd:
-    """How the launcher ended: its exit code as `subprocess` has it, and its verdict, None when it left none.
+    """The end of a launcher process: its exit code as in `subprocess`, and its result, None if it wrote none.
 
-    `stopped_by` is the first signal that this process got meanwhile and passed on.
+    `stopped_by` is the first signal that this process received and forwarded meanwhile.
     """
 
     code: int
-    verdict: JobResult | None
+    result: JobResult | None
     stopped_by: signal.Signals | None
 
 
 def run_launcher(spec: JobSpec) -> LauncherEnd:
-    """Run one job with a launcher of its own, and wait for its end."""
-    verdict_read, verdict_write = os.pipe()
-    # The launcher reads the end of this pipe when this process is gone, however it went.
+    """Run one job in a launcher process and wait for its end."""
+    result_read, result_write = os.pipe()
+    # The launcher reads the end of this pipe when this process ends in any way.
     parent_pipe_read, parent_pipe_write = os.pipe()
-    request = LaunchRequest(spec=spec, parent_pipe=parent_pipe_read, verdict=verdict_write)
-    inherited = [parent_pipe_read, verdict_write]
+    request = LaunchRequest(spec=spec, parent_pipe=parent_pipe_read, result_fd=result_write)
+    inherited = [parent_pipe_read, result_write]
     if spec.entrypoint.payload_fd >= 0:
         inherited.append(spec.entrypoint.payload_fd)
     try:
@@ -53,28 +52,28 @@ def run_launcher(spec: JobSpec) -> LauncherEnd:
                 command(request_fd),
                 pass_fds=[request_fd, *inherited],
                 env={name: value for name, value in os.environ.items() if name not in credentials.VARIABLES},
-                # In our process group a Ctrl-C would reach it twice: from the terminal and from us.
+                # In this process group a Ctrl-C would reach it twice: from the terminal and from this process.
                 start_new_session=True,
             )
             forwarding.to(launcher)
-            os.close(verdict_write)
-            verdict_write = -1
-            with open(verdict_read, "rb", closefd=False) as stream:
+            os.close(result_write)
+            result_write = -1
+            with open(result_read, "rb", closefd=False) as stream:
                 answer = stream.read()
             code = launcher.wait()
     finally:
-        for fd in (verdict_read, verdict_write, parent_pipe_read, parent_pipe_write):
+        for fd in (result_read, result_write, parent_pipe_read, parent_pipe_write):
             if fd >= 0:
                 os.close(fd)
-    verdict = msgspec.json.decode(answer, type=JobResult) if answer else None
-    return LauncherEnd(code, verdict, forwarding.seen)
+    result = msgspec.json.decode(answer, type=JobResult) if answer else None
+    return LauncherEnd(code, result, forwarding.seen)
 
 
 class _Forwarding:
-    """Passes the signals that would end this process on to the launcher while it runs, and remembers the first.
+    """Forwards the signals that would end this process to the launcher while it runs, and records the first one.
 
-    One that this process ignores, as after nohup, stays ignored, here and in the launcher that inherits this. Only a
-    main thread may set handlers; a launch from another thread leaves them alone.
+    A signal that this process ignores, as after nohup, stays ignored, here and in the launcher, which inherits this.
+    Only a main thread may set handlers; a launch from another thread forwards nothing.
     """
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
@@ -94,7 +93,7 @@ class _Forwarding:
             signal.signal(number, handler)
 
     def to(self, launcher: subprocess.Popen[bytes]) -> None:
-        """Name the process that gets the signals; one that came before is passed on now."""
+        """Set the process that gets the signals; a signal that came before is forwarded now."""
         self._launcher = launcher
         if self.seen is not None:
             launcher.send_signal(self.seen)

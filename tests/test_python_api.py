@@ -107,7 +107,9 @@ def leave(code: int) -> None:
 
 
 def test_a_result_that_cannot_be_unpickled_is_one_sentence() -> None:
-    with pytest.raises(dlrover_run.SpecError, match=r"what rank 0 returned cannot be unpickled here \(ValueError"):
+    with pytest.raises(
+        dlrover_run.SpecError, match=r"the return value of rank 0 cannot be unpickled here \(ValueError"
+    ):
         dlrover_run.elastic_launch(config(1), give_hostile)()
 
 

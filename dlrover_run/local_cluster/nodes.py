@@ -20,10 +20,9 @@ import msgspec
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
-from dlrover_run.launch_request import LaunchRequest, command
+from dlrover_run.launch_request import LaunchRequest, command, memory_file
 from dlrover_run.local_cluster.network import Namespace
 from dlrover_run.local_cluster.supervision import EndKind, Node, NodeEnd
-from dlrover_run.memory_file import memory_file
 from dlrover_run.output.streams import unused_temp_dir
 from dlrover_run.spec import JobSpec, MasterSpec
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
@@ -107,7 +106,7 @@ class NodeProcess:
             passed_on.callback(os.close, verdict)
             kept.callback(os.close, verdict_fd)
             logs = replace(spec.logs, temp_dir=self._temp_dir)
-            request = LaunchRequest(spec=replace(spec, logs=logs), parent_pipe=theirs, verdict=verdict)
+            request = LaunchRequest(spec=replace(spec, logs=logs), parent_pipe=theirs, result_fd=verdict)
             request_fd = passed_on.enter_context(memory_file(msgspec.json.encode(request)))
             # The node has a session of its own, so the terminal's Ctrl-C comes through the supervisor only, and once. A
             # stopped agent reads no parent-death pipe; the end of its watchdog, which dies with its parent, continues

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dlrover_run.memory_file import memory_file
+from dlrover_run.launch_request import memory_file
 from dlrover_run.spec import MasterSpec
 from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
 from dlrover_run.transport.addresses import Address, UnresolvedHost, bind_error, is_in_use, is_local_address, resolve
