@@ -163,7 +163,7 @@ class TestComputing:
 
     def test_a_nuisance_is_said_and_no_problem(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (NodeProblem("the limit on files is 64"),)
-        monkeypatch.setattr(node_problems, "examine", lambda *args: found)
+        monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "computed").problem == ""
         assert played.said == "dlrover-run: warning: the limit on files is 64\n"
@@ -174,7 +174,7 @@ class TestComputing:
         def fail(*args: object) -> None:
             raise AttributeError("module 'pynvml' has no attribute 'nvmlDeviceGetRemappedRows'")
 
-        monkeypatch.setattr(node_problems, "examine", fail)
+        monkeypatch.setattr(node_problems, "find_node_problems", fail)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "computed").problem == ""
         assert played.said == (
@@ -189,13 +189,13 @@ class TestComputing:
         def look(workers: int, log_dir: object, environ: object, gpu_each: bool) -> tuple[NodeProblem, ...]:
             return (NodeProblem(f"asked for {workers} workers", severe=gpu_each),)
 
-        monkeypatch.setattr(node_problems, "examine", look)
+        monkeypatch.setattr(node_problems, "find_node_problems", look)
         played = stage.play(workers=2, gpu_each=each).on(has_computed(), FINISHED).run()
         assert ("asked for 2 workers" in last(played, "computed").problem) is each
 
     def test_what_is_severe_is_told_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (NodeProblem("GPU 3 has 12 errors", severe=True), NodeProblem("more", severe=True))
-        monkeypatch.setattr(node_problems, "examine", lambda *args: found)
+        monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
         assert last(played, "computed") == Computed(TaskKey(), problem="it was not even tried: GPU 3 has 12 errors")
         assert stage.orders == []
