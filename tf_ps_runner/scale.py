@@ -48,10 +48,14 @@ class ScaleFailed(Exception):
 
 def scale(
     ps: Annotated[
-        str | None, typer.Option(metavar="N", help="New number of parameter servers.", rich_help_panel=CLUSTER)
+        str | None,
+        typer.Option(metavar="N", help="New number of parameter servers.", rich_help_panel=CLUSTER, show_default=False),
     ] = None,
     workers: Annotated[
-        str | None, typer.Option(metavar="N", help="New number of workers beside the chief.", rich_help_panel=CLUSTER)
+        str | None,
+        typer.Option(
+            metavar="N", help="New number of workers beside the chief.", rich_help_panel=CLUSTER, show_default=False
+        ),
     ] = None,
     rdzv_backend: Annotated[str | None, _BACKEND] = None,
     rdzv_endpoint: Annotated[str | None, _ENDPOINT] = None,

@@ -58,7 +58,7 @@ def run(program: Program, argv: Sequence[str]) -> int:
     except SystemExit as end:
         code = end.code
     except _USAGE_ERROR as error:
-        raise UsageError(f"{_message(error).rstrip('.')}.") from None
+        raise UsageError(_sentence(error)) from None
     return code if isinstance(code, int) else exit_codes.SUCCESS
 
 
@@ -101,11 +101,14 @@ def show_completion(program: Program, shell: str | None) -> int:
 
 def flag_option(flag: Flag) -> Any:
     """The option of a subcommand that takes a flag of the launch command line, for `Annotated`."""
-    return typer.Option(f"--{flag.name}", help=flag.help, metavar=flag.value, rich_help_panel=flag.panel)
+    return typer.Option(
+        f"--{flag.name}", help=flag.help, metavar=flag.value, rich_help_panel=flag.panel, show_default=False
+    )
 
 
-def _message(error: Any) -> str:
-    return str(error.format_message())
+def _sentence(error: Any) -> str:
+    message = str(error.format_message())
+    return message if message.endswith((".", "?")) else f"{message}."
 
 
 def _typer_script(program: Program, shell: str) -> str:
