@@ -306,7 +306,8 @@ class TestVerdicts:
         assert (verdict.exit_code, verdict.root, verdict.failure) == (exit_codes.PEER_FAILED, None, ELSEWHERE)
 
     def test_a_rank_of_an_earlier_round_is_not_one_of_ours(self) -> None:
-        verdict = resolve_result(ending(assignment=over(PlanPhase.FAILED, 2, self.OWN), ends=(end(1, 9),)), compat=False)
+        last = ending(assignment=over(PlanPhase.FAILED, 2, self.OWN), ends=(end(1, 9),))
+        verdict = resolve_result(last, compat=False)
         assert (verdict.root, verdict.failure) == (None, self.OWN)
 
     @pytest.mark.parametrize(("compat", "code"), [(False, exit_codes.TOO_FEW_NODES), (True, 1)])
