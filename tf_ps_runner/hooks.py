@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tf_ps_runner.worker import shards
 from tf_ps_runner.worker.agent_connection import agent
+from tf_ps_runner.worker.queue_client import queue_client
 
 Result = TypeVar("Result")
 
@@ -86,7 +87,7 @@ class DataShards:
             raise ValueError(f"DataShards {name}: {problem}")
         self._queue: shards.Queue
         if agent().active:
-            self._queue = shards.AgentQueue(agent(), name, spec)
+            self._queue = shards.AgentQueue(queue_client(), name, spec)
         else:
             self._queue = shards.OwnQueue(spec)
 

@@ -13,7 +13,9 @@ import psutil
 import pytest
 from cluster import quiet_port
 from harness import WAIT, kill_leftovers, still_alive, watched
-from pretended import Job, agent_of, scale
+from pretended import PRETEND, Job, agent_of, scale
+
+PRETEND_DATA = PRETEND.with_name("pretend_data.py")
 
 
 def test_a_job_starts_lets_its_workers_in_and_ends_with_its_chief(start: Callable[..., Job]) -> None:
@@ -438,6 +440,30 @@ def test_nodes_that_host_one_task_each_make_one_job_and_mend_it(start: Callable[
     assert "has restored /data/model.ckpt-5, and goes on" in out
     for node in nodes[1:]:
         assert "ps-1 (rank 1) on " in node.ended(0)
+
+
+def took(job: Job, name: str) -> int:
+    """Where the next batch begins that a worker has taken."""
+    return int(job.hear(lambda told: told["name"] == name and told["at"] == "took")["begin"])
+
+
+def test_a_worker_on_another_node_than_the_chief_takes_its_data_and_the_next_one_goes_on(
+    start: Callable[..., Job], free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLROVER_RDZV_TOKEN", "the-token-of-this-job-and-no-other")
+    meet = ("--rdzv-backend=master", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--ps=1", "--workers=1")
+    chief, ps, worker = (start(*meet, f"--role={role}", script=PRETEND_DATA) for role in ("chief", "ps", "worker"))
+    for name in ("ps-0", "chief-0"):
+        chief.up(name)
+    chief.train()
+    pid = int(chief.hear(lambda told: told["at"] == "begins")["pid"])
+    assert [took(chief, "worker-0") for _ in range(4)] == [0, 10, 20, 30]
+    os.kill(pid, signal.SIGKILL)
+    # The batch at 30 was not used up. It comes first, or once it is clear that the connection is not coming back.
+    assert sorted(took(chief, "worker-1") for _ in range(3)) == [30, 40, 50]
+    chief.finish("chief-0")
+    for node in (ps, worker):
+        node.ended(0)
 
 
 def test_a_node_that_is_asked_to_leave_has_its_server_moved_and_nothing_is_lost(

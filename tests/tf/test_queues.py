@@ -8,21 +8,40 @@ import json
 import os
 import random
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
-from tf_ps_runner.agent import queue_caller, queue_server, queue_words
+from tf_ps_runner.agent import queue_server
 from tf_ps_runner.agent.channel import TaskChannel
-from tf_ps_runner.agent.protocol import Answer, Request, Rollback, Snapshot, Step, Take, TaskEvent, Used
+from tf_ps_runner.agent.protocol import (
+    Answer,
+    Request,
+    Rollback,
+    Snapshot,
+    Step,
+    Take,
+    TaskEvent,
+    Used,
+    answer_line,
+    read_line,
+)
+from tf_ps_runner.agent.queue_server import Membership
 from tf_ps_runner.agent.queue_service import Queues, QueueService
-from tf_ps_runner.agent.queue_words import Membership
+from tf_ps_runner.data.access import PROTOCOL, prove
 from tf_ps_runner.data.state import STATE_VERSION, QueueSpec, QueueState, SavedState
+from tf_ps_runner.worker import queue_client
+from tf_ps_runner.worker.queue_client import QueueClient
 
 CHIEF, A, B = TaskKey(Role.CHIEF, 0), TaskKey(Role.WORKER, 0), TaskKey(Role.WORKER, 1)
 SPEC = QueueSpec(size=20, shard=10)
@@ -247,55 +266,87 @@ async def line_of(process: asyncio.subprocess.Process) -> bytes:
     return await asyncio.wait_for(process.stdout.readline(), PATIENCE)
 
 
+def test_a_request_waits_until_it_is_known_where_the_queues_are() -> None:
+    async def test() -> None:
+        queues = Queues(Membership("job", "secret"))
+        asking = Asking(queues.ask)
+        queues.follow(order(1, A))
+        assert asking(A, TAKE) is None
+        assert asking(B, TAKE) is not None, "it is not this node's"
+        queues.gone(A)
+        assert asking(A, TAKE) is None
+        queues.follow(order(1, A, queue_endpoint="host:1", queue_key="k"))
+        ((_, found),) = asking.answers[1:]
+        assert found.queue is not None
+        assert (found.queue.endpoint, found.queue.role, found.queue.id) == ("host:1", "worker", 0)
+        assert "secret" not in found.queue.token
+
+    asyncio.run(test())
+
+
 class Wire:
     """A way from one node to another that can be cut at any moment, with what is on it."""
 
     def __init__(self) -> None:
         self.port = 0
-        self.endpoint = 0
         self.passed = 0
         self.cut_after: Callable[[], int | None] = lambda: None
+        self.blocked = False
+        self._target = 0
         self._server: asyncio.Server | None = None
         self._ends: set[asyncio.StreamWriter] = set()
         self._carrying: set[asyncio.Future[None]] = set()
 
     async def open(self, target: int) -> None:
-        self.endpoint = target
+        self._target = target
         self._server = await asyncio.start_server(self._meet, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.blocked:
+            self._cut((writer,))
+            return
         carrying = asyncio.ensure_future(self._carry(reader, writer))
         self._carrying.add(carrying)
         carrying.add_done_callback(self._carrying.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.endpoint)
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         pair = (writer, far_writer)
         self._ends.update(pair)
         left = self.cut_after()
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
             nonlocal left
-            with contextlib.suppress(OSError):
+            try:
                 while data := await source.read(300):
                     if left is not None:
                         left -= len(data)
                         if left < 0:
-                            break
+                            self._cut(pair)
+                            return
                     self.passed += len(data)
                     sink.write(data)
-            self._cut(pair)
+            except OSError:
+                self._cut(pair)
+            else:
+                # The end of a stream is passed on as such.
+                for end in pair:
+                    end.close()
 
         await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+        self._ends.difference_update(pair)
 
     def _cut(self, ends: tuple[asyncio.StreamWriter, ...]) -> None:
         for end in ends:
+            # Broken, and not ended: the other side gets a reset.
+            with contextlib.suppress(OSError):
+                end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             end.transport.abort()
             self._ends.discard(end)
 
     def cut(self) -> None:
-        """End all connections now."""
+        """Break all connections now."""
         self._cut(tuple(self._ends))
 
     async def close(self) -> None:
@@ -306,26 +357,70 @@ class Wire:
             await asyncio.wait(self._carrying)
 
 
+class FarProcess:
+    """A task of a node without the chief, with its real client."""
+
+    def __init__(self, nodes: Nodes, task: TaskKey) -> None:
+        self._nodes = nodes
+        self._loop = asyncio.get_running_loop()
+        self.task = task
+        self.client = QueueClient(self)
+
+    def request(self, what: str, **fields: Any) -> Mapping[str, Any]:
+        """What the agent of its own node answers; called in the client's threads."""
+        asked = read_line(json.dumps({"ask": 1, "what": what, **fields}).encode())
+        assert isinstance(asked, tuple)
+        found: Future[Answer] = Future()
+        self._loop.call_soon_threadsafe(self._nodes.far.ask, self.task, asked[1], found.set_result)
+        answered: dict[str, Any] = json.loads(answer_line(1, self._nodes.ended_by(found)))
+        return answered
+
+    async def ask(self, ask: Request) -> Answer:
+        """What comes of a request."""
+        fields = msgspec.to_builtins(ask)
+        found = await self._loop.run_in_executor(self._nodes.threads, lambda: self.client.request(**fields))
+        return msgspec.convert(found, Answer)
+
+    def end(self) -> None:
+        """End as a process does: the kernel closes its connections."""
+        connection = self.client._connection
+        self.client = QueueClient(self)
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.line.shutdown(socket.SHUT_RDWR)
+
+
+class NodesGone(ConnectionError):
+    """As when the agent is gone."""
+
+
 class Nodes:
     """The node of the chief and another one, with a wire between them."""
 
     def __init__(self, token: str = "secret", other_token: str | None = None, key: str | None = None) -> None:
-        self.said: list[str] = []
-        self.more = asyncio.Event()
-        self.near = Queues(Membership("job", "near", "1", token), self._say)
-        other = token if other_token is None else other_token
-        self.far = Queues(Membership("job", "far", "1", other), self._say)
+        self.near = Queues(Membership("job", token))
+        self.far = Queues(Membership("job", token if other_token is None else other_token))
         self.key = self.near.key if key is None else key
         self.wire = Wire()
+        self.threads = ThreadPoolExecutor(32)
+        self._over = threading.Event()
+        self._processes: list[FarProcess] = []
 
-    def _say(self, sentence: str) -> None:
-        self.said.append(sentence)
-        self.more.set()
+    def process(self, task: TaskKey) -> FarProcess:
+        """A task of the far node."""
+        self._processes.append(FarProcess(self, task))
+        return self._processes[-1]
+
+    def ended_by(self, found: Future[Answer]) -> Answer:
+        """A result of the loop for a thread."""
+        while not self._over.is_set():
+            with contextlib.suppress(TimeoutError):
+                return found.result(0.1)
+        raise NodesGone
 
     @contextlib.asynccontextmanager
     async def up(self, far_tasks: tuple[TaskKey, ...] = (A, B)) -> AsyncIterator[Nodes]:
         await self.near.listen()
-        await self.far.listen()
         await self.wire.open(self.near.port)
         self.place = f"127.0.0.1:{self.wire.port}"
         self.near.follow(order(1, CHIEF, queue_endpoint=self.place, queue_key=self.key))
@@ -333,9 +428,12 @@ class Nodes:
         try:
             yield self
         finally:
-            await self.far.close()
+            self._over.set()
             await self.near.close()
             await self.wire.close()
+            for process in self._processes:
+                process.end()
+            await asyncio.to_thread(self.threads.shutdown)
 
 
 async def answer(queues: Queues, task: TaskKey, ask: Request) -> Answer:
@@ -345,11 +443,11 @@ async def answer(queues: Queues, task: TaskKey, ask: Request) -> Answer:
 
 
 def remote(test: Callable[[], Awaitable[None]]) -> Callable[[pytest.MonkeyPatch], None]:
-    """A test of two nodes, with short pauses between attempts; nothing may go wrong unheard."""
+    """A test of two nodes, with short pauses between attempts; no error of the loop may go unseen."""
 
     def run(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(queue_caller, "BACKOFF_FIRST", 0.001)
-        monkeypatch.setattr(queue_caller, "BACKOFF_MAX", 0.01)
+        monkeypatch.setattr(queue_client, "BACKOFF_FIRST", 0.001)
+        monkeypatch.setattr(queue_client, "BACKOFF_MAX", 0.01)
         troubles: list[Any] = []
 
         async def watched() -> None:
@@ -365,46 +463,52 @@ def remote(test: Callable[[], Awaitable[None]]) -> Callable[[pytest.MonkeyPatch]
 
 @remote
 async def test_the_tasks_of_another_node_take_from_the_same_queues() -> None:
-    async with Nodes().up() as nodes:
-        assert await answer(nodes.far, A, TAKE) == FIRST
-        assert await answer(nodes.near, CHIEF, TAKE) == SECOND
-        waiting = asyncio.ensure_future(answer(nodes.far, B, TAKE))
-        assert await answer(nodes.near, CHIEF, Used("train", 1, 12)) == Answer()
-        assert await answer(nodes.far, A, Used("train", 0, 10)) == Answer()
-        assert not waiting.done()
-        nodes.near.gone(CHIEF)
-        assert await waiting == Answer(shard=1, begin=12, end=20, epoch=0)
-        nodes.far.gone(B)
-        assert await answer(nodes.far, A, TAKE) == Answer(shard=1, begin=12, end=20, epoch=0)
-        refused = await answer(nodes.far, A, Used("train", 0, 10))
-        assert refused.lost
-        refused = await answer(nodes.far, A, Take("train", QueueSpec(size=1, shard=1)))
-        assert "is there already" in refused.error
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_server, "ENDED_GRACE", 0.0)
+        async with Nodes().up() as nodes:
+            a, b = nodes.process(A), nodes.process(B)
+            assert await a.ask(TAKE) == FIRST
+            assert await answer(nodes.near, CHIEF, TAKE) == SECOND
+            waiting = asyncio.ensure_future(b.ask(TAKE))
+            assert await answer(nodes.near, CHIEF, Used("train", 1, 12)) == Answer()
+            assert await a.ask(Used("train", 0, 10)) == Answer()
+            assert not waiting.done()
+            nodes.near.gone(CHIEF)
+            assert await waiting == Answer(shard=1, begin=12, end=20, epoch=0)
+            b.end()
+            assert await a.ask(TAKE) == Answer(shard=1, begin=12, end=20, epoch=0)
+            refused = await a.ask(Used("train", 0, 10))
+            assert refused.lost
+            refused = await a.ask(Take("train", QueueSpec(size=1, shard=1)))
+            assert "is there already" in refused.error
+            refused = await a.ask(Snapshot())
+            assert "only the chief" in refused.error
 
 
 @remote
 async def test_a_connection_that_breaks_anywhere_neither_loses_nor_repeats_anything() -> None:
     chance = random.Random(5)
-    for _ in range(12):
+    for _ in range(8):
         used = Counter[int]()
         async with Nodes().up() as nodes:
             nodes.wire.cut_after = lambda: chance.randrange(3000) if chance.random() < 0.9 else None
             take = Take("train", QueueSpec(size=200, shard=10))
 
-            async def work(queues: Queues, task: TaskKey, take: Take, used: Counter[int]) -> None:
-                while True:
-                    part = await answer(queues, task, take)
-                    if part.over:
-                        return
+            async def work(ask: Callable[[Request], Awaitable[Answer]], take: Take, used: Counter[int]) -> None:
+                while not (part := await ask(take)).over:
                     assert part.shard is not None
                     assert part.begin is not None
                     assert part.end is not None
                     for offset in range(part.begin, part.end, 5):
                         used.update(range(offset, offset + 5))
-                        assert await answer(queues, task, Used("train", part.shard, offset + 5)) == Answer()
+                        assert await ask(Used("train", part.shard, offset + 5)) == Answer()
 
+            # Two threads of one process share its connection.
+            a, b = nodes.process(A), nodes.process(B)
+            near = nodes.near
             await asyncio.gather(
-                *(work(nodes.far, task, take, used) for task in (A, B)), work(nodes.near, CHIEF, take, used)
+                *(work(process.ask, take, used) for process in (a, a, b)),
+                work(lambda ask, near=near: answer(near, CHIEF, ask), take, used),  # type: ignore[misc]
             )
             assert nodes.wire.passed
         assert used == Counter(dict.fromkeys(range(200), 1))
@@ -414,84 +518,92 @@ async def test_a_connection_that_breaks_anywhere_neither_loses_nor_repeats_anyth
 async def test_tasks_that_go_and_nodes_that_stay_away_repeat_at_most_a_batch_and_lose_nothing() -> None:
     tasks = tuple(TaskKey(Role.WORKER, number) for number in range(4))
     take = Take("train", QueueSpec(size=100, shard=10, shuffle=True, epochs=2))
-    for seed in range(12):
+    for seed in range(8):
         chance = random.Random(seed)
         used = Counter[tuple[int, int]]()
         lost = 0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(queue_server, "AWAY_GRACE", chance.choice([0.004, 60.0]))
+            patch.setattr(queue_server, "ENDED_GRACE", 0.0)
+            patch.setattr(queue_server, "BROKEN_GRACE", chance.choice([0.004, 60.0]))
             async with Nodes().up(tasks) as nodes:
                 nodes.wire.cut_after = lambda chance=chance: chance.randrange(1500, 6000)  # type: ignore[misc]
 
-                async def work(
-                    queues: Queues, task: TaskKey, chance: random.Random, used: Counter[tuple[int, int]]
-                ) -> None:
+                async def work(process: FarProcess, chance: random.Random, used: Counter[tuple[int, int]]) -> None:
                     nonlocal lost
-                    while not (part := await answer(queues, task, take)).over:
+                    while not (part := await process.ask(take)).over:
                         assert part.shard is not None
                         assert part.begin is not None
                         assert part.end is not None
                         for offset in range(part.begin, part.end, 5):
                             used.update((part.epoch or 0, block) for block in range(offset, offset + 5))
                             if chance.random() < 0.02:
-                                queues.gone(task)
+                                process.end()
                                 lost += 1
                                 break
-                            told = await answer(queues, task, Used("train", part.shard, offset + 5))
+                            told = await process.ask(Used("train", part.shard, offset + 5))
                             assert told.lost or told == Answer()
                             if told.lost:
                                 lost += 1
                                 break
 
-                await asyncio.gather(
-                    *(work(nodes.far, task, chance, used) for task in tasks), work(nodes.near, CHIEF, chance, used)
-                )
+                await asyncio.gather(*(work(nodes.process(task), chance, used) for task in tasks))
         assert set(used) == {(epoch, block) for epoch in range(2) for block in range(100)}
         assert sum(used.values()) - len(used) <= 5 * lost
 
 
 @remote
-async def test_what_a_node_holds_that_stays_away_goes_back_and_is_lost_to_it() -> None:
+async def test_what_a_process_holds_that_stays_away_goes_back_and_is_lost_to_it() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_server, "AWAY_GRACE", 0.05)
+        patch.setattr(queue_server, "BROKEN_GRACE", 0.05)
         async with Nodes().up() as nodes:
-            assert await answer(nodes.far, A, TAKE) == FIRST
+            a = nodes.process(A)
+            assert await a.ask(TAKE) == FIRST
             assert await answer(nodes.near, CHIEF, TAKE) == SECOND
-            patch.setattr(queue_caller.QueueCaller, "_converse", never)
+            nodes.wire.blocked = True
             nodes.wire.cut()
             assert await answer(nodes.near, CHIEF, TAKE) == FIRST
-            patch.undo()
-            refused = await answer(nodes.far, A, Used("train", 0, 10))
-            assert refused.lost
-
-
-async def never(self: object, place: str) -> None:
-    raise queue_words.LinkBroken("the cable is out")
+            nodes.wire.blocked = False
+            assert (await a.ask(Used("train", 0, 10))).lost
 
 
 @remote
-async def test_a_task_that_goes_while_the_wire_is_cut_gives_back_what_it_held() -> None:
+async def test_a_connection_that_broke_has_longer_to_come_back_than_one_that_ended() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_server, "ENDED_GRACE", 0.0)
+        async with Nodes().up() as nodes:
+            a, b = nodes.process(A), nodes.process(B)
+            assert await a.ask(TAKE) == FIRST
+            assert await b.ask(TAKE) == SECOND
+            waiting = asyncio.ensure_future(answer(nodes.near, CHIEF, TAKE))
+            nodes.wire.cut()
+            assert await b.ask(Used("train", 1, 15)) == Answer()
+            b.end()
+            assert await waiting == Answer(shard=1, begin=15, end=20, epoch=0)
+            assert await a.ask(Used("train", 0, 10)) == Answer()
+
+
+@remote
+async def test_a_process_that_takes_the_place_of_another_has_what_it_held_given_back() -> None:
     async with Nodes().up() as nodes:
-        assert await answer(nodes.far, A, TAKE) == FIRST
-        assert await answer(nodes.far, B, TAKE) == SECOND
-        waiting = asyncio.ensure_future(answer(nodes.near, CHIEF, TAKE))
-        await asyncio.sleep(0)
+        a = nodes.process(A)
+        assert await a.ask(TAKE) == FIRST
+        assert await a.ask(Used("train", 0, 5)) == Answer()
         nodes.wire.cut()
-        nodes.far.gone(A)
-        assert await waiting == FIRST
-        assert await answer(nodes.far, B, Used("train", 1, 20)) == Answer()
+        assert await nodes.process(A).ask(TAKE) == Answer(shard=0, begin=5, end=10, epoch=0)
 
 
 @remote
-async def test_a_node_of_another_version_waits_until_the_chief_has_heard_of_it_too() -> None:
+async def test_a_process_of_another_version_waits_until_the_chief_has_heard_of_it_too() -> None:
     async with Nodes().up() as nodes:
-        assert await answer(nodes.far, A, TAKE) == FIRST
+        a = nodes.process(A)
+        assert await a.ask(TAKE) == FIRST
         later = TaskKey(Role.WORKER, 9)
         nodes.far.follow(order(2, later, queue_endpoint=nodes.place, queue_key=nodes.key))
-        waiting = asyncio.ensure_future(answer(nodes.far, later, TAKE))
+        waiting = asyncio.ensure_future(nodes.process(later).ask(TAKE))
         assert await answer(nodes.near, CHIEF, TAKE) == SECOND
         nodes.near.follow(order(2, TaskKey(Role.CHIEF, 1), queue_endpoint=nodes.place))
         assert await waiting == FIRST
+        assert (await a.ask(Used("train", 0, 10))).lost
 
 
 @pytest.mark.parametrize(
@@ -504,19 +616,29 @@ async def test_a_node_of_another_version_waits_until_the_chief_has_heard_of_it_t
         ("", "", ""),
     ],
 )
-def test_nodes_with_different_tokens_or_without_the_key_tell_each_other_nothing(
+def test_a_process_with_another_token_or_without_the_key_gets_nothing(
     token: str, other: str, key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
+        said: list[str] = []
+        warned = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def note(sentence: str) -> None:
+            said.append(sentence)
+            loop.call_soon_threadsafe(warned.set)
+
+        monkeypatch.setattr(queue_client, "note", note)
         async with Nodes(token, other, key).up() as nodes:
-            told: list[Answer] = []
-            nodes.far.ask(A, TAKE, told.append)
-            await asyncio.wait_for(nodes.more.wait(), PATIENCE)
-            assert len(nodes.said) == 1
-            assert "token" in nodes.said[0]
-            assert "secret" not in nodes.said[0]
-            assert told == []
-            assert await answer(nodes.near, CHIEF, TAKE) == FIRST, "nobody has taken anything"
+            waiting = asyncio.ensure_future(nodes.process(A).ask(TAKE))
+            await asyncio.wait_for(warned.wait(), PATIENCE)
+            assert len(said) == 1
+            assert "token" in said[0]
+            assert "secret" not in said[0]
+            assert not waiting.done()
+            assert await answer(nodes.near, CHIEF, TAKE) == FIRST, "nothing was taken before"
+        with pytest.raises(NodesGone):
+            await waiting
 
     remote(test)(monkeypatch)
 
@@ -524,22 +646,38 @@ def test_nodes_with_different_tokens_or_without_the_key_tell_each_other_nothing(
 def test_without_a_token_it_is_enough_to_know_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with Nodes("").up() as nodes:
-            assert await answer(nodes.far, A, TAKE) == FIRST
+            assert await nodes.process(A).ask(TAKE) == FIRST
 
     remote(test)(monkeypatch)
 
 
 @remote
+async def test_the_token_of_one_task_opens_nothing_for_another() -> None:
+    async with Nodes().up() as nodes:
+        token = Membership("job", "secret").token_of(A, 1, nodes.key)
+        for role, number, version in (("worker", 0, 1), ("worker", 1, 1), ("chief", 0, 1), ("worker", 0, 2)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", nodes.near.port)
+            hello = {"say": "queue", "protocol": PROTOCOL, "job": "job", "version": version, "role": role, "id": number}
+            writer.write(json.dumps({**hello, "session": "a" * 64, "nonce": "b" * 64}).encode() + b"\n")
+            nonce = json.loads(await reader.readline())["nonce"]
+            proof = {"say": "proof", "mac": prove(token, "process", "b" * 64, nonce)}
+            writer.write(json.dumps(proof).encode() + b"\n")
+            told = json.loads(await reader.readline())["tell"]
+            assert told == ("welcome" if (role, number, version) == ("worker", 0, 1) else "refused")
+            writer.close()
+
+
+@remote
 async def test_what_strangers_say_is_not_heard_and_does_not_last() -> None:
     chance = random.Random(3)
-    opening = queue_words.line_of(Membership("job", "far", "1").opening())
-    mac = "0" * 64
-    proof = queue_words.line_of(queue_words.Proof(mac, 1, mac))
-    passed = queue_words.line_of(queue_words.Passed(1, A, TAKE))
+    hello = {"say": "queue", "protocol": PROTOCOL, "job": "job", "version": 1, "role": "worker", "id": 0}
+    opening = json.dumps({**hello, "session": "a" * 64, "nonce": "b" * 64}).encode() + b"\n"
+    proof = b'{"say": "proof", "mac": "%s"}\n' % (b"0" * 64)
+    take = json.dumps({"ask": 1, **msgspec.to_builtins(TAKE)}).encode() + b"\n"
     words = [
         opening,
         proof,
-        passed,
+        take,
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x00\xff\n",
         b"[" * 3000 + b"\n",
@@ -547,22 +685,23 @@ async def test_what_strangers_say_is_not_heard_and_does_not_last() -> None:
         b"\n",
     ]
     async with Nodes().up() as nodes:
-        assert await answer(nodes.far, A, TAKE) == FIRST
+        a = nodes.process(A)
+        assert await a.ask(TAKE) == FIRST
         for _ in range(100):
             reader, writer = await asyncio.open_connection("127.0.0.1", nodes.near.port)
             writer.write(b"".join(chance.choices(words, k=chance.randrange(1, 4))) + opening + proof)
             with contextlib.suppress(OSError):
                 while line := await asyncio.wait_for(reader.readline(), PATIENCE):
                     assert b"welcome" not in line
-                    assert b"answered" not in line
+                    assert b"answer" not in line
             writer.close()
         silent = [await asyncio.open_connection("127.0.0.1", nodes.near.port) for _ in range(200)]
-        assert await answer(nodes.far, B, TAKE) == SECOND
+        assert await nodes.process(B).ask(TAKE) == SECOND
         nodes.wire.cut()
-        assert await answer(nodes.far, A, Used("train", 0, 10)) == Answer()
+        assert await a.ask(Used("train", 0, 10)) == Answer()
         for _, writer in silent:
             writer.close()
 
 
 def test_the_token_stands_in_no_text() -> None:
-    assert "secret" not in repr(Membership("job", "n", "i", "secret"))
+    assert "secret" not in repr(Membership("job", "secret"))

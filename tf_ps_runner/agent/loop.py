@@ -27,8 +27,8 @@ from dlrover_run.rendezvous.client import OnChange, RendezvousClient
 from dlrover_run.spec import SpecError
 from dlrover_run.supervisor.process import StuckProcess
 from tf_ps_runner.agent.channel import TaskChannel
+from tf_ps_runner.agent.queue_server import Membership
 from tf_ps_runner.agent.queue_service import Queues
-from tf_ps_runner.agent.queue_words import Membership
 from tf_ps_runner.agent.reconcile import ReconcileInput, Terminate, reconcile
 from tf_ps_runner.agent.report import EventPrinter, JobEnd, JobResult, resolve_result
 from tf_ps_runner.agent.scale_server import ScaleServer
@@ -69,7 +69,7 @@ class Agent:
         self._orphans = OrphanKiller(self._own_children)
         self._events = EventPrinter(console.info)
         self._standing = NodeState(job)
-        self._queues = Queues(self._membership(), console.info)
+        self._queues = Queues(self._membership())
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(
             spec, run_dir, relay, self._starter, self._orphans, self._channel, self._wake.set, self._events
@@ -212,11 +212,11 @@ class Agent:
         return msgspec.structs.replace(self._standing.report(phase), cluster=hosting)
 
     def _membership(self) -> Membership | None:
-        """What shows other nodes that this one belongs to the job; None where there is no other one."""
-        job, own = self._spec.job, self._standing.report(NodePhase.WAITING)
+        """What shows other nodes that this one belongs to the job; None if it is the only one."""
+        job = self._spec.job
         if job.backend == "memory":
             return None
-        return Membership(job.run_id, own.node_id, own.incarnation, job.master.token if job.master is not None else "")
+        return Membership(job.run_id, job.master.token if job.master is not None else "")
 
     def _request_scale(self, wish: DesiredReplicas) -> int:
         """Pass a wish on, together with what was wished before and is not decided yet."""

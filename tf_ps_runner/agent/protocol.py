@@ -6,13 +6,14 @@ and answers. The process's interpreter may have no msgspec, so that its side of 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Total
-from dlrover_run.policies.parameter_servers.model import ServerBounds
+from dlrover_run.policies.parameter_servers.model import Role, ServerBounds
+from dlrover_run.transport.messages import JobId, Mac, Nonce
 from tf_ps_runner.data.state import QueueName, QueueSpec, SavedState
 
 MAX_LINE = 64 * 1024
@@ -118,10 +119,23 @@ class Rollback(msgspec.Struct, frozen=True, tag_field="what", tag="rollback"):
 Request = Take | Used | Snapshot | Rollback
 
 
+class QueueAccess(msgspec.Struct, frozen=True):
+    """What a process needs to reach the queues of its job on another node: their address, and how it proves that it is
+    the task `role`-`id` of that version of the cluster (see `data.access`)."""
+
+    endpoint: str
+    job: str
+    version: int
+    role: str
+    id: int
+    token: str
+
+
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a request is answered with. To a take: the offsets from `begin` to before `end` are the asker's, under the
     number `shard`, or all is `over`. To a snapshot: `state`. `error` is a sentence for whoever asked; with `lost` it
-    says that the part belongs to the asker no more, who lets go of it and takes another one."""
+    says that the part belongs to the asker no more, who lets go of it and takes another one. With `queue`, the queues
+    are on another node, and the process has to ask there."""
 
     shard: int | None = None
     begin: int | None = None
@@ -131,6 +145,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     state: SavedState | None = None
     error: str = ""
     lost: bool = False
+    queue: QueueAccess | None = None
 
 
 class OrderMessage(msgspec.Struct, frozen=True):
@@ -144,14 +159,44 @@ class OrderMessage(msgspec.Struct, frozen=True):
     ending: bool = False
 
 
+class QueueHello(msgspec.Struct, frozen=True, tag_field="say", tag="queue", forbid_unknown_fields=True):
+    """The first line of a process to the queues on another node. `session` is random and the same for all connections
+    of the process, `nonce` is new with each."""
+
+    protocol: int
+    job: JobId
+    version: Total
+    role: Role
+    id: Total
+    session: Nonce
+    nonce: Nonce
+
+
+class QueueProof(msgspec.Struct, frozen=True, tag_field="say", tag="proof", forbid_unknown_fields=True):
+    """The second line: that the process has the token of its task."""
+
+    mac: Mac
+
+
+class QueueRequest(NamedTuple):
+    """A later line. The process has received all answers to requests before `oldest`."""
+
+    number: int
+    oldest: int
+    ask: Take | Used
+
+
 class _Kind(msgspec.Struct, frozen=True):
     say: str | None = None
     ask: RequestId | None = None
+    oldest: RequestId = 0
 
 
 _kind = msgspec.json.Decoder(_Kind)
 _said: msgspec.json.Decoder[TaskMessage] = msgspec.json.Decoder(TaskMessage)
 _ask: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_queue_opening: msgspec.json.Decoder[QueueHello | QueueProof] = msgspec.json.Decoder(QueueHello | QueueProof)
+_queue_ask: msgspec.json.Decoder[Take | Used] = msgspec.json.Decoder(Take | Used)
 _encoder = msgspec.json.Encoder()
 
 
@@ -167,6 +212,30 @@ def read_line(line: bytes) -> TaskMessage | tuple[int, Request]:
         return kind.ask, _decode(_ask, line)
     except ProtocolError as bad:
         raise ProtocolError(str(bad), kind.ask) from None
+
+
+def read_queue_line(line: bytes) -> QueueHello | QueueProof | QueueRequest:
+    """A line of a process of another node. Raises ProtocolError."""
+    kind = _decode(_kind, line)
+    if kind.ask is not None:
+        return QueueRequest(kind.ask, kind.oldest, _decode(_queue_ask, line))
+    opening: QueueHello | QueueProof = _decode(_queue_opening, line)
+    return opening
+
+
+def challenge_line(nonce: str) -> bytes:
+    """The line that a process's proof has to cover."""
+    return _encoder.encode({"tell": "challenge", "nonce": nonce}) + b"\n"
+
+
+def welcome_line(mac: str) -> bytes:
+    """The line that lets a process of another node ask, with this side's own proof."""
+    return _encoder.encode({"tell": "welcome", "mac": mac}) + b"\n"
+
+
+def refusal_line(reason: str) -> bytes:
+    """The line that turns such a process away; the same may be granted a little later."""
+    return _encoder.encode({"tell": "refused", "reason": reason}) + b"\n"
 
 
 def order_line(order: OrderMessage) -> bytes:

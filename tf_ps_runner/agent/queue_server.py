@@ -1,80 +1,110 @@
-"""Answers other nodes about the queues, on the node that hosts the chief."""
+"""Serves the data queues to processes of other nodes, on the node that hosts the chief.
+
+The lines are those of a process and its agent (`protocol`), after a handshake: `QueueHello`, a challenge, `QueueProof`,
+and a welcome or a refusal. A process sends each request that is not answered again over its next connection. A number
+of its own makes that safe: the request is carried out once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
-from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.policies.parameter_servers.model import TaskKey
 from dlrover_run.supervisor.ports import bind_everywhere
 from dlrover_run.transport import auth
-from tf_ps_runner.agent.protocol import MAX_LINE, Answer
-from tf_ps_runner.agent.queue_words import (
-    HANDSHAKE_TIMEOUT,
-    PROTOCOL,
-    Answered,
-    Challenge,
-    FromServer,
-    LinkBroken,
-    Membership,
-    Opening,
-    Passed,
-    Proof,
-    Refused,
-    Resume,
-    Welcome,
-    from_caller,
-    line_of,
-    notice_death,
+from tf_ps_runner.agent import protocol
+from tf_ps_runner.agent.protocol import (
+    MAX_LINE,
+    Answer,
+    ProtocolError,
+    QueueAccess,
+    QueueHello,
+    QueueProof,
+    QueueRequest,
+    Request,
 )
+from tf_ps_runner.data.access import PROTOCOL, prove, task_token
 
-if TYPE_CHECKING:
-    from tf_ps_runner.agent.queue_service import QueueService
+Ask = Callable[[TaskKey, Request, Callable[[Answer], None]], None]
 
-AWAY_GRACE = 10.0
-"""Seconds that a node may be away before what its tasks hold goes back to the queues. It mostly calls again within
-one; if it comes later, its tasks are told that their parts are lost to them."""
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds for a process to prove what it is; then its connection is closed."""
+
+ENDED_GRACE = 1.0
+"""Seconds from the end of a connection until the parts of its process go back to the queues. A process that ends closes
+its connection; one that lives, behind a proxy that was restarted, connects again within a fraction of that."""
+
+BROKEN_GRACE = 10.0
+"""The same where the connection broke, as when its network failed. A process that connects later is told that its parts
+are lost to it."""
 
 MAX_UNAUTHENTICATED = 64
-"""Connections that have not shown the token. With one more the oldest is ended."""
+"""Connections that have not proved what they are. With one more the oldest is closed."""
 
-MOST_UNREAD = 4 * 1024 * 1024
-"""Bytes that may wait for a node that does not read. With more, its connection is ended."""
+MAX_PENDING = 128
+"""Requests of a process that may wait for their answers. With more, its connection is closed."""
+
+MAX_UNREAD_BYTES = 4 * 1024 * 1024
+"""Bytes that may wait for a process that does not read. With more, its connection is closed."""
+
+DEAD_AFTER_MS = 10_000
+"""Milliseconds after which a connection is broken whose other end's machine does not answer any more."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The job that this node belongs to, and the job's token, empty for none."""
+
+    job: str
+    token: str = field(default="", repr=False)
+
+    def token_of(self, task: TaskKey, version: int, key: str) -> str:
+        """The token of a task in a version, for the queues of that key."""
+        return task_token(self.token, key, self.job, version, task.role.value, task.id)
+
+    def access(self, task: TaskKey, version: int, endpoint: str, key: str) -> QueueAccess:
+        """What a process of this node needs to reach the queues there."""
+        return QueueAccess(
+            endpoint=endpoint,
+            job=self.job,
+            version=version,
+            role=task.role.value,
+            id=task.id,
+            token=self.token_of(task, version, key),
+        )
 
 
 class _Session:
-    """A node in a version of the cluster, over all its connections."""
+    """A process, over all its connections. `answers` are those that it may not have received; None while it waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: TaskKey, number: str) -> None:
+        self.task = task
+        self.id = number
         self.writer: asyncio.StreamWriter | None = None
-        self.tasks: set[TaskKey] = set()
         self.answers: dict[int, Answer | None] = {}
-        self.highest = -1
+        self.oldest = 0
         self.away: asyncio.TimerHandle | None = None
         self.over = False
-        self._wanted: set[int] = set()
-
-    def resume(self, said: Resume) -> None:
-        """Forget the answers that were heard, once all has been said."""
-        self._wanted.update(said.wanted)
-        if said.last:
-            self.answers = {number: answer for number, answer in self.answers.items() if number in self._wanted}
-            self._wanted = set()
 
 
 class QueueServer:
-    """`service` answers callers that know `key`, and only those of the version that was given to `serve`."""
+    """Passes the requests of other nodes' processes to `ask`, and calls `gone` when one of them is gone.
 
-    def __init__(self, service: QueueService, membership: Membership) -> None:
-        self._service = service
+    Only processes of the version that was given to `serve` are answered.
+    """
+
+    def __init__(self, ask: Ask, gone: Callable[[TaskKey], None], membership: Membership) -> None:
+        self._ask = ask
+        self._gone = gone
         self._membership = membership
         self._version: int | None = None
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[TaskKey, _Session] = {}
         self._server: asyncio.Server | None = None
-        self._strangers: dict[asyncio.StreamWriter, None] = {}
-        self._links: set[asyncio.StreamWriter] = set()
+        self._unauthenticated: dict[asyncio.StreamWriter, None] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
         self.key = auth.new_nonce()
@@ -83,73 +113,79 @@ class QueueServer:
         """Listen at a free port of all addresses of this machine, and return it. Raises OSError."""
         listener = bind_everywhere(0)
         self.port = listener.getsockname()[1]
-        self._server = await asyncio.start_server(self._meet, sock=listener, limit=MAX_LINE)
+        self._server = await asyncio.start_server(self._on_connect, sock=listener, limit=MAX_LINE)
         return self.port
 
     def serve(self, version: int | None) -> None:
-        """Answer callers of this version from now on; None for nobody. What callers of before held is forgotten."""
-        if version == self._version:
-            return
-        self._version = version
-        for session in list(self._sessions.values()):
-            if session.away is not None:
-                session.away.cancel()
-            self._forget(session)
-        for writer in self._links:
-            writer.close()
+        """Answer processes of this version from now on; None for no process. All former sessions are forgotten."""
+        if version != self._version:
+            self._version = version
+            for session in list(self._sessions.values()):
+                self._forget(session)
 
     async def close(self) -> None:
         """End all connections, and listen no more."""
         self.serve(None)
         if self._server is not None:
             self._server.close()
-        for writer in [*self._strangers, *self._links]:
+        for writer in list(self._unauthenticated):
             writer.transport.abort()
         if self._serving:
             await asyncio.wait(self._serving)
 
-    def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._strangers) >= MAX_UNAUTHENTICATED:
-            next(iter(self._strangers)).close()
-        self._strangers[writer] = None
+        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+            next(iter(self._unauthenticated)).close()
+        self._unauthenticated[writer] = None
         try:
-            notice_death(writer)
-            session = await asyncio.wait_for(self._greet(reader, writer), HANDSHAKE_TIMEOUT)
-            self._strangers.pop(writer, None)
+            _break_when_dead(writer)
+            session = await asyncio.wait_for(self._authenticate(reader, writer), HANDSHAKE_TIMEOUT)
+            self._unauthenticated.pop(writer, None)
             if session is not None:
-                await self._listen_to(session, reader, writer)
-        except (TimeoutError, LinkBroken, OSError):
+                await self._serve_session(session, reader, writer)
+        except (TimeoutError, ProtocolError, OSError, EOFError, asyncio.LimitOverrunError):
             pass
         finally:
-            self._strangers.pop(writer, None)
+            self._unauthenticated.pop(writer, None)
             writer.close()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Session | None:
-        """The session of a caller who has shown the token; None for one that is refused."""
-        opening = await from_caller(reader)
-        if not isinstance(opening, Opening):
-            raise LinkBroken("it did not say who it is")
-        if opening.protocol != PROTOCOL or opening.job != self._membership.job:
-            self._refuse(writer, f"the queues of job {self._membership.job} are here, in protocol {PROTOCOL}")
+    async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Session | None:
+        """The session of a process that has proved what it is; None for one that is refused."""
+        hello = protocol.read_queue_line(await reader.readuntil())
+        if not isinstance(hello, QueueHello):
+            raise ProtocolError("it did not say what it is")
+        if hello.protocol != PROTOCOL or hello.job != self._membership.job:
+            reason = f"the queues of the job {self._membership.job} are here, in protocol {PROTOCOL}"
+            writer.write(protocol.refusal_line(reason))
             return None
         nonce = auth.new_nonce()
-        writer.write(line_of(Challenge(nonce, self._membership.server_mac(opening, nonce, self.key))))
-        shown = await from_caller(reader)
-        if not isinstance(shown, Proof) or not auth.macs_equal(
-            shown.mac, self._membership.caller_mac(opening, nonce, self.key)
-        ):
-            self._refuse(writer, "it knows another token than this job's, or another key than this host's")
+        writer.write(protocol.challenge_line(nonce))
+        shown = protocol.read_queue_line(await reader.readuntil())
+        task = TaskKey(hello.role, hello.id)
+        token = self._membership.token_of(task, hello.version, self.key)
+        expected = prove(token, "process", hello.nonce, nonce)
+        if not isinstance(shown, QueueProof) or not auth.macs_equal(shown.mac, expected):
+            writer.write(protocol.refusal_line("this process has another token than this job's, or another key"))
             return None
-        if shown.version != self._version:
-            self._refuse(writer, f"this node answers for version {self._version} of the cluster, not {shown.version}")
+        if hello.version != self._version:
+            reason = f"this node serves version {self._version} of the cluster, not {hello.version}"
+            writer.write(protocol.refusal_line(reason))
             return None
-        writer.write(line_of(Welcome()))
-        session = self._sessions.setdefault(shown.session, _Session())
+        writer.write(protocol.welcome_line(prove(token, "queues", hello.nonce, nonce)))
+        return self._session(task, hello.session, writer)
+
+    def _session(self, task: TaskKey, number: str, writer: asyncio.StreamWriter) -> _Session:
+        session = self._sessions.get(task)
+        if session is not None and session.id != number:
+            self._forget(session)
+            session = None
+        if session is None:
+            session = self._sessions[task] = _Session(task, number)
         if session.away is not None:
             session.away.cancel()
             session.away = None
@@ -158,74 +194,77 @@ class QueueServer:
         session.writer = writer
         return session
 
-    async def _listen_to(self, session: _Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._links.add(writer)
+    async def _serve_session(
+        self, session: _Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        grace = BROKEN_GRACE
         try:
             while True:
-                said = await from_caller(reader)
+                line = protocol.read_queue_line(await reader.readuntil())
                 if session.over or session.writer is not writer:
                     return
-                self._hear(session, said)
+                if not isinstance(line, QueueRequest):
+                    raise ProtocolError("it says what it is in the middle of a connection")
+                self._on_request(session, line)
+        except asyncio.IncompleteReadError:
+            grace = BROKEN_GRACE if writer.is_closing() else ENDED_GRACE
         finally:
-            self._links.discard(writer)
             if session.writer is writer:
                 session.writer = None
                 if not session.over:
-                    session.away = asyncio.get_running_loop().call_later(AWAY_GRACE, self._forget, session)
+                    session.away = asyncio.get_running_loop().call_later(grace, self._forget, session)
 
-    def _hear(self, session: _Session, said: object) -> None:
-        if isinstance(said, Resume):
-            session.resume(said)
-        elif isinstance(said, Passed):
-            for number in said.heard:
-                session.answers.pop(number, None)
-            self._pass(session, said)
-        else:
-            raise LinkBroken("it says who it is in the middle of a conversation")
-
-    def _pass(self, session: _Session, said: Passed) -> None:
-        if said.number in session.answers:
-            answer = session.answers[said.number]
+    def _on_request(self, session: _Session, request: QueueRequest) -> None:
+        session.oldest = max(session.oldest, request.oldest)
+        session.answers = {number: answer for number, answer in session.answers.items() if number >= session.oldest}
+        if request.number < session.oldest:
+            # The process has its answer: this copy was on its way in an older connection.
+            return
+        if request.number in session.answers:
+            answer = session.answers[request.number]
             if answer is not None:
-                self._tell(session, Answered(said.number, answer))
+                self._send(session, request.number, answer)
             return
-        if said.number <= session.highest:
-            return
-        session.highest = said.number
-        session.answers[said.number] = None
-        ask, reply = said.take or said.used, partial(self._reply, session, said.number)
-        if ask is None:
-            self._leave(session, said.task)
-            reply(Answer())
-        else:
-            session.tasks.add(said.task)
-            self._service.ask(said.task, ask, reply)
+        if len(session.answers) >= MAX_PENDING:
+            raise ProtocolError("it asks for more than it reads")
+        session.answers[request.number] = None
+        self._ask(session.task, request.ask, partial(self._reply, session, request.number))
 
     def _reply(self, session: _Session, number: int, answer: Answer) -> None:
-        # An answer that nobody waits for any more is not kept.
+        # An answer that is not awaited any more is not kept.
         if number in session.answers:
             session.answers[number] = answer
-            self._tell(session, Answered(number, answer))
-
-    def _leave(self, session: _Session, task: TaskKey) -> None:
-        session.tasks.discard(task)
-        self._service.gone(task)
+            self._send(session, number, answer)
 
     def _forget(self, session: _Session) -> None:
-        """A node has stayed away, or is of another version: its tasks count as gone."""
+        """The process has stayed away, or is of another version: it counts as gone."""
+        if session.over:
+            return
         session.over = True
-        self._sessions = {key: each for key, each in self._sessions.items() if each is not session}
         session.answers.clear()
-        for task in list(session.tasks):
-            self._leave(session, task)
+        if session.away is not None:
+            session.away.cancel()
+        if session.writer is not None:
+            session.writer.close()
+        if self._sessions.get(session.task) is session:
+            del self._sessions[session.task]
+        self._gone(session.task)
 
-    def _tell(self, session: _Session, message: FromServer) -> None:
+    def _send(self, session: _Session, number: int, answer: Answer) -> None:
         writer = session.writer
         if writer is None or writer.is_closing():
             return
-        writer.write(line_of(message))
-        if writer.transport.get_write_buffer_size() > MOST_UNREAD:
+        writer.write(protocol.answer_line(number, answer))
+        if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             writer.transport.abort()
 
-    def _refuse(self, writer: asyncio.StreamWriter, reason: str) -> None:
-        writer.write(line_of(Refused(reason[:MAX_PROBLEM])))
+
+def _break_when_dead(writer: asyncio.StreamWriter) -> None:
+    """Have the kernel break the connection when the other machine is gone, which TCP else finds out after a quarter of
+    an hour, or never."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_MS)

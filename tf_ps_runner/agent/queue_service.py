@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, TaskKey
 from tf_ps_runner.agent.protocol import Answer, Request, Rollback, Snapshot, Take, Used
-from tf_ps_runner.agent.queue_caller import QueueCaller
-from tf_ps_runner.agent.queue_server import QueueServer
-from tf_ps_runner.agent.queue_words import Membership
+from tf_ps_runner.agent.queue_server import Membership, QueueServer
 from tf_ps_runner.data.queue import QueueError, ShardQueues, finished_waiters
 from tf_ps_runner.data.state import StateError
 
@@ -114,52 +112,48 @@ class QueueService:
 
 
 class Queues:
-    """Answers the requests of this node's processes (a `RequestHandler` of their channel), by itself if the chief is
-    here.
+    """Answers the requests of this node's processes for data (a `RequestHandler` of their channel).
 
-    `membership` shows other nodes that this one belongs to the job, None in a job of one node; `say` tells the person
-    what keeps this node from its data. `follow` is called with each order before any task of it starts.
+    If the chief is on this node, the queues are here, and are served to processes of other nodes as well. Else a
+    process gets the address of the queues, and a token, and asks there. `membership` is None in a job of one node.
+    `follow` has to be called with each order before any task of it starts.
     """
 
-    def __init__(
-        self, membership: Membership | None = None, say: Callable[[str], None] = lambda sentence: None
-    ) -> None:
+    def __init__(self, membership: Membership | None = None) -> None:
         self.service = QueueService()
         self.version = 0
-        self._caller = QueueCaller(membership, say) if membership is not None else None
-        self._server = QueueServer(self.service, membership) if membership is not None else None
+        self._membership = membership
+        self._server: QueueServer | None = None
+        if membership is not None:
+            self._server = QueueServer(self.service.ask, self.service.gone, membership)
         self._versions: dict[TaskKey, int] = {}
         self._here = False
+        self._elsewhere = ("", "")
+        # Requests that came before it was known where the queues are.
+        self._early: list[tuple[TaskKey, Request, Reply]] = []
 
     @property
     def key(self) -> str:
-        """What other nodes have to know to be answered; empty in a job of one node."""
+        """The secret that other nodes have to know, drawn anew by each node; empty in a job of one node."""
         return self._server.key if self._server is not None else ""
 
     @property
     def port(self) -> int:
-        """Where other nodes can ask, while this one hosts the chief; 0 before `listen`, and in a job of one node."""
+        """The port for processes of other nodes; 0 before `listen`, and in a job of one node."""
         return self._server.port if self._server is not None else 0
 
     async def listen(self) -> None:
-        """Answer other nodes whenever the chief is here. Raises OSError."""
+        """Listen for processes of other nodes, which are answered while the chief is here. Raises OSError."""
         if self._server is not None:
             await self._server.listen()
 
     async def close(self) -> None:
-        """Answer nobody and call nobody any more."""
-        if self._caller is not None:
-            await self._caller.close()
+        """Answer no process of another node any more."""
         if self._server is not None:
             await self._server.close()
 
-    @property
-    def here(self) -> bool:
-        """Whether this node answers for the queues."""
-        return self._here
-
     def follow(self, order: NodeOrder) -> None:
-        """Which tasks there are, and where the chief is. An order of a version that is over changes nothing: whoever
+        """Which tasks there are, and where the chief is. An order of an earlier version changes nothing: a node that
         has nothing to host any more may still be asked by others."""
         if order.version < self.version:
             return
@@ -172,27 +166,31 @@ class Queues:
         chief_here = any(task.role is Role.CHIEF and task.version == order.version for task in order.tasks)
         # A chief that has succeeded may not be in the order any more, and workers go on with its queues.
         self._here = chief_here or (self._here and not order.queue_endpoint)
+        self._elsewhere = ("", "") if self._here else (order.queue_endpoint, order.queue_key)
         if self._server is not None:
             self._server.serve(self.version if self._here else None)
-        if self._caller is not None:
-            self._caller.follow("" if self._here else order.queue_endpoint, order.version, order.queue_key)
+        early, self._early = self._early, []
+        for waiting in early:
+            self.ask(*waiting)
 
     def ask(self, task: TaskKey, ask: Request, reply: Reply) -> None:
-        """A process asks; `reply` is called once, unless `gone` comes before."""
+        """Answer a process: `reply` is called once, unless `gone` comes before."""
+        endpoint, key = self._elsewhere
         if self._versions.get(task) != self.version:
-            # What it would use goes into a model that nobody goes on with.
+            # What it would use goes into a model that is given up.
             reply(Answer(error="this process belongs to servers that are not used any more", lost=True))
         elif isinstance(ask, Snapshot | Rollback) and task.role is not Role.CHIEF:
             reply(Answer(error="only the chief has to do with the state of the queues"))
         elif self._here:
             self.service.ask(task, ask, reply)
-        elif self._caller is not None:
-            self._caller.ask(task, ask, reply)
-        else:
+        elif self._membership is None:
             reply(Answer(error="this job has no chief that its queues could be with"))
+        elif endpoint:
+            reply(Answer(queue=self._membership.access(task, self.version, endpoint, key)))
+        else:
+            self._early.append((task, ask, reply))
 
     def gone(self, task: TaskKey) -> None:
-        """A process has ended: what it holds goes back."""
+        """A process of this node has ended: its parts go back, and its requests need no answer."""
         self.service.gone(task)
-        if self._caller is not None:
-            self._caller.gone(task)
+        self._early = [waiting for waiting in self._early if waiting[0] != task]
