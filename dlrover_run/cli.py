@@ -46,17 +46,17 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
     flags = FlagValues(line, environ)
     local = job_size.find_local_nodes(flags)
     size = job_size.find_size(flags, environ)
-    place = _rendezvous(flags, size.nodes, environ, local)
+    rendezvous = _rendezvous(flags, size.nodes, environ, local)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    check = resolve_health_check(flags, place)
+    check = resolve_health_check(flags, rendezvous)
     workers = values.worker_count(*size.workers)
     if workers is None:
         workers = count(size.workers.text, environ)
     logs = _logs(flags, environ)
-    rules = _rules(flags, size.nodes, place, conf, check)
+    rules = _rules(flags, size.nodes, rendezvous, conf, check)
     spares_given = flags.explicit("spares") is not None
-    ignored = ignored_flags.rendezvous_warnings(place, conf, environ, spares_given=spares_given)
-    warnings = [*size.warnings, *place.warnings, *ignored, *check.warnings]
+    ignored = ignored_flags.rendezvous_warnings(rendezvous, conf, environ, spares_given=spares_given)
+    warnings = [*size.warnings, *rendezvous.warnings, *ignored, *check.warnings]
     if local:
         rules, spare_warnings = job_size.fit_rules(local, rules, conf, size.nodes, spares_given=spares_given)
         warnings += spare_warnings
@@ -64,21 +64,21 @@ def _job(line: CommandLine, environ: Mapping[str, str], count: CountWorkers, war
     preload = [name for value in flags.all("preload") for name in values.modules(*value)]
     local_addr = flags.get("local_addr")
     numa = flags.explicit("numa_binding") and flags.choice("numa_binding")
-    connection = rendezvous_options.find_connection(place, conf, environ)
+    connection = rendezvous_options.find_connection(rendezvous, conf, environ)
     spec = JobSpec(
         entrypoint=_entrypoint(line, flags, environ),
-        run_id=place.run_id,
+        run_id=rendezvous.run_id,
         workers_per_node=workers,
         gpu_each=size.workers.text == "gpu",
         rules=rules,
-        backend=place.backend,
+        backend=rendezvous.backend,
         master=connection.master,
         etcd=connection.etcd,
-        node_rank=place.node_rank,
-        node_id=place.node_id,
+        node_rank=rendezvous.node_rank,
+        node_id=rendezvous.node_id,
         local_addr=values.host(*local_addr) if local_addr.text else None,
         role=values.shared_name(*flags.get("role"), empty_allowed=True)
-        if place.coordinated
+        if rendezvous.coordinated
         else flags.get("role").text,
         # A fork of the launcher would copy its descriptors and its loop, so `fork` forks from a template too.
         start_method="spawn" if flags.choice("start_method") == "spawn" else "forkserver",
@@ -129,18 +129,20 @@ def _rendezvous(
     return rendezvous_options.resolve(args, fresh_id=str(uuid.uuid4()))
 
 
-def _rules(flags: FlagValues, nodes: FlagValue, place: Rendezvous, conf: RdzvConf, check: HealthCheckOptions) -> Rules:
+def _rules(
+    flags: FlagValues, nodes: FlagValue, rendezvous: Rendezvous, conf: RdzvConf, check: HealthCheckOptions
+) -> Rules:
     rules = replace(
         check.add_to(conf.rules),
-        least=place.least,
-        most=place.most,
+        least=rendezvous.least,
+        most=rendezvous.most,
         unit=flags.integer("node_unit", 1, MOST_NODES),
         max_restarts=flags.integer("max_restarts", 0, MAX_RESTARTS),
-        store=place.store,
+        store=rendezvous.store,
     )
-    if place.coordinated:
+    if rendezvous.coordinated:
         rules = replace(rules, spares=flags.integer("spares", 0, MOST_NODES))
-    rules = rendezvous_options.adjust_rules(rules, place, conf)
+    rules = rendezvous_options.adjust_rules(rules, rendezvous, conf)
     if problem := rules.problem():
         raise SpecError(f"{nodes.source} {nodes.text} with --node-unit {rules.unit} is not possible: {problem}.")
     return rules

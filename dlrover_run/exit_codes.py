@@ -1,32 +1,32 @@
-"""The exit codes of `dlrover-run`, in one place; the README's table says the same to the user."""
+"""The exit codes of `dlrover-run`; the table in the README is the same."""
 
 from __future__ import annotations
 
 SUCCESS = 0
 COMPAT_FAILURE = 1
-"""What torchrun answers to every failure; `--compat-exit-codes` gives it back."""
+"""torchrun's exit code for every failure, which `--compat-exit-codes` selects."""
 PEER_FAILED = 1
-"""A worker of another node failed first; the report says which."""
+"""A worker of another node failed first; the report names it."""
 BAD_COMMAND_LINE = 2
 INTERNAL_ERROR = 70
 """The launcher itself failed (sysexits' EX_SOFTWARE): please report it."""
 CANNOT_START = 71
-"""The machine did not let us start or stop the workers (sysexits' EX_OSERR)."""
+"""The operating system refused to start or stop processes (sysexits' EX_OSERR)."""
 CANNOT_JOIN = 72
-"""This node could take no part in the job, or no further one: no master was found, or it refused."""
+"""This node could not join or rejoin the job: no master was found, or it refused the node."""
 FAULTY_NODE = 73
-"""The node check found that this node is broken: put another machine in its place."""
+"""The node check found that this node is faulty: replace the machine."""
 STRAGGLER = 74
 """The node check found that this node is much slower than the others, and `--exclude-straggler` was given."""
 TOO_FEW_NODES = 75
-"""Fewer nodes came, or were left, than the job needs (sysexits' EX_TEMPFAIL): another try may find them."""
+"""The job has fewer nodes than it needs (sysexits' EX_TEMPFAIL): a later start may find more."""
 
 
 def of_signal(number: int) -> int:
-    """The code of a process that a signal ended, as a shell reports it."""
+    """The exit code for a process that a signal ended, as a shell reports it."""
     return 128 + number
 
 
 def of_failure(code: int, compat: bool) -> int:
-    """The code of a launch that failed with `code`, which is torchrun's own when that was asked for."""
+    """The exit code for a launch that failed with `code`: torchrun's code if `compat` is set."""
     return COMPAT_FAILURE if compat else code

@@ -52,29 +52,29 @@ def _job(
     flags = FlagValues(line, environ, TF_PS_RUN)
     role = Role(flags.choice("role")) if flags.explicit("role") else None
     cluster, warnings = _cluster(flags, role)
-    place = resolve_rendezvous(flags, environ)
+    rendezvous = resolve_rendezvous(flags, environ)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
     ignored = [key for key in conf.keys if key.name in TF_PS_RUN.ignored_keys]
     conf = conf._replace(keys=tuple(key for key in conf.keys if key not in ignored))
     warnings += [f"{key.name} of --rdzv-conf has no effect on a job with parameter servers." for key in ignored]
-    warnings += [*place.warnings, *rendezvous_warnings(place, conf, environ)]
+    warnings += [*rendezvous.warnings, *rendezvous_warnings(rendezvous, conf, environ)]
     forking = flags.choice("start_method") == "forkserver"
     preload = [name for value in flags.all("preload") for name in common_values.modules(*value)]
     if preload and not forking:
         warnings.append("--preload has no effect with --start-method=spawn.")
-    connection = rendezvous_options.find_connection(place, conf, environ)
+    connection = rendezvous_options.find_connection(rendezvous, conf, environ)
     warnings += connection.warnings
     local_addr = flags.get("local_addr")
     entrypoint = lookup.python_entrypoint(line, environ, module=flags.is_on("module"))
     require(entrypoint.python)
     job = JobSpec(
         entrypoint=entrypoint,
-        run_id=place.run_id,
-        rules=_rules(place, conf, cluster),
-        backend=place.backend,
+        run_id=rendezvous.run_id,
+        rules=_rules(rendezvous, conf, cluster),
+        backend=rendezvous.backend,
         master=connection.master,
         etcd=connection.etcd,
-        node_id=place.node_id,
+        node_id=rendezvous.node_id,
         local_addr=common_values.host(*local_addr) if local_addr.text else None,
         role=role.value if role else JobSpec.role,
         start_method=cast("Literal['spawn', 'forkserver']", flags.choice("start_method")),
@@ -132,9 +132,9 @@ def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[s
     return rules, warnings
 
 
-def _rules(place: Rendezvous, conf: RdzvConf, cluster: ClusterRules) -> Rules:
-    rules = replace(conf.rules, least=place.least, most=place.most, cluster=cluster)
-    rules = rendezvous_options.adjust_rules(rules, place, conf)
+def _rules(rendezvous: Rendezvous, conf: RdzvConf, cluster: ClusterRules) -> Rules:
+    rules = replace(conf.rules, least=rendezvous.least, most=rendezvous.most, cluster=cluster)
+    rules = rendezvous_options.adjust_rules(rules, rendezvous, conf)
     if problem := rules.problem():
         raise SpecError(f"This job is not possible: {problem}.")
     return rules

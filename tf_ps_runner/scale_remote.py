@@ -35,28 +35,32 @@ class Outcome(NamedTuple):
 
 def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) -> JobSpec:
     """The job as a client sees it, which never starts the master. Raises SpecError."""
-    place = resolve_rendezvous(flags, environ, visits=True)
+    rendezvous = resolve_rendezvous(flags, environ, as_client=True)
     conf = rdzv_conf.parse(*flags.get("rdzv_conf"))
-    connection = rendezvous_options.find_connection(place, conf, environ)
+    connection = rendezvous_options.find_connection(rendezvous, conf, environ)
     return JobSpec(
         # Nothing runs, but a JobSpec needs an entry point.
         entrypoint=Entrypoint("program", "true"),
-        run_id=place.run_id,
-        rules=replace(conf.rules, least=place.least, most=place.most, join_timeout=timeout, cluster=ClusterRules()),
-        backend=place.backend,
+        run_id=rendezvous.run_id,
+        rules=replace(
+            conf.rules, least=rendezvous.least, most=rendezvous.most, join_timeout=timeout, cluster=ClusterRules()
+        ),
+        backend=rendezvous.backend,
         master=replace(connection.master, is_host=False) if connection.master else None,
         etcd=connection.etcd,
     )
 
 
-def request_remotely(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Callable[[str], None]) -> Outcome:
+def request_remotely(spec: JobSpec, replicas: DesiredReplicas, timeout: float, say: Callable[[str], None]) -> Outcome:
     """Send the request and wait for the answer of the coordinator. Raises SpecError for an unsuitable package."""
-    return asyncio.run(_visit(spec, wish, timeout, say))
+    return asyncio.run(_send_request(spec, replicas, timeout, say))
 
 
-async def _visit(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Callable[[str], None]) -> Outcome:
-    news = asyncio.Event()
-    board = open_client(spec, news.set, say)
+async def _send_request(
+    spec: JobSpec, replicas: DesiredReplicas, timeout: float, say: Callable[[str], None]
+) -> Outcome:
+    changed = asyncio.Event()
+    client = open_client(spec, changed.set, say)
     name = secrets.token_hex(8)
     status = NodeStatus(
         node_id=f"visitor-{name}",
@@ -65,28 +69,30 @@ async def _visit(spec: JobSpec, wish: DesiredReplicas, timeout: float, say: Call
         address="",
         port=0,
         workers=0,
-        cluster=NodeTasks(scale_request=wish, scale_request_number=REQUEST_NUMBER),
+        cluster=NodeTasks(scale_request=replicas, scale_request_number=REQUEST_NUMBER),
     )
-    board.report(status)
+    client.report(status)
     deadline = asyncio.get_running_loop().time() + timeout
     try:
         while True:
-            news.clear()
-            told = board.assignment
-            if told.cluster is not None and told.cluster.scale_answered >= REQUEST_NUMBER:
-                return Outcome(Reply(granted=not told.cluster.scale_refused, text=told.cluster.scale_answer))
-            if told.phase in OVER:
+            changed.clear()
+            assignment = client.assignment
+            if assignment.cluster is not None and assignment.cluster.scale_answered >= REQUEST_NUMBER:
+                return Outcome(
+                    Reply(granted=not assignment.cluster.scale_refused, text=assignment.cluster.scale_answer)
+                )
+            if assignment.phase in OVER:
                 return Outcome(problem=f"the job {spec.run_id!r} is over")
-            if board.problem is not None:
-                return Outcome(problem=board.problem.rstrip("."))
-            if not await wait_until(news, deadline - asyncio.get_running_loop().time()):
-                waited = f", which waited for {told.waiting.text}" if told.waiting else ""
+            if client.problem is not None:
+                return Outcome(problem=client.problem.rstrip("."))
+            if not await wait_until(changed, deadline - asyncio.get_running_loop().time()):
+                waited = f", which waited for {assignment.waiting.text}" if assignment.waiting else ""
                 problem = f"the job {spec.run_id!r} has not received the request within {timeout:g} s"
                 problem += f" (--timeout){waited}"
                 return Outcome(problem=problem)
     finally:
-        board.report(_leaving(status))
-        await board.close()
+        client.report(_leaving(status))
+        await client.close()
 
 
 def _leaving(status: NodeStatus) -> NodeStatus:

@@ -44,7 +44,7 @@ class HealthCheckOptions(NamedTuple):
         )
 
 
-def resolve_health_check(flags: FlagValues, place: Rendezvous) -> HealthCheckOptions:
+def resolve_health_check(flags: FlagValues, rendezvous: Rendezvous) -> HealthCheckOptions:
     """The options of the check. Raises SpecError for a check of nodes that do not communicate."""
     threshold = values.ratio(*flags.get("straggler_threshold"))
     level = int(flags.choice("precheck"))
@@ -55,13 +55,18 @@ def resolve_health_check(flags: FlagValues, place: Rendezvous) -> HealthCheckOpt
     if level or measure_links:
         # Each of these turns the check on, and none turns it off again.
         mode = mode or CHECK_ONCE
-    static = place.backend == "static" and place.most > 1
+    static = rendezvous.backend == "static" and rendezvous.most > 1
     warnings: list[str] = []
     if mode and cause and static:
         raise SpecError(
             f"{cause.source} cannot be used with static rendezvous, where nodes do not communicate: {_USE_MASTER}."
         )
-    if not mode and network_check is None and flags.is_on("auto_config") and place.least >= AUTO_CONFIG_CHECK_NODES:
+    if (
+        not mode
+        and network_check is None
+        and flags.is_on("auto_config")
+        and rendezvous.least >= AUTO_CONFIG_CHECK_NODES
+    ):
         if static:
             warnings.append(
                 f"--auto-config does not check nodes with static rendezvous, where they do not communicate: "

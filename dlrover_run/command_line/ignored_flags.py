@@ -20,29 +20,29 @@ _OWN_MASTER = "has no effect with --local-nodes, which starts its own master."
 
 
 def rendezvous_warnings(
-    place: Rendezvous, conf: RdzvConf, environ: Mapping[str, str], *, spares_given: bool = False
+    rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, str], *, spares_given: bool = False
 ) -> Iterator[str]:
     """Warnings about keys of `--rdzv-conf`, `--spares` and token variables."""
     for name in conf.unknown:
         yield f"--rdzv-conf contains {name!r}, which is not a known key and has no effect."
     for key in conf.keys:
-        if warning := _key_warning(key, place):
+        if warning := _key_warning(key, rendezvous):
             yield warning
-    if spares_given and not place.coordinated:
+    if spares_given and not rendezvous.coordinated:
         yield _requires("--spares", "nodes")
-    if place.backend == "etcd":
+    if rendezvous.backend == "etcd":
         for name, instead in _PASSWORD_INSTEAD_OF_TOKEN.items():
             if environ.get(name):
                 yield f"{name} has no effect with etcd: give --rdzv-conf user=NAME and set {instead} instead."
 
 
-def _key_warning(key: Key, place: Rendezvous) -> str:
+def _key_warning(key: Key, rendezvous: Rendezvous) -> str:
     what = f"{key.name} of --rdzv-conf"
-    if place.local_master and (key.scope == "master" or key.name == "is_host"):
+    if rendezvous.local_master and (key.scope == "master" or key.name == "is_host"):
         return f"{what} {_OWN_MASTER}"
-    if place.backend == "etcd" and key.instead_in_etcd:
+    if rendezvous.backend == "etcd" and key.instead_in_etcd:
         return f"{what} has no effect with etcd: {key.instead_in_etcd}."
-    if key.scope in ("any", place.backend) or (key.scope == "nodes" and place.coordinated):
+    if key.scope in ("any", rendezvous.backend) or (key.scope == "nodes" and rendezvous.coordinated):
         return ""
     return _requires(what, key.scope)
 

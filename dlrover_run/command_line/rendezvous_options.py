@@ -305,18 +305,18 @@ class Connection(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def find_connection(place: Rendezvous, conf: RdzvConf, environ: Mapping[str, str]) -> Connection:
+def find_connection(rendezvous: Rendezvous, conf: RdzvConf, environ: Mapping[str, str]) -> Connection:
     """The endpoint and the credentials of a resolved rendezvous, and warnings about weak ones. Raises SpecError."""
-    if place.etcd is not None:
-        etcd = _etcd_spec(place.etcd, conf, environ)
-        unencrypted = etcd.password and not (etcd.tls or conf.protocol or place.etcd.protocol)
+    if rendezvous.etcd is not None:
+        etcd = _etcd_spec(rendezvous.etcd, conf, environ)
+        unencrypted = etcd.password and not (etcd.tls or conf.protocol or rendezvous.etcd.protocol)
         warning = (
             "the password goes to etcd unencrypted: give --rdzv-conf protocol=https, or protocol=http if you mean it."
         )
         return Connection(None, etcd, (warning,) if unencrypted else ())
-    if place.local_master:
+    if rendezvous.local_master:
         return Connection(LOCAL_MASTER, None)
-    if place.master is None:
+    if rendezvous.master is None:
         return Connection(None, None)
     token = credentials.find_token(conf, environ)
     tls = credentials.master_tls(conf)
@@ -324,9 +324,9 @@ def find_connection(place: Rendezvous, conf: RdzvConf, environ: Mapping[str, str
     if conf.state_dir is not None:
         lookup.check_directory(*conf.state_dir)
     master = MasterSpec(
-        host=place.master.host,
-        port=place.master.port,
-        is_host=False if conf.is_host is None and place.master.external else conf.is_host,
+        host=rendezvous.master.host,
+        port=rendezvous.master.port,
+        is_host=False if conf.is_host is None and rendezvous.master.external else conf.is_host,
         bind=conf.bind,
         state_dir=lookup.absolute(conf.state_dir.text) if conf.state_dir else None,
         token=token,
@@ -376,12 +376,12 @@ def _etcd_tls(members: EtcdMembers, conf: RdzvConf) -> TlsSpec | None:
     return TlsSpec() if files is None and protocol == "https" else files
 
 
-def adjust_rules(rules: Rules, place: Rendezvous, conf: RdzvConf) -> Rules:
+def adjust_rules(rules: Rules, rendezvous: Rendezvous, conf: RdzvConf) -> Rules:
     """The rules with the `lost_after` that fits the backend."""
-    if not place.coordinated:
+    if not rendezvous.coordinated:
         # Nodes learn nothing of each other, so no loss of a node can explain a failure.
         return replace(rules, lost_after=0.0)
-    if place.backend == "etcd" and not conf.has("lost_after"):
+    if rendezvous.backend == "etcd" and not conf.has("lost_after"):
         # The lease has already covered the moment that a broken connection needs.
         return replace(rules, lost_after=0.0)
     return rules

@@ -16,13 +16,13 @@ DEFAULT_ID = "none"
 """The name of a job with several nodes if none is given, as for dlrover-run."""
 
 
-def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, visits: bool = False) -> Rendezvous:
+def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, as_client: bool = False) -> Rendezvous:
     """The rendezvous. Raises SpecError.
 
-    A node without a role and without an endpoint hosts the whole job alone; a client that `visits` has no role. An
-    endpoint without a backend is a master's.
+    A node without a role and without an endpoint hosts the whole job alone. With `as_client` the caller is no node and
+    has no role. An endpoint without a backend is a master's.
     """
-    role, backend = None if visits else flags.explicit("role"), flags.explicit("rdzv_backend")
+    role, backend = None if as_client else flags.explicit("role"), flags.explicit("rdzv_backend")
     endpoint = flags.get("rdzv_endpoint")
     by_flag = bool(endpoint.text.strip())
     by_variable = bool(environ.get(rendezvous_options.MASTER_VARIABLE, "").strip())
@@ -37,7 +37,7 @@ def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, visits:
     run_id = flags.explicit("rdzv_id")
     if run_id is not None:
         values.shared_name(*run_id)
-    place = rendezvous_options.resolve(
+    rendezvous = rendezvous_options.resolve(
         RendezvousArgs(
             nodes=FlagValue("--role", "1" if alone else f"1:{MOST_NODES}"),
             spares=0,
@@ -53,8 +53,8 @@ def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, visits:
         _fresh_id(),
     )
     # The name that a cluster manager gives a pod is unique only within its role, and its rank is not a node rank here.
-    name = f"{role.text}-{place.node_id}" if role is not None and place.node_id else place.node_id
-    return place._replace(node_rank=None, node_id=name)
+    name = f"{role.text}-{rendezvous.node_id}" if role is not None and rendezvous.node_id else rendezvous.node_id
+    return rendezvous._replace(node_rank=None, node_id=name)
 
 
 def _fresh_id() -> str:
