@@ -201,10 +201,10 @@ class TestFailures:
         assert failure.trace.startswith("Traceback (most recent call last):\n")
         assert failure.trace.endswith("File deep 899\nValueError: x")
 
-    @pytest.mark.parametrize(("mark", "got_to_work"), [("printf 1 > $DLROVER_CHECKPOINT_MARK;", True), ("", False)])
-    def test_a_checkpoint_is_evidence_of_work(self, stage: Path, mark: str, got_to_work: bool) -> None:
+    @pytest.mark.parametrize(("mark", "has_trained"), [("printf 1 > $DLROVER_CHECKPOINT_MARK;", True), ("", False)])
+    def test_a_checkpoint_is_evidence_of_work(self, stage: Path, mark: str, has_trained: bool) -> None:
         played = Play(stage, f"{mark} exit 3").on(WAITING, training(seat())).on(FAILED, FINISHED).run()
-        assert [s.met for s in played.statuses if s.phase is FAILED] == [got_to_work]
+        assert [s.met for s in played.statuses if s.phase is FAILED] == [has_trained]
 
     def test_workers_that_cannot_be_started_are_a_failure_of_this_node(self, stage: Path) -> None:
         from dlrover_run.spec import Entrypoint
@@ -276,7 +276,7 @@ def end(rank: int, code: int, after: float = 0.0, **more: Any) -> WorkerExit:
 
 def ending(**more: Any) -> JobEnd:
     fields: dict[str, Any] = {
-        "wanted": FINISHED,
+        "assignment": FINISHED,
         "seat": seat(nodes=2, workers=2, world_size=4),
         "ends": (),
         "succeeded": False,

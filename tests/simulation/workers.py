@@ -23,7 +23,7 @@ class Group:
         self.live = False
         self.succeeded = False
         self.failure: WorkerExit | None = None
-        self.got_to_work = False
+        self.has_trained = False
         self.on_end = on_end
         self._workers = workers
 
@@ -106,7 +106,7 @@ class Workers:
             self.completed.append(seat.key)
             self._timeline.note("workers", f"of round {seat.key.number} have met")
             for one in meeting.groups.values():
-                one.got_to_work = True
+                one.has_trained = True
             self._timeline.after(self._work, lambda: self._finish(meeting))
         else:
             self._timeline.after(self.patience, lambda: None if meeting.complete else group.fail(PEER_WORDS))
