@@ -24,10 +24,10 @@ import msgspec
 from comparison import machine
 from node_truth import Truth
 
-from dlrover_run.coordination.check_records import CheckTask, Computed, Linked, TaskKey
+from dlrover_run.coordination.check_records import CheckKey, CheckTask, ComputeResult, LinkResults
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import NodeKey, NodeStatus, PlanPhase
-from dlrover_run.coordination.rules import CHECK_ONCE, Rules
+from dlrover_run.coordination.records import NodeKey, NodeReport, PlanPhase
+from dlrover_run.coordination.rules import CHECK_ONCE, JobRules
 
 HERE = Path(__file__).resolve().parent
 SIZES = (2_000, 20_000)
@@ -45,17 +45,17 @@ class Noisy(Truth):
         super().__init__()
         self._drawn = random.Random(seed)
 
-    def compute(self, address: str, key: TaskKey = TaskKey()) -> Computed:  # noqa: B008 (it is frozen)
+    def compute(self, address: str, key: CheckKey = CheckKey()) -> ComputeResult:  # noqa: B008 (it is frozen)
         """What comes of computing on that node."""
         said = super().compute(address, key)
         devices = tuple(msgspec.structs.replace(one, tflops=one.tflops * self._off()) for one in said.devices)
         return msgspec.structs.replace(said, devices=devices)
 
-    def link(self, address: str, task: CheckTask) -> Linked:
+    def link(self, address: str, task: CheckTask) -> LinkResults:
         """What the node finds of the links of its task."""
         said = super().link(address, task)
-        tried = tuple(msgspec.structs.replace(one, gigabytes=one.gigabytes * self._off()) for one in said.tried)
-        return msgspec.structs.replace(said, tried=tried)
+        tried = tuple(msgspec.structs.replace(one, gigabytes=one.gigabytes * self._off()) for one in said.results)
+        return msgspec.structs.replace(said, results=tried)
 
     def _off(self) -> float:
         return self._drawn.uniform(1 - NOISE, 1 + NOISE)
@@ -124,23 +124,23 @@ def check(nodes: int, world: str, limit: float) -> Run:
     """Have the nodes come, and answer all that they are asked until they train."""
     truth = draw(nodes, world)
     # A third may be dismissed.
-    rules = Rules(least=nodes // 2, most=nodes, check=CHECK_ONCE)
+    rules = JobRules(min_nodes=nodes // 2, max_nodes=nodes, check=CHECK_ONCE)
     coordinator = Coordinator(rules, 0.0, 1)
-    statuses: dict[NodeKey, NodeStatus] = {}
+    statuses: dict[NodeKey, NodeReport] = {}
     for node in range(nodes):
-        status = NodeStatus(
+        status = NodeReport(
             node_id=f"n{node}",
             incarnation="1",
             host=f"n{node}",
             address=_address(node),
             port=1,
             workers=1,
-            rank_wish=node,
+            preferred_rank=node,
             check_port=1,
-            computed=truth.compute(_address(node)),
+            compute_result=truth.compute(_address(node)),
         )
         statuses[status.key] = status
-        coordinator.hear(status, 0.0)
+        coordinator.receive(status, 0.0)
     run = Run(nodes, world)
     while coordinator.plan.phase is PlanPhase.GATHERING:
         began = time.process_time()
@@ -159,16 +159,16 @@ def check(nodes: int, world: str, limit: float) -> Run:
             break
         run.rounds += 1
         for key, status in statuses.items():
-            task = coordinator.part(key).task
+            task = coordinator.view(key).check_task
             if task is None:
                 continue
             if task.compute:
-                status = msgspec.structs.replace(status, computed=truth.compute(status.address, task.key))
+                status = msgspec.structs.replace(status, compute_result=truth.compute(status.address, task.key))
             if task.links:
-                status = msgspec.structs.replace(status, linked=truth.link(status.address, task))
+                status = msgspec.structs.replace(status, link_result=truth.link(status.address, task))
             statuses[key] = status
-            coordinator.hear(status, 1.0)
-    run.named = sum(checkup.verdict.value in ("fault", "straggler") for checkup in coordinator.plan.checked)
+            coordinator.receive(status, 1.0)
+    run.named = sum(checkup.status.value in ("fault", "straggler") for checkup in coordinator.plan.health)
     run.done = True
     return run
 

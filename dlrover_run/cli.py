@@ -15,7 +15,7 @@ from dlrover_run.command_line.parser import DLROVER_RUN, CommandLine, FlagValues
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
 from dlrover_run.command_line.values import FlagValue
-from dlrover_run.coordination.rules import MOST_NODES, Rules
+from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, Entrypoint, JobSpec, LogSpec, SpecError
 
 MAX_RESTARTS = 1_000_000
@@ -114,7 +114,7 @@ def _rendezvous(
 
     args = RendezvousArgs(
         nodes=nodes,
-        spares=flags.integer("spares", 0, MOST_NODES),
+        spares=flags.integer("spares", 0, MAX_NODES),
         standalone=flags.is_on("standalone"),
         backend=flags.explicit("rdzv_backend"),
         endpoint=flags.get("rdzv_endpoint"),
@@ -131,20 +131,20 @@ def _rendezvous(
 
 def _rules(
     flags: FlagValues, nodes: FlagValue, rendezvous: Rendezvous, conf: RdzvConf, check: HealthCheckOptions
-) -> Rules:
+) -> JobRules:
     rules = replace(
         check.add_to(conf.rules),
-        least=rendezvous.least,
-        most=rendezvous.most,
-        unit=flags.integer("node_unit", 1, MOST_NODES),
+        min_nodes=rendezvous.least,
+        max_nodes=rendezvous.most,
+        node_unit=flags.integer("node_unit", 1, MAX_NODES),
         max_restarts=flags.integer("max_restarts", 0, MAX_RESTARTS),
         store=rendezvous.store,
     )
     if rendezvous.coordinated:
-        rules = replace(rules, spares=flags.integer("spares", 0, MOST_NODES))
+        rules = replace(rules, spares=flags.integer("spares", 0, MAX_NODES))
     rules = rendezvous_options.adjust_rules(rules, rendezvous, conf)
     if problem := rules.problem():
-        raise SpecError(f"{nodes.source} {nodes.text} with --node-unit {rules.unit} is not possible: {problem}.")
+        raise SpecError(f"{nodes.source} {nodes.text} with --node-unit {rules.node_unit} is not possible: {problem}.")
     return rules
 
 

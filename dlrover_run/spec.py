@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 
 
 class SpecError(ValueError):
@@ -174,7 +174,7 @@ class JobSpec:
     entrypoint: Entrypoint
     run_id: str
     workers_per_node: int = 1
-    rules: Rules = field(default_factory=Rules)
+    rules: JobRules = field(default_factory=JobRules)
     backend: Literal["memory", "static", "master", "etcd"] = "memory"
     master: MasterSpec | None = None
     etcd: EtcdSpec | None = None
@@ -205,4 +205,4 @@ class JobSpec:
     @property
     def alone(self) -> bool:
         """Whether the job has one node only."""
-        return self.backend == "memory" or (self.backend == "static" and self.rules.most == 1)
+        return self.backend == "memory" or (self.backend == "static" and self.rules.max_nodes == 1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from check_world import Outcome, Pair, World, to_be_told
 
-from dlrover_run.coordination.check_records import Verdict
+from dlrover_run.coordination.check_records import HealthStatus
 
 
 def mistakes(world: World, outcome: Outcome) -> list[str]:
@@ -16,7 +16,8 @@ def mistakes(world: World, outcome: Outcome) -> list[str]:
     blameless = [node for node in named if world.nodes[node].healthy or world.nodes[node].trusted]
     wrong = [f"healthy node {node} is named {named[node].value}" for node in blameless]
     wrong += [
-        f"node {node} ({world.nodes[node]}) should be a {verdict.value}, not {named.get(node, Verdict.PASSED).value}"
+        f"node {node} ({world.nodes[node]}) should be a {verdict.value}, "
+        f"not {named.get(node, HealthStatus.PASSED).value}"
         for node, verdict in wanted.items()
         if named.get(node) is not verdict
     ]
@@ -24,8 +25,8 @@ def mistakes(world: World, outcome: Outcome) -> list[str]:
 
 
 def _unsaid(world: World, outcome: Outcome) -> Iterator[Pair]:
-    here = {node for node, examinee in enumerate(outcome.check.nodes) if examinee.present}
-    linked = [fact for fact in outcome.check.linked if here.issuperset(fact.ends)]
+    here = {node for node, examinee in enumerate(outcome.check.nodes) if examinee.is_here}
+    linked = [fact for fact in outcome.check.link_facts if here.issuperset(fact.ends)]
     worked = {end for fact in linked if not fact.problem for end in fact.ends}
     for fact in linked:
         if fact.problem and world.links.get(fact.ends) == 0 and worked.issuperset(fact.ends):

@@ -35,7 +35,14 @@ from enum import Enum
 import msgspec
 
 from dlrover_run.coordination import pairing
-from dlrover_run.coordination.check_records import Check, ComputeFact, Examinee, LinkFact, TaskKey, Verdict
+from dlrover_run.coordination.check_records import (
+    CheckedNode,
+    CheckKey,
+    ComputeFact,
+    HealthCheck,
+    HealthStatus,
+    LinkFact,
+)
 from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
 
 THRESHOLD = 2.0
@@ -216,10 +223,10 @@ def _passed(computing: Computing) -> Computing:
     return computing if computing in DISTURBED else Computing.WELL
 
 
-def to_be_told(world: World) -> dict[int, Verdict]:
+def to_be_told(world: World) -> dict[int, HealthStatus]:
     """What can be told of whom, as this module's first words define it."""
     nodes = world.nodes
-    told: dict[int, Verdict] = {}
+    told: dict[int, HealthStatus] = {}
     staying = [node for node, truth in enumerate(nodes) if truth.leaves is None]
     able = [node for node in staying if nodes[node].computes]
     for node in staying:
@@ -228,11 +235,11 @@ def to_be_told(world: World) -> dict[int, Verdict]:
         if truth.trusted:
             continue
         if not truth.computes:
-            told[node] = Verdict.FAULT
+            told[node] = HealthStatus.FAULT
         elif truth.cut:
             others = [other for other in able if other != node]
             if sum(any(world.link(one, other) for other in others if other != one) for one in others) >= 2:
-                told[node] = Verdict.FAULT
+                told[node] = HealthStatus.FAULT
         elif truth.slower > 1:
             # Who leaves may still be there when it is judged, and may not.
             kind = (truth.workers, truth.old_device)
@@ -242,7 +249,7 @@ def to_be_told(world: World) -> dict[int, Verdict]:
             quick_at_first = sum(not other.had_accident for other in quick)
             fewer = slow < len(quick) or (slow, len(quick), len(alike)) == (1, 1, 2)
             if fewer and 3 * quick_at_first >= len(alike):
-                told[node] = Verdict.STRAGGLER
+                told[node] = HealthStatus.STRAGGLER
         elif truth.drag > 1:
             linking = [other for other in kin if not nodes[other].cut]
             undragged = [other for other in linking if nodes[other].drag == 1]
@@ -250,7 +257,7 @@ def to_be_told(world: World) -> dict[int, Verdict]:
             enough = 2 if all_alike else 3
             witnesses = sum(any(world.link(one, end) == 1 for end in undragged if end != one) for one in undragged)
             if _troubles(world, truth.workers) <= 1 / 3 and 2 * len(undragged) > len(linking) and witnesses >= enough:
-                told[node] = Verdict.STRAGGLER
+                told[node] = HealthStatus.STRAGGLER
     return told
 
 
@@ -270,15 +277,15 @@ def _troubles(world: World, workers: int) -> float:
 class Outcome:
     """How a check came out. `held` are the tasks of its rounds."""
 
-    check: Check
+    check: HealthCheck
     diagnosis: Diagnosis
     held: tuple[pairing.RoundTasks, ...]
 
     @property
-    def named(self) -> dict[int, Verdict]:
+    def named(self) -> dict[int, HealthStatus]:
         """Who was named, and as what."""
-        verdicts = (finding.verdict for finding in self.diagnosis.findings)
-        return {node: verdict for node, verdict in enumerate(verdicts) if verdict is not Verdict.PASSED}
+        verdicts = (finding.status for finding in self.diagnosis.findings)
+        return {node: verdict for node, verdict in enumerate(verdicts) if verdict is not HealthStatus.PASSED}
 
 
 class Trial:
@@ -292,16 +299,16 @@ class Trial:
     def run(
         self,
         measure_links: bool = False,
-        judge: Callable[[Check, float], Diagnosis] = diagnose,
+        judge: Callable[[HealthCheck, float], Diagnosis] = diagnose,
         beside: bool = False,
     ) -> Outcome:
         """The whole loop: all compute before it begins, then rounds until nobody can learn more."""
-        check = Check(
-            key=TaskKey(1, 1, 0),
+        check = HealthCheck(
+            key=CheckKey(1, 1, 0),
             since=0.0,
             nodes=tuple(self._examinee(node) for node in range(len(self._world.nodes))),
-            computed=tuple(self._compute(node) for node in range(len(self._world.nodes))),
-            beside=beside,
+            compute_facts=tuple(self._compute(node) for node in range(len(self._world.nodes))),
+            during_training=beside,
         )
         tasks: pairing.RoundTasks | None = pairing.first_round(check, measure_links)
         assert tasks is not None
@@ -318,23 +325,23 @@ class Trial:
             tasks = pairing.next_round(check, diagnosis, measure_links)
         return Outcome(check, diagnosis, tuple(held))
 
-    def _examinee(self, node: int) -> Examinee:
+    def _examinee(self, node: int) -> CheckedNode:
         truth = self._world.nodes[node]
-        return Examinee(
+        return CheckedNode(
             node_id=f"n{node}",
             incarnation="1",
             host=f"node{node}",
             address=f"10.0.0.{node}",
             port=1,
             workers=truth.workers,
-            trusted=truth.trusted,
+            already_passed=truth.trusted,
         )
 
-    def _hold(self, check: Check, tasks: pairing.RoundTasks, number: int) -> Check:
+    def _hold(self, check: HealthCheck, tasks: pairing.RoundTasks, number: int) -> HealthCheck:
         gone = {node for node, truth in enumerate(self._world.nodes) if truth.leaves is not None}
         gone = {node for node in gone if (self._world.nodes[node].leaves or 0) <= number}
         nodes = tuple(
-            msgspec.structs.replace(examinee, present=node not in gone) for node, examinee in enumerate(check.nodes)
+            msgspec.structs.replace(examinee, is_here=node not in gone) for node, examinee in enumerate(check.nodes)
         )
         links = [
             self._link(*pair, gone)
@@ -343,12 +350,12 @@ class Trial:
         ]
         return msgspec.structs.replace(
             check,
-            key=TaskKey(1, 1, number),
+            key=CheckKey(1, 1, number),
             nodes=nodes,
             compute=tasks.compute,
             groups=tasks.groups,
-            computed=check.computed + tuple(self._compute(node) for node in tasks.compute),
-            linked=check.linked + tuple(links),
+            compute_facts=check.compute_facts + tuple(self._compute(node) for node in tasks.compute),
+            link_facts=check.link_facts + tuple(links),
         )
 
     def _compute(self, node: int) -> ComputeFact:
@@ -381,7 +388,7 @@ def check_world(
     world: World,
     seed: object = 0,
     measure_links: bool = False,
-    judge: Callable[[Check, float], Diagnosis] = diagnose,
+    judge: Callable[[HealthCheck, float], Diagnosis] = diagnose,
     beside: bool = False,
 ) -> Outcome:
     """Check the world once, with measurements from that seed."""

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from harness import WAIT
 
-from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.server import MasterServer
 from dlrover_run.transport import auth
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS, load_grpc
@@ -36,13 +36,13 @@ from dlrover_run.transport.messages import (
 
 grpc = load_grpc()
 
-FAST = Rules(least=2, most=2, lost_after=0.05, last_call_timeout=0.05, max_restarts=3)
+FAST = JobRules(min_nodes=2, max_nodes=2, lost_after=0.05, last_call_timeout=0.05, max_restarts=3)
 """Rules under which a test does not wait for what it knows."""
 
 
-def status(name: str = "a", incarnation: str = "one", **fields: Any) -> NodeStatus:
+def status(name: str = "a", incarnation: str = "one", **fields: Any) -> NodeReport:
     values = {"host": f"host-{name}", "address": "10.0.0.1", "port": 4000, "workers": 2, **fields}
-    return NodeStatus(node_id=name, incarnation=incarnation, **values)
+    return NodeReport(node_id=name, incarnation=incarnation, **values)
 
 
 class Ended(Exception):
@@ -52,7 +52,7 @@ class Ended(Exception):
 class Node:
     """One stream. `status` is what it said last; `assignments` are kept in the order in which they came."""
 
-    def __init__(self, channel: Any, status: NodeStatus, job: str = "job", token: str = "") -> None:
+    def __init__(self, channel: Any, status: NodeReport, job: str = "job", token: str = "") -> None:
         self.status = status
         self.token = token
         self.hello = Hello(PROTOCOL, job, status.node_id, status.incarnation, auth.new_nonce())
@@ -81,7 +81,7 @@ class Node:
             raise
         return decode_from_master(data)
 
-    async def join(self, rules: Rules = FAST) -> Welcome:
+    async def join(self, rules: JobRules = FAST) -> Welcome:
         """Open the stream; AssertionError with the master's reason when it refuses."""
         await self.say(self.hello)
         challenge = await self.hear()
@@ -113,8 +113,8 @@ class Node:
 
     async def seated(self, number: int) -> Assignment:
         """Wait for a seat in that round, take it and say so."""
-        found = await self.until(lambda wanted: wanted.seat is not None and wanted.seat.round == number)
-        await self.report(phase=NodePhase.RUNNING, seat=found.seat, heard=found.key, epoch=found.epoch)
+        found = await self.until(lambda wanted: wanted.ranks is not None and wanted.ranks.round == number)
+        await self.report(phase=NodePhase.RUNNING, ranks=found.ranks, known_round=found.key, epoch=found.epoch)
         return found
 
     async def refused(self) -> Refused:
@@ -158,7 +158,7 @@ class Bed:
     def node(self, name: str = "a", job: str = "job", token: str = "", incarnation: str = "one", **fields: Any) -> Node:
         return Node(self.channel, status(name, incarnation, **fields), job, token)
 
-    async def joined(self, *names: str, job: str = "job", rules: Rules = FAST, token: str = "") -> list[Node]:
+    async def joined(self, *names: str, job: str = "job", rules: JobRules = FAST, token: str = "") -> list[Node]:
         """Nodes that have joined, in this order."""
         nodes = [self.node(name, job, token) for name in names]
         for node in nodes:

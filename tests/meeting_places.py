@@ -18,7 +18,7 @@ import pytest
 from cluster import is_master, listens, quiet_port
 from etcd_server import Etcd, serving
 
-from dlrover_run.coordination.rules import RESULT_KEPT
+from dlrover_run.coordination.rules import RESULT_RETENTION
 
 EVERYWHERE = pytest.mark.parametrize(
     "place", ["c10d", "etcd", pytest.param("etcd of three", marks=pytest.mark.long)], indirect=True
@@ -148,7 +148,7 @@ class InEtcd(MeetingPlace):
     def _runs_out_soon(self, lease: str) -> bool:
         life = self.etcd.ctl("lease", "timetolive", lease, user=self.user)
         granted = re.search(r"granted with TTL\((\d+)s\)", life)
-        return granted is not None and int(granted[1]) <= RESULT_KEPT
+        return granted is not None and int(granted[1]) <= RESULT_RETENTION
 
 
 @pytest.fixture(scope="module")

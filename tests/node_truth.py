@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlrover_run.coordination.check_records import (
+    CheckKey,
     CheckTask,
-    Computed,
+    ComputeResult,
     DeviceSpeed,
-    Linked,
     LinkEnd,
-    LinkTried,
-    TaskKey,
+    LinkResult,
+    LinkResults,
 )
 
 USUAL = 10.0
@@ -31,25 +31,25 @@ class Truth:
     slowness: dict[str, float] = field(default_factory=dict)
     link_slowness: dict[str, float] = field(default_factory=dict)
 
-    def compute(self, address: str, key: TaskKey = TaskKey()) -> Computed:  # noqa: B008 (it is frozen)
+    def compute(self, address: str, key: CheckKey = CheckKey()) -> ComputeResult:  # noqa: B008 (it is frozen)
         """What comes of computing on that node."""
         if address in self.crashing:
-            return Computed(key, problem="its check process was killed by SIGKILL")
+            return ComputeResult(key, problem="its check process was killed by SIGKILL")
         if address in self.wrong:
-            return Computed(key, problem="a product was off by 3", wrong=True)
-        return Computed(key, (DeviceSpeed(0, "cpu", USUAL / self.slowness.get(address, 1.0)),))
+            return ComputeResult(key, problem="a product was off by 3", wrong=True)
+        return ComputeResult(key, (DeviceSpeed(0, "cpu", USUAL / self.slowness.get(address, 1.0)),))
 
-    def link(self, address: str, task: CheckTask) -> Linked:
+    def link(self, address: str, task: CheckTask) -> LinkResults:
         """What the node finds of the links of its task."""
-        return Linked(task.key, tuple(self._try(task.node, ends) for ends in task.links))
+        return LinkResults(task.key, tuple(self._try(task.node, ends) for ends in task.links))
 
-    def _try(self, node: int, ends: tuple[LinkEnd, ...]) -> LinkTried:
+    def _try(self, node: int, ends: tuple[LinkEnd, ...]) -> LinkResult:
         other = next((end.node for end in ends if end.node != node), node)
         addresses = frozenset(end.address for end in ends)
         works = addresses not in self.bad and (len(ends) == 1 or not addresses & self.cut)
         if not works:
-            return LinkTried(other, problem="connection refused")
-        return LinkTried(other, USUAL / max(self.link_slowness.get(address, 1.0) for address in addresses))
+            return LinkResult(other, problem="connection refused")
+        return LinkResult(other, USUAL / max(self.link_slowness.get(address, 1.0) for address in addresses))
 
     def is_healthy(self, address: str) -> bool:
         """Whether nothing is wrong with that node."""

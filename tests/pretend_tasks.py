@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from harness import WAIT
 
-from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,
     DesiredReplicas,
@@ -48,7 +48,7 @@ def worker(number: int) -> TaskKey:
     return TaskKey(Role.WORKER, number)
 
 
-def rules(max_ps: int = 2, workers: int = 1, **changes: Any) -> Rules:
+def rules(max_ps: int = 2, workers: int = 1, **changes: Any) -> JobRules:
     """One server or more, and a worker beside the chief; nobody waits for what the test knows."""
     cluster = ClusterRules(
         min_ps=1,
@@ -57,8 +57,8 @@ def rules(max_ps: int = 2, workers: int = 1, **changes: Any) -> Rules:
         max_workers=workers,
         **{name: changes.pop(name) for name in ("ready_timeout", "save_timeout", "max_restarts") if name in changes},
     )
-    plain = {"least": 1, "most": 8, "lost_after": 0.2, "last_call_timeout": 0.1, "keep_alive_interval": 0.3}
-    return Rules(cluster=cluster, **{**plain, **changes})
+    plain = {"min_nodes": 1, "max_nodes": 8, "lost_after": 0.2, "last_call_timeout": 0.1, "keep_alive_interval": 0.3}
+    return JobRules(cluster=cluster, **{**plain, **changes})
 
 
 def room(**tasks: int) -> tuple[Capacity, ...]:
@@ -193,7 +193,7 @@ class PretendNode:
         wanted = self.assignment
         works = bool(self.tasks)
         self.board.report(
-            NodeStatus(
+            NodeReport(
                 node_id=self.name,
                 incarnation=f"{self.name}-1",
                 host=f"host-{self.name}",
@@ -201,7 +201,7 @@ class PretendNode:
                 port=0,
                 workers=1,
                 phase=NodePhase.LEFT if self._leaving else NodePhase.RUNNING if works else NodePhase.WAITING,
-                heard=wanted.key,
+                known_round=wanted.key,
                 epoch=wanted.epoch,
                 cluster=None if self._trains else self._hosting(),
             )
@@ -220,7 +220,7 @@ class PretendNode:
 class Job:
     """Nodes that are started with one spec, and closed at the end."""
 
-    def __init__(self, rules: Rules, **meeting: Any) -> None:
+    def __init__(self, rules: JobRules, **meeting: Any) -> None:
         self.spec = JobSpec(
             entrypoint=Entrypoint("script", "train.py"),
             run_id="job",
@@ -243,7 +243,7 @@ class Job:
 
 
 @asynccontextmanager
-async def playing(rules: Rules, **meeting: Any) -> AsyncIterator[Job]:
+async def playing(rules: JobRules, **meeting: Any) -> AsyncIterator[Job]:
     """A job whose nodes meet as `meeting` says."""
     job = Job(rules, **meeting)
     try:

@@ -21,10 +21,10 @@ from dlrover_run.coordination.records import (
     Assignment,
     Failure,
     NodePhase,
-    NodeStatus,
+    NodeReport,
     PlanPhase,
+    RankAssignment,
     RoundKey,
-    Seat,
     Waiting,
 )
 from dlrover_run.output.relay_client import RelayClient
@@ -36,7 +36,7 @@ PATIENCE = 60.0
 """Seconds that an agent may take before its test counts as hung."""
 
 
-def seat(number: int = 1, **more: Any) -> Seat:
+def seat(number: int = 1, **more: Any) -> RankAssignment:
     """This node's place in a round: alone, unless more is said."""
     fields: dict[str, Any] = {
         "key": RoundKey(1, number),
@@ -51,15 +51,15 @@ def seat(number: int = 1, **more: Any) -> Seat:
         "store_address": "127.0.0.1",
         "store_port": 0,
     }
-    return Seat(**{**fields, **more})
+    return RankAssignment(**{**fields, **more})
 
 
-def training(place: Seat | None, number: int | None = None, **more: Any) -> Assignment:
+def training(place: RankAssignment | None, number: int | None = None, **more: Any) -> Assignment:
     """The word that a round trains, in which the node has that place or none."""
     key = place.key if place is not None else RoundKey(1, number or 1)
     restarts = place.restart_count if place is not None else 0
     fields = {"epoch": 1, "phase": PlanPhase.TRAINING, "key": key, "restart_count": restarts, "reason": "because"}
-    return Assignment(**{**fields, "seat": place, **more})  # type: ignore[arg-type]
+    return Assignment(**{**fields, "ranks": place, **more})  # type: ignore[arg-type]
 
 
 def gathering(number: int, text: str = "1 of 2 nodes is here: a") -> Assignment:
@@ -78,7 +78,7 @@ FINISHED = over(PlanPhase.FINISHED)
 Answer = Assignment | str | Callable[[], Any] | None
 
 
-def phase(wanted: NodePhase) -> Callable[[NodeStatus], bool]:
+def phase(wanted: NodePhase) -> Callable[[NodeReport], bool]:
     """Whether a status is of that phase."""
     return lambda status: status.phase is wanted
 
@@ -89,16 +89,16 @@ class ScriptedBoard:
     A text is a problem instead, and a function is called for the answer.
     """
 
-    def __init__(self, steps: Sequence[tuple[Callable[[NodeStatus], bool], Answer]], listener: Callable[[], None]):
+    def __init__(self, steps: Sequence[tuple[Callable[[NodeReport], bool], Answer]], listener: Callable[[], None]):
         self.assignment = Assignment()
         self.problem: str | None = None
         self.is_user_error = False
         self.pids: set[int] = set()
-        self.statuses: list[NodeStatus] = []
+        self.statuses: list[NodeReport] = []
         self._steps = list(steps)
         self._listener = listener
 
-    def report(self, status: NodeStatus) -> None:
+    def report(self, status: NodeReport) -> None:
         if self.statuses and self.statuses[-1] == status:
             return
         self.statuses.append(status)
@@ -119,7 +119,7 @@ class ScriptedBoard:
 class Played:
     """What the agent said to the board, in that order, what it printed, and its verdict."""
 
-    statuses: list[NodeStatus]
+    statuses: list[NodeReport]
     verdict: JobResult
     said: str
 
@@ -139,7 +139,7 @@ class Play:
 
     directory: Path
     shell: str
-    steps: list[tuple[Callable[[NodeStatus], bool], Answer]] = field(default_factory=list)
+    steps: list[tuple[Callable[[NodeReport], bool], Answer]] = field(default_factory=list)
     spec: dict[str, Any] = field(default_factory=dict)
     parent_pipes: Sequence[int] = ()
     watchdog_end: int = -1
@@ -148,7 +148,7 @@ class Play:
         """Tell the agent of a signal as its watchdog does."""
         watchdog.send(self.watchdog_end, watchdog.ReceivedSignal(number, False, os.getpid(), time.monotonic()))
 
-    def on(self, wanted: NodePhase | Callable[[NodeStatus], bool], answer: Answer = None) -> Play:
+    def on(self, wanted: NodePhase | Callable[[NodeReport], bool], answer: Answer = None) -> Play:
         """The next step: what the board answers once the agent has said that."""
         self.steps.append((phase(wanted) if isinstance(wanted, NodePhase) else wanted, answer))
         return self
@@ -180,7 +180,7 @@ class Play:
         statuses, verdict = pickle.loads(data)
         return Played(statuses, verdict, (self.directory / "console").read_text())
 
-    def _act(self, console: int) -> tuple[list[NodeStatus], JobResult]:
+    def _act(self, console: int) -> tuple[list[NodeReport], JobResult]:
         os.setsid()
         os.chdir(self.directory)
         tree.become_subreaper()
@@ -201,7 +201,7 @@ class Play:
         signal.alarm(int(PATIENCE))
         return asyncio.run(self._play(spec, relay))
 
-    async def _play(self, spec: JobSpec, relay: RelayClient) -> tuple[list[NodeStatus], JobResult]:
+    async def _play(self, spec: JobSpec, relay: RelayClient) -> tuple[list[NodeReport], JobResult]:
         own_console = Console(relay.write, lambda: None)
         relay.attach(own_console.info)
         boards: list[ScriptedBoard] = []

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from dlrover_run.coordination.records import Assignment, NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import Assignment, NodeReport
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.transport import auth, grpc_setup, messages
 from dlrover_run.transport.messages import (
     Assigned,
@@ -29,7 +29,7 @@ class Stream:
         self._incoming = incoming
         self._context = context
         self.hello: Hello | None = None
-        self.joined: NodeStatus | None = None
+        self.joined: NodeReport | None = None
 
     async def hear(self) -> NodeMessage:
         """The node's next word; EOFError at its end."""
@@ -52,7 +52,7 @@ class Stream:
         await self.say(Proof(auth.master_mac(token, hello, nonce)))
         return answer
 
-    async def welcome(self, rules: Rules | None = None, notice: str = "", token: str = "") -> NodeStatus:
+    async def welcome(self, rules: JobRules | None = None, notice: str = "", token: str = "") -> NodeReport:
         """Take the node in, and return its first status."""
         await self.challenge(token)
         join = await self.hear()
@@ -65,7 +65,7 @@ class Stream:
     async def assign(self, **fields: Any) -> None:
         await self.say(Assigned(Assignment(**fields)))
 
-    async def status(self) -> NodeStatus:
+    async def status(self) -> NodeReport:
         """The next status that the node reports."""
         report = await self.hear()
         assert isinstance(report, Report)

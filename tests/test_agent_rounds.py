@@ -19,7 +19,7 @@ from dlrover_run import exit_codes
 from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.startup_probe import store_clients
 from dlrover_run.coordination.bounds import MAX_TRACE
-from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
+from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 
 WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED
@@ -62,7 +62,7 @@ def starts(stage: Path) -> int:
 def test_the_same_seat_told_by_another_coordinator_leaves_the_workers_alone(stage: Path) -> None:
     successor = training(seat(store_port=7), epoch=5)
 
-    def obeys(status: NodeStatus) -> bool:
+    def obeys(status: NodeReport) -> bool:
         return status.epoch == 5 and status.phase is RUNNING
 
     play = Play(stage, UNTIL_RELEASED).on(WAITING, training(seat(store_port=7))).on(RUNNING, when_up(stage, successor))
@@ -73,15 +73,15 @@ def test_the_same_seat_told_by_another_coordinator_leaves_the_workers_alone(stag
 
 
 def test_a_node_that_loses_its_seat_stops_its_workers_and_starts_new_ones_with_the_next(stage: Path) -> None:
-    def second(status: NodeStatus) -> bool:
+    def second(status: NodeReport) -> bool:
         return status.phase is RUNNING and status.in_round(RoundKey(1, 2))
 
     play = Play(stage, UNTIL_RELEASED).on(WAITING, training(seat())).on(RUNNING, when_up(stage, gathering(1)))
     play.on(WAITING, training(seat(2), reason="node-b was lost")).on(second, when_up(stage, lambda: release(stage)))
     played = play.on(SUCCEEDED, over(PlanPhase.FINISHED, 2)).run()
     assert played.phases == [WAITING, RUNNING, WAITING, RUNNING, SUCCEEDED, LEFT]
-    without = [status for status in played.statuses if status.phase is WAITING and status.seat is None]
-    assert [status.heard.number for status in without] == [0, 1]
+    without = [status for status in played.statuses if status.phase is WAITING and status.ranks is None]
+    assert [status.known_round.number for status in without] == [0, 1]
     assert "dlrover-run: round 2 with 1 node after" in played.said
     assert ": node-b was lost\n" in played.said
     assert "restart" not in played.said.replace("restart_count=0", "")
@@ -91,8 +91,8 @@ def test_a_node_that_loses_its_seat_stops_its_workers_and_starts_new_ones_with_t
 def test_a_word_that_comes_while_workers_end_is_answered_before_they_have(stage: Path) -> None:
     """The coordinator may need the answer for the next round; a worker's grace can be half a minute."""
 
-    def heard(status: NodeStatus) -> bool:
-        return status.heard.number == 3
+    def heard(status: NodeReport) -> bool:
+        return status.known_round.number == 3
 
     def released() -> Assignment:
         release(stage)
@@ -179,10 +179,10 @@ class TestFailures:
         shell = f"[ $LOCAL_RANK = 0 ] && {{ {self.LOST}; }}; read word < gate; exit 3"
         place = seat(workers=2, world_size=4, nodes=2)
 
-        def is_lost(status: NodeStatus) -> bool:
+        def is_lost(status: NodeReport) -> bool:
             return status.failure is not None and status.failure.lost_peer
 
-        def is_own(status: NodeStatus) -> bool:
+        def is_own(status: NodeReport) -> bool:
             return status.failure is not None and not status.failure.lost_peer
 
         play = Play(stage, shell, spec={"workers_per_node": 2}).on(WAITING, training(place))
@@ -204,7 +204,7 @@ class TestFailures:
     @pytest.mark.parametrize(("mark", "has_trained"), [("printf 1 > $DLROVER_CHECKPOINT_MARK;", True), ("", False)])
     def test_a_checkpoint_is_evidence_of_work(self, stage: Path, mark: str, has_trained: bool) -> None:
         played = Play(stage, f"{mark} exit 3").on(WAITING, training(seat())).on(FAILED, FINISHED).run()
-        assert [s.met for s in played.statuses if s.phase is FAILED] == [has_trained]
+        assert [s.progressed for s in played.statuses if s.phase is FAILED] == [has_trained]
 
     def test_workers_that_cannot_be_started_are_a_failure_of_this_node(self, stage: Path) -> None:
         from dlrover_run.spec import Entrypoint
@@ -277,7 +277,7 @@ def end(rank: int, code: int, after: float = 0.0, **more: Any) -> WorkerExit:
 def ending(**more: Any) -> JobEnd:
     fields: dict[str, Any] = {
         "assignment": FINISHED,
-        "seat": seat(nodes=2, workers=2, world_size=4),
+        "ranks": seat(nodes=2, workers=2, world_size=4),
         "ends": (),
         "succeeded": False,
         "results": {},

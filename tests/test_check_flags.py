@@ -13,8 +13,8 @@ from dlrover_run.api import LaunchConfig
 from dlrover_run.cli import main
 from dlrover_run.command_line import options
 from dlrover_run.command_line.parser import parse_argv
-from dlrover_run.coordination.notice import differences
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
+from dlrover_run.coordination.notice import config_mismatch
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, JobRules
 
 AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
 
@@ -25,7 +25,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(tmp_path, monkeypatch)
 
 
-def rules(line: str, **environ: str) -> Rules:
+def rules(line: str, **environ: str) -> JobRules:
     """The rules of a job about which there was nothing to say."""
     spec, said = parsed(line, **environ)
     assert said == []
@@ -65,7 +65,7 @@ def test_nodes_are_checked_when_a_flag_asks_for_it(line: str, environ: dict[str,
 
 
 def test_the_check_is_off_by_default_and_so_are_its_rules() -> None:
-    assert rules(f"--nnodes=2 {AT_NODE0}") == Rules(least=2, most=2)
+    assert rules(f"--nnodes=2 {AT_NODE0}") == JobRules(min_nodes=2, max_nodes=2)
 
 
 def test_the_word_after_the_flag_is_the_script_whatever_it_is() -> None:
@@ -100,7 +100,7 @@ def test_the_published_command_line_means_what_it_says() -> None:
         "--network-check --exclude-straggler --nnodes=3:$NODE_NUM --nproc_per_node=2 --max_restarts=3 "
         "--rdzv_conf pend_timeout=600"
     ).replace("$NODE_NUM", "4")
-    expected = Rules(3, 4, max_restarts=3, pend_timeout=600, check=CHECK_ONCE, exclude_stragglers=1)
+    expected = JobRules(3, 4, max_restarts=3, pend_timeout=600, check=CHECK_ONCE, exclude_stragglers=1)
     assert rules(line, DLROVER_MASTER_ADDR="master:1") == expected
 
 
@@ -166,7 +166,7 @@ def test_auto_config_takes_the_number_of_nodes_from_the_cluster(
 ) -> None:
     spec, said = parsed(f"{line} {AT_NODE0}", **environ)
     assert (spec.workers_per_node, said) == (8, [])
-    assert spec.rules == Rules(nodes, nodes, check=mode)
+    assert spec.rules == JobRules(nodes, nodes, check=mode)
 
 
 def test_auto_config_accepts_a_single_node() -> None:
@@ -178,32 +178,37 @@ def test_auto_config_accepts_a_single_node() -> None:
 def test_explicit_numbers_take_precedence_over_auto_config_with_a_warning() -> None:
     """DLRover overrides it, and whoever typed a number wonders where it went."""
     spec, said = parsed(f"--auto-config --nnodes=4:6 --nproc-per-node=2 {AT_NODE0}", NODE_NUM="8")
-    assert (spec.rules.least, spec.rules.most, spec.workers_per_node, spec.rules.check) == (4, 6, 2, CHECK_ONCE)
+    assert (spec.rules.min_nodes, spec.rules.max_nodes, spec.workers_per_node, spec.rules.check) == (
+        4,
+        6,
+        2,
+        CHECK_ONCE,
+    )
     assert [sentence.partition(" takes precedence over ")[0] for sentence in said] == [
         "--nnodes 4:6",
         "--nproc-per-node 2",
     ]
     spec, said = parsed(f"--auto-config {AT_NODE0}", NODE_NUM="8", PET_NPROC_PER_NODE="3")
-    assert (spec.rules.most, spec.workers_per_node) == (8, 3)
+    assert (spec.rules.max_nodes, spec.workers_per_node) == (8, 3)
     assert [sentence.partition(" takes precedence over ")[0] for sentence in said] == ["PET_NPROC_PER_NODE 3"]
 
 
 @pytest.mark.parametrize("environ", [{}, {"NODE_NUM": "2"}])
 def test_explicit_numbers_equal_to_those_of_auto_config_give_no_warning(environ: dict[str, str]) -> None:
     spec, said = parsed(f"--auto-config --nnodes=2 --nproc-per-node=auto {AT_NODE0}", **environ)
-    assert (spec.rules.most, spec.workers_per_node, said) == (2, 8, [])
+    assert (spec.rules.max_nodes, spec.workers_per_node, said) == (2, 8, [])
 
 
 def test_auto_config_does_not_check_static_nodes() -> None:
     spec, said = parsed("--auto-config --node-rank=0", NODE_NUM="4")
-    assert (spec.backend, spec.rules.most, spec.rules.check) == ("static", 4, CHECK_NEVER)
+    assert (spec.backend, spec.rules.max_nodes, spec.rules.check) == ("static", 4, CHECK_NEVER)
     assert len(said) == 1
     assert said[0].startswith("--auto-config does not check nodes with static rendezvous")
 
 
 def test_a_difference_in_rules_is_reported_with_the_names_of_the_flags() -> None:
-    job = Rules(check=CHECK_ALWAYS, straggler_threshold=3, exclude_stragglers=1, measure_links=1, check_timeout=60)
-    assert differences(job, Rules()) == (
+    job = JobRules(check=CHECK_ALWAYS, straggler_threshold=3, exclude_stragglers=1, measure_links=1, check_timeout=60)
+    assert config_mismatch(job, JobRules()) == (
         "the rules of the job's first node hold: --network-check is always, not off; check_timeout is 60, not 120.0; "
         "--straggler-threshold is 3, not 2.0; --exclude-straggler is on, not off; --comm-perf-test is on, not off"
     )
@@ -211,11 +216,11 @@ def test_a_difference_in_rules_is_reported_with_the_names_of_the_flags() -> None
 
 def test_reported_differences_use_the_names_of_flags() -> None:
     changed = {
-        field.name: getattr(Rules(), field.name) + 1
-        for field in fields(Rules)
-        if field.name not in ("store", "unnoticed", "cluster")
+        field.name: getattr(JobRules(), field.name) + 1
+        for field in fields(JobRules)
+        if field.name not in ("store", "detection_delay", "cluster")
     }
-    said = differences(Rules(), Rules(**changed)).partition(": ")[2].split("; ")
+    said = config_mismatch(JobRules(), JobRules(**changed)).partition(": ")[2].split("; ")
     named = {name.removeprefix("--") for name in (sentence.split()[0] for sentence in said) if name.startswith("--")}
     assert named <= {flag.name for flag in options.TABLE}
     assert {flag.name for flag in options.TABLE if flag.panel == options.NODE_CHECK} - {"precheck"} <= named

@@ -9,11 +9,19 @@ from hypothesis import strategies as st
 from node_truth import Truth
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.coordination.check_records import Checkup, Computed, DeviceSpeed, Linked, LinkTried, TaskKey, Verdict
-from dlrover_run.coordination.check_round import CHECK_MARGIN, standing
-from dlrover_run.coordination.checking import MOST_REMEMBERED, WITHOUT_CHECK
-from dlrover_run.coordination.plausible import implausible
-from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan, PlanPhase
+from dlrover_run.coordination.check_records import (
+    CheckKey,
+    ComputeResult,
+    DeviceSpeed,
+    HealthStatus,
+    LinkResult,
+    LinkResults,
+    NodeHealth,
+)
+from dlrover_run.coordination.check_round import CHECK_MARGIN, check_status
+from dlrover_run.coordination.checking import MAX_REMEMBERED, WITHOUT_CHECK
+from dlrover_run.coordination.plausible import validate_report
+from dlrover_run.coordination.records import NodePhase, NodeReport, Plan, PlanPhase
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
 
@@ -25,12 +33,12 @@ def checked_job(least: int, most: int, truth: Truth | None = None, **changes: ob
     return VirtualJob(rules(least, most, **changes), truth=truth or Truth())
 
 
-def verdicts(job: VirtualJob) -> dict[str, Verdict]:
-    return {checkup.node_id: checkup.verdict for checkup in job.plan.checked}
+def verdicts(job: VirtualJob) -> dict[str, HealthStatus]:
+    return {checkup.node_id: checkup.status for checkup in job.plan.health}
 
 
-def checkup(job: VirtualJob, name: str) -> Checkup:
-    found = job.assignment(name).checkup
+def checkup(job: VirtualJob, name: str) -> NodeHealth:
+    found = job.assignment(name).health
     assert found is not None
     return found
 
@@ -44,14 +52,14 @@ class TestBegin:
         job = checked_job(2, 2, check=CHECK_NEVER)
         job.come("a", "b")
         assert trains(job, "a", "b")
-        assert (job.plan.checks, job.plan.checked, job.lines) == (0, (), [])
-        assert job.assignment("a").checkup is None
+        assert (job.plan.check_count, job.plan.health, job.lines) == (0, (), [])
+        assert job.assignment("a").health is None
 
     def test_healthy_nodes_are_checked_and_train(self) -> None:
         job = checked_job(4, 4)
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "b", "c", "d")
-        assert set(verdicts(job).values()) == {Verdict.PASSED}
+        assert set(verdicts(job).values()) == {HealthStatus.PASSED}
         assert job.plan.check is None
         assert job.plan.reason == "4 nodes are here"
         assert [checkup(job, name).gigabytes for name in "abcd"] == [10.0] * 4
@@ -64,8 +72,8 @@ class TestBegin:
         assert job.plan.check is None
         assert job.waiting.text == "node check: 1 of 2 nodes have computed; missing: b"
         job.mute.clear()
-        job.statuses["b"] = msgspec.structs.replace(job.statuses["b"], computed=job.truth.compute("b.net"))
-        job.coordinator.hear(job.statuses["b"], job.now)
+        job.statuses["b"] = msgspec.structs.replace(job.statuses["b"], compute_result=job.truth.compute("b.net"))
+        job.coordinator.receive(job.statuses["b"], job.now)
         job.settle()
         assert trains(job, "a", "b")
 
@@ -76,12 +84,12 @@ class TestBegin:
         job.wait(TIMEOUT + CHECK_MARGIN - 1)
         assert job.plan.check is None
         job.wait(2)
-        assert job.assignment("c").task is not None
+        assert job.assignment("c").check_task is not None
         assert job.plan.reason == "checks 3 nodes, round 0"
         assert job.waiting.text == "node check, round 0: 2 of 3 nodes have answered; missing: c"
         assert [row.node_id for row in job.waiting.rows] == ["a", "b", "c"]
         job.wait(TIMEOUT + CHECK_MARGIN)
-        assert checkup(job, "c").verdict is Verdict.FAULT
+        assert checkup(job, "c").status is HealthStatus.FAULT
         assert "did not answer for 55 s" in checkup(job, "c").reason
         assert trains(job, "a", "b")
 
@@ -89,7 +97,7 @@ class TestBegin:
         job = checked_job(1, 1)
         job.come("a")
         assert trains(job, "a")
-        assert verdicts(job) == {"a": Verdict.PASSED}
+        assert verdicts(job) == {"a": HealthStatus.PASSED}
         assert job.lines == [
             "Round 0: The node elapsed time are {0: 0.2}",
             "Round 0: The node status are {0: True}.",
@@ -100,7 +108,7 @@ class TestBegin:
         job = checked_job(1, 1, Truth(crashing={"a.net"}))
         job.come("a")
         assert checkup(job, "a").dismissed
-        assert job.assignment("a").seat is None
+        assert job.assignment("a").ranks is None
         job.leave("a")
         assert job.plan.phase is PlanPhase.FAILED
         assert "a was dismissed by the node check" in job.plan.reason
@@ -110,7 +118,7 @@ class TestBegin:
         job = checked_job(3, 3)
         job.deaf = {"a", "b", "c"}
         job.come("a", "b", "c")
-        told = {name: job.assignment(name).task for name in "abc"}
+        told = {name: job.assignment(name).check_task for name in "abc"}
         links = {name: [tuple(end.node for end in link) for link in task.links] for name, task in told.items() if task}
         assert links == {"a": [(0, 1), (0, 2)], "b": [(0, 1), (1, 2)], "c": [(0, 2), (1, 2)]}
         task = told["c"]
@@ -125,7 +133,7 @@ class TestVerdicts:
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "c", "d")
         assert checkup(job, "b").dismissed
-        assert job.assignment("b").seat is None
+        assert job.assignment("b").ranks is None
         assert job.plan.reason.startswith("b was dismissed by the node check: ")
         assert job.plan.reason.endswith("; 3 nodes are left")
         assert "Fault nodes are: [1] and stragglers are: []." in job.lines
@@ -151,7 +159,7 @@ class TestVerdicts:
         assert job.plan.phase is PlanPhase.GATHERING
         job.come("c")
         assert trains(job, "a", "c")
-        assert verdicts(job) == {"a": Verdict.PASSED, "b": Verdict.FAULT, "c": Verdict.PASSED}
+        assert verdicts(job) == {"a": HealthStatus.PASSED, "b": HealthStatus.FAULT, "c": HealthStatus.PASSED}
 
     def test_without_a_replacement_the_job_fails_and_says_why(self) -> None:
         job = checked_job(2, 2, Truth(wrong={"b.net"}), pend_timeout=100.0)
@@ -166,7 +174,7 @@ class TestVerdicts:
     def test_a_straggler_leaves_only_when_it_is_to_be_excluded(self, exclude: int) -> None:
         job = checked_job(3, 4, Truth(slowness={"b.net": 4.0}), exclude_stragglers=exclude)
         job.come("a", "b", "c", "d")
-        assert checkup(job, "b").verdict is Verdict.STRAGGLER
+        assert checkup(job, "b").status is HealthStatus.STRAGGLER
         assert checkup(job, "b").dismissed is bool(exclude)
         assert job.ranks == (["a", "c", "d"] if exclude else ["a", "b", "c", "d"])
         assert any("b is a straggler" in line for line in job.lines) is not bool(exclude)
@@ -176,7 +184,7 @@ class TestVerdicts:
         job = checked_job(3, 4, Truth(cut={"c.net"}))
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "b", "d")
-        assert checkup(job, "c").verdict is Verdict.FAULT
+        assert checkup(job, "c").status is HealthStatus.FAULT
         assert job.lines[1] == "Round 0: The node status are {0: True, 1: True, 2: False, 3: False}."
 
     def test_a_bad_link_is_told_and_nobody_is_blamed(self) -> None:
@@ -195,16 +203,16 @@ class TestVerdicts:
         job = checked_job(4, 4, measure_links=1)
         job.come("a", "b", "c", "d")
         told = job.assignment("a")
-        assert [row.node_id for row in told.others] == ["a", "b", "c", "d"]
-        assert {(link.one, link.other) for link in told.links} == {(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)}
-        assert job.assignment("b").others == job.assignment("b").links == ()
+        assert [row.node_id for row in told.health_table] == ["a", "b", "c", "d"]
+        assert {(link.one, link.other) for link in told.link_table} == {(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)}
+        assert job.assignment("b").health_table == job.assignment("b").link_table == ()
 
     def test_of_very_many_rank_0_is_told_of_those_of_whom_there_is_most_to_say(self) -> None:
         names = [f"n{number}" for number in range(70)]
         job = checked_job(66, 70, Truth(slowness={"n69.net": 4.0}))
         job.come(*names)
         assert job.lines[0].count(": ") == 65
-        others = job.assignment("n0").others
+        others = job.assignment("n0").health_table
         assert len(others) == 64
         assert [row.node_id for row in others][-1] == "n69"
 
@@ -232,81 +240,81 @@ class TestRound:
         job.settle()
         job.wait(3 * (TIMEOUT + CHECK_MARGIN))
         assert trains(job, "a", "b")
-        assert checkup(job, "c").verdict is Verdict.FAULT
+        assert checkup(job, "c").status is HealthStatus.FAULT
 
     def test_an_answer_to_another_task_does_not_count(self) -> None:
         job = checked_job(2, 2)
         job.mute = {"a", "b"}
-        job.come("a", "b", computed=Truth().compute("a.net"))
-        stale = Linked(TaskKey(1, 1, 0), (LinkTried(1, 9.0),))
+        job.come("a", "b", compute_result=Truth().compute("a.net"))
+        stale = LinkResults(CheckKey(1, 1, 0), (LinkResult(1, 9.0),))
         for name in "ab":
-            job.coordinator.hear(msgspec.structs.replace(job.statuses[name], linked=stale), job.now)
+            job.coordinator.receive(msgspec.structs.replace(job.statuses[name], link_result=stale), job.now)
         job.settle()
         assert job.plan.check is not None
 
     def test_nonsense_about_links_is_ignored(self) -> None:
         job = checked_job(2, 2)
         job.mute = {"a"}
-        job.come("a", "b", computed=Truth().compute("a.net"))
+        job.come("a", "b", compute_result=Truth().compute("a.net"))
         assert job.plan.check is not None
-        said = Linked(job.plan.check.key, (LinkTried(77, 9.0), LinkTried(0, 3.0), LinkTried(1, 5.0)))
-        job.coordinator.hear(msgspec.structs.replace(job.statuses["a"], linked=said), job.now)
+        said = LinkResults(job.plan.check.key, (LinkResult(77, 9.0), LinkResult(0, 3.0), LinkResult(1, 5.0)))
+        job.coordinator.receive(msgspec.structs.replace(job.statuses["a"], link_result=said), job.now)
         job.settle()
         assert trains(job, "a", "b")
-        assert [row.gigabytes for row in job.plan.checked] == [5.0, 5.0]
+        assert [row.gigabytes for row in job.plan.health] == [5.0, 5.0]
 
-    def answered(self, *tried: tuple[LinkTried, ...], problems: tuple[str, str, str] = ("", "", "")) -> VirtualJob:
+    def answered(self, *tried: tuple[LinkResult, ...], problems: tuple[str, str, str] = ("", "", "")) -> VirtualJob:
         """Three nodes, a triple, that have said so much of their links."""
         job = checked_job(3, 3)
         job.mute = {"a", "b", "c"}
-        job.come("a", "b", "c", computed=Truth().compute("a.net"))
+        job.come("a", "b", "c", compute_result=Truth().compute("a.net"))
         check = job.plan.check
         assert check is not None
         for name, links, problem in zip("abc", tried, problems, strict=True):
-            said = msgspec.structs.replace(job.statuses[name], linked=Linked(check.key, links, problem))
-            job.coordinator.hear(said, job.now)
+            said = msgspec.structs.replace(job.statuses[name], link_result=LinkResults(check.key, links, problem))
+            job.coordinator.receive(said, job.now)
         job.settle()
         return job
 
     def test_a_link_that_an_end_did_not_try_counts_for_nothing(self) -> None:
         # The processes of a hung in the link with b, so that it never came to the one with c.
-        hung, waited = LinkTried(1, problem="it hung"), LinkTried(0, problem="the other end did not come")
-        job = self.answered((hung,), (waited, LinkTried(2, 9.0)), (waited, LinkTried(1, 9.0)))
+        hung, waited = LinkResult(1, problem="it hung"), LinkResult(0, problem="the other end did not come")
+        job = self.answered((hung,), (waited, LinkResult(2, 9.0)), (waited, LinkResult(1, 9.0)))
         check = job.plan.check
         assert check is not None
-        assert [(fact.ends, bool(fact.problem)) for fact in check.linked] == [((0, 1), True), ((1, 2), False)]
-        assert check.computed[3:] == ()
+        assert [(fact.ends, bool(fact.problem)) for fact in check.link_facts] == [((0, 1), True), ((1, 2), False)]
+        assert check.compute_facts[3:] == ()
         assert check.groups == ((0, 2),)
 
     def test_a_link_that_failed_because_a_process_of_the_other_end_died_counts_for_nothing(self) -> None:
-        waited = LinkTried(0, problem="the other end is gone")
-        died = (LinkTried(1, problem="killed by SIGKILL"),)
-        quick = LinkTried(2, 9.0), LinkTried(1, 9.0)
+        waited = LinkResult(0, problem="the other end is gone")
+        died = (LinkResult(1, problem="killed by SIGKILL"),)
+        quick = LinkResult(2, 9.0), LinkResult(1, 9.0)
         job = self.answered(
             died, (waited, quick[0]), (waited, quick[1]), problems=("local rank 0 was killed by SIGKILL", "", "")
         )
         check = job.plan.check
         assert check is not None
-        assert [fact.ends for fact in check.linked] == [(1, 2)]
+        assert [fact.ends for fact in check.link_facts] == [(1, 2)]
         job.mute.clear()
         job.settle()
         assert trains(job, "a", "b", "c")
         words = "its check process failed once, in a link: local rank 0 was killed by SIGKILL"
-        assert [row.reason for row in job.plan.checked] == [words, "", ""]
+        assert [row.reason for row in job.plan.health] == [words, "", ""]
 
     def test_a_successor_goes_on_with_the_check(self) -> None:
         job = checked_job(3, 4, Truth(crashing={"b.net"}))
         job.mute = {"d"}
         job.come("a", "b", "c")
-        job.come("d", computed=Truth().compute("d.net"))
+        job.come("d", compute_result=Truth().compute("d.net"))
         before = job.plan.check
         assert before is not None
         job.succeed_by_another(9, with_journal=True)
         job.mute.clear()
         job.come_back("a", "b", "c", "d")
         assert trains(job, "a", "c", "d")
-        assert verdicts(job)["b"] is Verdict.FAULT
-        assert job.plan.checks == 1
+        assert verdicts(job)["b"] is HealthStatus.FAULT
+        assert job.plan.check_count == 1
 
     def test_a_successor_without_a_journal_takes_those_who_train_for_checked(self) -> None:
         job = checked_job(2, 3)
@@ -314,9 +322,9 @@ class TestRound:
         job.succeed_by_another(9, with_journal=False)
         job.come_back("a", "b", "c")
         assert trains(job, "a", "b", "c")
-        assert verdicts(job) == dict.fromkeys("abc", Verdict.PASSED)
+        assert verdicts(job) == dict.fromkeys("abc", HealthStatus.PASSED)
         job.fail("a")
-        assert job.plan.checks == 0
+        assert job.plan.check_count == 0
         assert job.plan.key.number == 2
 
     def test_the_time_of_a_check_is_nobodys_patience(self) -> None:
@@ -324,7 +332,7 @@ class TestRound:
         job.come("a")
         job.wait(30)
         job.mute = {"a", "b"}
-        job.come("b", computed=Truth().compute("b.net"))
+        job.come("b", compute_result=Truth().compute("b.net"))
         job.wait(TIMEOUT)
         assert job.plan.check is not None
         job.lose("b")
@@ -337,37 +345,40 @@ class TestRound:
         job = checked_job(2, 3, Truth(cut={"c.net"}), lost_after=5.0)
         job.mute = {"c"}
         job.come("a", "b")
-        job.come("c", computed=Truth().compute("c.net"))
+        job.come("c", compute_result=Truth().compute("c.net"))
         job.lose("c")
         job.wait(2)
         assert job.plan.check is not None
         job.mute.clear()
         job.come_back("c")
         assert trains(job, "a", "b")
-        assert checkup(job, "c").verdict is Verdict.FAULT
+        assert checkup(job, "c").status is HealthStatus.FAULT
 
     def test_one_that_was_lost_and_is_back_is_tried_anew(self) -> None:
         job = checked_job(2, 3)
         job.mute = {"a", "c"}
-        job.come("a", "b", "c", computed=Truth().compute("a.net"))
+        job.come("a", "b", "c", compute_result=Truth().compute("a.net"))
         job.lose("c")
         job.wait(5)
         check = job.plan.check
         assert check is not None
-        late = (LinkTried(0, problem="the other end did not come"), LinkTried(1, problem="the other end did not come"))
-        job.statuses["c"] = msgspec.structs.replace(job.statuses["c"], linked=Linked(check.key, late))
+        late = (
+            LinkResult(0, problem="the other end did not come"),
+            LinkResult(1, problem="the other end did not come"),
+        )
+        job.statuses["c"] = msgspec.structs.replace(job.statuses["c"], link_result=LinkResults(check.key, late))
         job.come_back("c")
         job.mute.clear()
         job.settle()
         assert trains(job, "a", "b", "c")
-        assert verdicts(job) == dict.fromkeys("abc", Verdict.PASSED)
+        assert verdicts(job) == dict.fromkeys("abc", HealthStatus.PASSED)
         assert checkup(job, "c").gigabytes > 0
 
     @pytest.mark.parametrize("silent_in", [0, 1])
     def test_a_successor_begins_the_round_anew(self, silent_in: int) -> None:
         job = checked_job(2, 6, Truth(cut={"f.net"}, crashing={"e.net"}))
         job.mute = {"a", "b", "c", "d", "f"}
-        job.come("a", "b", "c", "d", "f", computed=Truth().compute("a.net"))
+        job.come("a", "b", "c", "d", "f", compute_result=Truth().compute("a.net"))
         job.come("e")
         for number in range(silent_in):
             assert job.plan.check is not None
@@ -380,19 +391,19 @@ class TestRound:
         before = job.plan.check
         assert before is not None
         # Some hear of their task long before the others, and meet nobody.
-        told = job.assignment("a").task
+        told = job.assignment("a").check_task
         if told is not None:
-            alone = tuple(LinkTried(end.node, problem="it did not come") for link in told.links for end in link[1:])
-            job.statuses["a"] = msgspec.structs.replace(job.statuses["a"], linked=Linked(told.key, alone))
-            job.coordinator.hear(job.statuses["a"], job.now)
+            alone = tuple(LinkResult(end.node, problem="it did not come") for link in told.links for end in link[1:])
+            job.statuses["a"] = msgspec.structs.replace(job.statuses["a"], link_result=LinkResults(told.key, alone))
+            job.coordinator.receive(job.statuses["a"], job.now)
             job.settle()
         job.succeed_by_another(9, with_journal=True, after=20.0)
         job.come_back("a", "b", "c", "d", "e", "f")
         job.mute.clear()
         job.settle()
-        assert job.plan.checks == 1
+        assert job.plan.check_count == 1
         assert trains(job, "a", "b", "c", "d")
-        assert {name for name, verdict in verdicts(job).items() if verdict is Verdict.FAULT} == {"e", "f"}
+        assert {name for name, verdict in verdicts(job).items() if verdict is HealthStatus.FAULT} == {"e", "f"}
         assert not any("does not work" in line for line in job.lines)
 
     def test_no_task_belongs_to_an_earlier_round_than_a_node_knows_of(self) -> None:
@@ -400,7 +411,7 @@ class TestRound:
         job.come("a", "b", "c")
         job.deaf = {"c"}
         job.fail("a")
-        heard = job.statuses["a"].heard
+        heard = job.statuses["a"].known_round
         assert heard.number == 2
         job.succeed_by_another(9, with_journal=False)
         job.deaf.clear()
@@ -410,25 +421,25 @@ class TestRound:
         job.come_back("a", "b")
         job.come("d")
         job.wait(5)
-        assert job.assignment("a").task is not None
+        assert job.assignment("a").check_task is not None
         assert job.assignment("a").key >= heard
 
     def test_another_process_under_a_name_in_the_check_is_checked_after_it(self) -> None:
         job = checked_job(2, 3)
         job.mute = {"c"}
         job.come("a", "b")
-        job.come("c", computed=Truth().compute("c.net"))
+        job.come("c", compute_result=Truth().compute("c.net"))
         job.lose("c")
         job.mute.clear()
         job.come("c", incarnation="2")
         assert trains(job, "a", "b", "c")
-        assert job.plan.checks == 2
-        assert [(one.node_id, one.incarnation) for one in job.plan.checked] == [("a", "1"), ("b", "1"), ("c", "2")]
+        assert job.plan.check_count == 2
+        assert [(one.node_id, one.incarnation) for one in job.plan.health] == [("a", "1"), ("b", "1"), ("c", "2")]
 
     def test_a_job_whose_nodes_all_leave_during_the_check_is_over(self) -> None:
         job = checked_job(2, 2)
         job.mute = {"a", "b"}
-        job.come("a", "b", computed=Truth().compute("a.net"))
+        job.come("a", "b", compute_result=Truth().compute("a.net"))
         assert job.plan.check is not None
         job.leave("a", "b")
         assert job.plan.phase is PlanPhase.FAILED
@@ -438,7 +449,7 @@ class TestRound:
     def test_when_nobody_is_left_nothing_is_said_of_the_check(self) -> None:
         job = checked_job(1, 1)
         job.mute = {"a"}
-        job.come("a", computed=Truth().compute("a.net"), workers=2)
+        job.come("a", compute_result=Truth().compute("a.net"), workers=2)
         assert job.plan.check is not None
         job.leave("a")
         assert job.plan.check is None
@@ -450,13 +461,13 @@ class TestRound:
         rows = {}
         for plan in job.stored:
             if plan.check is not None:
-                rows[plan.check.key.round] = [(row.verdict.value, row.reason) for row in standing(plan.check, {})]
+                rows[plan.check.key.round] = [(row.status.value, row.reason) for row in check_status(plan.check, {})]
         nothing, fault = ("pending", ""), ("fault", "computes wrongly: a product was off by 3")
         assert rows == {
             0: [nothing, ("pending", "a product was off by 3"), nothing, nothing],
             1: [nothing, fault, nothing, nothing],
         }
-        assert (checkup(job, "b").verdict, checkup(job, "c").verdict) == (Verdict.FAULT, Verdict.STRAGGLER)
+        assert (checkup(job, "b").status, checkup(job, "c").status) == (HealthStatus.FAULT, HealthStatus.STRAGGLER)
 
 
 class TestReplacement:
@@ -464,14 +475,14 @@ class TestReplacement:
         job = checked_job(3, 3, Truth(wrong={"b.net"}), spares=1)
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "d", "c") or trains(job, "a", "c", "d")
-        assert job.plan.checks == 1
-        assert verdicts(job)["d"] is Verdict.PASSED
+        assert job.plan.check_count == 1
+        assert verdicts(job)["d"] is HealthStatus.PASSED
 
     def test_a_unit_of_nodes_trains_without_the_partner_of_who_is_dismissed(self) -> None:
-        job = checked_job(2, 4, Truth(wrong={"b.net"}), unit=2)
+        job = checked_job(2, 4, Truth(wrong={"b.net"}), node_unit=2)
         job.come("a", "b", "c", "d")
         assert trains(job, "a", "c")
-        assert verdicts(job)["d"] is Verdict.PASSED
+        assert verdicts(job)["d"] is HealthStatus.PASSED
         job.come("e")
         assert trains(job, "a", "c", "d", "e")
 
@@ -482,8 +493,8 @@ class TestReplacement:
         job.come("a", "b")
         assert job.plan.phase is PlanPhase.GATHERING
         job.mute.clear()
-        job.statuses["c"] = msgspec.structs.replace(job.statuses["c"], computed=Truth().compute("c.net"))
-        job.coordinator.hear(job.statuses["c"], job.now)
+        job.statuses["c"] = msgspec.structs.replace(job.statuses["c"], compute_result=Truth().compute("c.net"))
+        job.coordinator.receive(job.statuses["c"], job.now)
         job.settle()
         assert trains(job, "a", "c")
 
@@ -507,7 +518,7 @@ class TestReplacement:
         job.truth.crashing.add("b.net")
         job.fail("a")
         assert trains(job, "a", "c")
-        assert checkup(job, "b").verdict is Verdict.FAULT
+        assert checkup(job, "b").status is HealthStatus.FAULT
 
 
 class TestPaidOnce:
@@ -516,18 +527,18 @@ class TestPaidOnce:
         job.come("a", "b")
         job.fail("a")
         assert job.plan.key.number == 2
-        assert job.plan.checks == 1
+        assert job.plan.check_count == 1
 
     def test_always_checks_before_each_round_and_computes_anew(self) -> None:
         job = checked_job(2, 2, check=CHECK_ALWAYS)
         job.come("a", "b")
-        assert job.plan.checks == 1
+        assert job.plan.check_count == 1
         assert job.truth is not None
         job.truth.slowness["b.net"] = 8.0
         job.fail("a")
         assert job.plan.key.number == 2
-        assert job.plan.checks == 2
-        assert checkup(job, "b").verdict is Verdict.STRAGGLER
+        assert job.plan.check_count == 2
+        assert checkup(job, "b").status is HealthStatus.STRAGGLER
 
     def test_a_newcomer_is_checked_alone_before_the_others_are_stopped(self) -> None:
         job = checked_job(2, 4)
@@ -536,8 +547,8 @@ class TestPaidOnce:
         assert trains(job, "a", "b", "c")
         job.come("d")
         assert trains(job, "a", "b", "c", "d")
-        assert verdicts(job)["d"] is Verdict.PASSED
-        assert job.plan.checks == 2
+        assert verdicts(job)["d"] is HealthStatus.PASSED
+        assert job.plan.check_count == 2
 
     def test_a_bad_newcomer_stops_nobody(self) -> None:
         job = checked_job(2, 4, Truth(crashing={"d.net"}))
@@ -553,17 +564,17 @@ class TestPaidOnce:
         job.come("a", "b", "c")
         job.wait(31)
         job.mute = {"d"}
-        job.come("d", computed=job.truth and job.truth.compute("d.net"))
+        job.come("d", compute_result=job.truth and job.truth.compute("d.net"))
         check = job.plan.check
         assert check is not None
-        assert check.beside
-        task = job.assignment("d").task
+        assert check.during_training
+        task = job.assignment("d").check_task
         assert task is not None
         assert (task.compute, task.links) == (True, ())
         assert trains(job, "a", "b", "c")
         job.mute.clear()
         job.settle()
-        assert checkup(job, "d").verdict is Verdict.STRAGGLER
+        assert checkup(job, "d").status is HealthStatus.STRAGGLER
         assert job.plan.key.number == 1
 
     def test_a_spare_is_checked_before_it_steps_in(self) -> None:
@@ -571,7 +582,7 @@ class TestPaidOnce:
         job.come("a", "b")
         job.come("c", "d")
         assert checkup(job, "c").dismissed
-        assert checkup(job, "d").verdict is Verdict.PASSED
+        assert checkup(job, "d").status is HealthStatus.PASSED
         job.lose("a")
         job.wait(2)
         assert trains(job, "d", "b")
@@ -580,13 +591,13 @@ class TestPaidOnce:
         job = checked_job(2, 3, Truth(slowness={"d.net": 5.0}))
         job.come("a", "b", "c")
         job.mute = {"d"}
-        job.come("d", computed=job.truth and job.truth.compute("d.net"))
+        job.come("d", compute_result=job.truth and job.truth.compute("d.net"))
         assert job.plan.check is not None
         job.lose("c")
         job.wait(1.5)
         check = job.plan.check
         assert check is not None
-        assert not check.beside
+        assert not check.during_training
         assert check.groups
         job.mute.clear()
         job.settle()
@@ -610,19 +621,19 @@ class TestPaidOnce:
         assert sorted(verdicts(job)) == ["a", "b"]
         job.come("c", incarnation="2")
         assert trains(job, "a", "b", "c")
-        assert [one.incarnation for one in job.plan.checked] == ["1", "1", "2"]
+        assert [one.incarnation for one in job.plan.health] == ["1", "1", "2"]
 
     def test_a_check_beside_ends_with_the_job(self) -> None:
         job = checked_job(2, 3, Truth(slowness={"c.net": 5.0}))
         job.come("a", "b")
         job.wait(31)
         job.mute = {"c"}
-        job.come("c", computed=job.truth and job.truth.compute("c.net"))
+        job.come("c", compute_result=job.truth and job.truth.compute("c.net"))
         assert job.plan.check is not None
         job.succeed("a", "b")
         assert job.plan.phase is PlanPhase.FINISHED
         assert job.plan.check is None
-        assert job.assignment("c").task is None
+        assert job.assignment("c").check_task is None
 
 
 class TestUnchecked:
@@ -635,7 +646,7 @@ class TestUnchecked:
         job.come("c", check_port=0)
         job.come("b", "d")
         assert trains(job, "a", "b", "c", "d")
-        assert verdicts(job) == {**dict.fromkeys("abd", Verdict.PASSED), "c": Verdict.UNCHECKED}
+        assert verdicts(job) == {**dict.fromkeys("abd", HealthStatus.PASSED), "c": HealthStatus.UNCHECKED}
         assert checkup(job, "c").reason == WITHOUT_CHECK
         assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
 
@@ -649,7 +660,7 @@ class TestUnchecked:
         check = job.plan.check
         assert check is not None
         assert [node.node_id for node in check.nodes] == ["a", "b"]
-        assert job.assignment("c").task is None
+        assert job.assignment("c").check_task is None
         job.deaf.clear()
         job.settle()
         assert trains(job, "a", "b", "c")
@@ -659,7 +670,7 @@ class TestUnchecked:
         job.mute = {"a", "b"}
         job.come("a", "b", check_port=0)
         assert trains(job, "a", "b")
-        assert job.plan.checks == 0
+        assert job.plan.check_count == 0
 
     def test_one_that_comes_later_takes_part_in_the_next_round(self) -> None:
         job = checked_job(2, 3)
@@ -668,7 +679,7 @@ class TestUnchecked:
         job.mute = {"c"}
         job.come("c", check_port=0)
         assert trains(job, "a", "b", "c")
-        assert job.plan.checks == 1
+        assert job.plan.check_count == 1
 
     def test_it_is_told_once_though_each_round_is_checked(self) -> None:
         job = checked_job(3, 3, check=CHECK_ALWAYS)
@@ -676,7 +687,7 @@ class TestUnchecked:
         job.come("a", "b")
         job.come("c", check_port=0)
         job.fail("a")
-        assert (job.plan.key.number, job.plan.checks) == (2, 2)
+        assert (job.plan.key.number, job.plan.check_count) == (2, 2)
         assert trains(job, "a", "b", "c")
         assert job.lines.count(f"warning: c was not checked: {WITHOUT_CHECK}") == 1
 
@@ -690,7 +701,7 @@ class TestUnchecked:
         job.succeed_by_another(9, with_journal=False)
         job.come_back("a", "b")
         assert trains(job, "a", "b")
-        assert verdicts(job) == {"a": Verdict.PASSED, "b": Verdict.UNCHECKED}
+        assert verdicts(job) == {"a": HealthStatus.PASSED, "b": HealthStatus.UNCHECKED}
 
 
 class TestDismissed:
@@ -749,7 +760,7 @@ class TestDismissed:
         job.wait(1)
         assert job.plan.phase is PlanPhase.GATHERING
         remembered = [name for name in names if name in verdicts(job)]
-        assert remembered == names[-MOST_REMEMBERED:]
+        assert remembered == names[-MAX_REMEMBERED:]
 
     def test_one_that_never_goes_holds_up_nobody_for_ever(self) -> None:
         job = checked_job(1, 1, Truth(wrong={"a.net"}), pend_timeout=100.0)
@@ -762,23 +773,28 @@ class TestDismissed:
         assert "a was dismissed by the node check" in job.plan.reason
 
 
-def status(**changes: object) -> NodeStatus:
+def status(**changes: object) -> NodeReport:
     fields = {"node_id": "a", "incarnation": "1", "host": "a", "address": "a", "port": 1, "workers": 1, **changes}
-    return msgspec.convert(fields, NodeStatus)
+    return msgspec.convert(fields, NodeReport)
 
 
 @pytest.mark.parametrize(
-    "key", [TaskKey(-1, 0, 0), TaskKey(2**62 + 1, 0, 0), TaskKey(1, 2**32 + 1, 0)], ids=["before", "late", "many"]
+    "key", [CheckKey(-1, 0, 0), CheckKey(2**62 + 1, 0, 0), CheckKey(1, 2**32 + 1, 0)], ids=["before", "late", "many"]
 )
-def test_no_node_speaks_of_a_task_that_nobody_gave(key: TaskKey) -> None:
-    for said in (status(computed=Computed(key)), status(linked=Linked(key))):
-        assert implausible(said, Plan()) is not None
-    assert implausible(status(computed=Computed(TaskKey(3, 4, 5)), linked=Linked(TaskKey(3, 4, 5))), Plan()) is None
+def test_no_node_speaks_of_a_task_that_nobody_gave(key: CheckKey) -> None:
+    for said in (status(compute_result=ComputeResult(key)), status(link_result=LinkResults(key))):
+        assert validate_report(said, Plan()) is not None
+    assert (
+        validate_report(
+            status(compute_result=ComputeResult(CheckKey(3, 4, 5)), link_result=LinkResults(CheckKey(3, 4, 5))), Plan()
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("speed", ["NaN", "Infinity", "-Infinity", "1e999", "-1", "1e13", "null", '"1"'])
 def test_only_a_speed_is_a_speed(speed: str) -> None:
-    good = encode(Report(status(computed=Computed(devices=(DeviceSpeed(0, "cpu", 12345.5),)))))
+    good = encode(Report(status(compute_result=ComputeResult(devices=(DeviceSpeed(0, "cpu", 12345.5),)))))
     assert isinstance(decode_from_node(good), Report)
     with pytest.raises(InvalidMessage):
         decode_from_node(good.replace(b"12345.5", speed.encode()))
@@ -799,13 +815,13 @@ def test_no_healthy_node_is_dismissed_and_every_check_ends(data: st.DataObject) 
     lost = data.draw(st.lists(st.sampled_from(names), max_size=2, unique=True))
     job.lose(*lost)
     job.wait(1000)
-    dismissed = {one.node_id for one in job.plan.checked if one.dismissed}
+    dismissed = {one.node_id for one in job.plan.health if one.dismissed}
     assert job.plan.check is None
     assert not {name for name in dismissed if truth.is_healthy(f"{name}.net")}
     for name in names:
         if f"{name}.net" in truth.crashing | truth.wrong and name not in lost:
             assert name in dismissed
-        seated = job.coordinator.seat(job.key(name)) is not None
+        seated = job.coordinator.ranks(job.key(name)) is not None
         assert seated <= (name not in dismissed and name in verdicts(job))
         if seated:
             assert job.statuses[name].phase is NodePhase.RUNNING

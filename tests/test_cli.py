@@ -18,7 +18,7 @@ from dlrover_run import exit_codes
 from dlrover_run.cli import main, parse
 from dlrover_run.command_line import options
 from dlrover_run.command_line.parser import UsageError, parse_argv
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, SpecError, Std, StreamMap
 
 LIMIT = 60.0
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_bare_script_is_one_worker_with_torchruns_defaults() -> None:
     spec = parse(["train.py"], {})
     assert (spec.workers_per_node, spec.backend, spec.node_rank, spec.master) == (1, "memory", None, None)
-    assert spec.rules == Rules(lost_after=0.0)
+    assert spec.rules == JobRules(lost_after=0.0)
     assert (spec.role, spec.start_method, spec.signals, spec.shutdown_timeout) == (
         "default",
         "spawn",

@@ -21,7 +21,7 @@ from torchrun_tables import VERSIONS, takes_a_value, torchrun
 from dlrover_run.cli import parse
 from dlrover_run.command_line import options
 from dlrover_run.command_line.parser import CommandLine, UsageError, parse_argv
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import JobSpec, SpecError, Std, StreamMap
 
 torch = pytest.importorskip("torch")
@@ -70,7 +70,7 @@ def agree(spec: JobSpec, args: Namespace) -> None:
     """Every field of the job says what torchrun's namespace says."""
     workers = torch_run.determine_local_world_size(args.nproc_per_node)
     least, most = torch_run.parse_min_max_nnodes(args.nnodes)
-    assert (spec.rules.least, spec.rules.most) == (least, most)
+    assert (spec.rules.min_nodes, spec.rules.max_nodes) == (least, most)
     assert spec.workers_per_node == workers
     assert spec.rules.max_restarts == args.max_restarts
     assert spec.role == args.role
@@ -117,14 +117,14 @@ def waits(spec: JobSpec, args: Namespace) -> None:
     """What torchrun's c10d would read from `--rdzv-conf` is what the job says, and what nobody gave is as there."""
     config = torch_texts._parse_rendezvous_config(args.rdzv_conf)
     params = torch_meeting.RendezvousParameters(
-        "c10d", args.rdzv_endpoint, args.rdzv_id, spec.rules.least, spec.rules.most, **config
+        "c10d", args.rdzv_endpoint, args.rdzv_id, spec.rules.min_nodes, spec.rules.max_nodes, **config
     )
     limits = torch_meeting.RendezvousTimeout(
         torch_meeting._get_timeout(params, "join"), torch_meeting._get_timeout(params, "last_call")
     )
     assert spec.rules.join_timeout == limits.join.total_seconds()
     assert spec.rules.last_call_timeout == limits.last_call.total_seconds()
-    ours = Rules()
+    ours = JobRules()
     assert spec.rules.keep_alive_interval == params.get_as_int("keep_alive_interval", ours.keep_alive_interval)
     assert spec.rules.keep_alive_attempts == params.get_as_int("keep_alive_max_attempt", ours.keep_alive_attempts)
     if spec.master is not None:
@@ -572,7 +572,7 @@ def test_the_node_rank_is_a_preferred_rank_on_purpose() -> None:
 
 def test_a_silent_node_is_detected_sooner_on_purpose() -> None:
     """torchrun waits for 15 s of silence, and then does nothing with what it knows."""
-    assert meet().rules.silence_limit == 9
+    assert meet().rules.heartbeat_timeout == 9
 
 
 def test_timeouts_may_be_fractions_on_purpose() -> None:

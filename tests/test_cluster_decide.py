@@ -799,7 +799,7 @@ class TestTakeOver:
         job.wait(5.9)
         assert job.plan.key.number == 1
         job.statuses["c"] = status
-        job.coordinator.hear(status, job.now)
+        job.coordinator.receive(status, job.now)
         job.wait(10)
         assert job.plan.key.number == 1
 

@@ -19,7 +19,7 @@ from master_process import Master, master
 from pretend_tasks import CHIEF, SUCCESS, Job, PretendNode, playing, ps, room, rules, worker
 
 from dlrover_run.coordination.records import PlanPhase
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import Role
 from dlrover_run.spec import EtcdSpec, MasterSpec
 
@@ -74,7 +74,7 @@ async def whole_life(job: Job) -> None:
     await succeed(a, b, chief=1)
 
 
-def play(scene: Callable[[Job], Awaitable[None]], rules: Rules, **meeting: Any) -> None:
+def play(scene: Callable[[Job], Awaitable[None]], rules: JobRules, **meeting: Any) -> None:
     async def all_of_it() -> None:
         async with playing(rules, **meeting) as job:
             await scene(job)
@@ -296,7 +296,7 @@ def test_a_node_that_trains_gives_up_where_etcd_has_a_job_with_servers(shared_et
 async def meet_servers(job: Job) -> None:
     """A node of tf-ps-run, and a visitor, meet a job of dlrover-run."""
     trains = job.node("c", spec=without_servers(job), trains=True)
-    await trains.until(lambda: trains.assignment.seat is not None)
+    await trains.until(lambda: trains.assignment.ranks is not None)
     for node, words in (
         (job.node("a", TRAINERS), "the job was started with dlrover-run and this node with tf-ps-run"),
         (job.visitor(ps=1), "has no parameter servers, so there is nothing to scale"),

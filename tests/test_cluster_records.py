@@ -11,20 +11,20 @@ from master_node import status
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.notice import differences
-from dlrover_run.coordination.plausible import MAX_ADDRESS, MAX_CAPACITY, MAX_ID, MAX_ROUND, MAX_STEP, implausible
+from dlrover_run.coordination.notice import config_mismatch
+from dlrover_run.coordination.plausible import MAX_ADDRESS, MAX_CAPACITY, MAX_ID, MAX_ROUND, MAX_STEP, validate_report
 from dlrover_run.coordination.records import (
     Assignment,
     Member,
     NodeKey,
     NodePhase,
-    NodeStatus,
+    NodeReport,
     Plan,
     PlanPhase,
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     MAX_NODE_TASKS,
     MAX_TASKS,
@@ -70,7 +70,7 @@ from dlrover_run.transport.messages import (
     encode_rules,
 )
 
-RULES = Rules(most=4, cluster=ClusterRules(min_ps=1, max_ps=4, max_workers=8, save_timeout=2.5))
+RULES = JobRules(max_nodes=4, cluster=ClusterRules(min_ps=1, max_ps=4, max_workers=8, save_timeout=2.5))
 
 
 def key(role: str, number: int) -> TaskKey:
@@ -124,8 +124,8 @@ def test_rules_of_a_cluster_travel_under_names_of_their_own() -> None:
 
 
 def test_a_job_without_servers_has_the_rules_that_it_always_had() -> None:
-    assert not [name for name in encode_rules(Rules()) if name.startswith("cluster")]
-    assert decode_rules(encode_rules(Rules())) == Rules()
+    assert not [name for name in encode_rules(JobRules()) if name.startswith("cluster")]
+    assert decode_rules(encode_rules(JobRules())) == JobRules()
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_rules_that_no_cluster_has_are_refused(changes: dict[str, Any], words: s
 def test_a_person_is_told_which_rules_of_the_cluster_are_others() -> None:
     assert RULES.cluster is not None
     other = replace(RULES, max_restarts=7, cluster=replace(RULES.cluster, max_ps=2, end_grace=1.0))
-    assert differences(RULES, RULES) == ""
-    assert differences(RULES, other) == (
+    assert config_mismatch(RULES, RULES) == ""
+    assert config_mismatch(RULES, other) == (
         "the rules of the job's first node hold: --max-restarts is 0, not 7; --ps (most) is 4, not 2; "
         "end_grace is 30, not 1"
     )
@@ -180,7 +180,7 @@ def test_each_node_is_told_its_tasks_and_what_all_are_told() -> None:
     assert [str(one.key) for one in b.cluster.tasks] == ["chief-2", "ps-5", "worker-7"]
     assert a.cluster.servers == b.cluster.servers == ("a.net:3004", "b.net:3005")
     assert a.cluster.hint == b.cluster.hint == recovery_hint(CLUSTER)
-    assert (a.seat, a.waiting) == (None, None)
+    assert (a.ranks, a.waiting) == (None, None)
 
 
 def test_a_node_that_hosts_nothing_waits() -> None:
@@ -205,7 +205,7 @@ def test_a_node_reads_in_etcd_what_a_master_would_tell_it_and_no_address_twice()
         PLAN, cluster=msgspec.structs.replace(CLUSTER, scale_answers=(ScaleAnswer("v", 4),))
     )
     coordinator = Coordinator(RULES, 0.0, 6, heard)
-    coordinator.hear(
+    coordinator.receive(
         status("v", "x", cluster=NodeTasks(scale_request=DesiredReplicas(ps=1), scale_request_number=4)), 0.0
     )
     waiting = Waiting("for others")
@@ -245,7 +245,7 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
 # What nodes repeat.
 
 
-def repeating(plan: Plan, name: str, **changes: Any) -> NodeStatus:
+def repeating(plan: Plan, name: str, **changes: Any) -> NodeReport:
     """What a node of that plan says to a coordinator that knows nothing."""
     (assignment,) = told(plan, NodeKey(name, "one"))
     assert assignment.cluster is not None
@@ -254,11 +254,17 @@ def repeating(plan: Plan, name: str, **changes: Any) -> NodeStatus:
         for one in assignment.cluster.tasks
     )
     hosting = OrderMemory().follow(assignment.cluster).add_to(NodeTasks(capacity=(Capacity(Role.PS, 1),), tasks=tasks))
-    values = {"heard": plan.key, "epoch": plan.epoch, "phase": NodePhase.RUNNING, "address": f"{name}.net", **changes}
+    values = {
+        "known_round": plan.key,
+        "epoch": plan.epoch,
+        "phase": NodePhase.RUNNING,
+        "address": f"{name}.net",
+        **changes,
+    }
     return status(name, cluster=hosting, **values)
 
 
-def adopted(*statuses: NodeStatus, waited: bool = False) -> Plan | None:
+def adopted(*statuses: NodeReport, waited: bool = False) -> Plan | None:
     return recover_cluster(Plan(epoch=9), statuses, waited, 100.0)
 
 
@@ -344,9 +350,9 @@ def test_between_two_versions_the_account_goes_on() -> None:
 def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
     coordinator = Coordinator(RULES, 0.0, 9)
     said = repeating(PLAN, "b")
-    coordinator.hear(said, 0.0)
+    coordinator.receive(said, 0.0)
     coordinator.advance(0.0)
-    assert coordinator.adopting
+    assert coordinator.recovering
     word = coordinator.assignment(said.key)
     (before,) = told(PLAN, B)
     orders = AssignmentTracker()
@@ -360,8 +366,8 @@ def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
 
 def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> None:
     coordinator = Coordinator(RULES, 0.0, 9)
-    said = status("c", cluster=NodeTasks(capacity=(Capacity(Role.PS, 1),)), heard=PLAN.key, epoch=5)
-    coordinator.hear(said, 0.0)
+    said = status("c", cluster=NodeTasks(capacity=(Capacity(Role.PS, 1),)), known_round=PLAN.key, epoch=5)
+    coordinator.receive(said, 0.0)
     coordinator.advance(0.0)
     word = coordinator.assignment(said.key, Waiting("for others"))
     assert (word.cluster, word.waiting) == (None, Waiting("for others"))
@@ -410,17 +416,17 @@ SPENT = RoleUsage(Role.PS, ids=MAX_ID + 1)
     ],
 )
 def test_what_no_node_hosts_is_not_heard(hosting: NodeTasks, words: str) -> None:
-    problem = implausible(status(cluster=hosting), Plan())
+    problem = validate_report(status(cluster=hosting), Plan())
     assert problem is not None
     assert words in problem
 
 
 def test_an_address_that_is_too_long_for_all_to_be_told_is_refused_with_a_way_out() -> None:
-    problem = implausible(status(cluster=NodeTasks(), address="x" * (MAX_ADDRESS + 1)), Plan())
+    problem = validate_report(status(cluster=NodeTasks(), address="x" * (MAX_ADDRESS + 1)), Plan())
     assert problem is not None
     assert "--local-addr" in problem
 
 
 def test_what_nodes_host_is_heard() -> None:
     for name in "ab":
-        assert implausible(repeating(PLAN, name, workers=0), PLAN) is None
+        assert validate_report(repeating(PLAN, name, workers=0), PLAN) is None

@@ -261,7 +261,7 @@ import asyncio, os, sys
 from dlrover_run.agent.progress_reporter import Narration
 from dlrover_run.console import console
 from dlrover_run.coordination.check_records import Checkup, Verdict
-from dlrover_run.coordination.records import Assignment, Seat, RoundKey, Waiting
+from dlrover_run.coordination.records import Assignment, RankAssignment, RoundKey, Waiting
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.spec import Entrypoint, JobSpec
 
@@ -295,9 +295,9 @@ async def main(relay):
     narration.follow(checking(*["pending"] * 30))
     await spoken.get()
     narration.follow(Assignment(
-        seat=Seat(key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0, world_size=2,
-                  role_first_rank=0, role_world_size=2, store_address="a", store_port=1),
-        others=nodes("passed", "straggler"),
+        ranks=RankAssignment(key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0,
+                  world_size=2, role_first_rank=0, role_world_size=2, store_address="a", store_port=1),
+        health_table=nodes("passed", "straggler"),
     ))
     lines.info("this is the end")
     await relay.drain()

@@ -7,10 +7,10 @@ import pytest
 from node_truth import Truth
 from virtual_job import KILLED, VirtualJob, rules
 
-from dlrover_run.coordination.adoption import adopt
+from dlrover_run.coordination.adoption import recover_plan
 from dlrover_run.coordination.check_round import CHECK_MARGIN
 from dlrover_run.coordination.coordinator import _ACCOUNTS, OWN_EPOCHS, RETURN_GRACE, Coordinator, _concerns_nodes
-from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, Plan, PlanPhase, RoundKey, seats
+from dlrover_run.coordination.records import NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
 from dlrover_run.coordination.rules import CHECK_ONCE
 
 
@@ -80,7 +80,7 @@ class TestWithAJournal:
         job.deaf = set()
         job.come_back("a", "b")
         assert {job.seat(name).key for name in "ab"} == {RoundKey(5, 2)}
-        assert {job.statuses[name].heard for name in "ab"} == {RoundKey(5, 2)}
+        assert {job.statuses[name].known_round for name in "ab"} == {RoundKey(5, 2)}
 
     def test_it_does_not_wait_for_members_that_were_done(self) -> None:
         job = trio()
@@ -195,10 +195,10 @@ class TestWithoutAJournal:
     def test_nodes_keep_the_ranks_of_their_workers_though_others_did_not_come_back(self, missing: list[str]) -> None:
         job = trio()
         heard = [job.statuses[name] for name in "abc" if name not in missing]
-        adopted = adopt(Plan(epoch=9), heard, waited=True)
+        adopted = recover_plan(Plan(epoch=9), heard, waited=True)
         assert adopted is not None
-        assert {key: seat.first_rank for key, seat in seats(adopted).items() if key.incarnation == "1"} == {
-            status.key: status.seat.first_rank for status in heard if status.seat is not None
+        assert {key: seat.first_rank for key, seat in rank_assignments(adopted).items() if key.incarnation == "1"} == {
+            status.key: status.ranks.first_rank for status in heard if status.ranks is not None
         }
 
     def test_a_running_job_is_adopted_as_soon_as_all_its_nodes_were_heard(self) -> None:
@@ -228,7 +228,7 @@ class TestWithoutAJournal:
         job.succeed_by_another(9, with_journal=False)
         job.come_back("a")
         told = job.assignment("a")
-        assert (told.phase, told.key, told.seat, told.epoch) == (PlanPhase.TRAINING, RoundKey(5, 1), seat, 9)
+        assert (told.phase, told.key, told.ranks, told.epoch) == (PlanPhase.TRAINING, RoundKey(5, 1), seat, 9)
         assert job.statuses["a"].phase is NodePhase.RUNNING
 
     def test_those_who_do_not_come_are_lost_and_their_ranks_free(self) -> None:
@@ -252,11 +252,11 @@ class TestWithoutAJournal:
         assert job.plan.key == RoundKey(9, 2)
 
     def test_two_that_overtake_the_same_epoch_do_not_meet(self) -> None:
-        status = NodeStatus(node_id="a", incarnation="1", host="a", address="a", port=1, workers=1, epoch=10**9)
+        status = NodeReport(node_id="a", incarnation="1", host="a", address="a", port=1, workers=1, epoch=10**9)
         epochs = set()
         for own in (5 * OWN_EPOCHS + 1, 5 * OWN_EPOCHS + 2):
             coordinator = Coordinator(rules(1, 2), 0.0, own)
-            coordinator.hear(status, 0.0)
+            coordinator.receive(status, 0.0)
             assert coordinator.advance(0.0), "an epoch of another's is stored before anybody is told"
             epochs.add(coordinator.plan.epoch)
         assert len(epochs) == 2
@@ -294,7 +294,7 @@ class TestWithoutAJournal:
         job = trio()
         job.deaf = {"c"}
         job.fail("b")
-        assert job.statuses["c"].heard == RoundKey(5, 1)
+        assert job.statuses["c"].known_round == RoundKey(5, 1)
         job.succeed_by_another(9, with_journal=False)
         job.deaf = set()
         job.come_back("c", "a", "b")
@@ -308,7 +308,7 @@ class TestWithoutAJournal:
         job.wait(31)
         job.deaf = {"b"}
         job.come("a")
-        assert job.statuses["a"].heard == RoundKey(5, 2)
+        assert job.statuses["a"].known_round == RoundKey(5, 2)
         job.succeed_by_another(9, with_journal=False)
         job.come_back("b")
         assert job.plan.key == RoundKey(5, 1)
@@ -331,7 +331,7 @@ class TestNextToEachOther:
     def test_one_that_was_asleep_notices_its_successor(self) -> None:
         job = trio()
         later = msgspec.structs.replace(job.statuses["a"], epoch=6)
-        job.coordinator.hear(later, job.now)
+        job.coordinator.receive(later, job.now)
         assert job.coordinator.superseded
         before = job.plan
         job.lose("b", "c")
@@ -360,7 +360,7 @@ class TestLateness:
         job = trio()
         job.lose("b")
         job.now += 300
-        job.coordinator.excuse(300)
+        job.coordinator.compensate_stall(300)
         job.settle()
         assert job.plan.key.number == 1
         job.come_back("b")
@@ -369,7 +369,7 @@ class TestLateness:
 
     def test_who_may_have_been_cut_off_is_waited_for(self) -> None:
         job = trio()
-        job.coordinator.expect_back(job.now)
+        job.coordinator.extend_grace(job.now)
         job.lose("b")
         job.wait(RETURN_GRACE - 0.1)
         assert job.plan.key.number == 1
@@ -381,7 +381,7 @@ class TestLateness:
         job.come("a")
         job.wait(400)
         job.now += 5000
-        job.coordinator.excuse(5000)
+        job.coordinator.compensate_stall(5000)
         job.settle()
         job.wait(199)
         assert job.plan.phase is PlanPhase.GATHERING
@@ -395,7 +395,7 @@ class TestLateness:
             job.come_back("a", "b")
             job.wait(4)
             job.now += 60
-            job.coordinator.excuse(60)
+            job.coordinator.compensate_stall(60)
             job.settle()
             assert job.ranks in ([], ["a", "b", "c"])
             job.come_back("c")
@@ -405,9 +405,9 @@ class TestLateness:
 
 def test_a_status_that_says_nothing_new_is_none() -> None:
     job = trio()
-    assert not job.coordinator.hear(job.statuses["a"], job.now)
+    assert not job.coordinator.receive(job.statuses["a"], job.now)
     job.lose("a")
-    assert job.coordinator.hear(job.statuses["a"], job.now), "it is back"
+    assert job.coordinator.receive(job.statuses["a"], job.now), "it is back"
 
 
 def test_who_left_is_forgotten_and_a_lost_spare_too() -> None:
@@ -416,4 +416,4 @@ def test_who_left_is_forgotten_and_a_lost_spare_too() -> None:
     job.lose("d")
     job.say("c", NodePhase.LEFT)
     job.wait(2)
-    assert set(job.coordinator.present) == {job.key("a"), job.key("b")}
+    assert set(job.coordinator.members) == {job.key("a"), job.key("b")}

@@ -13,18 +13,19 @@ from virtual_job import KILLED, LOST_PEER, VirtualJob, rules
 
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.presence import Presence
+from dlrover_run.coordination.presence import MemberState
 from dlrover_run.coordination.records import (
     Failure,
     Member,
     NodeKey,
     NodePhase,
-    NodeStatus,
+    NodeReport,
     Plan,
     PlanPhase,
     RoundKey,
-    seats,
+    rank_assignments,
 )
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.words import node_name
 
 
@@ -76,16 +77,16 @@ class TestFirstRound:
         job = VirtualJob(rules(1, 2))
         job.come("a", "b", "c")
         assert training(job, 1, "a", "b")
-        assert job.assignment("c").seat is None
+        assert job.assignment("c").ranks is None
 
     def test_is_rounded_down_to_the_unit(self) -> None:
-        job = VirtualJob(rules(2, 6, unit=2))
+        job = VirtualJob(rules(2, 6, node_unit=2))
         job.come("a", "b", "c")
         job.wait(30.1)
         assert training(job, 1, "a", "b")
 
     def test_is_full_at_the_largest_multiple_of_the_unit(self) -> None:
-        job = VirtualJob(rules(1, 5, unit=2))
+        job = VirtualJob(rules(1, 5, node_unit=2))
         job.come("a", "b", "c", "d")
         assert training(job, 1, "a", "b", "c", "d")
 
@@ -100,8 +101,8 @@ class TestFirstRound:
 
     def test_names_the_ranks_that_are_missing_where_people_gave_them(self) -> None:
         job = VirtualJob(rules(4, 4))
-        job.come("a", rank_wish=1)
-        job.come("b", rank_wish=3)
+        job.come("a", preferred_rank=1)
+        job.come("b", preferred_rank=3)
         job.wait(600.1)
         assert job.plan.reason == (
             "after 600 s only 2 of at least 4 nodes are here (node 1 (a) and node 3 (b)); missing: node 0 and node 2"
@@ -254,7 +255,7 @@ class TestMembership:
         assert job.plan.restart_count == 0
 
     def test_a_newcomer_that_makes_no_unit_full_is_a_spare(self) -> None:
-        job = VirtualJob(rules(2, 4, unit=2))
+        job = VirtualJob(rules(2, 4, node_unit=2))
         job.come("a", "b", "c")
         job.wait(31)
         assert training(job, 1, "a", "b")
@@ -429,7 +430,7 @@ class TestEnding:
         job.wait(50)
         assert training(job, 1, "a", "b", "c")
         assert [member.done for member in job.plan.members] == [False, True, False]
-        assert job.key("b") not in job.coordinator.present
+        assert job.key("b") not in job.coordinator.members
         job.succeed("a", "c")
         assert job.plan.phase is PlanPhase.FINISHED
 
@@ -531,7 +532,7 @@ class TestBudget:
     def test_a_failure_before_a_loss_counts(self) -> None:
         job = trio()
         failed = msgspec.structs.replace(job.statuses["a"], phase=NodePhase.FAILED, failure=KILLED)
-        job.coordinator.hear(failed, job.now)
+        job.coordinator.receive(failed, job.now)
         job.now += 0.1
         job.coordinator.disconnect(job.key("c"), job.now)
         job.away.add("c")
@@ -570,7 +571,7 @@ class TestBudget:
         assert job.plan.restart_count == 1
 
     def test_where_a_loss_is_known_only_with_the_end_of_a_lease_that_is_waited_for(self) -> None:
-        job = trio(max_restarts=0, unnoticed=9.0)
+        job = trio(max_restarts=0, detection_delay=9.0)
         job.fail("a", LOST_PEER)
         job.fail("c", LOST_PEER)
         job.wait(9.0)
@@ -580,7 +581,7 @@ class TestBudget:
         assert job.plan.restart_count == 0
 
     def test_when_every_node_has_lost_a_peer_nobody_has_vanished(self) -> None:
-        job = trio(unnoticed=9.0)
+        job = trio(detection_delay=9.0)
         for name in "abc":
             job.fail(name, LOST_PEER)
         assert training(job, 2, "a", "b", "c")
@@ -597,7 +598,7 @@ class TestBudget:
         late = msgspec.structs.replace(job.statuses["b"], phase=NodePhase.FAILED, failure=KILLED)
         job.fail("a")
         assert job.plan.key.number == 2
-        job.coordinator.hear(late, job.now)
+        job.coordinator.receive(late, job.now)
         job.settle()
         assert (job.plan.key.number, job.plan.restart_count) == (2, 1)
 
@@ -617,7 +618,7 @@ class TestBudget:
         job = trio(max_restarts=1, restart_window=60.0)
         job.fail("b")
         job.wait(61)
-        assert job.stored[-1].charged == ()
+        assert job.stored[-1].restart_times == ()
         job.wait(3600)
         job.succeed_by_another(6, with_journal=True)
         job.come_back("a", "b", "c")
@@ -627,9 +628,9 @@ class TestBudget:
     def test_a_job_that_never_gets_to_work_stops_early_whatever_it_says(self) -> None:
         job = trio(max_restarts=100, early_failure_limit=3)
         for port in (4711, 4712):
-            job.fail("b", Failure(1, "b", f"raised RuntimeError: cannot reach 127.0.0.1:{port}"), met=False)
+            job.fail("b", Failure(1, "b", f"raised RuntimeError: cannot reach 127.0.0.1:{port}"), progressed=False)
             assert job.plan.phase is PlanPhase.TRAINING
-        job.fail("b", met=False)
+        job.fail("b", progressed=False)
         assert job.plan.phase is PlanPhase.FAILED
         assert job.plan.reason.startswith(
             "rank 1 on node 1 (b) was killed by SIGKILL; 3 rounds in succession failed before any"
@@ -637,19 +638,19 @@ class TestBudget:
 
     def test_work_done_begins_the_early_count_again_and_a_lost_node_does_not(self) -> None:
         job = trio(max_restarts=100, early_failure_limit=3)
-        for met in (False, False, True, False, False):
-            job.fail("b", met=met)
+        for progressed in (False, False, True, False, False):
+            job.fail("b", progressed=progressed)
             assert job.plan.phase is PlanPhase.TRAINING
         job.lose("c")
         job.wait(1.1)
         assert training(job, job.plan.key.number, "a", "b")
-        job.fail("b", met=False)
+        job.fail("b", progressed=False)
         assert job.plan.phase is PlanPhase.FAILED
 
     def test_no_limit_is_no_limit(self) -> None:
         job = trio(max_restarts=100, early_failure_limit=0)
         for _ in range(50):
-            job.fail("b", met=False)
+            job.fail("b", progressed=False)
         assert job.plan.phase is PlanPhase.TRAINING
 
 
@@ -761,8 +762,8 @@ class TestWords:
 
     def test_nodes_on_one_machine_are_told_apart_by_the_ranks_that_they_were_given(self) -> None:
         job = VirtualJob(rules(3, 3))
-        job.come("a", host="vm", rank_wish=0)
-        job.come("b", host="vm", rank_wish=2)
+        job.come("a", host="vm", preferred_rank=0)
+        job.come("b", host="vm", preferred_rank=2)
         assert job.waiting.text == "2 nodes of 3 are here: node 0 (vm) and node 2 (vm); missing: node 1"
 
     @pytest.mark.parametrize(
@@ -806,15 +807,15 @@ class TestWords:
         assert job.plan.reason == "node 2 (c), node 3 (d) and 2 others were lost; node 6 (g) left, as it was asked to"
 
 
-def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, Presence]]:
+def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, MemberState]]:
     """A round of so many nodes, of which the first ones have those phases."""
     members = tuple(Member(f"n{n}", "1", f"host{n}", 1) for n in range(nodes))
     plan = Plan(epoch=1, phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members, reason="x")
     present = {}
-    for n, seat in enumerate(seats(plan).values()):
+    for n, seat in enumerate(rank_assignments(plan).values()):
         phase = phases[n] if n < len(phases) else NodePhase.RUNNING
         failure = Failure(n, f"host{n}", "failed") if phase is NodePhase.FAILED else None
-        status = NodeStatus(
+        status = NodeReport(
             node_id=f"n{n}",
             incarnation="1",
             host=f"host{n}",
@@ -822,12 +823,14 @@ def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, Pr
             port=n + 1,
             workers=1,
             phase=phase,
-            seat=seat,
-            heard=plan.key,
+            ranks=seat,
+            known_round=plan.key,
             epoch=1,
             failure=failure,
         )
-        present[status.key] = Presence(status, 0.0, 0.0, succeeded=plan.key if phase is NodePhase.SUCCEEDED else None)
+        present[status.key] = MemberState(
+            status, 0.0, 0.0, succeeded=plan.key if phase is NodePhase.SUCCEEDED else None
+        )
     return plan, present
 
 
@@ -857,7 +860,7 @@ STEPS = st.lists(
 @settings(max_examples=150)
 @given(STEPS, st.integers(1, 3), st.integers(0, 3), st.integers(1, 2))
 def test_any_order_of_events_keeps_the_rules(steps: list[tuple[str, int]], least: int, budget: int, unit: int) -> None:
-    job = VirtualJob(rules(least, 4, max_restarts=budget, unit=unit, pend_timeout=60.0, join_timeout=60.0))
+    job = VirtualJob(rules(least, 4, max_restarts=budget, node_unit=unit, pend_timeout=60.0, join_timeout=60.0))
     failures = 0
     for step, number in steps:
         name = f"n{number}"
@@ -922,15 +925,15 @@ def test_an_agent_never_leaves_or_starts_anew_while_workers_live(situation: Situ
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"least": 0}, "1 to 20000 nodes"),
-        ({"least": 3, "most": 2}, "not 3 to 2"),
-        ({"least": 3, "most": 3, "unit": 2}, "no multiple of 2"),
+        ({"min_nodes": 0}, "1 to 20000 nodes"),
+        ({"min_nodes": 3, "max_nodes": 2}, "not 3 to 2"),
+        ({"min_nodes": 3, "max_nodes": 3, "node_unit": 2}, "no multiple of 2"),
         ({"join_timeout": -1.0}, "below 0"),
         ({"last_call_timeout": float("inf")}, "not finite"),
         ({"keep_alive_attempts": 0}, "an interval and an attempt"),
     ],
 )
 def test_rules_that_no_job_can_have_are_told(wrong: dict[str, float], words: str) -> None:
-    problem = rules(1, 4, **wrong).problem() if "least" not in wrong else rules(**{"most": 4, **wrong}).problem()  # type: ignore[arg-type]
+    problem = JobRules(**{"min_nodes": 1, "max_nodes": 4, **wrong}).problem()  # type: ignore[arg-type]
     assert problem is not None
     assert words in problem

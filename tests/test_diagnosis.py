@@ -29,21 +29,21 @@ from dlrover_run.coordination import diagnosis as diagnosis_module
 from dlrover_run.coordination import evidence
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.check_records import (
-    Check,
-    Computed,
+    CheckedNode,
+    CheckKey,
     ComputeFact,
+    ComputeResult,
     DeviceSpeed,
-    Examinee,
+    HealthCheck,
+    HealthStatus,
     LinkFact,
-    TaskKey,
-    Verdict,
 )
 from dlrover_run.coordination.check_round import computed_fact
 from dlrover_run.coordination.diagnosis import SLOW_TRIES, Diagnosis, diagnose
 from dlrover_run.coordination.evidence import CPU_TRIES
 from dlrover_run.coordination.pairing import first_round
 
-FAULT, STRAGGLER = Verdict.FAULT, Verdict.STRAGGLER
+FAULT, STRAGGLER = HealthStatus.FAULT, HealthStatus.STRAGGLER
 CUT = NodeTruth(cut=True)
 SLOW = NodeTruth(slower=4.0)
 SLOW_NETWORK = NodeTruth(drag=4.0)
@@ -61,7 +61,7 @@ def worlds(first: int, cases: int, odd: bool) -> list[tuple[World, int]]:
 
 
 def all_mistakes(
-    drawn: Sequence[tuple[World, int]], judge: Callable[[Check, float], Diagnosis] = diagnose
+    drawn: Sequence[tuple[World, int]], judge: Callable[[HealthCheck, float], Diagnosis] = diagnose
 ) -> list[str]:
     return [
         f"seed {seed}, {len(world.nodes)} nodes: {mistake}"
@@ -72,31 +72,31 @@ def all_mistakes(
 
 def check(
     nodes: int, computed: Sequence[ComputeFact] = (), linked: Sequence[LinkFact] = (), trusted: Sequence[int] = ()
-) -> Check:
+) -> HealthCheck:
     """A check as the coordinator would ask about it; who is not among `computed` computed well."""
     named = {fact.node for fact in computed}
-    return Check(
-        key=TaskKey(1, 1, 0),
+    return HealthCheck(
+        key=CheckKey(1, 1, 0),
         since=0.0,
         nodes=tuple(
-            Examinee(
+            CheckedNode(
                 node_id=f"n{node}",
                 incarnation="1",
                 host=f"node{node}",
                 address="10.0.0.1",
                 port=1,
                 workers=1,
-                trusted=node in trusted,
+                already_passed=node in trusted,
             )
             for node in range(nodes)
         ),
-        computed=(*computed, *(ComputeFact(node, 0.084) for node in range(nodes) if node not in named)),
-        linked=tuple(linked),
+        compute_facts=(*computed, *(ComputeFact(node, 0.084) for node in range(nodes) if node not in named)),
+        link_facts=tuple(linked),
     )
 
 
 def verdicts(answer: Diagnosis) -> list[str]:
-    return [finding.verdict.value for finding in answer.findings]
+    return [finding.status.value for finding in answer.findings]
 
 
 class TestThousandsOfCases:
@@ -166,10 +166,10 @@ class TestBrokenRulesAreCaught:
         assert any("healthy" in mistake for mistake in all_mistakes(self.CASES))
 
     def test_the_first_reading_at_computing_does_not_do(self) -> None:
-        def hasty(asked: Check, threshold: float) -> Diagnosis:
-            firsts = {fact.node: fact for fact in reversed(asked.computed)}
+        def hasty(asked: HealthCheck, threshold: float) -> Diagnosis:
+            firsts = {fact.node: fact for fact in reversed(asked.compute_facts)}
             often = tuple(fact for fact in firsts.values() for _ in range(SLOW_TRIES))
-            return diagnose(Check(**{**_fields(asked), "computed": often}), threshold)
+            return diagnose(HealthCheck(**{**_fields(asked), "compute_facts": often}), threshold)
 
         assert any("healthy" in mistake for mistake in all_mistakes(self.CASES, hasty))
 
@@ -183,7 +183,7 @@ def _all_who_failed(self: diagnosis_module._Judge, node: int) -> list[int]:
     return [other for other, speed in self._met(node) if speed is None]
 
 
-def _fields(asked: Check) -> dict[str, object]:
+def _fields(asked: HealthCheck) -> dict[str, object]:
     return {name: getattr(asked, name) for name in asked.__struct_fields__}
 
 
@@ -191,7 +191,7 @@ def quick(*pairs: tuple[int, int]) -> list[LinkFact]:
     return [LinkFact(one, other, 1.2) for one, other in pairs]
 
 
-def named(world: World, seed: int = 0) -> dict[int, Verdict]:
+def named(world: World, seed: int = 0) -> dict[int, HealthStatus]:
     return check_world(world, seed).named
 
 
@@ -224,7 +224,7 @@ class TestFewNodes:
         half = diagnose(check(3, linked=[*quick((1, 2)), *failed, failed[0]]), THRESHOLD)
         assert (verdicts(half), half.link_again) == (["passed"] * 3, ((0, 2),))
         again = diagnose(check(3, linked=[*quick((1, 2)), *failed, *quick((0, works))]), THRESHOLD)
-        assert (verdicts(again), again.link_again, again.open) == (["passed"] * 3, (), ())
+        assert (verdicts(again), again.link_again, again.unresolved) == (["passed"] * 3, (), ())
 
     def test_three_who_agree_need_not_try_again(self) -> None:
         failed = [LinkFact(0, other, problem="connection refused") for other in (1, 2, 3)]
@@ -240,7 +240,7 @@ class TestFewNodes:
         slow = [LinkFact(0, 1, 1.2), LinkFact(0, 2, 0.2), LinkFact(1, 2, 0.2)]
         assert diagnose(check(3, linked=slow), THRESHOLD).link_again == ((0, 2), (1, 2))
         again = check(3, linked=[*slow, LinkFact(0, 2, 1.1)])
-        assert {finding.verdict for finding in diagnose(again, THRESHOLD).findings} == {Verdict.PASSED}
+        assert {finding.status for finding in diagnose(again, THRESHOLD).findings} == {HealthStatus.PASSED}
 
     @pytest.mark.parametrize("slower", [0.0, 5.0], ids=["bad", "slow"])
     def test_of_three_nodes_one_link_blames_nobody(self, slower: float) -> None:
@@ -376,7 +376,7 @@ class TestKindsOfDevice:
         assert answer.findings[8].reason == "computes at 100 TFLOP/s where the others reach 300"
 
     def test_of_several_models_in_one_node_the_one_that_it_waits_for_counts(self) -> None:
-        mixed = Computed(devices=(DeviceSpeed(0, H100, 800.0), DeviceSpeed(1, A100, 300.0)))
+        mixed = ComputeResult(devices=(DeviceSpeed(0, H100, 800.0), DeviceSpeed(1, A100, 300.0)))
         slowest_first = msgspec.structs.replace(mixed, devices=mixed.devices[::-1])
         answer = self.judged([*on(H100, H100, A100, A100), computed_fact(4, slowest_first, 30.0)])
         assert verdicts(answer) == ["passed"] * 5
@@ -447,13 +447,13 @@ class TestLostAccelerator:
         computed = on("cpu", self.H200, self.H200, tries=CPU_TRIES)
         answer = diagnose(check(3, computed=computed, linked=facts), THRESHOLD)
         assert verdicts(answer) == ["fault", "passed", "passed"]
-        assert answer.open == ()
+        assert answer.unresolved == ()
         assert answer.notes == ()
 
     def test_the_device_of_a_node_is_its_slowest_and_the_cpu_where_one_rank_has_no_other(self) -> None:
-        lost = Computed(devices=(DeviceSpeed(0, self.H200, 400.0), DeviceSpeed(1, "cpu", 0.5)))
+        lost = ComputeResult(devices=(DeviceSpeed(0, self.H200, 400.0), DeviceSpeed(1, "cpu", 0.5)))
         assert computed_fact(0, lost, 30.0) == ComputeFact(0, 0.5, device="cpu")
-        whole_node = Computed(devices=(DeviceSpeed(1, self.H200, 400.0), DeviceSpeed(0, self.H200, 410.0)))
+        whole_node = ComputeResult(devices=(DeviceSpeed(1, self.H200, 400.0), DeviceSpeed(0, self.H200, 410.0)))
         assert computed_fact(0, whole_node, 30.0).device == self.H200
 
 
@@ -463,7 +463,9 @@ class TestNewcomers:
     @pytest.mark.parametrize(
         ("truth", "verdict"), [(CRASHES, FAULT), (SLOW, STRAGGLER), (CUT, FAULT), (SLOW_NETWORK, STRAGGLER)]
     )
-    def test_a_bad_one_is_named_with_the_help_of_those_who_passed(self, truth: NodeTruth, verdict: Verdict) -> None:
+    def test_a_bad_one_is_named_with_the_help_of_those_who_passed(
+        self, truth: NodeTruth, verdict: HealthStatus
+    ) -> None:
         assert named(World((*self.OLD, truth))) == {3: verdict}
 
     def test_one_who_passed_with_a_poor_reading_has_no_healthy_one_named(self) -> None:
@@ -474,12 +476,12 @@ class TestNewcomers:
 
     @pytest.mark.parametrize(("truth", "expected"), [(SLOW, {3: STRAGGLER}), (CRASHES, {3: FAULT}), (NodeTruth(), {})])
     def test_beside_training_it_is_judged_by_its_computing(
-        self, truth: NodeTruth, expected: dict[int, Verdict]
+        self, truth: NodeTruth, expected: dict[int, HealthStatus]
     ) -> None:
         outcome = check_world(World((*self.OLD, truth)), beside=True)
         assert outcome.named == expected
         assert all(not tasks.groups for tasks in outcome.held)
-        assert outcome.diagnosis.open == ()
+        assert outcome.diagnosis.unresolved == ()
 
 
 class TestWhatIsSaid:
@@ -525,10 +527,10 @@ class TestWhatIsSaid:
 
     def test_two_nodes_of_one_host_are_told_apart(self) -> None:
         asked = check(3, linked=[LinkFact(0, 1, problem="refused"), *quick((0, 2), (1, 2))])
-        same_host = Check(
+        same_host = HealthCheck(
             **{
                 **_fields(asked),
-                "nodes": tuple(Examinee(**{**_node_fields(node), "host": "vm"}) for node in asked.nodes),
+                "nodes": tuple(CheckedNode(**{**_node_fields(node), "host": "vm"}) for node in asked.nodes),
             }
         )
         assert diagnose(same_host, THRESHOLD).notes == (
@@ -554,5 +556,5 @@ class TestWhatIsSaid:
         assert verdicts(diagnose(check(3, computed=facts), 3.0))[0] == "passed"
 
 
-def _node_fields(node: Examinee) -> dict[str, object]:
+def _node_fields(node: CheckedNode) -> dict[str, object]:
     return {name: getattr(node, name) for name in node.__struct_fields__}

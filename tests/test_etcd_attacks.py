@@ -16,8 +16,8 @@ from etcd_server import PASSWORD, Etcd, serving
 from harness import WAIT
 from meeting_places import InEtcd
 
-from dlrover_run.coordination.records import NodeStatus
-from dlrover_run.coordination.rules import RESULT_KEPT
+from dlrover_run.coordination.records import NodeReport
+from dlrover_run.coordination.rules import RESULT_RETENTION
 from dlrover_run.etcd.operations import Range
 from dlrover_run.etcd.store import EtcdStore
 from dlrover_run.rendezvous import etcd_client
@@ -79,7 +79,7 @@ def test_a_machine_that_is_a_member_too_advertises_no_loopback(
     routes = {"127.0.1.1": "127.0.0.1", "192.0.2.9": "192.0.2.2"}
     monkeypatch.setattr(etcd_client, "route_source", lambda address: routes.get(address.host))
 
-    async def join() -> NodeStatus:
+    async def join() -> NodeReport:
         watching = EtcdStore(EtcdSpec(etcd.places), RENEW_TIMEOUT)
         spec = JobSpec(
             entrypoint=Entrypoint("script", "train.py"),
@@ -90,12 +90,12 @@ def test_a_machine_that_is_a_member_too_advertises_no_loopback(
         client = EtcdClient(spec, lambda: None, print, EtcdStore(EtcdSpec(etcd.places), RENEW_TIMEOUT))
         key = Keys(EtcdSpec.prefix, "job").node("n")
         async with watching.watch([Range(key)]) as watch:
-            client.report(NodeStatus(node_id="n", incarnation="i", host="h", address="", port=0, workers=1))
+            client.report(NodeReport(node_id="n", incarnation="i", host="h", address="", port=0, workers=1))
             (change,) = await asyncio.wait_for(anext(watch.after(1)), WAIT)
         assert change.now is not None
         await client.close()
         await watching.close()
-        return decode_record(change.now.value, NodeStatus)
+        return decode_record(change.now.value, NodeReport)
 
     assert asyncio.run(join()).address == advertised
 
@@ -140,7 +140,7 @@ def test_a_job_whose_elected_agents_changed_leaves_no_lease_that_runs_for_a_day(
     lives = [etcd.ctl("lease", "timetolive", lease) for lease in leases if lease]
     # Those of the one that was lost and of the result run out by themselves, unless they have just done so.
     left = [int(seconds) for life in lives for seconds in re.findall(r"granted with TTL\((\d+)s\)", life)]
-    assert all(seconds <= RESULT_KEPT for seconds in left), lives
+    assert all(seconds <= RESULT_RETENTION for seconds in left), lives
 
 
 def test_a_leader_that_was_put_by_hand_or_copied_from_another_etcd_leads_nobody(

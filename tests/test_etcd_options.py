@@ -17,7 +17,7 @@ from command_lines import fake_etcd3, isolate, parsed
 import dlrover_run
 from dlrover_run.api import elastic_launch
 from dlrover_run.cli import job_or_code, main, parse
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.launch_request import LaunchRequest
 from dlrover_run.spec import EtcdSpec, JobSpec, SpecError, TlsSpec
 
@@ -96,7 +96,7 @@ def test_a_pytorchjob_with_etcd_runs_unchanged() -> None:
         MASTER_PORT="23456",
     )
     assert (spec.backend, spec.run_id, spec.workers_per_node, said) == ("etcd", "elastic-demo-etcd", 2, [])
-    assert spec.rules == Rules(least=1, most=3, max_restarts=100, lost_after=0.0)
+    assert spec.rules == JobRules(min_nodes=1, max_nodes=3, max_restarts=100, lost_after=0.0)
     assert spec.etcd == EtcdSpec((("etcd-service", 2379),))
 
 
@@ -113,7 +113,7 @@ def test_a_single_node_needs_no_rendezvous_and_no_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "etcd3", None)
     spec, said = parsed(f"--rdzv-backend={backend} {line}", DLROVER_ETCD_PASSWORD="")
-    assert (spec.backend, spec.etcd, spec.rules, said) == ("memory", None, Rules(lost_after=0.0), [])
+    assert (spec.backend, spec.etcd, spec.rules, said) == ("memory", None, JobRules(lost_after=0.0), [])
 
 
 def test_an_invalid_endpoint_of_a_single_node_is_refused() -> None:
@@ -122,7 +122,7 @@ def test_an_invalid_endpoint_of_a_single_node_is_refused() -> None:
 
 def test_one_node_with_a_spare_needs_a_rendezvous() -> None:
     spec, said = parsed("--spares=1 --rdzv-backend=etcd --rdzv-endpoint=a")
-    assert (spec.backend, spec.rules, said) == ("etcd", Rules(spares=1, lost_after=0.0), [])
+    assert (spec.backend, spec.rules, said) == ("etcd", JobRules(spares=1, lost_after=0.0), [])
 
 
 def test_the_rules_are_those_of_a_job_with_a_master() -> None:
@@ -360,7 +360,7 @@ def test_a_configuration_of_several_nodes_is_the_same_job(
         spares=1,
     )
     spec = launched(config, monkeypatch)
-    assert spec.rules == Rules(least=1, most=4, spares=1, max_restarts=3, lost_after=0.0)
+    assert spec.rules == JobRules(min_nodes=1, max_nodes=4, spares=1, max_restarts=3, lost_after=0.0)
     assert spec.etcd == EtcdSpec((("a", 2379), ("b", 1)), "/dlrover-run", "root", PASSWORD, TlsSpec(ca=pems["ca"]))
     assert (spec.backend, spec.run_id, spec.node_rank, spec.workers_per_node) == ("etcd", "none", 1, 2)
 

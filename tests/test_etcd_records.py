@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from master_node import status
 from scripted_agent import seat
 
-from dlrover_run.coordination.parts import Part
+from dlrover_run.coordination.parts import NodeView
 from dlrover_run.coordination.records import (
     Assignment,
     Failure,
     Member,
     NodeKey,
-    NodeStatus,
+    NodeReport,
     Plan,
     PlanPhase,
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.rules import MOST_NODES, Rules
+from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.rendezvous import etcd_records
 from dlrover_run.rendezvous.etcd_records import (
     BUCKETS,
@@ -36,26 +36,26 @@ from dlrover_run.rendezvous.etcd_records import (
 )
 from dlrover_run.transport.messages import InvalidMessage, encode_rules
 
-RULES = encode_rules(Rules(least=2, most=4))
+RULES = encode_rules(JobRules(min_nodes=2, max_nodes=4))
 names = st.text(min_size=1, max_size=20)
 
 
 def test_each_kind_of_record_comes_back_as_it_was() -> None:
     failure = Failure(1, "b", "was killed by SIGKILL", trace="é\x1b[31m\x00\U0001f525" * 1000)
     word = BucketMessage(
-        RULES, Assignment(epoch=3, failure=failure), Waiting("2 more nodes", 3.5), (("a", "1", Part(seat=seat())),)
+        RULES, Assignment(epoch=3, failure=failure), Waiting("2 more nodes", 3.5), (("a", "1", NodeView(ranks=seat())),)
     )
     assert decode_record(encode_record(word), BucketMessage) == word
-    assert decode_record(encode_record(status("a")), NodeStatus) == status("a")
-    stored = StoredPlan(RULES, Plan(epoch=7, charged=(1.5, 2.25), members=(Member("a", "1", "host", 8),)))
+    assert decode_record(encode_record(status("a")), NodeReport) == status("a")
+    stored = StoredPlan(RULES, Plan(epoch=7, restart_times=(1.5, 2.25), members=(Member("a", "1", "host", 8),)))
     assert decode_record(encode_record(stored), StoredPlan) == stored
-    assert rules_of(stored) == Rules(least=2, most=4)
+    assert rules_of(stored) == JobRules(min_nodes=2, max_nodes=4)
 
 
 def test_the_plan_of_the_largest_job_fits_into_one_request() -> None:
     members = tuple(
         Member(f"{i}-{zlib.crc32(b'%d' % i):012x}", f"{i * 7919 * 10**25:032x}", f"node-{i}.cluster", 8)
-        for i in range(MOST_NODES)
+        for i in range(MAX_NODES)
     )
     stored = StoredPlan(RULES, Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members))
     packed = encode_record(stored)
@@ -65,7 +65,7 @@ def test_the_plan_of_the_largest_job_fits_into_one_request() -> None:
 
 @given(st.binary(max_size=200))
 def test_rubbish_is_known_for_what_it_is(data: bytes) -> None:
-    for kind in (NodeStatus, StoredPlan, BucketMessage):
+    for kind in (NodeReport, StoredPlan, BucketMessage):
         with pytest.raises(InvalidMessage):
             decode_record(data, kind)
 
@@ -96,9 +96,9 @@ def test_a_node_finds_its_own_seat_and_without_one_what_it_waits_for() -> None:
     first, second = seat(node_rank=0), seat(node_rank=1)
     waiting = Waiting("a place")
     word = BucketMessage(
-        RULES, Assignment(epoch=3), waiting, (("a", "1", Part(seat=first)), ("b", "1", Part(seat=second)))
+        RULES, Assignment(epoch=3), waiting, (("a", "1", NodeView(ranks=first)), ("b", "1", NodeView(ranks=second)))
     )
-    assert word.assignment(NodeKey("b", "1")) == Assignment(epoch=3, seat=second)
+    assert word.assignment(NodeKey("b", "1")) == Assignment(epoch=3, ranks=second)
     assert word.assignment(NodeKey("b", "2")) == Assignment(epoch=3, waiting=waiting)
     assert word.assignment(NodeKey("c", "1")) == Assignment(epoch=3, waiting=waiting)
 

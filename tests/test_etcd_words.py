@@ -16,11 +16,11 @@ from dlrover_run.coordination.records import (
     Member,
     NodeKey,
     NodePhase,
-    NodeStatus,
+    NodeReport,
     Plan,
     PlanPhase,
     Waiting,
-    assignment,
+    common_assignment,
 )
 from dlrover_run.coordination.rules import CHECK_ONCE
 from dlrover_run.etcd.operations import Change, KeyValue
@@ -46,7 +46,7 @@ def job_of(*names: str, most: int) -> VirtualJob:
 
 def test_each_node_reads_what_a_master_would_tell_it() -> None:
     names = [f"node-{i}" for i in range(80)]
-    job = job_of(*names, most=80)
+    job = job_of(*names, max_nodes=80)
     job.come("late")
     words = messages_by_bucket(job.coordinator, WAITING)
     for name in (*names, "late"):
@@ -57,22 +57,22 @@ def test_each_node_reads_what_a_master_would_tell_it() -> None:
 
 def test_no_bucket_holds_more_than_its_own() -> None:
     names = [f"node-{i}" for i in range(80)]
-    words = messages_by_bucket(job_of(*names, most=80).coordinator, WAITING)
+    words = messages_by_bucket(job_of(*names, max_nodes=80).coordinator, WAITING)
     seated = {bucket: {name for name, _, _ in word.parts} for bucket, word in words.items()}
     assert seated == {bucket: {name for name in names if bucket_of(name) == bucket} for bucket in words}
-    ranks = [part.seat.node_rank for word in words.values() for _, _, part in word.parts if part.seat is not None]
+    ranks = [part.ranks.node_rank for word in words.values() for _, _, part in word.parts if part.ranks is not None]
     assert sorted(ranks) == list(range(80))
 
 
 def test_only_buckets_that_somebody_reads_are_written_until_the_job_is_over() -> None:
-    job = job_of("a", "b", most=2)
+    job = job_of("a", "b", max_nodes=2)
     assert set(messages_by_bucket(job.coordinator, WAITING)) == {bucket_of("a"), bucket_of("b")}
     job.say("a", NodePhase.SUCCEEDED)
     job.say("b", NodePhase.SUCCEEDED)
     assert job.plan.phase is PlanPhase.FINISHED
     words = messages_by_bucket(job.coordinator, WAITING)
     assert set(words) == set(range(BUCKETS))
-    assert {word.assignment(NodeKey("stranger", "9")) for word in words.values()} == {assignment(job.plan, None)}
+    assert {word.assignment(NodeKey("stranger", "9")) for word in words.values()} == {common_assignment(job.plan, None)}
 
 
 def test_a_node_without_a_seat_reads_its_task_and_what_is_known_of_it() -> None:
@@ -85,21 +85,21 @@ def test_a_node_without_a_seat_reads_its_task_and_what_is_known_of_it() -> None:
         word = messages_by_bucket(job.coordinator, WAITING)[bucket_of(name)]
         return decode_record(encode_record(word), type(word)).assignment(job.key(name))
 
-    task = read("b").task
+    task = read("b").check_task
     assert task is not None
-    assert task == job.coordinator.assignment(job.key("b"), WAITING).task
+    assert task == job.coordinator.assignment(job.key("b"), WAITING).check_task
     assert read("b").waiting == WAITING
     job.deaf.clear()
     job.settle()
     assert job.plan.phase is PlanPhase.TRAINING
     for name in "abcd":
         assert read(name) == job.coordinator.assignment(job.key(name), WAITING)
-    assert [checkup.node_id for checkup in read("a").others] == ["a", "c", "d", "b"]
-    assert read("b").checkup == read("a").others[-1]
+    assert [checkup.node_id for checkup in read("a").health_table] == ["a", "c", "d", "b"]
+    assert read("b").health == read("a").health_table[-1]
 
 
 def test_progress_is_told_only_where_somebody_waits() -> None:
-    job = job_of("a", "b", most=2)
+    job = job_of("a", "b", max_nodes=2)
     other = next(f"n{i}" for i in itertools.count() if bucket_of(f"n{i}") not in (bucket_of("a"), bucket_of("b")))
     job.come(other)
     words = messages_by_bucket(job.coordinator, WAITING)
@@ -114,7 +114,7 @@ class Hearing:
         self.coordinator = Coordinator(rules(1, 4), 0.0, 1)
         self.attendance = MembershipWatch(KEYS, self.said.append)
 
-    def put(self, value: NodeStatus | bytes, node_id: str = "a") -> bool:
+    def put(self, value: NodeReport | bytes, node_id: str = "a") -> bool:
         data = value if isinstance(value, bytes) else encode_record(value)
         key = KEYS.node(node_id)
         return self.attendance.hear(self.coordinator, Change(key, KeyValue(key, data, 1, 1, 1)), 1.0)
@@ -124,7 +124,7 @@ class Hearing:
 
     @property
     def connected(self) -> list[str]:
-        return sorted(key.node_id for key, p in self.coordinator.present.items() if p.connected)
+        return sorted(key.node_id for key, p in self.coordinator.members.items() if p.connected)
 
 
 def test_a_status_is_heard_and_its_end_is_the_end_of_a_connection() -> None:

@@ -29,7 +29,7 @@ from dlrover_run.console.rounds import (
     render_waiting,
 )
 from dlrover_run.console.text import format_duration, format_ranks, use_color
-from dlrover_run.coordination.records import Failure, RoundKey, Seat
+from dlrover_run.coordination.records import Failure, RankAssignment, RoundKey
 from dlrover_run.failures import root_cause
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 
@@ -322,7 +322,7 @@ def test_a_restart_that_counts_in_a_window_names_it() -> None:
 
 
 def test_a_round_that_costs_nothing_has_words_of_its_own() -> None:
-    seat = Seat(
+    seat = RankAssignment(
         key=RoundKey(1, 3),
         restart_count=0,
         node_rank=0,
@@ -343,7 +343,7 @@ def test_a_round_that_costs_nothing_has_words_of_its_own() -> None:
 
 @pytest.mark.parametrize(("workers", "ranks"), [(1, "rank 2"), (4, "ranks 2 to 5")])
 def test_a_seat_is_one_line_where_each_node_tells_its_own(workers: int, ranks: str) -> None:
-    seat = Seat(
+    seat = RankAssignment(
         key=RoundKey(1, 3),
         node_rank=1,
         nodes=2,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dlrover_run.cli import parse
 from dlrover_run.command_line import rdzv_conf
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 
 TESTS = Path(__file__).parent
 TEXT = (TESTS.parent / "docs" / "failures.md").read_text()
@@ -19,7 +19,7 @@ def names_in(file: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
-def rules_of(backend: str) -> Rules:
+def rules_of(backend: str) -> JobRules:
     """The rules of a job for which no time is given."""
     command = ["--nnodes=2", f"--rdzv-backend={backend}", "--rdzv-endpoint=a", __file__]
     return parse(command, {}, warn=print).rules
@@ -53,7 +53,7 @@ def test_the_times_are_those_of_the_code() -> None:
             assert getattr(rules_of("etcd"), rule) == float(with_etcd or seconds), name
     counts = dict(re.findall(r"`(\w+)` [^`]*?, (\d+) by default", TEXT.splitlines()[-1]))
     assert counts == {"keep_alive_max_attempt": "3", "early_failure_limit": "5"}
-    assert (Rules().keep_alive_attempts, Rules().early_failure_limit) == (3, 5)
+    assert (JobRules().keep_alive_attempts, JobRules().early_failure_limit) == (3, 5)
 
 
 def test_every_time_that_a_fault_names_is_in_the_table_of_times() -> None:

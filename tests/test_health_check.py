@@ -30,18 +30,18 @@ from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.slow_devices import find_slow
 from dlrover_run.agent.template_client import Template
 from dlrover_run.coordination.check_records import (
+    CheckKey,
     CheckTask,
-    Checkup,
-    Computed,
+    ComputeResult,
     DeviceSpeed,
-    Linked,
+    HealthStatus,
     LinkEnd,
-    LinkTried,
-    TaskKey,
-    Verdict,
+    LinkResult,
+    LinkResults,
+    NodeHealth,
 )
-from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus, PlanPhase
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
+from dlrover_run.coordination.records import Assignment, NodePhase, NodeReport, PlanPhase
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, JobRules
 from dlrover_run.devices.health import NodeProblem
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.supervisor.process import ProcessSpec, spawn
@@ -54,8 +54,8 @@ LONG = 240.0
 """Seconds that a task may take: a quarter of it is more than a test ever waits."""
 
 
-def key(number: int, round: int = 0) -> TaskKey:
-    return TaskKey(1, number, round)
+def key(number: int, round: int = 0) -> CheckKey:
+    return CheckKey(1, number, round)
 
 
 def task(
@@ -63,17 +63,17 @@ def task(
 ) -> Assignment:
     """The word that this node, the third of the check, has something to try."""
     given = CheckTask(key=key(number, round), node=2, compute=compute, links=links, timeout=timeout)
-    return Assignment(epoch=1, task=given)
+    return Assignment(epoch=1, check_task=given)
 
 
-def has_computed(number: int = 0) -> Callable[[NodeStatus], bool]:
+def has_computed(number: int = 0) -> Callable[[NodeReport], bool]:
     """Whether a status tells what came of computing in that task; 0 is what nobody asked for."""
-    wanted = key(number) if number else TaskKey()
-    return lambda status: status.computed is not None and status.computed.key == wanted
+    wanted = key(number) if number else CheckKey()
+    return lambda status: status.compute_result is not None and status.compute_result.key == wanted
 
 
-def has_linked(number: int, round: int = 0) -> Callable[[NodeStatus], bool]:
-    return lambda status: status.linked is not None and status.linked.key == key(number, round)
+def has_linked(number: int, round: int = 0) -> Callable[[NodeReport], bool]:
+    return lambda status: status.link_result is not None and status.link_result.key == key(number, round)
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Stage:
     path: Path
 
     def play(self, shell: str = "exit 0", check: int = CHECK_ONCE, workers: int = 1, **spec: Any) -> Play:
-        rules = Rules(check=check, **spec.pop("rules", {}))
+        rules = JobRules(check=check, **spec.pop("rules", {}))
         return Play(self.path, shell, spec={"rules": rules, "workers_per_node": workers, **spec})
 
     def behave(self, *lines: str) -> None:
@@ -111,12 +111,12 @@ def last(played: Played, what: str) -> Any:
     return next(found for status in reversed(played.statuses) if (found := getattr(status, what)) is not None)
 
 
-def dismissed(found: Verdict, leaves: bool = True) -> Checkup:
+def dismissed(found: HealthStatus, leaves: bool = True) -> NodeHealth:
     reason = "its links with a and b failed"
-    return Checkup(node_id="n", incarnation="i", host="h", verdict=found, reason=reason, dismissed=leaves)
+    return NodeHealth(node_id="n", incarnation="i", host="h", status=found, reason=reason, dismissed=leaves)
 
 
-BLANK = NodeStatus(node_id="n", incarnation="i", host="h", address="a", port=1, workers=1)
+BLANK = NodeReport(node_id="n", incarnation="i", host="h", address="a", port=1, workers=1)
 
 
 class TestComputing:
@@ -125,14 +125,14 @@ class TestComputing:
     def test_it_computes_of_its_own_accord_and_tells_each_device(self, stage: Stage) -> None:
         played = stage.play(workers=2).on(has_computed(), FINISHED).run()
         devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
-        assert last(played, "computed") == Computed(TaskKey(), devices)
+        assert last(played, "compute_result") == ComputeResult(CheckKey(), devices)
         assert [order["seconds"] for order in stage.orders] == [health_check.COMPUTE_SECONDS] * 2
         assert len({status.check_port for status in played.statuses if status.phase is WAITING}) == 1
 
     def test_of_many_devices_the_slowest_are_told(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(health_check, "MOST_DEVICES", 2)
+        monkeypatch.setattr(health_check, "MAX_DEVICES", 2)
         played = stage.play(workers=3).on(has_computed(), FINISHED).run()
-        assert [device.tflops for device in last(played, "computed").devices] == [1.0, 2.0]
+        assert [device.tflops for device in last(played, "compute_result").devices] == [1.0, 2.0]
 
     def test_nobody_computes_where_nobody_checks(self, stage: Stage) -> None:
         played = stage.play(check=CHECK_NEVER).on(WAITING, training(seat())).on(SUCCEEDED, FINISHED).run()
@@ -140,7 +140,7 @@ class TestComputing:
         assert {status.check_port for status in played.statuses} == {0}
 
     def test_static_ranks_of_several_nodes_are_not_checked(self, stage: Stage) -> None:
-        play = stage.play(backend="static", rules={"most": 2}).on(WAITING, training(seat(), 1))
+        play = stage.play(backend="static", rules={"max_nodes": 2}).on(WAITING, training(seat(), 1))
         play.on(SUCCEEDED, FINISHED).run()
         assert stage.orders == []
 
@@ -148,24 +148,24 @@ class TestComputing:
         stage.behave("1 compute die 9")
         played = stage.play(workers=2).on(has_computed(), FINISHED).run()
         problem = "the check process of local rank 1 was killed by SIGKILL: what it said last"
-        assert last(played, "computed") == Computed(TaskKey(), problem=problem)
+        assert last(played, "compute_result") == ComputeResult(CheckKey(), problem=problem)
 
     def test_a_process_that_hangs_is_this_nodes_problem(self, stage: Stage) -> None:
         stage.behave("0 compute hang")
         played = stage.play(rules={"check_timeout": 3.0}).on(has_computed(), FINISHED).run()
-        assert "the check process of local rank 0 gave no answer in" in last(played, "computed").problem
+        assert "the check process of local rank 0 gave no answer in" in last(played, "compute_result").problem
 
     def test_a_wrong_result_is_told_as_such_and_with_its_rank(self, stage: Stage) -> None:
         stage.behave("1 compute problem wrong by 2e3")
         played = stage.play(workers=2).on(has_computed(), FINISHED).run()
-        computed = last(played, "computed")
-        assert computed == Computed(TaskKey(), (DeviceSpeed(0, "fake", 1.0),), "local rank 1: wrong by 2e3", True)
+        computed = last(played, "compute_result")
+        assert computed == ComputeResult(CheckKey(), (DeviceSpeed(0, "fake", 1.0),), "local rank 1: wrong by 2e3", True)
 
     def test_a_nuisance_is_said_and_no_problem(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (NodeProblem("the limit on files is 64"),)
         monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
-        assert last(played, "computed").problem == ""
+        assert last(played, "compute_result").problem == ""
         assert played.said == "dlrover-run: warning: the limit on files is 64\n"
 
     def test_a_look_that_fails_is_said_in_one_line_and_no_problem(
@@ -176,7 +176,7 @@ class TestComputing:
 
         monkeypatch.setattr(node_problems, "find_node_problems", fail)
         played = stage.play().on(has_computed(), FINISHED).run()
-        assert last(played, "computed").problem == ""
+        assert last(played, "compute_result").problem == ""
         assert played.said == (
             "dlrover-run: warning: the look at this machine failed: "
             "AttributeError: module 'pynvml' has no attribute 'nvmlDeviceGetRemappedRows'\n"
@@ -191,20 +191,22 @@ class TestComputing:
 
         monkeypatch.setattr(node_problems, "find_node_problems", look)
         played = stage.play(workers=2, gpu_each=each).on(has_computed(), FINISHED).run()
-        assert ("asked for 2 workers" in last(played, "computed").problem) is each
+        assert ("asked for 2 workers" in last(played, "compute_result").problem) is each
 
     def test_what_is_severe_is_told_in_place_of_a_speed(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         found = (NodeProblem("GPU 3 has 12 errors", severe=True), NodeProblem("more", severe=True))
         monkeypatch.setattr(node_problems, "find_node_problems", lambda *args: found)
         played = stage.play().on(has_computed(), FINISHED).run()
-        assert last(played, "computed") == Computed(TaskKey(), problem="it was not even tried: GPU 3 has 12 errors")
+        assert last(played, "compute_result") == ComputeResult(
+            CheckKey(), problem="it was not even tried: GPU 3 has 12 errors"
+        )
         assert stage.orders == []
 
     def test_a_device_that_is_slow_again_is_named_once(self, stage: Stage) -> None:
         stage.behave(*["2 compute speed 0.25"] * 4)
         play = stage.play(workers=3).on(has_computed(), task(1, compute=True))
         played = play.on(has_computed(1), FINISHED).run()
-        assert last(played, "computed").devices[0] == DeviceSpeed(2, "fake", 0.25)
+        assert last(played, "compute_result").devices[0] == DeviceSpeed(2, "fake", 0.25)
         assert len(stage.told("compute")) == 3 * 4
         words = "local rank 2 (fake) computes at 0.25 TFLOP/s where the others of this node reach 1 TFLOP/s"
         assert played.said == f"dlrover-run: warning: {words}\n"
@@ -213,7 +215,7 @@ class TestComputing:
         stage.behave("1 compute speed 0.25")
         played = stage.play(workers=2).on(has_computed(), FINISHED).run()
         devices = (DeviceSpeed(0, "fake", 1.0), DeviceSpeed(1, "fake", 2.0))
-        assert last(played, "computed") == Computed(TaskKey(), devices)
+        assert last(played, "compute_result") == ComputeResult(CheckKey(), devices)
         assert len(stage.told("compute")) == 4
         assert played.said == ""
 
@@ -265,7 +267,7 @@ class TestTasks:
         own = msgspec.structs.replace(SELF, workers=2)
         wanted = task(1, (own, PEER), (LinkEnd(1, "10.0.0.1", 1, 1), own))
         played = stage.play(workers=2).on(has_computed(), wanted).on(has_linked(1), FINISHED).run()
-        assert last(played, "linked") == Linked(key(1), (LinkTried(5, 7.0), LinkTried(1, 7.0)))
+        assert last(played, "link_result") == LinkResults(key(1), (LinkResult(5, 7.0), LinkResult(1, 7.0)))
         names = [order["name"] for order in stage.told("link") if order["local_rank"] == 0]
         assert names == ["1/1/0/2-5", "1/1/0/1-2"]
         assert len(stage.told("compute")) == 2, "it was not asked to compute again"
@@ -283,15 +285,15 @@ class TestTasks:
         play = stage.play().on(has_computed(), task(1, (SELF, PEER), compute=True)).on(has_computed(1))
         played = play.on(has_linked(1), FINISHED).run()
         assert [order["do"] for order in stage.orders] == ["compute", "compute", "link"]
-        assert last(played, "computed").key == key(1)
+        assert last(played, "compute_result").key == key(1)
 
     def test_a_link_fails_when_it_fails_for_any_rank(self, stage: Stage) -> None:
         stage.behave("1 link problem connection refused")
         own = msgspec.structs.replace(SELF, workers=2)
         play = stage.play(workers=2).on(has_computed(), task(1, (own, PEER)))
         played = play.on(has_linked(1), FINISHED).run()
-        failed = LinkTried(5, problem="local rank 1: connection refused")
-        assert last(played, "linked") == Linked(key(1), (failed,))
+        failed = LinkResult(5, problem="local rank 1: connection refused")
+        assert last(played, "link_result") == LinkResults(key(1), (failed,))
 
     @pytest.mark.parametrize(("number", "own"), [(9, True), (6, False)])
     def test_after_a_death_in_a_link_the_rest_is_not_tried_nor_told_and_the_next_task_finds_another_crew(
@@ -302,19 +304,19 @@ class TestTasks:
         other = LinkEnd(7, "10.0.0.7", 1, 1)
         play = stage.play().on(has_computed(), task(1, (SELF, PEER), (SELF, other)))
         played = play.on(has_linked(1), task(1, (SELF, PEER), round=1)).on(has_linked(1, 1), FINISHED).run()
-        first = next(status.linked for status in played.statuses if status.linked is not None)
+        first = next(status.link_result for status in played.statuses if status.link_result is not None)
         words = {9: "SIGKILL", 6: "SIGABRT (abort)"}[number]
         problem = f"the check process of local rank 0 was killed by {words}: what it said last"
         assert first.problem == (problem if own else "")
-        assert first.tried == (LinkTried(5, problem=problem),)
-        assert last(played, "linked") == Linked(key(1, 1), (LinkTried(5, 8.0),))
+        assert first.results == (LinkResult(5, problem=problem),)
+        assert last(played, "link_result") == LinkResults(key(1, 1), (LinkResult(5, 8.0),))
 
     def test_after_a_process_that_gave_up_in_a_link_the_next_is_tried_with_another(self, stage: Stage) -> None:
         stage.behave("0 link end")
         other = LinkEnd(7, "10.0.0.7", 1, 1)
         play = stage.play().on(has_computed(), task(1, (SELF, PEER), (SELF, other))).on(has_linked(1), FINISHED)
-        tried = (LinkTried(5, problem="it hung"), LinkTried(7, 8.0))
-        assert last(play.run(), "linked") == Linked(key(1), tried)
+        tried = (LinkResult(5, problem="it hung"), LinkResult(7, 8.0))
+        assert last(play.run(), "link_result") == LinkResults(key(1), tried)
 
     @pytest.mark.parametrize(("link", "own"), [((SELF, PEER), False), ((SELF,), True)])
     def test_a_link_that_hangs_is_this_nodes_problem_only_where_no_other_took_part(
@@ -322,11 +324,11 @@ class TestTasks:
     ) -> None:
         stage.behave("0 link hang")
         play = stage.play().on(has_computed(), task(1, link, timeout=2.0)).on(has_linked(1), FINISHED)
-        linked = last(play.run(), "linked")
-        words, _, seconds = linked.tried[0].problem.rpartition(" in ")
+        linked = last(play.run(), "link_result")
+        words, _, seconds = linked.results[0].problem.rpartition(" in ")
         assert words == "the check process of local rank 0 gave no answer"
         assert float(seconds.removesuffix(" s")) <= 0.5, "a quarter of the task's time"
-        assert linked.problem == (linked.tried[0].problem if own else "")
+        assert linked.problem == (linked.results[0].problem if own else "")
 
 
 async def killed(pid: int) -> None:
@@ -367,7 +369,7 @@ class Scene:
 
     def __init__(self, workers: int = 1) -> None:
         entrypoint = Entrypoint("script", "x.py", python=sys.executable)
-        rules = Rules(check=CHECK_ONCE)
+        rules = JobRules(check=CHECK_ONCE)
         spec = JobSpec(entrypoint, "job", workers, rules, backend="master", start_method="forkserver")
         self.workers = Workers(spec)
         self._news = asyncio.Event()
@@ -383,9 +385,9 @@ class Scene:
         self._follow()
 
     def _follow(self) -> None:
-        self.part.update(self._word.task, self._word.checkup)
+        self.part.update(self._word.check_task, self._word.health)
 
-    async def until(self, reached: Callable[[NodeStatus], bool]) -> NodeStatus:
+    async def until(self, reached: Callable[[NodeReport], bool]) -> NodeReport:
         self._follow()
         while not reached(status := self.part.add_to_report(BLANK)):
             await asyncio.wait_for(self._news.wait(), WAIT)
@@ -441,7 +443,7 @@ class TestReplacing:
             await scene.until_it_hangs()
             scene.tell(task(2, (SELF, PEER)))
             status = await scene.until(has_linked(2))
-            assert status.linked == Linked(key(2), (LinkTried(5, 8.0),))
+            assert status.link_result == LinkResults(key(2), (LinkResult(5, 8.0),))
             assert len(scene.workers.started) == 2
             running = asyncio.all_tasks()
             scene.tell(task(1, (SELF, PEER), round=3))
@@ -458,8 +460,8 @@ class TestReplacing:
             scene.part.update(None)
             await scene.until_it_hangs()
             scene.tell(task(1, (SELF, PEER)))
-            assert (await scene.until(has_linked(1))).computed is None
-            assert (await scene.until(has_computed())).linked is not None
+            assert (await scene.until(has_linked(1))).compute_result is None
+            assert (await scene.until(has_computed())).link_result is not None
 
         play(act)
 
@@ -480,11 +482,11 @@ class TestReplacing:
                 "the processes of the node check could not be started in {} s; where starting takes longer, as from a "
                 "slow disk, give it more with --rdzv-conf check_timeout=SECONDS"
             )
-            assert status.computed == Computed(key(1), problem=problem.format("0.2"))
-            assert status.linked is not None
+            assert status.compute_result == ComputeResult(key(1), problem=problem.format("0.2"))
+            assert status.link_result is not None
             # Nothing is left of the time, and of that a link has a quarter.
-            said = re.sub("in .* s;", "in {} s;", status.linked.problem)
-            assert (said, status.linked.tried) == (problem, (LinkTried(5, problem=status.linked.problem),))
+            said = re.sub("in .* s;", "in {} s;", status.link_result.problem)
+            assert (said, status.link_result.results) == (problem, (LinkResult(5, problem=status.link_result.problem),))
 
         play(act)
 
@@ -503,15 +505,15 @@ class TestReplacing:
 
     def test_the_crew_ends_once_its_node_has_passed_and_a_later_task_finds_another(self, play: Playing) -> None:
         async def act(scene: Scene) -> None:
-            own = dismissed(Verdict.PASSED, leaves=False)
+            own = dismissed(HealthStatus.PASSED, leaves=False)
             await scene.until(has_computed())
-            scene.tell(msgspec.structs.replace(task(1, (SELF, PEER)), checkup=own))
+            scene.tell(msgspec.structs.replace(task(1, (SELF, PEER)), health=own))
             await scene.until(has_linked(1))
             assert scene.part.pids == {scene.workers.started[0]}, "its task stands"
-            scene.tell(Assignment(checkup=own))
+            scene.tell(Assignment(health=own))
             await scene.until(lambda status: not scene.part.pids)
             assert not psutil.pid_exists(scene.workers.started[0])
-            scene.tell(msgspec.structs.replace(task(1, (SELF, PEER), round=1), checkup=own))
+            scene.tell(msgspec.structs.replace(task(1, (SELF, PEER), round=1), health=own))
             await scene.until(has_linked(1, 1))
             assert scene.part.pids == {scene.workers.started[1]}
             assert len(scene.workers.started) == 2
@@ -524,7 +526,7 @@ class TestReplacing:
             await killed(scene.workers.started[0])
             assert scene.part.pids == set()
             scene.tell(task(1, (SELF, PEER)))
-            assert (await scene.until(has_linked(1))).linked == Linked(key(1), (LinkTried(5, 8.0),))
+            assert (await scene.until(has_linked(1))).link_result == LinkResults(key(1), (LinkResult(5, 8.0),))
 
         play(act)
 
@@ -567,7 +569,7 @@ class TestRounds:
         real = health_check.Starter
         monkeypatch.setattr(health_check, "Starter", noted)
         play = stage.play(check=check).on(has_computed(), training(seat()))
-        play.on(SUCCEEDED, msgspec.structs.replace(gathering(1), task=task(1, (SELF, PEER)).task))
+        play.on(SUCCEEDED, msgspec.structs.replace(gathering(1), check_task=task(1, (SELF, PEER)).check_task))
         play.on(has_linked(1), FINISHED).run()
         assert [order["do"] for order in stage.orders] == ["compute", "link"]
         assert len((stage.path / "templates").read_text()) == templates
@@ -578,7 +580,7 @@ class TestRounds:
 
         def withdrawn() -> Assignment:
             (stage.path / "up").read_text()
-            return msgspec.structs.replace(gathering(1), task=task(1, (SELF, PEER)).task)
+            return msgspec.structs.replace(gathering(1), check_task=task(1, (SELF, PEER)).check_task)
 
         def release() -> None:
             (stage.path / "gate").write_text("go\n")
@@ -606,7 +608,7 @@ class TestRounds:
         play.on(has_computed(), training(seat(workers=2))).on(SUCCEEDED, FINISHED)
         played = play.run()
         assert played.verdict.exit_code == 0
-        assert last(played, "computed").problem == ""
+        assert last(played, "compute_result").problem == ""
         assert (stage.path / "templates").read_text() == templates
         assert "--start-method=forkserver: " not in played.said
 
@@ -617,14 +619,14 @@ class TestLeaving:
     @pytest.mark.parametrize(
         ("found", "code", "line"),
         [
-            (Verdict.FAULT, exit_codes.FAULTY_NODE, "RuntimeError: The node network is breakdown."),
-            (Verdict.STRAGGLER, exit_codes.STRAGGLER, "RuntimeError: The node is a straggler and exits."),
+            (HealthStatus.FAULT, exit_codes.FAULTY_NODE, "RuntimeError: The node network is breakdown."),
+            (HealthStatus.STRAGGLER, exit_codes.STRAGGLER, "RuntimeError: The node is a straggler and exits."),
         ],
     )
     def test_a_dismissed_node_goes_with_a_code_of_its_own_and_says_why(
-        self, stage: Stage, found: Verdict, code: int, line: str
+        self, stage: Stage, found: HealthStatus, code: int, line: str
     ) -> None:
-        word = Assignment(epoch=1, checkup=dismissed(found))
+        word = Assignment(epoch=1, health=dismissed(found))
         played = stage.play().on(has_computed(), word).run()
         assert played.phases == [WAITING, NodePhase.LEFT]
         assert played.verdict.exit_code == code
@@ -635,23 +637,23 @@ class TestLeaving:
         assert "another machine in its place" in second
 
     def test_a_straggler_that_is_not_dismissed_stays(self, stage: Stage) -> None:
-        word = msgspec.structs.replace(training(seat()), checkup=dismissed(Verdict.STRAGGLER, leaves=False))
+        word = msgspec.structs.replace(training(seat()), health=dismissed(HealthStatus.STRAGGLER, leaves=False))
         played = stage.play().on(has_computed(), word).on(SUCCEEDED, FINISHED).run()
         assert (played.verdict.exit_code, played.verdict.error) == (0, None)
 
     def test_the_job_that_its_dismissal_ends_is_no_other_reason(self) -> None:
-        failed = msgspec.structs.replace(over(PlanPhase.FAILED), checkup=dismissed(Verdict.FAULT))
+        failed = msgspec.structs.replace(over(PlanPhase.FAILED), health=dismissed(HealthStatus.FAULT))
         ending = JobEnd(failed, None, (), False, {}, None, None, None)
         assert resolve_result(ending, compat=False).exit_code == exit_codes.FAULTY_NODE
         assert resolve_result(ending, compat=True).exit_code == exit_codes.COMPAT_FAILURE
 
     def test_a_straggler_in_a_job_that_fails_otherwise_has_that_jobs_code(self) -> None:
-        failed = msgspec.structs.replace(over(PlanPhase.FAILED), checkup=dismissed(Verdict.STRAGGLER, leaves=False))
+        failed = msgspec.structs.replace(over(PlanPhase.FAILED), health=dismissed(HealthStatus.STRAGGLER, leaves=False))
         ending = JobEnd(failed, None, (), False, {}, None, None, None)
         assert resolve_result(ending, compat=False).exit_code == exit_codes.TOO_FEW_NODES
 
     def test_a_signal_counts_before_a_dismissal(self) -> None:
-        word = Assignment(checkup=dismissed(Verdict.FAULT))
+        word = Assignment(health=dismissed(HealthStatus.FAULT))
         ending = JobEnd(word, None, (), False, {}, signal.SIGTERM, None, None)
         assert resolve_result(ending, compat=False).exit_code == 128 + signal.SIGTERM
 

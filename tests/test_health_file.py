@@ -9,28 +9,28 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dlrover_run.coordination.check_records import Checkup, DeviceSpeed, LinkRow, Verdict
-from dlrover_run.coordination.records import Assignment, PlanPhase, RoundKey, Seat
+from dlrover_run.coordination.check_records import DeviceSpeed, HealthStatus, LinkRow, NodeHealth
+from dlrover_run.coordination.records import Assignment, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.output.health_file import FILE_NAME, HealthFile, HealthResult, write_health_file
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
 from dlrover_run.spec import LogSpec
 
-OWN = Checkup(node_id="1-a", incarnation="a", host="gpu-a", verdict=Verdict.PASSED, tflops=0.084, gigabytes=1.25)
-OTHER = Checkup(
+OWN = NodeHealth(node_id="1-a", incarnation="a", host="gpu-a", status=HealthStatus.PASSED, tflops=0.084, gigabytes=1.25)
+OTHER = NodeHealth(
     node_id="2-b",
     incarnation="b",
     host="gpu-\x1b[31m漢",
-    verdict=Verdict.FAULT,
+    status=HealthStatus.FAULT,
     reason="its check process was killed by SIGKILL",
     dismissed=True,
 )
-SEAT = Seat(
+SEAT = RankAssignment(
     key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0, world_size=2,
     role_first_rank=0, role_world_size=2, store_address="a", store_port=1,
 )  # fmt: skip
 LINKS = (LinkRow(0, 0, 9.5), LinkRow(0, 1, 0, "it timed out"))
 DEVICES = (DeviceSpeed(1, "H200", 0.084), DeviceSpeed(0, "H200", 0.5))
-FIRST = Assignment(phase=PlanPhase.TRAINING, seat=SEAT, checkup=OWN, others=(OWN, OTHER))
+FIRST = Assignment(phase=PlanPhase.TRAINING, ranks=SEAT, health=OWN, health_table=(OWN, OTHER))
 
 
 def kept(directory: Path) -> RunDir:
@@ -106,25 +106,25 @@ def test_only_news_is_written(tmp_path: Path) -> None:
     file = HealthFile(kept(tmp_path), said.append)
     file.follow(FIRST, DEVICES)
     (tmp_path / FILE_NAME).unlink()
-    for repeated in (FIRST, Assignment(checkup=OWN), FIRST):
+    for repeated in (FIRST, Assignment(health=OWN), FIRST):
         file.follow(repeated, DEVICES)
     assert not (tmp_path / FILE_NAME).exists()
-    file.follow(msgspec.structs.replace(FIRST, others=(OWN,)), DEVICES)
+    file.follow(msgspec.structs.replace(FIRST, health_table=(OWN,)), DEVICES)
     assert content(tmp_path)["nodes"] == [content(tmp_path)["node"]]
     assert said == []
 
 
 def test_a_node_that_waits_keeps_what_it_knew_of_the_others(tmp_path: Path) -> None:
     later = msgspec.structs.replace(OWN, gigabytes=2.5)
-    follow(tmp_path, FIRST, Assignment(checkup=later))
+    follow(tmp_path, FIRST, Assignment(health=later))
     found = content(tmp_path)
     assert "nodes" in found
     assert found["node"] == {**found["node"], "gigabytes": 2.5}
 
 
-@pytest.mark.parametrize("checkup", [None, msgspec.structs.replace(OWN, verdict=Verdict.PENDING)])
-def test_before_there_is_a_verdict_there_is_no_file(tmp_path: Path, checkup: Checkup | None) -> None:
-    assert follow(tmp_path, Assignment(checkup=checkup)) == []
+@pytest.mark.parametrize("checkup", [None, msgspec.structs.replace(OWN, status=HealthStatus.PENDING)])
+def test_before_there_is_a_verdict_there_is_no_file(tmp_path: Path, checkup: NodeHealth | None) -> None:
+    assert follow(tmp_path, Assignment(health=checkup)) == []
     assert os.listdir(tmp_path) == []
 
 
@@ -154,7 +154,7 @@ def test_a_directory_that_somebody_has_removed_is_made_again(tmp_path: Path) -> 
 
 def test_where_it_cannot_be_written_one_line_says_so_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = follow(tmp_path / "file", FIRST, msgspec.structs.replace(FIRST, others=()), FIRST)
+    said = follow(tmp_path / "file", FIRST, msgspec.structs.replace(FIRST, health_table=()), FIRST)
     where = tmp_path / "file" / FILE_NAME
     assert len(said) == 1
     assert said[0].startswith(f"warning: {where} cannot be written (")
@@ -165,7 +165,7 @@ def test_a_disk_that_is_full_leaves_the_last_file_as_it_was(tmp_path: Path) -> N
     follow(tmp_path, FIRST)
     before = (tmp_path / FILE_NAME).read_bytes()
     os.symlink("/dev/full", tmp_path / f"{FILE_NAME}.new")
-    said = follow(tmp_path, msgspec.structs.replace(FIRST, others=()))
+    said = follow(tmp_path, msgspec.structs.replace(FIRST, health_table=()))
     assert len(said) == 1
     assert "No space left on device" in said[0]
     assert (tmp_path / FILE_NAME).read_bytes() == before

@@ -22,24 +22,31 @@ from dlrover_run.console.health_table import (
     render_own_status,
 )
 from dlrover_run.console.text import display_width, truncate, use_color
-from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
-from dlrover_run.coordination.records import Assignment, Failure, PlanPhase, RoundKey, Seat, Waiting
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_ONCE, Rules
+from dlrover_run.coordination.check_records import HealthStatus, LinkRow, NodeHealth
+from dlrover_run.coordination.records import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_ONCE, JobRules
 from dlrover_run.spec import Entrypoint, JobSpec
 
-PENDING, PASSED, STRAGGLER, FAULT = Verdict.PENDING, Verdict.PASSED, Verdict.STRAGGLER, Verdict.FAULT
+PENDING, PASSED, STRAGGLER, FAULT = (
+    HealthStatus.PENDING,
+    HealthStatus.PASSED,
+    HealthStatus.STRAGGLER,
+    HealthStatus.FAULT,
+)
 EVIL = "a\x1b]0;owned\x07b\x1b[2J\x9b31mc\u202e\r\nd"
 KILLED = "the check process of local rank 0 was killed by SIGKILL"
 
 
-def node(host: str, verdict: Verdict = PASSED, tflops: float = 0.084, gigabytes: float = 1.25, **more: str) -> Checkup:
+def node(
+    host: str, verdict: HealthStatus = PASSED, tflops: float = 0.084, gigabytes: float = 1.25, **more: str
+) -> NodeHealth:
     incarnation = more.pop("incarnation", host)
     safe = re.sub(r"\W", "-", incarnation)
-    return Checkup(
+    return NodeHealth(
         node_id=safe,
         incarnation=safe,
         host=host,
-        verdict=verdict,
+        status=verdict,
         tflops=tflops,
         gigabytes=gigabytes,
         reason=more.get("reason", ""),
@@ -105,7 +112,10 @@ class TestTable:
         assert render_live_table(FOUR, 79, 22)[-1].split() == ["gpu-d", "0.084", "TFLOP/s", "...", "..."]
 
     def test_a_node_that_took_no_part_is_not_said_to_have_passed(self) -> None:
-        rows = [node("gpu-a"), node("gpu-b", Verdict.UNCHECKED, 0, 0, reason="it was started without --network-check")]
+        rows = [
+            node("gpu-a"),
+            node("gpu-b", HealthStatus.UNCHECKED, 0, 0, reason="it was started without --network-check"),
+        ]
         assert render_health_table(rows, 120).splitlines() == [
             "dlrover-run: node check of 2 nodes: 1 passed, 1 unchecked",
             "  node         compute  communication  verdict",
@@ -149,7 +159,7 @@ class TestFitting:
     def test_a_live_table_never_takes_more_room_than_there_is(self, columns: int, lines: int) -> None:
         hosts = ["gpu-a", "漢字" * 60, EVIL, "x" * 255, "é" * 255]
         rows = [
-            node(hosts[number % 5], list(Verdict)[number % len(Verdict)], 1e12, 1e12, reason=KILLED)
+            node(hosts[number % 5], list(HealthStatus)[number % len(HealthStatus)], 1e12, 1e12, reason=KILLED)
             for number in range(64)
         ]
         drawn = render_live_table(rows, columns, lines)
@@ -213,28 +223,31 @@ class TestOwnLine:
         )
 
 
-SEAT = Seat(
+SEAT = RankAssignment(
     key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=3, workers=1, first_rank=0, world_size=3,
     role_first_rank=0, role_world_size=3, store_address="a", store_port=1,
 )  # fmt: skip
 
 
-def checking(*rows: Checkup) -> Assignment:
+def checking(*rows: NodeHealth) -> Assignment:
     return Assignment(waiting=Waiting("round 1 of a node check", 60.0, rows))
 
 
-def passed(*others: Checkup, links: tuple[LinkRow, ...] = (), own: Checkup = FOUR[0]) -> Assignment:
-    return Assignment(phase=PlanPhase.TRAINING, seat=SEAT, checkup=own, others=others, links=links)
+def passed(*others: NodeHealth, links: tuple[LinkRow, ...] = (), own: NodeHealth = FOUR[0]) -> Assignment:
+    return Assignment(phase=PlanPhase.TRAINING, ranks=SEAT, health=own, health_table=others, link_table=links)
 
 
 def narrated(
-    columns: int | None, *told: Assignment, lines: int = 24, worker: str = "", rules: Rules | None = None
+    columns: int | None, *told: Assignment, lines: int = 24, worker: str = "", rules: JobRules | None = None
 ) -> list[str]:
     """What is written when each of these is told, and told again, and some time goes by. A worker that has not ended
     yet has last words after the first of them."""
     written: list[str] = []
     spec = JobSpec(
-        entrypoint=Entrypoint("program", "/bin/sh", ("-c", "")), run_id="job", backend="master", rules=rules or Rules()
+        entrypoint=Entrypoint("program", "/bin/sh", ("-c", "")),
+        run_id="job",
+        backend="master",
+        rules=rules or JobRules(),
     )
 
     color = use_color(columns is not None, {"TERM": "xterm", **os.environ})
@@ -322,7 +335,7 @@ class TestElsewhere:
         assert sum("straggler" in line for line in shown) == 2
 
 
-def told(*assignments: Assignment, rules: Rules | None = None) -> list[str]:
+def told(*assignments: Assignment, rules: JobRules | None = None) -> list[str]:
     """The lines in a file, but those of waiting."""
     lines = "".join(narrated(None, *assignments, rules=rules)).splitlines()
     return [line for line in lines if "waiting" not in line]
@@ -335,7 +348,9 @@ class TestBetweenTwoRounds:
     CHECKED = msgspec.structs.replace(passed(*DONE, node("d")), restart_count=1, failure=FAILED.failure)
 
     def test_the_failure_is_told_once_before_the_check(self) -> None:
-        lines = told(passed(*DONE), self.FAILED, self.CHECKED, rules=Rules(least=3, most=3, check=CHECK_ALWAYS))
+        lines = told(
+            passed(*DONE), self.FAILED, self.CHECKED, rules=JobRules(min_nodes=3, max_nodes=3, check=CHECK_ALWAYS)
+        )
         cause = "dlrover-run: rank 3 on b exited with code 1; a node check comes before restart 1"
         assert [line for line in lines if line == cause or "node check of" in line] == [
             "dlrover-run: node check of 3 nodes: 2 passed, 1 straggler",
@@ -344,20 +359,20 @@ class TestBetweenTwoRounds:
         ]
 
     def test_on_one_node_its_name_is_no_news(self) -> None:
-        assert told(self.FAILED, rules=Rules(check=CHECK_ALWAYS)) == [
+        assert told(self.FAILED, rules=JobRules(check=CHECK_ALWAYS)) == [
             "dlrover-run: rank 3 exited with code 1; a node check comes before restart 1"
         ]
 
     def test_where_no_check_comes_the_line_of_the_restart_tells_it(self) -> None:
-        assert told(self.FAILED, rules=Rules(check=CHECK_ONCE)) == []
+        assert told(self.FAILED, rules=JobRules(check=CHECK_ONCE)) == []
 
     def test_the_failure_of_a_round_that_trains_again_is_old(self) -> None:
         spare = msgspec.structs.replace(self.FAILED, phase=PlanPhase.TRAINING)
-        assert told(spare, rules=Rules(check=CHECK_ALWAYS)) == []
+        assert told(spare, rules=JobRules(check=CHECK_ALWAYS)) == []
 
 
 class TestOnceForEachCheck:
-    GATHERING = Assignment(phase=PlanPhase.GATHERING, checkup=FOUR[0], waiting=Waiting("a was lost"))
+    GATHERING = Assignment(phase=PlanPhase.GATHERING, health=FOUR[0], waiting=Waiting("a was lost"))
 
     def test_a_restart_of_the_workers_tells_nothing_again(self) -> None:
         assert told(passed(*DONE), self.GATHERING, passed(*DONE)) == told(passed(*DONE))
@@ -386,19 +401,19 @@ class TestOnceForEachCheck:
         assert told(passed(*DONE, links=(LinkRow(0, 7, 2.0),))) == told(passed(*DONE))
 
     @pytest.mark.parametrize("others", [(), (FOUR[0],)])
-    def test_a_node_that_is_told_of_itself_alone_has_one_line(self, others: tuple[Checkup, ...]) -> None:
+    def test_a_node_that_is_told_of_itself_alone_has_one_line(self, others: tuple[NodeHealth, ...]) -> None:
         assert told(passed(*others), self.GATHERING, passed(*others)) == [
             "dlrover-run: node check: 0.084 TFLOP/s, 1.25 GB/s: passed"
         ]
 
     def test_a_node_that_leaves_for_it_says_so_in_its_last_words_alone(self) -> None:
-        dismissed = Checkup(
-            node_id="c", incarnation="c", host="c", verdict=FAULT, reason=KILLED, dismissed=True
+        dismissed = NodeHealth(
+            node_id="c", incarnation="c", host="c", status=FAULT, reason=KILLED, dismissed=True
         )  # fmt: skip
-        assert told(Assignment(checkup=dismissed)) == []
+        assert told(Assignment(health=dismissed)) == []
 
     def test_what_is_still_open_is_not_told(self) -> None:
-        assert told(Assignment(checkup=OPEN[0])) == []
+        assert told(Assignment(health=OPEN[0])) == []
 
 
 def test_a_tick_without_news_draws_the_same_table() -> None:

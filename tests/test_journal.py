@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.coordination.records import Failure, Member, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master import journal
 from dlrover_run.master.journal import (
     Journal,
@@ -27,7 +27,7 @@ from dlrover_run.master.journal import (
     encode,
 )
 
-RULES = Rules(least=2, most=4, max_restarts=3, store=("10.0.0.1", 29500))
+RULES = JobRules(min_nodes=2, max_nodes=4, max_restarts=3, store=("10.0.0.1", 29500))
 HEADER = JournalHeader(format=journal.FORMAT, job="job", epoch=7, rules=RULES)
 
 
@@ -65,7 +65,7 @@ def whole(tmp_path: Path) -> bytes:
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert decode(whole(tmp_path), "job") == JournalContents(HEADER, PLANS[-1])
     successor = Journal(tmp_path, "job")
-    story = successor.take_over(Rules(), 3)
+    story = successor.take_over(JobRules(), 3)
     assert story == JournalContents(msgspec.structs.replace(HEADER, epoch=8), PLANS[-1])
     assert decode(successor.path.read_bytes(), "job") == story
     assert stat.S_IMODE(successor.path.stat().st_mode) == 0o600

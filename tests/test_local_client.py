@@ -11,11 +11,11 @@ from node_truth import Truth
 from virtual_job import rules
 
 from dlrover_run.coordination import check_round, checking
-from dlrover_run.coordination.records import NodeStatus, PlanPhase
+from dlrover_run.coordination.records import NodeReport, PlanPhase
 from dlrover_run.coordination.rules import CHECK_ONCE
 from dlrover_run.rendezvous.local import LocalClient
 
-ALONE = NodeStatus(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2, check_port=2)
+ALONE = NodeReport(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2, check_port=2)
 
 
 def test_one_node_is_checked_and_told_what_came_of_it() -> None:
@@ -32,15 +32,15 @@ def test_one_node_is_checked_and_told_what_came_of_it() -> None:
         heard = len(news)
         client.report(ALONE)
         assert len(news) == heard, "who says the same again is told the same"
-        status = msgspec.structs.replace(ALONE, computed=truth.compute("a.net"))
+        status = msgspec.structs.replace(ALONE, compute_result=truth.compute("a.net"))
         client.report(status)
-        task = client.assignment.task
+        task = client.assignment.check_task
         assert task is not None
         assert [[end.node for end in link] for link in task.links] == [[0]]
-        client.report(msgspec.structs.replace(status, linked=truth.link("a.net", task)))
-        assert client.assignment.seat is not None
-        assert client.assignment.checkup is not None
-        assert client.assignment.checkup.gigabytes == 10.0
+        client.report(msgspec.structs.replace(status, link_result=truth.link("a.net", task)))
+        assert client.assignment.ranks is not None
+        assert client.assignment.health is not None
+        assert client.assignment.health.gigabytes == 10.0
         await client.close()
 
     asyncio.run(take_part())
@@ -57,10 +57,10 @@ def test_a_node_that_never_computes_is_found_without_another_word(monkeypatch: p
         told = asyncio.Event()
         client = LocalClient(rules(1, 1, check=CHECK_ONCE, check_timeout=0.05), None, told.set, said.append)
         client.report(ALONE)
-        while client.assignment.checkup is None:
+        while client.assignment.health is None:
             told.clear()
             await told.wait()
-        assert client.assignment.checkup.dismissed
+        assert client.assignment.health.dismissed
         await client.close()
 
     asyncio.run(take_part())
@@ -72,8 +72,8 @@ def test_with_ranks_by_hand_nobody_is_checked() -> None:
         client = LocalClient(replace(rules(2, 2), check=CHECK_ONCE), 1, lambda: None)
         client.report(ALONE)
         assert client.assignment.phase is PlanPhase.TRAINING
-        assert client.assignment.seat is not None
-        assert client.assignment.seat.node_rank == 1
+        assert client.assignment.ranks is not None
+        assert client.assignment.ranks.node_rank == 1
         await client.close()
 
     asyncio.run(take_part())

@@ -10,7 +10,7 @@ from command_lines import fake_etcd3, isolate, parsed
 from dlrover_run import exit_codes
 from dlrover_run.cli import main
 from dlrover_run.command_line import job_size, options
-from dlrover_run.coordination.rules import CHECK_ONCE, Rules
+from dlrover_run.coordination.rules import CHECK_ONCE, JobRules
 from dlrover_run.local_cluster import network
 from dlrover_run.spec import JobSpec, LocalSpec, MasterSpec
 
@@ -34,9 +34,9 @@ def job(line: str, **environ: str) -> JobSpec:
     return spec
 
 
-def rules(least: int, most: int, **others: int) -> Rules:
+def rules(least: int, most: int, **others: int) -> JobRules:
     """The rules of a job on this machine where nothing else was said."""
-    return Rules(least, most, last_call_timeout=job_size.LOCAL_LAST_CALL_TIMEOUT, **others)
+    return JobRules(least, most, last_call_timeout=job_size.LOCAL_LAST_CALL_TIMEOUT, **others)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_local_nodes_ignore_the_rank_and_the_name_of_the_machine() -> None:
     environ = {"NODE_RANK": "3", "WORKER_RANK": "x", "NODE_ID": "a/b", "WORKER_ID": "pod-3", "NODE_NUM": "7"}
     for line in ("--local-nodes=2", f"--local-nodes=2 {IN_ETCD}"):
         spec = job(line, **environ)
-        assert (spec.node_rank, spec.node_id, spec.rules.most) == (None, "", 2)
+        assert (spec.node_rank, spec.node_id, spec.rules.max_nodes) == (None, "", 2)
 
 
 @pytest.mark.parametrize("nodes", ["1", "2:3"])
@@ -200,7 +200,7 @@ def test_local_nodes_are_the_number_of_nodes_of_auto_config() -> None:
     spec = job("--auto-config --local-nodes=4")
     assert (spec.rules, spec.workers_per_node) == (rules(4, 4, check=CHECK_ONCE), 8)
     spec, said = parsed("--auto-config --local-nodes=4", NODE_NUM="3")
-    assert (spec.rules.most, len(said)) == (4, 1)
+    assert (spec.rules.max_nodes, len(said)) == (4, 1)
     assert said[0].startswith("--local-nodes 4 takes precedence over NODE_NUM=3")
 
 

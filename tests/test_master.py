@@ -20,7 +20,7 @@ from harness import WAIT
 from master_node import FAST, Bed, Ended, Node, grpc, serving, status
 
 from dlrover_run.coordination.records import NodePhase, PlanPhase
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master import job as job_module
 from dlrover_run.master import jobs, server, session
 from dlrover_run.transport import auth
@@ -56,8 +56,8 @@ def live(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 async def goes_on(bed: Bed, a: Node, b: Node) -> None:
     """Two nodes that had joined form a round, whatever else has happened on other streams."""
-    found = [await node.until(lambda wanted: wanted.seat is not None) for node in (a, b)]
-    assert sorted(wanted.seat.node_rank for wanted in found if wanted.seat) == [0, 1]
+    found = [await node.until(lambda wanted: wanted.ranks is not None) for node in (a, b)]
+    assert sorted(wanted.ranks.node_rank for wanted in found if wanted.ranks) == [0, 1]
     assert not any("internal error" in line for line in bed.said)
 
 
@@ -66,10 +66,10 @@ async def test_two_nodes_meet() -> None:
     async with serving() as bed:
         a, b = await bed.joined("a", "b")
         first, second = await a.seated(1), await b.seated(1)
-        assert first.seat is not None
-        assert second.seat is not None
-        assert (first.seat.first_rank, second.seat.first_rank, second.seat.world_size) == (0, 2, 4)
-        assert (second.seat.store_address, second.seat.store_port) == ("10.0.0.1", 4000)
+        assert first.ranks is not None
+        assert second.ranks is not None
+        assert (first.ranks.first_rank, second.ranks.first_rank, second.ranks.world_size) == (0, 2, 4)
+        assert (second.ranks.store_address, second.ranks.store_port) == ("10.0.0.1", 4000)
         assert first.reason == "2 nodes are here"
         assert bed.said == [
             "job 'job': begins, for 2 nodes",
@@ -103,7 +103,7 @@ async def test_nodes_of_two_jobs_never_meet() -> None:
 async def test_the_rules_of_the_first_node_hold_and_the_others_are_told() -> None:
     async with serving() as bed:
         first = await bed.node("a").join(FAST)
-        second = await bed.node("b").join(Rules(least=1, most=5))
+        second = await bed.node("b").join(JobRules(min_nodes=1, max_nodes=5))
         assert first.notice == ""
         assert second.rules == encode_rules(FAST)
         assert "--nnodes (most) is 2, not 5" in second.notice
@@ -121,15 +121,15 @@ async def test_a_node_whose_stream_ends_is_lost_and_one_that_comes_takes_its_ran
         await a.report(phase=NodePhase.WAITING)
         (c,) = await bed.joined("c")
         found = await c.seated(2)
-        assert found.seat is not None
-        assert found.seat.node_rank == 1
+        assert found.ranks is not None
+        assert found.ranks.node_rank == 1
         assert (await a.seated(2)).reason == "node 1 (host-b) was lost"
 
 
 @live
 async def test_a_stream_that_comes_back_in_time_changes_nothing() -> None:
     async with serving() as bed:
-        a, b = await bed.joined("a", "b", rules=Rules(least=2, most=2, lost_after=WAIT))
+        a, b = await bed.joined("a", "b", rules=JobRules(min_nodes=2, max_nodes=2, lost_after=WAIT))
         await a.seated(1)
         taken = await b.seated(1)
         b.cut()
@@ -275,7 +275,7 @@ JOIN = Join(status("a"), encode_rules(FAST))
         ([HELLO, Proof(""), Join(status("b"), encode_rules(FAST))], "a node may only speak of itself"),
         ([HELLO, Proof(""), Join(status("a", "two"), encode_rules(FAST))], "a node may only speak of itself"),
         ([HELLO, Proof(""), Join(status("a"), {"leest": 3})], "unknown rules: leest"),
-        ([HELLO, Proof(""), Join(status("a"), {"least": 3})], "not 3 to 1"),
+        ([HELLO, Proof(""), Join(status("a"), {"min_nodes": 3})], "not 3 to 1"),
         ([HELLO, Proof(""), Join(status("a"), {"max_restarts": 2**70})], "max_restarts is too large"),
         ([HELLO, Proof(""), Join(status("a"), {"store": 1})], "unknown rules: store"),
         ([HELLO, Proof(""), JOIN, JOIN], "the node said join where report was due"),
@@ -436,7 +436,7 @@ async def test_a_master_that_was_asleep_for_longer_than_its_patience_goes_on_in_
     time = loop.time
     loop.time = lambda: time() + asleep[0]  # type: ignore[method-assign]
     async with serving() as bed:
-        a, b = await bed.joined("a", "b", rules=Rules(least=1, most=2, lost_after=1.0))
+        a, b = await bed.joined("a", "b", rules=JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
         taken = await a.seated(1)
         await b.seated(1)
         asleep[0] += 60.0
@@ -451,13 +451,13 @@ async def test_a_master_that_was_asleep_for_longer_than_its_patience_goes_on_in_
 async def test_a_node_that_falls_silent_is_told_so_though_its_stream_holds() -> None:
     """What follows for the others is shown in virtual time."""
     async with serving() as bed:
-        (a,) = await bed.joined("a", rules=Rules(keep_alive_interval=0.05, keep_alive_attempts=4))
+        (a,) = await bed.joined("a", rules=JobRules(keep_alive_interval=0.05, keep_alive_attempts=4))
         assert (await a.refused()).reason == "nothing was heard of this node for 0.2 s"
 
 
 @live
 async def test_a_successor_goes_on_in_the_same_round(tmp_path: Path) -> None:
-    rules = Rules(least=2, most=2, max_restarts=1)
+    rules = JobRules(min_nodes=2, max_nodes=2, max_restarts=1)
     async with serving(state_dir=tmp_path) as bed:
         a, b = await bed.joined("a", "b", rules=rules)
         taken = [await a.seated(1), await b.seated(1)]
@@ -469,10 +469,10 @@ async def test_a_successor_goes_on_in_the_same_round(tmp_path: Path) -> None:
     async with serving(state_dir=tmp_path, port=port) as bed:
         again = [Node(bed.channel, node.status) for node in (a, b)]
         for node, before in zip(again, taken, strict=True):
-            welcome = await node.join(Rules())
+            welcome = await node.join(JobRules())
             assert welcome.rules == encode_rules(rules)
             wanted = await node.until(bool)
-            assert (wanted.key, wanted.seat) == (before.key, before.seat)
+            assert (wanted.key, wanted.ranks) == (before.key, before.ranks)
             assert wanted.epoch > before.epoch
         assert bed.said[0].startswith("job 'job': goes on from")
         assert len(bed.said) == 1
@@ -488,8 +488,8 @@ async def test_without_a_journal_the_round_is_rebuilt_from_what_the_nodes_say() 
         for node in again:
             await node.join()
         for node, before in zip(again, taken, strict=True):
-            wanted = await node.until(lambda wanted: wanted.seat is not None)
-            assert (wanted.key, wanted.seat) == (before.key, before.seat)
+            wanted = await node.until(lambda wanted: wanted.ranks is not None)
+            assert (wanted.key, wanted.ranks) == (before.key, before.ranks)
 
 
 @live
@@ -517,7 +517,7 @@ async def test_a_damaged_journal_is_told_to_the_nodes_and_concerns_no_other_job(
         for node in await bed.joined("a", "b"):
             await node.seated(1)
     (path,) = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes().replace(b'"least":2', b'"least":1'))
+    path.write_bytes(path.read_bytes().replace(b'"min_nodes":2', b'"min_nodes":1'))
     async with serving(state_dir=tmp_path) as bed:
         with pytest.raises(AssertionError, match=r"is damaged, line 1: the checksum is wrong.*retry=False"):
             await bed.node("a").join()
@@ -594,9 +594,9 @@ async def test_five_hundred_nodes_form_one_round() -> None:
     count = 500
     async with serving() as bed:
         nodes = [bed.node(f"n{number}", workers=1) for number in range(count)]
-        await asyncio.gather(*(node.join(Rules(least=count, most=count)) for node in nodes))
+        await asyncio.gather(*(node.join(JobRules(min_nodes=count, max_nodes=count)) for node in nodes))
         found = await asyncio.gather(*(node.seated(1) for node in nodes))
-        seats = [wanted.seat for wanted in found if wanted.seat is not None]
+        seats = [wanted.ranks for wanted in found if wanted.ranks is not None]
         assert sorted(seat.first_rank for seat in seats) == list(range(count))
         assert {seat.world_size for seat in seats} == {count}
 

@@ -17,25 +17,25 @@ import pytest
 from harness import WAIT
 from scripted_master import Script, ScriptedMaster, Stream
 
-from dlrover_run.coordination.records import NodePhase, NodeStatus, PlanPhase, RoundKey, Waiting
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import NodePhase, NodeReport, PlanPhase, RoundKey, Waiting
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import reconnect
 from dlrover_run.rendezvous.master_client import MasterClient
 from dlrover_run.spec import Entrypoint, JobSpec, MasterSpec, TlsSpec
 from dlrover_run.transport import grpc_setup
 from dlrover_run.transport.messages import Challenge, Hello, Proof, Refused
 
-STATUS = NodeStatus(node_id="n0", incarnation="a", host="here", address="", port=0, workers=1)
+STATUS = NodeReport(node_id="n0", incarnation="a", host="here", address="", port=0, workers=1)
 
 
-def status(**fields: Any) -> NodeStatus:
+def status(**fields: Any) -> NodeReport:
     return msgspec.structs.replace(STATUS, **fields)
 
 
 class Node:
     """A client with what it has told and whether it has called its listener."""
 
-    def __init__(self, port: int, rules: Rules | None = None, master: dict[str, Any] | None = None) -> None:
+    def __init__(self, port: int, rules: JobRules | None = None, master: dict[str, Any] | None = None) -> None:
         spec = MasterSpec("127.0.0.1", port, is_host=False)
         self.said: list[str] = []
         self._news = asyncio.Event()
@@ -43,7 +43,7 @@ class Node:
             JobSpec(
                 entrypoint=Entrypoint("script", "train.py"),
                 run_id="job",
-                rules=rules or Rules(),
+                rules=rules or JobRules(),
                 backend="master",
                 master=replace(spec, **(master or {})),
             ),
@@ -74,7 +74,7 @@ def alone(scene: Callable[[], Awaitable[None]]) -> None:
 
 @contextlib.asynccontextmanager
 async def meeting(
-    *scripts: Script, rules: Rules | None = None, **master: Any
+    *scripts: Script, rules: JobRules | None = None, **master: Any
 ) -> AsyncIterator[tuple[Node, ScriptedMaster]]:
     """A node that has published its status, and the master that it finds."""
     server = ScriptedMaster(*scripts)
@@ -106,7 +106,7 @@ async def refuse_to_be_met(stream: Stream) -> None:
 
 
 def test_a_node_joins_and_follows_what_is_assigned() -> None:
-    heard: list[NodeStatus] = []
+    heard: list[NodeReport] = []
 
     async def script(stream: Stream) -> None:
         heard.append(await stream.welcome())
@@ -129,7 +129,7 @@ def test_a_node_joins_and_follows_what_is_assigned() -> None:
 
 def test_an_address_that_the_user_gave_is_the_one_that_is_advertised() -> None:
     async def scene() -> None:
-        joined: asyncio.Future[NodeStatus] = asyncio.get_running_loop().create_future()
+        joined: asyncio.Future[NodeReport] = asyncio.get_running_loop().create_future()
 
         async def script(stream: Stream) -> None:
             joined.set_result(await stream.welcome())
@@ -154,7 +154,7 @@ def test_an_address_that_the_user_gave_is_the_one_that_is_advertised() -> None:
 
 def test_a_status_that_has_not_changed_is_not_sent_and_of_many_the_latest_counts() -> None:
     async def script(stream: Stream) -> None:
-        await stream.welcome(Rules(keep_alive_interval=1000.0))
+        await stream.welcome(JobRules(keep_alive_interval=1000.0))
         await stream.assign(reason="taken in")
         status = await stream.status()
         await stream.assign(reason=f"heard of {status.port}")
@@ -173,7 +173,7 @@ def test_a_status_that_has_not_changed_is_not_sent_and_of_many_the_latest_counts
 
 def test_a_node_gives_signs_of_life_as_often_as_the_job_wants() -> None:
     async def script(stream: Stream) -> None:
-        await stream.welcome(Rules(keep_alive_interval=0.01, keep_alive_attempts=10_000))
+        await stream.welcome(JobRules(keep_alive_interval=0.01, keep_alive_attempts=10_000))
         for _ in range(3):
             assert (await stream.status()).phase is NodePhase.WAITING
         await stream.assign(reason="alive")
@@ -347,7 +347,7 @@ def test_a_lost_master_is_told_of_once_and_once_when_it_is_back() -> None:
 
 def test_a_silent_master_is_left_for_another_attempt() -> None:
     async def be_silent(stream: Stream) -> None:
-        await stream.welcome(Rules(keep_alive_interval=0.05, keep_alive_attempts=2))
+        await stream.welcome(JobRules(keep_alive_interval=0.05, keep_alive_attempts=2))
         await until_the_end(stream)
 
     async def scene() -> None:
@@ -470,7 +470,7 @@ def test_a_refusal_that_may_pass_is_met_with_patience() -> None:
 
 def test_a_node_that_finds_no_master_says_what_it_waits_for_and_gives_up_in_the_end(free_port: int) -> None:
     async def scene() -> None:
-        node = Node(free_port, Rules(join_timeout=5))
+        node = Node(free_port, JobRules(join_timeout=5))
         node.client.report(STATUS)
         await node.until(lambda: node.client.assignment.waiting)
         waiting = node.client.assignment.waiting
@@ -489,7 +489,7 @@ def test_a_node_that_finds_no_master_says_what_it_waits_for_and_gives_up_in_the_
 
 def test_a_node_whose_workers_have_ended_waits_for_a_lost_master_only_so_long() -> None:
     async def leave(stream: Stream) -> None:
-        await stream.welcome(Rules(join_timeout=0.3))
+        await stream.welcome(JobRules(join_timeout=0.3))
         await stream.assign(reason="taken in")
 
     async def scene() -> None:
@@ -612,14 +612,14 @@ def test_grpc_brings_no_thread_that_takes_signals() -> None:
     code = (
         "import asyncio, os\n"
         "from dlrover_run.rendezvous.master_client import MasterClient\n"
-        "from dlrover_run.coordination.records import NodeStatus\n"
+        "from dlrover_run.coordination.records import NodeReport\n"
         "from dlrover_run.spec import Entrypoint, JobSpec, MasterSpec\n"
         "async def main():\n"
         "    spec = JobSpec(Entrypoint('script', 'x'), 'job', backend='master',\n"
         "        master=MasterSpec('127.0.0.1', 1, is_host=False))\n"
         "    news = asyncio.Event()\n"
         "    client = MasterClient(spec, news.set, print)\n"
-        "    client.report(NodeStatus(node_id='n', incarnation='a', host='h', address='', port=0, workers=1))\n"
+        "    client.report(NodeReport(node_id='n', incarnation='a', host='h', address='', port=0, workers=1))\n"
         "    await news.wait()\n"
         "    for task in os.listdir('/proc/self/task'):\n"
         "        if int(task) != os.getpid():\n"

@@ -17,8 +17,8 @@ from master_process import Master, master
 from test_master_job import Line
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import Failure, NodePhase, NodeStatus, RoundKey, Seat
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import Failure, NodePhase, NodeReport, RankAssignment, RoundKey
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.handshake import RequestRefused
 from dlrover_run.master.job import Job
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
@@ -45,7 +45,7 @@ TEXTS = st.text(max_size=20)
 NAMES = st.text(st.characters(min_codepoint=0x20, exclude_characters="\x7f", exclude_categories=["Cs"]), max_size=20)
 RANKS = st.integers(0, 4)
 SEATS = st.builds(
-    Seat,
+    RankAssignment,
     key=KEYS,
     node_rank=COUNTS,
     nodes=COUNTS,
@@ -59,7 +59,7 @@ FAILURES = st.builds(
     Failure, rank=RANKS | st.integers(), host=NAMES | TEXTS, what=TEXTS, lost_peer=st.booleans(), trace=TEXTS
 )
 STATUSES = st.builds(
-    NodeStatus,
+    NodeReport,
     node_id=st.sampled_from("ab"),
     incarnation=st.sampled_from(["one", "two"]),
     host=NAMES | TEXTS,
@@ -67,16 +67,16 @@ STATUSES = st.builds(
     port=st.integers(0, 65535),
     workers=COUNTS,
     role=NAMES,
-    rank_wish=st.none() | COUNTS,
+    preferred_rank=st.none() | COUNTS,
     phase=st.sampled_from(NodePhase),
-    seat=st.none() | SEATS,
-    heard=KEYS,
+    ranks=st.none() | SEATS,
+    known_round=KEYS,
     epoch=EPOCHS,
-    met=st.booleans(),
+    progressed=st.booleans(),
     failure=st.none() | FAILURES,
 )
 RULES = st.dictionaries(
-    st.sampled_from(list(Rules.__dataclass_fields__)) | TEXTS,
+    st.sampled_from(list(JobRules.__dataclass_fields__)) | TEXTS,
     st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.none() | st.tuples(TEXTS, st.integers()),
     max_size=4,
 )
@@ -133,17 +133,19 @@ def test_names_and_numbers_are_held_to_their_form_to_the_last_character(message:
 
 
 def test_a_store_that_flags_name_is_no_rule_that_travels() -> None:
-    rules = Rules(most=2, store=("10.0.0.1", 4000))
-    assert decode_rules(encode_rules(rules)) == Rules(most=2)
+    rules = JobRules(max_nodes=2, store=("10.0.0.1", 4000))
+    assert decode_rules(encode_rules(rules)) == JobRules(max_nodes=2)
     with pytest.raises(InvalidMessage, match="unknown rules: store"):
         decode_rules({"store": 1})
 
 
 @given(st.lists(st.tuples(STATUSES, st.sampled_from(["join", "hear", "part", "wait"])), max_size=25))
 @settings(deadline=None)
-def test_whatever_nodes_say_of_themselves_a_job_decides_or_refuses(events: list[tuple[NodeStatus, str]]) -> None:
+def test_whatever_nodes_say_of_themselves_a_job_decides_or_refuses(events: list[tuple[NodeReport, str]]) -> None:
     now = 0.0
-    job = Job("job", Coordinator(Rules(least=1, most=3, lost_after=1.0, max_restarts=2), now, 5), None, now, str)
+    job = Job(
+        "job", Coordinator(JobRules(min_nodes=1, max_nodes=3, lost_after=1.0, max_restarts=2), now, 5), None, now, str
+    )
     lines = {key: Line() for key in [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")]}
     for said, event in events:
         try:

@@ -18,10 +18,10 @@ from node_truth import Truth
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
-from dlrover_run.coordination.notice import differences
+from dlrover_run.coordination.notice import config_mismatch
 from dlrover_run.coordination.plausible import MAX_EPOCH, MAX_ROUND
-from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeStatus, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import CHECK_ONCE, RESULT_KEPT, Rules
+from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
+from dlrover_run.coordination.rules import CHECK_ONCE, RESULT_RETENTION, JobRules
 from dlrover_run.master.handshake import RequestRefused
 from dlrover_run.master.job import STORE_RETRY, Job
 from dlrover_run.master.journal import Journal
@@ -47,7 +47,7 @@ class Line:
 class Bed:
     """A job whose clock only moves when it is told to."""
 
-    def __init__(self, rules: Rules = FAST, directory: Path | None = None, epoch: int = 5, now: float = 0.0) -> None:
+    def __init__(self, rules: JobRules = FAST, directory: Path | None = None, epoch: int = 5, now: float = 0.0) -> None:
         self.now = now
         self.said: list[str] = []
         self.rules = rules
@@ -58,9 +58,9 @@ class Bed:
             rules, epoch, plan = story.header.rules, story.header.epoch, story.plan
         self.job = Job("job", Coordinator(rules, now, epoch, plan), journal, now, self.said.append)
         self.lines: dict[str, Line] = {}
-        self.statuses: dict[str, NodeStatus] = {}
+        self.statuses: dict[str, NodeReport] = {}
 
-    def join(self, *names: str, rules: Rules | None = None, **fields: object) -> None:
+    def join(self, *names: str, rules: JobRules | None = None, **fields: object) -> None:
         for name in names:
             line = Line()
             self.job.admit(line, status(name, **fields), rules or self.rules, self.now)
@@ -82,7 +82,7 @@ class Bed:
         """Every node says that it trains in the round that it was told of."""
         for name, line in self.lines.items():
             wanted = line.told[-1]
-            self.say(name, phase=NodePhase.RUNNING, seat=wanted.seat, heard=wanted.key, epoch=wanted.epoch)
+            self.say(name, phase=NodePhase.RUNNING, ranks=wanted.ranks, known_round=wanted.key, epoch=wanted.epoch)
 
     def cut(self, name: str) -> None:
         self.job.part(self.lines[name], self.statuses[name].key, self.now)
@@ -161,7 +161,7 @@ def test_lateness_is_found_whole_but_for_one_beat(stops: list[float]) -> None:
 
 
 def test_a_node_that_says_nothing_is_lost_and_the_others_go_on() -> None:
-    bed = Bed(Rules(least=1, most=2, lost_after=1.0))
+    bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
     bed.join("a", "b")
     bed.take_seats()
     for _ in range(4):
@@ -171,11 +171,11 @@ def test_a_node_that_says_nothing_is_lost_and_the_others_go_on() -> None:
     assert bed.lines["b"].last_word is not None
     assert bed.lines["b"].last_word.retry
     last = bed.lines["a"].told[-1]
-    assert (last.key.number, last.seat and last.seat.nodes, last.reason) == (2, 1, "node 1 (host-b) was lost")
+    assert (last.key.number, last.ranks and last.ranks.nodes, last.reason) == (2, 1, "node 1 (host-b) was lost")
 
 
 def test_a_master_that_was_asleep_accuses_nobody() -> None:
-    bed = Bed(Rules(least=1, most=3, lost_after=1.0))
+    bed = Bed(JobRules(min_nodes=1, max_nodes=3, lost_after=1.0))
     bed.join("a", "b", "c")
     bed.take_seats()
     bed.cut("c")
@@ -189,7 +189,7 @@ def test_a_master_that_was_asleep_accuses_nobody() -> None:
 
 
 def test_nodes_that_gave_up_a_sleeping_master_get_the_time_to_come_back() -> None:
-    bed = Bed(Rules(least=1, most=2, lost_after=1.0))
+    bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
     bed.join("a", "b")
     bed.take_seats()
     bed.now += 30.0
@@ -214,7 +214,7 @@ def test_every_report_is_answered_and_a_decision_is_told_to_those_whom_it_change
 
 
 def test_waiting_nodes_hear_of_newcomers_once_a_second_at_most() -> None:
-    bed = Bed(Rules(least=50, most=50))
+    bed = Bed(JobRules(min_nodes=50, max_nodes=50))
     for number in range(40):
         bed.join(f"n{number}")
         bed.until(bed.now + 0.1)
@@ -226,10 +226,10 @@ def test_waiting_nodes_hear_of_newcomers_once_a_second_at_most() -> None:
 
 
 def test_of_a_great_many_ranks_that_are_missing_the_first_are_named() -> None:
-    bed = Bed(Rules(least=100_000, most=100_000))
-    bed.join("a", rank_wish=0)
-    bed.join("b", rank_wish=2)
-    bed.join("c", rank_wish=200_000)
+    bed = Bed(JobRules(min_nodes=100_000, max_nodes=100_000))
+    bed.join("a", preferred_rank=0)
+    bed.join("b", preferred_rank=2)
+    bed.join("c", preferred_rank=200_000)
     bed.until(2.0)
     waiting = bed.lines["a"].told[-1].waiting
     assert waiting is not None
@@ -237,7 +237,7 @@ def test_of_a_great_many_ranks_that_are_missing_the_first_are_named() -> None:
 
 
 def test_the_time_that_is_left_runs_on_from_answer_to_answer() -> None:
-    bed = Bed(Rules(least=2, most=2, join_timeout=100.0, keep_alive_interval=30.0))
+    bed = Bed(JobRules(min_nodes=2, max_nodes=2, join_timeout=100.0, keep_alive_interval=30.0))
     bed.join("a")
     first = bed.lines["a"].told[-1].waiting
     bed.until(30.0)
@@ -253,7 +253,7 @@ def test_no_one_is_told_of_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list
     bed.join("a")
     disk[0] = True
     bed.join("b")
-    assert all(line.told[-1].seat is None for line in bed.lines.values())
+    assert all(line.told[-1].ranks is None for line in bed.lines.values())
     assert "No space left on device" in bed.said[-1]
     bed.until(STORE_RETRY * 5.5)
     bed.say("a")
@@ -273,38 +273,38 @@ def test_no_one_is_told_of_a_plan_that_is_not_on_disk(tmp_path: Path, disk: list
 
 def test_no_one_is_asked_by_a_check_that_is_not_on_disk(tmp_path: Path, disk: list[bool]) -> None:
     truth = Truth(wrong={"10.9.9.9"})
-    bed = Bed(Rules(least=2, most=3, check=CHECK_ONCE), tmp_path)
-    bed.join("a", "b", computed=truth.compute("10.9.9.8"))
+    bed = Bed(JobRules(min_nodes=2, max_nodes=3, check=CHECK_ONCE), tmp_path)
+    bed.join("a", "b", compute_result=truth.compute("10.9.9.8"))
     disk[0] = True
-    bed.join("c", computed=truth.compute("10.9.9.9"))
+    bed.join("c", compute_result=truth.compute("10.9.9.9"))
     assert bed.said[0].startswith("job 'job': the master cannot write")
     bed.say("a", check_port=7)
     told = bed.lines["a"].told[-1]
-    assert told.task is None
+    assert told.check_task is None
     assert told.waiting is not None
     assert told.waiting.text.startswith("the master cannot write")
     disk[0] = False
     bed.until(STORE_RETRY * 2)
-    task = bed.lines["a"].told[-1].task
+    task = bed.lines["a"].told[-1].check_task
     assert task is not None
     disk[0] = True
     for name in "ab":
-        bed.say(name, linked=truth.link("10.9.9.8", bed.lines[name].told[-1].task))
-    assert bed.lines["a"].told[-1].task == task, "what was stored last holds"
-    assert bed.lines["c"].told[-1].checkup is None
+        bed.say(name, link_result=truth.link("10.9.9.8", bed.lines[name].told[-1].check_task))
+    assert bed.lines["a"].told[-1].check_task == task, "what was stored last holds"
+    assert bed.lines["c"].told[-1].health is None
     assert not any("Fault nodes" in line for line in bed.said)
     disk[0] = False
     bed.until(STORE_RETRY * 4)
-    dismissed = bed.lines["c"].told[-1].checkup
+    dismissed = bed.lines["c"].told[-1].health
     assert dismissed is not None
     assert dismissed.dismissed
     assert "job 'job': Fault nodes are: [2] and stragglers are: []." in bed.said
     assert len([line for line in bed.said if "Round 0" in line]) == 2
-    assert bed.lines["a"].told[-1].seat is not None
+    assert bed.lines["a"].told[-1].ranks is not None
 
 
 def test_the_round_goes_on_while_its_end_cannot_be_stored(tmp_path: Path, disk: list[bool]) -> None:
-    bed = Bed(Rules(least=1, most=2, lost_after=1.0), tmp_path)
+    bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0), tmp_path)
     bed.join("a", "b")
     bed.take_seats()
     disk[0] = True
@@ -312,21 +312,21 @@ def test_the_round_goes_on_while_its_end_cannot_be_stored(tmp_path: Path, disk: 
     bed.until(2.0)
     bed.say("a")
     assert bed.lines["a"].told[-1].key.number == 1
-    assert bed.lines["a"].told[-1].seat is not None
+    assert bed.lines["a"].told[-1].ranks is not None
     disk[0] = False
     bed.until(4.0)
     assert bed.lines["a"].told[-1].key.number == 2
 
 
 def test_a_successor_waits_for_the_nodes_before_it_calls_any_of_them_lost(tmp_path: Path) -> None:
-    before = Bed(Rules(least=1, most=2, lost_after=1.0), tmp_path)
+    before = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0), tmp_path)
     before.join("a", "b")
     before.take_seats()
-    after = Bed(Rules(), tmp_path, now=1000.0)
+    after = Bed(JobRules(), tmp_path, now=1000.0)
     after.job.admit(line := Line(), before.statuses["a"], before.rules, after.now)
     after.job.settle(after.now)
     after.until(after.now + RETURN_GRACE - 0.1)
-    assert line.told[-1].key == before.statuses["a"].heard
+    assert line.told[-1].key == before.statuses["a"].known_round
     assert line.told[-1].epoch > before.statuses["a"].epoch
     obedient = msgspec.structs.replace(before.statuses["a"], epoch=line.told[-1].epoch)
     assert after.job.hear(line, obedient, after.now)
@@ -355,7 +355,7 @@ def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_nobody_o
 
 
 def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None:
-    bed = Bed(Rules(least=1, most=2, lost_after=1.0))
+    bed = Bed(JobRules(min_nodes=1, max_nodes=2, lost_after=1.0))
     bed.join("a", "b")
     bed.take_seats()
     for name in "ab":
@@ -374,12 +374,12 @@ def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None
     assert line.told[-1].phase is PlanPhase.FINISHED
     bed.job.part(line, bed.statuses["a"].key, bed.now)
     assert not bed.job.forgettable(bed.now)
-    bed.until(bed.now + RESULT_KEPT + 1)
+    bed.until(bed.now + RESULT_RETENTION + 1)
     assert bed.job.forgettable(bed.now)
 
 
 def test_a_newcomer_outwaits_the_result_of_the_job_before() -> None:
-    assert RESULT_KEPT < ID_IN_USE_TIMEOUT
+    assert RESULT_RETENTION < ID_IN_USE_TIMEOUT
 
 
 def test_a_plan_that_only_keeps_account_is_not_announced() -> None:
@@ -424,7 +424,7 @@ def test_who_left_before_the_end_is_not_waited_for() -> None:
 
 
 def test_a_job_that_never_began_is_forgotten_with_its_last_node() -> None:
-    bed = Bed(Rules(least=2, most=2, lost_after=1.0))
+    bed = Bed(JobRules(min_nodes=2, max_nodes=2, lost_after=1.0))
     bed.join("a")
     bed.cut("a")
     assert not bed.job.forgettable(bed.now), "it may be back in a moment"
@@ -433,14 +433,14 @@ def test_a_job_that_never_began_is_forgotten_with_its_last_node() -> None:
 
 
 def test_a_job_whose_nodes_are_all_gone_fails_when_its_time_is_up() -> None:
-    bed = Bed(Rules(least=2, most=2, pend_timeout=100.0))
+    bed = Bed(JobRules(min_nodes=2, max_nodes=2, pend_timeout=100.0))
     bed.join("a", "b")
     bed.take_seats()
     bed.cut("a")
     bed.cut("b")
     bed.until(99.0)
     assert not bed.job.forgettable(bed.now)
-    bed.until(110.0 + RESULT_KEPT)
+    bed.until(110.0 + RESULT_RETENTION)
     assert bed.job.forgettable(bed.now)
     assert "failed: node 0 (host-a) and node 1 (host-b) were lost" in bed.said[-1]
 
@@ -450,8 +450,8 @@ def test_a_job_whose_nodes_are_all_gone_fails_when_its_time_is_up() -> None:
     [
         ({"epoch": MAX_EPOCH + 1}, "an epoch that no coordinator has"),
         ({"epoch": -1}, "an epoch that no coordinator has"),
-        ({"heard": RoundKey(MAX_EPOCH + 1, 1)}, "an epoch that no coordinator has"),
-        ({"heard": RoundKey(1, MAX_ROUND + 1)}, "a round that no job has"),
+        ({"known_round": RoundKey(MAX_EPOCH + 1, 1)}, "an epoch that no coordinator has"),
+        ({"known_round": RoundKey(1, MAX_ROUND + 1)}, "a round that no job has"),
         ({"workers": 0}, "a node has 1 to"),
         ({"workers": MAX_WORKERS + 1}, "a node has 1 to"),
     ],
@@ -470,12 +470,12 @@ def test_numbers_that_no_node_says_are_refused(fields: dict[str, object], words:
     [
         {"workers": MAX_WORKERS},
         {"epoch": MAX_EPOCH},
-        {"heard": RoundKey(MAX_EPOCH, 1)},
-        {"heard": RoundKey(1, MAX_ROUND), "epoch": MAX_EPOCH},
+        {"known_round": RoundKey(MAX_EPOCH, 1)},
+        {"known_round": RoundKey(1, MAX_ROUND), "epoch": MAX_EPOCH},
     ],
 )
 def test_the_largest_lie_of_a_node_leaves_others_with_words_that_they_can_read_and_say(lie: dict[str, object]) -> None:
-    bed = Bed(Rules(least=2, most=2, max_restarts=9))
+    bed = Bed(JobRules(min_nodes=2, max_nodes=2, max_restarts=9))
     bed.join("liar", **lie)
     bed.join("b", workers=MAX_WORKERS)
     bed.until(RETURN_GRACE + 1)
@@ -483,27 +483,27 @@ def test_the_largest_lie_of_a_node_leaves_others_with_words_that_they_can_read_a
         wanted = bed.lines["b"].told[-1]
         assert decode_from_master(encode(Assigned(wanted))) == Assigned(wanted)
         for name in ("liar", "b"):
-            bed.say(name, heard=wanted.key, epoch=wanted.epoch)
+            bed.say(name, known_round=wanted.key, epoch=wanted.epoch)
         bed.take_seats()
-        assert bed.lines["b"].told[-1].seat is not None
+        assert bed.lines["b"].told[-1].ranks is not None
         assert decode_from_node(encode(Report(bed.statuses["b"]))) == Report(bed.statuses["b"])
-        own = bed.lines["b"].told[-1].seat.first_rank
+        own = bed.lines["b"].told[-1].ranks.first_rank
         bed.say("b", phase=NodePhase.FAILED, failure=Failure(own, "host-b", "failed"))
 
 
 def test_a_seat_in_a_round_of_a_million_nodes_is_refused() -> None:
     bed = Bed()
     bed.join("a", "b")
-    seat = bed.lines["a"].told[-1].seat
+    seat = bed.lines["a"].told[-1].ranks
     assert seat is not None
     for wrong in ({"nodes": 1_000_000}, {"node_rank": 2}):
         with pytest.raises(RequestRefused, match="a seat that no round has"):
-            bed.say("a", seat=msgspec.structs.replace(seat, **wrong))
+            bed.say("a", ranks=msgspec.structs.replace(seat, **wrong))
 
 
 def test_the_notice_names_what_differs() -> None:
-    assert differences(Rules(most=4), Rules(most=4)) == ""
-    assert differences(Rules(most=4, max_restarts=3), Rules(most=2)) == (
+    assert config_mismatch(JobRules(max_nodes=4), JobRules(max_nodes=4)) == ""
+    assert config_mismatch(JobRules(max_nodes=4, max_restarts=3), JobRules(max_nodes=2)) == (
         "the rules of the job's first node hold: --nnodes (most) is 4, not 2; --max-restarts is 3, not 0"
     )
 
@@ -511,10 +511,10 @@ def test_the_notice_names_what_differs() -> None:
 def calls_for_a_failure(nodes: int) -> int:
     """How many functions the master calls for one more status of a node that has failed."""
     names = [f"n{number}" for number in range(nodes)]
-    bed = Bed(dataclasses.replace(FAST, least=nodes, most=nodes))
+    bed = Bed(dataclasses.replace(FAST, min_nodes=nodes, max_nodes=nodes))
     bed.join(*names)
     bed.take_seats()
-    seat = bed.statuses[names[0]].seat
+    seat = bed.statuses[names[0]].ranks
     assert seat is not None
     failure = Failure(seat.first_rank, bed.statuses[names[0]].host, "was broken", lost_peer=True)
     bed.say(names[0], phase=NodePhase.FAILED, failure=failure)

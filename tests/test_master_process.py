@@ -452,7 +452,7 @@ def test_a_master_that_was_killed_has_a_successor_in_the_same_round(tmp_path: Pa
                 welcome = await node.join()
                 assert welcome.rules == encode_rules(FAST)
                 wanted = await node.until(bool)
-                assert wanted.seat == before.status.seat
+                assert wanted.ranks == before.status.ranks
                 assert wanted.epoch > before.status.epoch
 
         talk(two.address, go_on)
@@ -470,7 +470,7 @@ def test_a_disk_that_takes_nothing_holds_the_round_back_until_it_does(tmp_path: 
             await b.join()
             for node in (a, b):
                 wanted = await node.until(lambda wanted: wanted.waiting and "cannot write" in wanted.waiting.text)
-                assert wanted.seat is None
+                assert wanted.ranks is None
             resource.prlimit(one.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             for node in (a, b):
                 await node.seated(1)

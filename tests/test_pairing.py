@@ -11,8 +11,8 @@ from check_world import THRESHOLD, Computing, NodeTruth, Outcome, World, check_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrover_run.coordination.check_notes import MOST_LINK_NOTES
-from dlrover_run.coordination.check_records import MOST_LINKS, Verdict
+from dlrover_run.coordination.check_notes import MAX_LINK_NOTES
+from dlrover_run.coordination.check_records import MAX_LINKS, HealthStatus
 from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES
 from dlrover_run.coordination.pairing import EVERY_PAIR, MAX_ROUNDS
 
@@ -81,7 +81,7 @@ def test_who_failed_at_computing_tries_again_while_the_others_link_and_links_aft
 def test_who_cannot_compute_takes_no_part_in_links() -> None:
     crashes, wrong = NodeTruth(computing=Computing.FAILS), NodeTruth(computing=Computing.WRONG)
     outcome = check_world(World((crashes, wrong, *whole(3).nodes)))
-    assert {end for fact in outcome.check.linked for end in fact.ends} == {2, 3, 4}
+    assert {end for fact in outcome.check.link_facts for end in fact.ends} == {2, 3, 4}
 
 
 def test_a_slow_first_reading_is_tried_again_in_the_first_round() -> None:
@@ -115,7 +115,7 @@ def test_those_across_are_alike_and_new() -> None:
 def test_nobody_meets_across_who_is_in_doubt_or_met_by_one_in_doubt() -> None:
     outcome = check_world(World((NodeTruth(cut=True), *whole(7).nodes)))
     assert outcome.held[1].groups == ((0, 2), (1, 3))
-    assert outcome.named == {0: Verdict.FAULT}
+    assert outcome.named == {0: HealthStatus.FAULT}
 
 
 @pytest.mark.parametrize(("slower", "words"), [(5.0, "is slow"), (0.0, "does not work")])
@@ -132,14 +132,14 @@ def test_what_lies_between_two_racks_is_told_and_nobody_is_blamed(slower: float,
 def test_of_very_many_links_between_racks_the_first_ones_are_named() -> None:
     racks = range(50), range(50, 100)
     outcome = check_world(World(whole(100).nodes, dict.fromkeys(itertools.product(*racks), 5.0)))
-    assert len(outcome.diagnosis.notes) == MOST_LINK_NOTES + 1
+    assert len(outcome.diagnosis.notes) == MAX_LINK_NOTES + 1
     assert outcome.diagnosis.notes[-1].startswith("42 more links between nodes that do well with others are slow")
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 9, EVERY_PAIR])
 def test_measuring_links_every_pair_once_in_as_few_rounds_as_can_be(nodes: int) -> None:
     outcome = check_world(whole(nodes), measure_links=True)
-    pairs = sorted(fact.ends for fact in outcome.check.linked)
+    pairs = sorted(fact.ends for fact in outcome.check.link_facts)
     assert pairs == list(itertools.combinations(range(nodes), 2))
     assert len(outcome.held) == (nodes - 1 if nodes % 2 == 0 else nodes)
 
@@ -147,19 +147,19 @@ def test_measuring_links_every_pair_once_in_as_few_rounds_as_can_be(nodes: int) 
 def test_measuring_many_nodes_takes_fifteen_rounds_of_the_round_robin() -> None:
     outcome = check_world(whole(40), measure_links=True)
     assert len(outcome.held) == EVERY_PAIR - 1
-    assert len({fact.ends for fact in outcome.check.linked}) == len(outcome.check.linked) == 20 * 15
+    assert len({fact.ends for fact in outcome.check.link_facts}) == len(outcome.check.link_facts) == 20 * 15
 
 
 def test_measuring_does_not_leave_out_who_computed_in_the_second_try() -> None:
     outcome = check_world(World((*whole(4).nodes, CRASHES_ONCE, NodeTruth())), measure_links=True)
-    assert {fact.ends for fact in outcome.check.linked} == set(itertools.combinations(range(6), 2))
+    assert {fact.ends for fact in outcome.check.link_facts} == set(itertools.combinations(range(6), 2))
 
 
 def test_measuring_does_not_meet_one_without_a_network_again_and_again() -> None:
     for nodes in (9, 40):
         outcome = check_world(with_nodes(whole(nodes), n3=NodeTruth(cut=True)), measure_links=True)
-        assert outcome.named == {3: Verdict.FAULT}
-        pairs = {fact.ends for fact in outcome.check.linked}
+        assert outcome.named == {3: HealthStatus.FAULT}
+        pairs = {fact.ends for fact in outcome.check.link_facts}
         assert sum(3 in pair for pair in pairs) == 3
         assert nodes > EVERY_PAIR or len(pairs) == 3 + 8 * 7 // 2
 
@@ -170,16 +170,16 @@ def test_measuring_leaves_out_one_that_has_met_three_in_vain_until_it_is_cleared
     outcome = check_world(with_nodes(whole(8), n1=cut, n2=cut, n7=cut), measure_links=True)
     assert [tasks.groups[0] for tasks in outcome.held[:3]] == [(0, 7), (0, 1), (0, 2)]
     assert outcome.held[3].groups[0][0] != 0
-    assert outcome.named == dict.fromkeys((1, 2, 7), Verdict.FAULT)
-    worked = {fact.ends for fact in outcome.check.linked if not fact.problem}
+    assert outcome.named == dict.fromkeys((1, 2, 7), HealthStatus.FAULT)
+    worked = {fact.ends for fact in outcome.check.link_facts if not fact.problem}
     assert worked == set(itertools.combinations((0, 3, 4, 5, 6), 2))
 
 
 def test_where_two_speak_of_one_both_links_are_tried_once_more() -> None:
     cut = NodeTruth(cut=True)
     outcome = check_world(World((cut, NodeTruth(), NodeTruth(), cut)))
-    assert outcome.named == {0: Verdict.FAULT, 3: Verdict.FAULT}
-    tried = Counter(fact.ends for fact in outcome.check.linked)
+    assert outcome.named == {0: HealthStatus.FAULT, 3: HealthStatus.FAULT}
+    tried = Counter(fact.ends for fact in outcome.check.link_facts)
     assert {pair: tried[pair] for pair in ((0, 1), (0, 2), (1, 3), (2, 3))} == dict.fromkeys(
         ((0, 1), (0, 2), (1, 3), (2, 3)), 2
     )
@@ -189,8 +189,8 @@ def test_where_two_speak_of_one_both_links_are_tried_once_more() -> None:
 def _is_fit(outcome: Outcome, measured: bool) -> None:
     met: set[tuple[int, int]] = set()
     twice: set[tuple[int, int]] = set()
-    quickest = max((fact.gigabytes for fact in outcome.check.linked), default=0.0)
-    poor = {fact.ends for fact in outcome.check.linked if fact.gigabytes * THRESHOLD < quickest}
+    quickest = max((fact.gigabytes for fact in outcome.check.link_facts), default=0.0)
+    poor = {fact.ends for fact in outcome.check.link_facts if fact.gigabytes * THRESHOLD < quickest}
     most = (2 * EVERY_PAIR if measured else 0) + MAX_ROUNDS + ENOUGH_WITNESSES
     for number, tasks in enumerate(outcome.held):
         members = [node for group in tasks.groups for node in group]
@@ -198,7 +198,7 @@ def _is_fit(outcome: Outcome, measured: bool) -> None:
         assert not tasks.nothing
         for group in tasks.groups:
             assert list(group) == sorted(group)
-            assert len(group) - 1 <= MOST_LINKS
+            assert len(group) - 1 <= MAX_LINKS
             pairs = set(itertools.combinations(group, 2))
             assert number < most or pairs <= met, "a link is tried for the first time when the check should be over"
             assert not pairs & met or pairs <= poor - twice, "a link that does well, or has been tried twice, is tried"

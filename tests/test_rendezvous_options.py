@@ -18,7 +18,7 @@ from dlrover_run.api import elastic_launch
 from dlrover_run.cli import job_or_code, parse
 from dlrover_run.command_line import credentials, rdzv_conf
 from dlrover_run.coordination.bounds import NodeId
-from dlrover_run.coordination.rules import CHECK_ONCE, Rules
+from dlrover_run.coordination.rules import CHECK_ONCE, JobRules
 from dlrover_run.launch_request import LaunchRequest
 from dlrover_run.spec import JobSpec, MasterSpec, SpecError, TlsSpec
 from dlrover_run.transport import messages
@@ -54,7 +54,7 @@ def at_master(line: str, **environ: str) -> MasterSpec:
 @pytest.mark.parametrize(("nodes", "least", "most"), [("2", 2, 2), ("1:2", 1, 2), ("2:4", 2, 4), ("3:3", 3, 3)])
 def test_several_nodes_use_the_master_of_the_endpoint(backend: str, nodes: str, least: int, most: int) -> None:
     spec = job(f"--nnodes={nodes} --rdzv-backend={backend} --rdzv-endpoint=node0")
-    assert spec.rules == Rules(least=least, most=most)
+    assert spec.rules == JobRules(min_nodes=least, max_nodes=most)
     assert spec.master == MasterSpec("node0", 29400)
     assert (spec.backend, spec.run_id, spec.node_rank, spec.node_id) == ("master", "none", None, "")
 
@@ -63,24 +63,24 @@ def test_several_nodes_use_the_master_of_the_endpoint(backend: str, nodes: str, 
 def test_a_single_node_needs_no_rendezvous(line: str) -> None:
     spec = job(line, DLROVER_MASTER_ADDR="node0:4000", NODE_RANK="3", NODE_ID="no/name", DLROVER_RDZV_TOKEN="")
     assert (spec.backend, spec.master, spec.node_rank, spec.node_id) == ("memory", None, None, "")
-    assert spec.rules == Rules(lost_after=0.0)
+    assert spec.rules == JobRules(lost_after=0.0)
 
 
 def test_one_node_with_a_spare_needs_a_rendezvous() -> None:
     spec = job(f"--nnodes=1 --spares=1 {AT_NODE0}")
-    assert (spec.backend, spec.rules) == ("master", Rules(spares=1))
+    assert (spec.backend, spec.rules) == ("master", JobRules(spares=1))
 
 
 def test_static_nodes_have_ranks_a_store_and_no_master() -> None:
     spec = job("--nnodes=2 --node-rank=1 --master-addr=node0", NODE_RANK="7")
     assert (spec.backend, spec.master, spec.node_rank) == ("static", None, 1)
-    assert spec.rules == Rules(least=2, most=2, lost_after=0.0, store=("node0", 29500))
+    assert spec.rules == JobRules(min_nodes=2, max_nodes=2, lost_after=0.0, store=("node0", 29500))
     assert job("--nnodes=2").node_rank == 0
 
 
 def test_spares_units_and_restarts_are_rules_of_the_job() -> None:
     spec = job(f"--nnodes=2:5 --spares=1 --node-unit=2 --max-restarts=3 {AT_NODE0}")
-    assert spec.rules == Rules(least=2, most=5, spares=1, unit=2, max_restarts=3)
+    assert spec.rules == JobRules(min_nodes=2, max_nodes=5, spares=1, node_unit=2, max_restarts=3)
     by_variable = job(f"--nnodes=2:5 {AT_NODE0}", PET_SPARES="1", PET_NODE_UNIT="2", PET_MAX_RESTARTS="3")
     assert by_variable.rules == spec.rules
 
@@ -185,9 +185,9 @@ def test_keys_of_rdzv_conf_become_rules() -> None:
         "join_timeout=60.5,last_call_timeout=0.25,pend_timeout=0,lost_after=2,scale_up_delay=5,restart_window=3600,"
         "keep_alive_interval=0.5,keep_alive_max_attempt=6,early_failure_limit=0,check_timeout=7.5"
     )
-    assert job(f"--nnodes=2 {AT_NODE0} --rdzv-conf={conf}").rules == Rules(
-        least=2,
-        most=2,
+    assert job(f"--nnodes=2 {AT_NODE0} --rdzv-conf={conf}").rules == JobRules(
+        min_nodes=2,
+        max_nodes=2,
         join_timeout=60.5,
         last_call_timeout=0.25,
         pend_timeout=0,
@@ -205,9 +205,9 @@ def test_every_rule_has_a_key_or_a_flag() -> None:
     by_key = {key.rule for key in rdzv_conf.TABLE if key.rule}
     by_flag = {"least", "most", "unit", "spares", "max_restarts", "store"}
     by_flag |= {"check", "straggler_threshold", "exclude_stragglers", "measure_links"}
-    by_place = {"unnoticed"}  # In etcd a lease's time, which the keep-alive keys set.
+    by_place = {"detection_delay"}  # In etcd a lease's time, which the keep-alive keys set.
     of_tf_ps_run = {"cluster"}
-    assert by_key | by_flag | by_place | of_tf_ps_run == {field.name for field in fields(Rules)}
+    assert by_key | by_flag | by_place | of_tf_ps_run == {field.name for field in fields(JobRules)}
 
 
 def test_bind_state_dir_and_is_host_reach_the_master(here: Path) -> None:
@@ -219,7 +219,7 @@ def test_keys_of_torchrun_without_meaning_here_change_nothing() -> None:
     conf = "timeout=5,close_timeout=5,heartbeat_timeout=5,read_timeout=5,store_type=file,rank=3,etcd_prefix=/x"
     said: list[str] = []
     spec = parse(["--nnodes=2", *AT_NODE0.split(), f"--rdzv-conf={conf}", "train.py"], {}, warn=said.append)
-    assert (spec.rules, spec.node_rank, said) == (Rules(least=2, most=2), None, [])
+    assert (spec.rules, spec.node_rank, said) == (JobRules(min_nodes=2, max_nodes=2), None, [])
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ def test_a_configuration_of_several_nodes_is_the_same_job(here: Path, monkeypatc
         straggler_threshold=1.5,
     )
     spec = launched(config, monkeypatch)
-    known = Rules(least=2, most=4, spares=1, unit=2, max_restarts=3, join_timeout=60)
+    known = JobRules(min_nodes=2, max_nodes=4, spares=1, node_unit=2, max_restarts=3, join_timeout=60)
     assert spec.rules == replace(known, check=CHECK_ONCE, exclude_stragglers=1, straggler_threshold=1.5)
     assert spec.master == MasterSpec("node0", 4000, is_host=True, token=TOKEN)
     assert (spec.run_id, spec.node_rank, spec.workers_per_node) == ("none", 1, 2)

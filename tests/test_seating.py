@@ -8,24 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.coordination.presence import Presence
-from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey, seats
-from dlrover_run.coordination.seating import natural_order, seat_nodes
+from dlrover_run.coordination.presence import MemberState
+from dlrover_run.coordination.records import Member, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
+from dlrover_run.coordination.seating import assign_ranks, natural_order
 
 
-def node(name: str, arrived: float = 0.0, wish: int | None = None, address: str = "", host: str = "") -> Presence:
-    status = NodeStatus(
-        node_id=name, incarnation="1", host=host or name, address=address, port=1, workers=1, rank_wish=wish
+def node(name: str, arrived: float = 0.0, wish: int | None = None, address: str = "", host: str = "") -> MemberState:
+    status = NodeReport(
+        node_id=name, incarnation="1", host=host or name, address=address, port=1, workers=1, preferred_rank=wish
     )
-    return Presence(status, arrived, arrived)
+    return MemberState(status, arrived, arrived)
 
 
 def member(name: str) -> Member:
     return Member(name, "1", name, 1)
 
 
-def seated(before: list[str], living: list[Presence], size: int) -> list[str]:
-    return [p.status.node_id for p in seat_nodes([member(name) for name in before], living, size)]
+def seated(before: list[str], living: list[MemberState], size: int) -> list[str]:
+    return [p.report.node_id for p in assign_ranks([member(name) for name in before], living, size)]
 
 
 def test_a_first_round_follows_the_natural_order_of_hosts() -> None:
@@ -87,8 +87,8 @@ def test_a_survivor_leaves_its_rank_only_for_one_that_nobody_had() -> None:
 
 
 def test_another_incarnation_is_a_newcomer() -> None:
-    again = Presence(NodeStatus(node_id="a", incarnation="2", host="a", address="a", port=1, workers=1), 5.0, 5.0)
-    assert seat_nodes([member("a"), member("b")], [again, node("b")], 2)[1].status.node_id == "b"
+    again = MemberState(NodeReport(node_id="a", incarnation="2", host="a", address="a", port=1, workers=1), 5.0, 5.0)
+    assert assign_ranks([member("a"), member("b")], [again, node("b")], 2)[1].report.node_id == "b"
 
 
 @given(
@@ -132,7 +132,7 @@ def test_global_ranks_count_the_workers_of_the_nodes_before() -> None:
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["x", "y"])), min_size=1, max_size=6))
 def test_ranks_are_dense_in_the_world_and_in_each_role(nodes: list[tuple[int, str]]) -> None:
     members = tuple(Member(str(n), "1", "h", workers, role) for n, (workers, role) in enumerate(nodes))
-    places = list(seats(Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members)).values())
+    places = list(rank_assignments(Plan(phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members)).values())
     world = [rank for seat in places for rank in range(seat.first_rank, seat.first_rank + seat.workers)]
     assert world == list(range(sum(workers for workers, _ in nodes)))
     assert all(seat.world_size == len(world) for seat in places)

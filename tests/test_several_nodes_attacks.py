@@ -11,13 +11,13 @@ import pytest
 from cluster import SOON, Cluster, quiet_port, succeed, tell
 from links import Link
 
-from dlrover_run.coordination.records import NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import NodeReport
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.master_client import ConnectionLost, MasterConnection
 from dlrover_run.spec import MasterSpec
 from dlrover_run.transport.addresses import Address
 
-STATUS = NodeStatus(node_id="n0", incarnation="a", host="here", address="", port=0, workers=1)
+STATUS = NodeReport(node_id="n0", incarnation="a", host="here", address="", port=0, workers=1)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_another_program_at_the_endpoint_is_known_for_what_it_is(answer: bytes, 
         session = MasterConnection(MasterSpec("127.0.0.1", port), [Address(socket.AF_INET, "127.0.0.1", port)])
         try:
             with pytest.raises(ConnectionLost) as ended:
-                await session.join("job", STATUS, Rules())
+                await session.join("job", STATUS, JobRules())
         finally:
             await session.close()
             server.close()

@@ -20,7 +20,7 @@ from virtual_loop import run_virtually
 
 from dlrover_run.console.console import REFRESH_SECONDS, REPEAT_SECONDS, Console
 from dlrover_run.console.text import prefix_with_node
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import Entrypoint, JobSpec, LogSpec, Std, StreamMap
 
 RUN = """
@@ -39,7 +39,7 @@ def node(target: str, workers: int = 1, logs: LogSpec = LOGS, **more: Any) -> Jo
         entrypoint=Entrypoint("script", target, python=sys.executable),
         run_id="shared",
         workers_per_node=workers,
-        rules=Rules(max_restarts=0),
+        rules=JobRules(max_restarts=0),
         logs=logs,
         console_name="node 1",
         **more,

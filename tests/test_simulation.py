@@ -23,14 +23,14 @@ from simulation.timeline import Broken
 
 from dlrover_run.agent.node_state import NodeState
 from dlrover_run.coordination import checking, gathering, training
-from dlrover_run.coordination.check_records import Check, Verdict
+from dlrover_run.coordination.check_records import HealthCheck, HealthStatus
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decision import Decision
 from dlrover_run.coordination.diagnosis import Diagnosis, Finding
-from dlrover_run.coordination.presence import Presence
-from dlrover_run.coordination.records import Assignment, NodeStatus, Plan, assignment
-from dlrover_run.coordination.rules import Rules
-from dlrover_run.coordination.seating import seat_nodes
+from dlrover_run.coordination.presence import MemberState
+from dlrover_run.coordination.records import Assignment, NodeReport, Plan, common_assignment
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.seating import assign_ranks
 from dlrover_run.etcd import fenced_writer
 from dlrover_run.etcd.fenced_writer import FencedWriter
 from dlrover_run.etcd.operations import Absent, Delete, Range, Txn
@@ -113,14 +113,14 @@ def patched(*places: tuple[Any, str], by: Any) -> Callable[[], AbstractContextMa
     return hold
 
 
-def charge_without_ending(rules: Rules, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
+def charge_without_ending(rules: JobRules, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
     """Charges a failure, and forgets that its round is over."""
-    return Decision(training.charge(rules, plan, cause.status.failure, True, now))
+    return Decision(training.consume_restart(rules, plan, cause.report.failure, True, now))
 
 
 def take_without_another_port(self: Any, wanted: Assignment) -> None:
     """Offers the same port until a round is known to use it."""
-    is_known = wanted.seat is not None and wanted.seat.store_port == self._next_port.number
+    is_known = wanted.ranks is not None and wanted.ranks.store_port == self._next_port.number
     if not is_known:
         self._heard, self._epoch = wanted.key, wanted.epoch
     real_take(self, wanted)
@@ -138,33 +138,33 @@ def take_whatever_is_new(self: AssignmentTracker, wanted: Assignment) -> bool:
 real_take_word = AssignmentTracker.take
 
 
-def diagnose_nobody(check: Check, threshold: float) -> Diagnosis:
+def diagnose_nobody(check: HealthCheck, threshold: float) -> Diagnosis:
     """Finds all of them well."""
-    return Diagnosis(tuple(Finding(Verdict.PASSED) for _ in check.nodes))
+    return Diagnosis(tuple(Finding(HealthStatus.PASSED) for _ in check.nodes))
 
 
-def diagnose_both_ends(check: Check, threshold: float) -> Diagnosis:
+def diagnose_both_ends(check: HealthCheck, threshold: float) -> Diagnosis:
     """Takes both ends of a link that fails for broken."""
     found = real_diagnose(check, threshold)
-    ends = {end for link in check.linked if link.problem for end in link.ends}
-    findings = (Finding(Verdict.FAULT) if place in ends else one for place, one in enumerate(found.findings))
+    ends = {end for link in check.link_facts if link.problem for end in link.ends}
+    findings = (Finding(HealthStatus.FAULT) if place in ends else one for place, one in enumerate(found.findings))
     return dataclasses.replace(found, findings=tuple(findings))
 
 
-def diagnose_alone(check: Check, threshold: float) -> Diagnosis:
+def diagnose_alone(check: HealthCheck, threshold: float) -> Diagnosis:
     """Names only those whose computing fails: the others show by nothing but a comparison."""
     found = real_diagnose(check, threshold)
     alone = (
-        one if "comput" in one.reason and one.verdict is Verdict.FAULT else Finding(Verdict.PASSED)
+        one if "comput" in one.reason and one.status is HealthStatus.FAULT else Finding(HealthStatus.PASSED)
         for one in found.findings
     )
     return dataclasses.replace(found, findings=tuple(alone))
 
 
-def diagnose_links_alone(check: Check, threshold: float) -> Diagnosis:
+def diagnose_links_alone(check: HealthCheck, threshold: float) -> Diagnosis:
     """Finds no straggler."""
     found = real_diagnose(check, threshold)
-    quick = (Finding(Verdict.PASSED) if one.verdict is Verdict.STRAGGLER else one for one in found.findings)
+    quick = (Finding(HealthStatus.PASSED) if one.status is HealthStatus.STRAGGLER else one for one in found.findings)
     return dataclasses.replace(found, findings=tuple(quick))
 
 
@@ -183,7 +183,9 @@ def obey_whoever_spoke_last() -> Iterator[None]:
 
 BROKEN = {
     "a failure is charged twice": patched((training, "_restart"), by=charge_without_ending),
-    "a failure is charged to nobody": patched((training, "charge"), by=lambda rules, plan, failure, worked, now: plan),
+    "a failure is charged to nobody": patched(
+        (training, "consume_restart"), by=lambda rules, plan, failure, worked, now: plan
+    ),
     "a round may use a port that another one used": patched(
         (gathering, "offers_a_fresh_port"), (training, "offers_a_fresh_port"), by=lambda rules, plan, leader: True
     ),
@@ -192,18 +194,20 @@ BROKEN = {
     "a node obeys whoever spoke last": obey_whoever_spoke_last,
     "an old master does not notice its successor": patched((DiskJournal, "_look"), by=lambda self: None),
     "a round is formed while it is unknown who lives": patched(
-        (gathering, "until_known"), (training, "until_known"), by=lambda plan, present, now: None
+        (gathering, "disconnects_resolved_at"),
+        (training, "disconnects_resolved_at"),
+        by=lambda plan, present, now: None,
     ),
     "survivors get other ranks": patched(
-        (gathering, "seat_nodes"),
-        (training, "seat_nodes"),
-        by=lambda before, living, size: seat_nodes((), living, size),
+        (gathering, "assign_ranks"),
+        (training, "assign_ranks"),
+        by=lambda before, living, size: assign_ranks((), living, size),
     ),
     "the unit of nodes is forgotten": patched(
-        (Rules, "size"), by=lambda self, nodes: min(nodes, self.most) if nodes >= self.least else 0
+        (JobRules, "size"), by=lambda self, nodes: min(nodes, self.max_nodes) if nodes >= self.min_nodes else 0
     ),
     "no more nodes train than have to": patched(
-        (Rules, "size"), by=lambda self, nodes: self.fewest if nodes >= self.fewest else 0
+        (JobRules, "size"), by=lambda self, nodes: self.min_size if nodes >= self.min_size else 0
     ),
     "one success is enough": patched((training, "all"), by=any),
     "nobody looks when something falls due": patched((Coordinator, "wake_at"), by=lambda self: None),
@@ -213,18 +217,19 @@ BROKEN = {
     "a broken connection goes unnoticed": patched((Coordinator, "disconnect"), by=lambda self, key, now: None),
     "a round that is adopted is ended first": patched(
         (Coordinator, "assignment"),
-        by=lambda self, key, waiting=None: assignment(self.plan, self.seat(key), waiting),
+        by=lambda self, key, waiting=None: common_assignment(self.plan, self.ranks(key), waiting),
     ),
-    "nobody waits for what others failed of": patched((Rules, "cause_delay"), by=0.0),
+    "nobody waits for what others failed of": patched((JobRules, "blame_delay"), by=0.0),
     "two processes may have one id": patched((Coordinator, "refusal"), by=lambda self, key: None),
     "newcomers take part unchecked": patched(
-        (training, "cleared"), by=lambda rules, plan, living: [p for p in living if p.status.computed is not None]
+        (training, "admitted_nodes"),
+        by=lambda rules, plan, living: [p for p in living if p.report.compute_result is not None],
     ),
     "nobody is ever at fault": patched((checking, "diagnose"), by=diagnose_nobody),
     "a partner is blamed for a link": patched((checking, "diagnose"), by=diagnose_both_ends),
     "who reaches nobody trains": patched((checking, "diagnose"), by=diagnose_alone),
     "who is slow is not named": patched((checking, "diagnose"), by=diagnose_links_alone),
-    "a node that takes no part in checks is blamed": patched((Presence, "unaware_of_checks"), by=False),
+    "a node that takes no part in checks is blamed": patched((MemberState, "without_health_check"), by=False),
     "a check has no deadline": patched((checking, "CHECK_MARGIN"), by=1e9),
 }
 
@@ -234,7 +239,7 @@ def always(*given: Any) -> Absent:
     return Absent(Range("/nobody/has/this"))
 
 
-def enter_without_asking(self: EtcdClient, own: str, status: NodeStatus) -> Txn:
+def enter_without_asking(self: EtcdClient, own: str, status: NodeReport) -> Txn:
     """Takes the place of whoever has this node's id."""
     entry = real_entry(self, own, status)
     return Txn((), entry.then, entry.otherwise)
@@ -274,7 +279,7 @@ async def sweep(self: EtcdClient) -> None:
 @contextmanager
 def leave_everything_behind() -> Iterator[None]:
     """Neither the last node nor a lease takes the keys of a job along."""
-    with patch.object(EtcdClient, "_depart", do_nothing), patch.object(etcd_leader, "RESULT_KEPT", 3600.0):
+    with patch.object(EtcdClient, "_depart", do_nothing), patch.object(etcd_leader, "RESULT_RETENTION", 3600.0):
         yield
 
 

@@ -20,7 +20,7 @@ from master_node import Node as Rogue
 from master_node import grpc, status
 
 from dlrover_run.coordination.records import Failure, NodePhase
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.transport import auth
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
 from dlrover_run.transport.messages import METHOD, Challenge, Join, Proof, Refused, encode_rules
@@ -74,7 +74,7 @@ def blame_another_node(cluster: Cluster, host: str) -> str:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{cluster.port}", options=CHANNEL_OPTIONS) as channel:
             # A host whose name comes last has the last rank.
             rogue = Rogue(channel, status("rogue", host="zz-rogue", workers=1))
-            await rogue.join(Rules(least=2, most=3, max_restarts=2))
+            await rogue.join(JobRules(min_nodes=2, max_nodes=3, max_restarts=2))
             await rogue.seated(1)
             assert {member["world"] for member in await asyncio.to_thread(cluster.mailbox.gather, 2)} == {3}
             failure = Failure(rank=0, host=host, what="was broken by a rogue")
@@ -109,7 +109,7 @@ def claim_a_later_master(port: int) -> Refused:
             challenge = await rogue.hear()
             assert isinstance(challenge, Challenge)
             mac = auth.node_mac("", hello, challenge.nonce)
-            await rogue.say(Proof(mac), Join(rogue.status, encode_rules(Rules(least=2, most=2))))
+            await rogue.say(Proof(mac), Join(rogue.status, encode_rules(JobRules(min_nodes=2, max_nodes=2))))
             return await rogue.refused()
 
     return asyncio.run(act())

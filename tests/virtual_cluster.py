@@ -7,8 +7,8 @@ import itertools
 import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import NodePhase, NodeStatus, Plan
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import NodePhase, NodeReport, Plan
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,
     Cluster,
@@ -36,20 +36,20 @@ SILENT = TaskEnd(EndCause.SILENT, "does not answer")
 REPEATED = TaskEnd(EndCause.REPEATED, "raised ValueError: no such column", "Traceback: ...")
 
 
-def rules(ps: int = 2, workers: int = 2, **changes: object) -> Rules:
+def rules(ps: int = 2, workers: int = 2, **changes: object) -> JobRules:
     """The rules of a job with that many servers and workers, or others by name."""
     numbers = {"min_ps": ps, "max_ps": ps, "min_workers": 0, "max_workers": workers}
-    return Rules(most=8, cluster=ClusterRules(**{**numbers, **changes}))  # type: ignore[arg-type]
+    return JobRules(max_nodes=8, cluster=ClusterRules(**{**numbers, **changes}))  # type: ignore[arg-type]
 
 
 class VirtualCluster:
     """A coordinator with nodes that hold, start and end tasks at once as they are told, unless the test says other."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: JobRules) -> None:
         self.rules = rules
         self.now = 1000.0
         self.coordinator = Coordinator(rules, self.now, 1)
-        self.statuses: dict[str, NodeStatus] = {}
+        self.statuses: dict[str, NodeReport] = {}
         self.lines: list[str] = []
         self.given: dict[TaskKey, Task] = {}
         self.deaf: set[str] = set()
@@ -94,7 +94,7 @@ class VirtualCluster:
         """A node arrives."""
         numbers = {Role.CHIEF: chief, Role.WORKER: workers, Role.PS: ps, Role.EVALUATOR: evaluator}
         rooms = tuple(Capacity(role, number) for role, number in numbers.items() if number)
-        self.statuses[name] = NodeStatus(
+        self.statuses[name] = NodeReport(
             node_id=name, incarnation="1", host=name, address=name, port=1, workers=0, cluster=NodeTasks(capacity=rooms)
         )
         self._hear(name)
@@ -187,12 +187,12 @@ class VirtualCluster:
     def settle(self) -> None:
         for _ in range(10):
             if not self.coordinator.advance(self.now):
-                self.lines += self.coordinator.take_lines()
+                self.lines += self.coordinator.take_log_lines()
                 return
         raise AssertionError("deciding never comes to rest")
 
     def _hear(self, name: str) -> None:
-        self.coordinator.hear(self.statuses[name], self.now)
+        self.coordinator.receive(self.statuses[name], self.now)
         self.settle()
         if self.plan.cluster is not None:
             for task in (*self.cluster.tasks, *self.cluster.next_servers):

@@ -15,12 +15,12 @@ from dlrover_run.coordination.records import (
     Failure,
     NodeKey,
     NodePhase,
-    NodeStatus,
+    NodeReport,
     Plan,
-    Seat,
+    RankAssignment,
     Waiting,
 )
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 
 KILLED = Failure(rank=1, host="b", what="was killed by SIGKILL", node_rank=1)
 LOST_PEER = Failure(
@@ -35,14 +35,14 @@ class VirtualJob:
     come, and try what a node check asks of them, unless they are mute.
     """
 
-    def __init__(self, rules: Rules, epoch: int = 5, truth: Truth | None = None) -> None:
+    def __init__(self, rules: JobRules, epoch: int = 5, truth: Truth | None = None) -> None:
         self.rules = rules
         self.truth = truth
         self.mute: set[str] = set()
         self.lines: list[str] = []
         self.now = 1000.0
         self.coordinator = Coordinator(rules, self.now, epoch)
-        self.statuses: dict[str, NodeStatus] = {}
+        self.statuses: dict[str, NodeReport] = {}
         self.away: set[str] = set()
         self.deaf: set[str] = set()
         self.stored: list[Plan] = []
@@ -61,7 +61,7 @@ class VirtualJob:
     def come(self, *names: str, incarnation: str = "1", **changes: object) -> None:
         """Nodes arrive, all in the same moment."""
         for name in names:
-            status = NodeStatus(
+            status = NodeReport(
                 node_id=name,
                 incarnation=incarnation,
                 host=name,
@@ -71,28 +71,28 @@ class VirtualJob:
             )
             if self.truth is not None:
                 computed = None if name in self.mute else self.truth.compute(status.address)
-                status = msgspec.structs.replace(status, computed=computed, check_port=1)
+                status = msgspec.structs.replace(status, compute_result=computed, check_port=1)
             self.statuses[name] = msgspec.structs.replace(status, **changes)
             self.away.discard(name)
-            self.coordinator.hear(self.statuses[name], self.now)
+            self.coordinator.receive(self.statuses[name], self.now)
         self.settle()
 
-    def say(self, name: str, phase: NodePhase, failure: Failure | None = None, met: bool = False) -> None:
+    def say(self, name: str, phase: NodePhase, failure: Failure | None = None, progressed: bool = False) -> None:
         """A node reports what it does in the round whose seat it has."""
-        changes = {"phase": phase, "failure": failure, "met": met}
+        changes = {"phase": phase, "failure": failure, "progressed": progressed}
         self.statuses[name] = msgspec.structs.replace(self.statuses[name], **changes)
         if name not in self.away:
-            self.coordinator.hear(self.statuses[name], self.now)
+            self.coordinator.receive(self.statuses[name], self.now)
             self.settle()
 
-    def fail(self, name: str, failure: Failure = KILLED, met: bool = True) -> None:
+    def fail(self, name: str, failure: Failure = KILLED, progressed: bool = True) -> None:
         """A worker of this node fails."""
-        self.say(name, NodePhase.FAILED, failure, met)
+        self.say(name, NodePhase.FAILED, failure, progressed)
 
     def succeed(self, *names: str) -> None:
         """All workers of these nodes succeed."""
         for name in names:
-            self.say(name, NodePhase.SUCCEEDED, met=True)
+            self.say(name, NodePhase.SUCCEEDED, progressed=True)
 
     def lose(self, *names: str) -> None:
         """The connections of these nodes end."""
@@ -105,7 +105,7 @@ class VirtualJob:
         """These nodes connect again, with what they last had to say."""
         for name in names:
             self.away.discard(name)
-            self.coordinator.hear(self.statuses[name], self.now)
+            self.coordinator.receive(self.statuses[name], self.now)
         self.settle()
 
     def wait(self, seconds: float) -> None:
@@ -123,7 +123,7 @@ class VirtualJob:
         while True:
             while self.coordinator.advance(self.now):
                 self.stored.append(self.plan)
-            self.lines += self.coordinator.take_lines()
+            self.lines += self.coordinator.take_log_lines()
             hearing = [name for name in self.statuses if name not in self.away | self.deaf]
             if not any(self.take(name) or self.try_task(name) for name in hearing):
                 return
@@ -131,37 +131,37 @@ class VirtualJob:
     def take(self, name: str) -> bool:
         """A node hears what is wanted of it, and answers; whether that was anything new."""
         status, wanted = self.statuses[name], self.assignment(name)
-        if (wanted.key, wanted.epoch, wanted.seat) == (status.heard, status.epoch, status.seat) or self.is_over:
+        if (wanted.key, wanted.epoch, wanted.ranks) == (status.known_round, status.epoch, status.ranks) or self.is_over:
             return False
-        moved = wanted.seat is None or status.seat is None or wanted.seat.key != status.seat.key
+        moved = wanted.ranks is None or status.ranks is None or wanted.ranks.key != status.ranks.key
         status = msgspec.structs.replace(
             status,
-            heard=wanted.key,
+            known_round=wanted.key,
             epoch=wanted.epoch,
-            seat=wanted.seat,
+            ranks=wanted.ranks,
             port=next(self._ports),
             restart_count=wanted.restart_count,
         )
         if moved and status.phase not in (NodePhase.LEAVING, NodePhase.LEFT):
-            phase = NodePhase.WAITING if wanted.seat is None else NodePhase.RUNNING
-            status = msgspec.structs.replace(status, phase=phase, failure=None, met=False)
+            phase = NodePhase.WAITING if wanted.ranks is None else NodePhase.RUNNING
+            status = msgspec.structs.replace(status, phase=phase, failure=None, progressed=False)
         self.statuses[name] = status
-        self.coordinator.hear(status, self.now)
+        self.coordinator.receive(status, self.now)
         return True
 
     def try_task(self, name: str) -> bool:
         """A node does what a check asks of it; whether there was anything new to do."""
-        status, task = self.statuses[name], self.assignment(name).task
+        status, task = self.statuses[name], self.assignment(name).check_task
         if self.truth is None or task is None or name in self.mute:
             return False
-        if task.compute and (status.computed is None or status.computed.key != task.key):
-            status = msgspec.structs.replace(status, computed=self.truth.compute(status.address, task.key))
-        if task.links and (status.linked is None or status.linked.key != task.key):
-            status = msgspec.structs.replace(status, linked=self.truth.link(status.address, task))
+        if task.compute and (status.compute_result is None or status.compute_result.key != task.key):
+            status = msgspec.structs.replace(status, compute_result=self.truth.compute(status.address, task.key))
+        if task.links and (status.link_result is None or status.link_result.key != task.key):
+            status = msgspec.structs.replace(status, link_result=self.truth.link(status.address, task))
         if status == self.statuses[name]:
             return False
         self.statuses[name] = status
-        self.coordinator.hear(status, self.now)
+        self.coordinator.receive(status, self.now)
         return True
 
     def leave(self, *names: str) -> None:
@@ -185,9 +185,9 @@ class VirtualJob:
         """Which process a node is."""
         return self.statuses[name].key
 
-    def seat(self, name: str) -> Seat:
+    def seat(self, name: str) -> RankAssignment:
         """A node's place in the round; it must have one."""
-        seat = self.coordinator.seat(self.key(name))
+        seat = self.coordinator.ranks(self.key(name))
         assert seat is not None, f"{name} has no seat"
         return seat
 
@@ -212,6 +212,6 @@ def replace_seconds(waiting: Waiting) -> Waiting:
     return msgspec.structs.replace(waiting, seconds=None if waiting.seconds is None else round(waiting.seconds))
 
 
-def rules(least: int, most: int, **changes: object) -> Rules:
+def rules(least: int, most: int, **changes: object) -> JobRules:
     """Rules with a budget, unless a test says otherwise."""
-    return replace(Rules(least=least, most=most, max_restarts=3), **changes)  # type: ignore[arg-type]
+    return replace(JobRules(min_nodes=least, max_nodes=most, max_restarts=3), **changes)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from dlrover_run.command_line.ignored_flags import rendezvous_warnings
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import Rendezvous
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import MAX_TASKS, Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import SHUTDOWN_TIMEOUT, JobSpec, LogSpec, SpecError
@@ -132,8 +132,8 @@ def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[s
     return rules, warnings
 
 
-def _rules(rendezvous: Rendezvous, conf: RdzvConf, cluster: ClusterRules) -> Rules:
-    rules = replace(conf.rules, least=rendezvous.least, most=rendezvous.most, cluster=cluster)
+def _rules(rendezvous: Rendezvous, conf: RdzvConf, cluster: ClusterRules) -> JobRules:
+    rules = replace(conf.rules, min_nodes=rendezvous.least, max_nodes=rendezvous.most, cluster=cluster)
     rules = rendezvous_options.adjust_rules(rules, rendezvous, conf)
     if problem := rules.problem():
         raise SpecError(f"This job is not possible: {problem}.")

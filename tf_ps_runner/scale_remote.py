@@ -13,7 +13,7 @@ import msgspec
 from dlrover_run.agent.host import host_name
 from dlrover_run.command_line import rdzv_conf, rendezvous_options
 from dlrover_run.command_line.parser import FlagValues
-from dlrover_run.coordination.records import OVER, NodePhase, NodeStatus
+from dlrover_run.coordination.records import OVER, NodePhase, NodeReport
 from dlrover_run.nursery import wait_until
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
@@ -43,7 +43,11 @@ def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) 
         entrypoint=Entrypoint("program", "true"),
         run_id=rendezvous.run_id,
         rules=replace(
-            conf.rules, least=rendezvous.least, most=rendezvous.most, join_timeout=timeout, cluster=ClusterRules()
+            conf.rules,
+            min_nodes=rendezvous.least,
+            max_nodes=rendezvous.most,
+            join_timeout=timeout,
+            cluster=ClusterRules(),
         ),
         backend=rendezvous.backend,
         master=replace(connection.master, is_host=False) if connection.master else None,
@@ -62,7 +66,7 @@ async def _send_request(
     changed = asyncio.Event()
     client = open_client(spec, changed.set, say)
     name = secrets.token_hex(8)
-    status = NodeStatus(
+    status = NodeReport(
         node_id=f"visitor-{name}",
         incarnation=name,
         host=host_name(),
@@ -95,5 +99,5 @@ async def _send_request(
         await client.close()
 
 
-def _leaving(status: NodeStatus) -> NodeStatus:
+def _leaving(status: NodeReport) -> NodeReport:
     return msgspec.structs.replace(status, phase=NodePhase.LEFT)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import Entrypoint, JobSpec
 from rendezvous_bench.crowd import Order, Tally
 
@@ -19,7 +19,7 @@ class Node:
             Entrypoint("program", "true"),
             run_id=order.job,
             workers_per_node=WORKERS,
-            rules=Rules(least=order.least, most=order.nodes, keep_alive_interval=order.interval),
+            rules=JobRules(min_nodes=order.least, max_nodes=order.nodes, keep_alive_interval=order.interval),
             node_id=f"node{number}",
             local_addr="127.0.0.1",
         )
@@ -28,7 +28,7 @@ class Node:
         self._heard = False
 
     @property
-    def status(self) -> NodeStatus:
+    def status(self) -> NodeReport:
         """What it says of itself now."""
         return self._standing.report(NodePhase.RUNNING if self._standing.seat else NodePhase.WAITING)
 

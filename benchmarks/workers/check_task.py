@@ -19,9 +19,9 @@ from reporting import report
 
 from dlrover_run.agent.health_check import PRELOAD, HealthCheckRunner
 from dlrover_run.agent.starter import Starter
-from dlrover_run.coordination.check_records import CheckTask, Computed, Linked, LinkEnd, TaskKey
-from dlrover_run.coordination.records import NodeStatus
-from dlrover_run.coordination.rules import CHECK_ONCE, Rules
+from dlrover_run.coordination.check_records import CheckKey, CheckTask, ComputeResult, LinkEnd, LinkResults
+from dlrover_run.coordination.records import NodeReport
+from dlrover_run.coordination.rules import CHECK_ONCE, JobRules
 from dlrover_run.process_tree import tree
 from dlrover_run.spec import Entrypoint, JobSpec
 
@@ -45,36 +45,36 @@ async def _heard(news: asyncio.Event, find: Callable[[], T | None]) -> T:
 async def check(workers: int) -> None:
     """Check this node once, and report when each step of that was over."""
     entrypoint = Entrypoint("script", __file__, python=sys.executable)
-    rules = Rules(check=CHECK_ONCE)
+    rules = JobRules(check=CHECK_ONCE)
     spec = JobSpec(
         entrypoint, "check-cost", workers, rules, backend="master", start_method="forkserver", preload=PRELOAD
     )
     starter = Starter(spec, print)
     news = asyncio.Event()
     part = HealthCheckRunner(spec, starter, nullcontext, news.set, _nothing_ails, print)
-    blank = NodeStatus(node_id="n", incarnation="i", host="h", address=ADDRESS, port=1, workers=workers)
+    blank = NodeReport(node_id="n", incarnation="i", host="h", address=ADDRESS, port=1, workers=workers)
     try:
         await starter.warmed(os.environ)
         report("task-begins", time.monotonic_ns())
         part.update(None)
 
-        def computed() -> Computed | None:
+        def computed() -> ComputeResult | None:
             part.update(None)
-            return part.add_to_report(blank).computed
+            return part.add_to_report(blank).compute_result
 
         if problem := (await _heard(news, computed)).problem:
             raise SystemExit(problem)
         report("task-computed", time.monotonic_ns())
         if workers > 1:
             end = LinkEnd(0, ADDRESS, part.add_to_report(blank).check_port, workers)
-            key = TaskKey(epoch=1, number=1, round=0)
+            key = CheckKey(epoch=1, number=1, round=0)
             task = CheckTask(key=key, node=0, compute=False, links=((end,),), timeout=TIMEOUT)
 
-            def linked() -> Linked | None:
+            def linked() -> LinkResults | None:
                 part.update(task)
-                return part.add_to_report(blank).linked
+                return part.add_to_report(blank).link_result
 
-            if problem := (await _heard(news, linked)).tried[0].problem:
+            if problem := (await _heard(news, linked)).results[0].problem:
                 raise SystemExit(problem)
         report("task-linked", time.monotonic_ns())
         await part.suspend()

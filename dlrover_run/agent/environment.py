@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from string import Template
 
-from dlrover_run.coordination.records import RoundKey, Seat
+from dlrover_run.coordination.records import RankAssignment, RoundKey
 from dlrover_run.spec import JobSpec, SpecError
 
 OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
@@ -14,7 +14,7 @@ OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
 
 
 def worker_environment(
-    spec: JobSpec, seat: Seat, local_rank: int, parent: Mapping[str, str], error_file: str
+    spec: JobSpec, seat: RankAssignment, local_rank: int, parent: Mapping[str, str], error_file: str
 ) -> dict[str, str]:
     """The whole environment of one worker. `parent` is the launcher's own; `error_file` is empty when no file may be
     written.
@@ -79,9 +79,9 @@ def seatless_environments(spec: JobSpec, parent: Mapping[str, str]) -> list[dict
     Raises what `worker_environment` raises.
     """
 
-    def seat(number: int) -> Seat:
+    def seat(number: int) -> RankAssignment:
         others = dict.fromkeys(("node_rank", "nodes", "first_rank", "role_first_rank", "store_port"), number)
-        return Seat(
+        return RankAssignment(
             key=RoundKey(),
             restart_count=number,
             workers=spec.workers_per_node,

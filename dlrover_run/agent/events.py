@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from dlrover_run.agent.host import host_name
-from dlrover_run.coordination.records import PlanPhase, Seat
+from dlrover_run.coordination.records import PlanPhase, RankAssignment
 from dlrover_run.spec import JobSpec
 
 _STATE = {PlanPhase.FINISHED: "SUCCEEDED", PlanPhase.FAILED: "FAILED"}
@@ -23,7 +23,7 @@ class EventLog:
         self._started = time.monotonic()
         self._group_rank = spec.node_rank
 
-    def round_started(self, seat: Seat) -> None:
+    def round_started(self, seat: RankAssignment) -> None:
         """The workers of a round have been started."""
         self._group_rank = seat.node_rank
         self._emit("RUNNING", seat.restart_count, "")

@@ -31,16 +31,16 @@ from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.check_records import (
     CPU,
-    MOST_DEVICES,
+    MAX_DEVICES,
+    CheckKey,
     CheckTask,
-    Checkup,
-    Computed,
+    ComputeResult,
     DeviceSpeed,
-    Linked,
-    LinkTried,
-    TaskKey,
+    LinkResult,
+    LinkResults,
+    NodeHealth,
 )
-from dlrover_run.coordination.records import NodeStatus
+from dlrover_run.coordination.records import NodeReport
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
 from dlrover_run.supervisor.ports import HeldPort
@@ -103,11 +103,11 @@ class HealthCheckRunner:
         self._folder = folder
         self._python = spec.entrypoint.python or sys.executable
         # With `static` ranks nothing is heard of the others.
-        self._wanted = spec.rules.check != CHECK_NEVER and (spec.backend != "static" or spec.rules.most == 1)
+        self._wanted = spec.rules.check != CHECK_NEVER and (spec.backend != "static" or spec.rules.max_nodes == 1)
         self._port = HeldPort() if self._wanted else None
-        self._key = TaskKey()
-        self._computed: Computed | None = None
-        self._linked: Linked | None = None
+        self._key = CheckKey()
+        self._computed: ComputeResult | None = None
+        self._linked: LinkResults | None = None
         self._work: list[asyncio.Future[None]] = []
         self._workers: CheckWorkers | None = None
         self._ending: set[CheckWorkers] = set()
@@ -130,15 +130,15 @@ class HealthCheckRunner:
         """The speed of each device in the last compute test, the slowest first."""
         return self._computed.devices if self._computed is not None else ()
 
-    def add_to_report(self, status: NodeStatus) -> NodeStatus:
+    def add_to_report(self, status: NodeReport) -> NodeReport:
         """A report of this node together with its health check results."""
         if self._port is None:
             return status
         return msgspec.structs.replace(
-            status, check_port=self._port.number, computed=self._computed, linked=self._linked
+            status, check_port=self._port.number, compute_result=self._computed, link_result=self._linked
         )
 
-    def update(self, task: CheckTask | None, checkup: Checkup | None = None) -> None:
+    def update(self, task: CheckTask | None, checkup: NodeHealth | None = None) -> None:
         """Carry out the task of the coordinator, or run the compute test if it has no result yet. No worker may run.
 
         With a `checkup` of this node and no task, the check processes end: the node may wait long for its ranks, and
@@ -217,7 +217,7 @@ class HealthCheckRunner:
         self._on_news()
 
     async def _compute_alone(self) -> None:
-        self._computed = await self._compute(TaskKey(), self._after(self._spec.rules.check_timeout))
+        self._computed = await self._compute(CheckKey(), self._after(self._spec.rules.check_timeout))
 
     async def _carry_out(self, task: CheckTask) -> None:
         deadline = self._after(task.timeout)
@@ -231,13 +231,13 @@ class HealthCheckRunner:
         if task.links:
             self._linked = await self._try_links(task, deadline)
 
-    async def _compute(self, key: TaskKey, deadline: float) -> Computed:
+    async def _compute(self, key: CheckKey, deadline: float) -> ComputeResult:
         order = {"do": "compute", "seconds": COMPUTE_SECONDS}
         try:
             # The inspection of the machine runs meanwhile, and ends long before torch is imported.
             await self._workers_by(deadline)
             if problems := await self._known_problems():
-                return Computed(key, problem=_clipped(f"it was not even tried: {problems[0]}"))
+                return ComputeResult(key, problem=_clipped(f"it was not even tried: {problems[0]}"))
             orders = [order] * self._spec.workers_per_node
             answers = await self._ask(orders, deadline)
             found, threshold = _speeds(answers), self._spec.rules.straggler_threshold
@@ -247,10 +247,10 @@ class HealthCheckRunner:
                 found = quicker(found, _speeds(answers))
                 self._warn(describe_slow(found, threshold))
         except CheckWorkersLost as lost:
-            return Computed(key, problem=_clipped(str(lost)))
+            return ComputeResult(key, problem=_clipped(str(lost)))
         slowest = sorted(found, key=lambda device: device.tflops)
         wrong = any(answer.wrong for answer in answers)
-        return Computed(key, tuple(slowest[:MOST_DEVICES]), _first_problem(answers), wrong)
+        return ComputeResult(key, tuple(slowest[:MAX_DEVICES]), _first_problem(answers), wrong)
 
     def _warn(self, sentences: Sequence[str]) -> None:
         # Print the warning once, also if the coordinator has the test repeated.
@@ -259,8 +259,8 @@ class HealthCheckRunner:
             for sentence in sentences:
                 self._say(sentence)
 
-    async def _try_links(self, task: CheckTask, deadline: float) -> Linked:
-        tried: list[LinkTried] = []
+    async def _try_links(self, task: CheckTask, deadline: float) -> LinkResults:
+        tried: list[LinkResult] = []
         problem, began = "", self._after(0.0)
         for link in task.links:
             other = next((end.node for end in link if end.node != task.node), task.node)
@@ -272,14 +272,14 @@ class HealthCheckRunner:
                 gone = _clipped(str(lost))
                 if lost.local or len(link) == 1:
                     problem = gone
-                tried.append(LinkTried(other, problem=gone))
+                tried.append(LinkResult(other, problem=gone))
                 # The links after this one were not tried and are not reported.
                 break
             else:
                 trouble = _first_problem(answers)
                 speed = 0.0 if trouble else min(answer.gigabytes for answer in answers)
-                tried.append(LinkTried(other, speed, trouble))
-        return Linked(task.key, tuple(tried), problem)
+                tried.append(LinkResult(other, speed, trouble))
+        return LinkResults(task.key, tuple(tried), problem)
 
     async def _ask(self, orders: Sequence[Order], deadline: float) -> list[Answer]:
         """Run orders in the check processes. Raises CheckWorkersLost if they do not answer or do not start in time."""

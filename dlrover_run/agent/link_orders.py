@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from dlrover_run.agent.check_workers import Order
-from dlrover_run.coordination.check_records import CheckTask, LinkEnd, TaskKey
+from dlrover_run.coordination.check_records import CheckKey, CheckTask, LinkEnd
 
 
 def place_in_order(task: CheckTask, link: Sequence[LinkEnd]) -> int:
@@ -17,7 +17,7 @@ def place_in_order(task: CheckTask, link: Sequence[LinkEnd]) -> int:
     return order.index((link[0].node, link[-1].node))
 
 
-def link_orders(key: TaskKey, link: Sequence[LinkEnd], node: int, timeout: float) -> list[Order]:
+def link_orders(key: CheckKey, link: Sequence[LinkEnd], node: int, timeout: float) -> list[Order]:
     """What the local ranks of `node` are told to do for a link: its ranks are those of the first end, then those of the
     other, and rank 0 hosts the store."""
     first, last = link[0], link[-1]

@@ -27,7 +27,7 @@ from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
-from dlrover_run.coordination.records import OVER, Seat
+from dlrover_run.coordination.records import OVER, RankAssignment
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.health_file import HealthFile
 from dlrover_run.output.relay_client import RelayClient
@@ -119,7 +119,7 @@ class Agent:
             else:
                 if situation.wanted is None:
                     # And no worker runs: the devices are free.
-                    self._check.update(self._board.assignment.task, self._board.assignment.checkup)
+                    self._check.update(self._board.assignment.check_task, self._board.assignment.health)
                 await self._wake.wait()
                 self._wake.clear()
 
@@ -135,7 +135,7 @@ class Agent:
     @property
     def _is_over(self) -> bool:
         wanted = self._board.assignment
-        dismissed = wanted.checkup is not None and wanted.checkup.dismissed
+        dismissed = wanted.health is not None and wanted.health.dismissed
         return dismissed or wanted.phase in OVER or self._board.problem is not None
 
     def _hear(self) -> None:
@@ -194,11 +194,11 @@ class Agent:
         self._starter.learn_later()
         self._events.round_started(seat)
 
-    def _is_wanted(self, seat: Seat) -> bool:
+    def _is_wanted(self, seat: RankAssignment) -> bool:
         """Whether that is still this node's place; what it waited for may have taken a while."""
         return not self._departure.wanted and self._standing.round == seat.key
 
-    async def _leave_behind(self, ended: WorkerRound, seat: Seat) -> None:
+    async def _leave_behind(self, ended: WorkerRound, seat: RankAssignment) -> None:
         """Be done with a round that is over, and say why there is another one."""
         if self._spec.backend == "static":
             # The next round needs the very port that a child of the dead rank 0 may still listen on.
@@ -209,7 +209,7 @@ class Agent:
         if self._is_wanted(seat):
             self._narration.end_round(ended, self._board.assignment, seat)
 
-    async def _ask_plugin(self, plugin: LogsSpecsClient, seat: Seat) -> LogsDestinations | None:
+    async def _ask_plugin(self, plugin: LogsSpecsClient, seat: RankAssignment) -> LogsDestinations | None:
         """A plugin's word on where the output goes; None when a signal came before it answered."""
         self._asking = asyncio.ensure_future(plugin.ask(launcher_environments(self._spec, seat, os.environ)))
         try:

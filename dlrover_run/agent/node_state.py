@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dlrover_run import failures
 from dlrover_run.agent.host import display_name
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
-from dlrover_run.coordination.records import OVER, Assignment, Failure, NodePhase, NodeStatus, RoundKey, Seat
+from dlrover_run.coordination.records import OVER, Assignment, Failure, NodePhase, NodeReport, RankAssignment, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.supervisor.ports import HeldPort
@@ -35,7 +35,7 @@ class NodeState:
         self._heard = RoundKey()
         self._epoch = 0
         self._restart_count = 0
-        self.seat: Seat | None = None
+        self.seat: RankAssignment | None = None
         self.leave_signal = ""
         """The name of the signal because of which this node leaves."""
 
@@ -58,7 +58,7 @@ class NodeState:
         if wanted.phase in OVER:
             # Reports about a job that is over refer to its last round.
             return
-        seat = wanted.seat
+        seat = wanted.ranks
         if seat is None or seat.key != self.round:
             self._release()
             if seat is not None and seat.node_rank == 0 and seat.store_port == self._next_port.number:
@@ -86,9 +86,9 @@ class NodeState:
                 "name another one."
             ) from None
 
-    def report(self, phase: NodePhase, failure: Failure | None = None, met: bool = False) -> NodeStatus:
+    def report(self, phase: NodePhase, failure: Failure | None = None, met: bool = False) -> NodeReport:
         """A report of this node."""
-        return NodeStatus(
+        return NodeReport(
             node_id=self._node_id,
             incarnation=self._incarnation,
             host=self.host,
@@ -96,13 +96,13 @@ class NodeState:
             port=self._next_port.number,
             workers=self._spec.workers_per_node,
             role=self._spec.role[:255],
-            rank_wish=self._spec.node_rank,
+            preferred_rank=self._spec.node_rank,
             phase=phase,
-            seat=self.seat,
-            heard=self._heard,
+            ranks=self.seat,
+            known_round=self._heard,
             epoch=self._epoch,
             restart_count=self._restart_count,
-            met=met,
+            progressed=met,
             failure=failure,
             ended_by=self.leave_signal if phase in (NodePhase.LEAVING, NodePhase.LEFT) else "",
         )
@@ -118,7 +118,7 @@ class NodeState:
             self._port = None
 
 
-def build_report(state: NodeState, current: WorkerRound | None, leaving: bool) -> NodeStatus:
+def build_report(state: NodeState, current: WorkerRound | None, leaving: bool) -> NodeReport:
     """The report on the round in which this node takes part; `current` is the round whose workers it has started.
 
     A failure is reported only when its cause is known, a moment after the worker's end.
@@ -148,7 +148,7 @@ def build_failure(end: WorkerExit, host: str) -> Failure:
     )
 
 
-def leave_report(state: NodeState, gave_up: Exception | None) -> NodeStatus:
+def leave_report(state: NodeState, gave_up: Exception | None) -> NodeReport:
     """The report that this node has left; `gave_up` is the error that made it leave, if any."""
     seat = state.seat
     if gave_up is None or seat is None:

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dlrover_run import failures
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.console.console import Console, DrawTable
-from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
-from dlrover_run.coordination.records import OVER, Assignment, PlanPhase, Seat, Waiting
+from dlrover_run.coordination.check_records import HealthStatus, LinkRow, NodeHealth
+from dlrover_run.coordination.records import OVER, Assignment, PlanPhase, RankAssignment, Waiting
 from dlrover_run.coordination.rules import CHECK_ALWAYS
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec
 
 _VERBOSE = frozenset({"INFO", "DEBUG"})
-_BAD = frozenset({Verdict.STRAGGLER, Verdict.FAULT})
+_BAD = frozenset({HealthStatus.STRAGGLER, HealthStatus.FAULT})
 
 
 def is_verbose(environ: Mapping[str, str]) -> bool:
@@ -35,9 +35,9 @@ class ProgressReporter:
         self._console = console
         self._waiting: Waiting | None = None
         self._told_restarts = 0
-        self._rows: tuple[Checkup, ...] = ()
-        self._checkup: Checkup | None = None
-        self._others: frozenset[Checkup] = frozenset()
+        self._rows: tuple[NodeHealth, ...] = ()
+        self._checkup: NodeHealth | None = None
+        self._others: frozenset[NodeHealth] = frozenset()
         self._links: frozenset[_Link] = frozenset()
         self._verbose = is_verbose(os.environ)
 
@@ -52,7 +52,7 @@ class ProgressReporter:
         """Show what the node waits for while it has no place in a round, and for how long still; and once for each node
         check what has come of it. Where that comes between two rounds, what ended the first is said before."""
         self._tell_cause(wanted)
-        waiting = wanted.waiting if wanted.seat is None and wanted.phase not in OVER else None
+        waiting = wanted.waiting if wanted.ranks is None and wanted.phase not in OVER else None
         if waiting != self._waiting:
             self._waiting = waiting
             if waiting is None:
@@ -63,44 +63,44 @@ class ProgressReporter:
         self._tell_outcome(wanted)
 
     def _tell_cause(self, wanted: Assignment) -> None:
-        between = wanted.seat is None and wanted.phase is PlanPhase.GATHERING
+        between = wanted.ranks is None and wanted.phase is PlanPhase.GATHERING
         failure = wanted.failure if between and self._spec.rules.check == CHECK_ALWAYS else None
         if failure is None or wanted.restart_count <= self._told_restarts:
             return
         from dlrover_run.console.rounds import render_check_before_restart
 
         self._told_restarts = wanted.restart_count
-        alone = self._spec.rules.most == 1
+        alone = self._spec.rules.max_nodes == 1
         reason = f"rank {failure.rank} {failure.what}" if alone else str(failure)
         self._console.error(render_check_before_restart(reason, wanted.restart_count))
 
-    def _table(self, rows: tuple[Checkup, ...]) -> DrawTable | None:
+    def _table(self, rows: tuple[NodeHealth, ...]) -> DrawTable | None:
         if not rows:
             return None
         from dlrover_run.console.health_table import render_live_table
 
         return lambda columns, lines: render_live_table(rows, columns, lines, self._console.color)
 
-    def _tell_bad_news(self, rows: tuple[Checkup, ...]) -> None:
+    def _tell_bad_news(self, rows: tuple[NodeHealth, ...]) -> None:
         """Where no table can change, a line for each node that has just been found wanting; those that pass are told
         of when all is over."""
         if not rows:
             return
-        known = {(row.node_id, row.incarnation): row.verdict for row in self._rows}
+        known = {(row.node_id, row.incarnation): row.status for row in self._rows}
         self._rows = rows
         if self._console.columns is not None:
             return
         from dlrover_run.console.health_table import render_node_status
 
         for place, row in enumerate(rows):
-            if row.verdict in _BAD and known.get((row.node_id, row.incarnation)) is not row.verdict:
+            if row.status in _BAD and known.get((row.node_id, row.incarnation)) is not row.status:
                 self._console.info(render_node_status(rows, place))
 
     def _tell_outcome(self, wanted: Assignment) -> None:
         """The table for whoever reads the console of the node with rank 0, one line for the others. A round without
         a check brings nothing new, only fewer nodes or another order of them, and is no reason to speak."""
-        checkup, others = wanted.checkup, wanted.others
-        if checkup is not None and checkup != self._checkup and checkup.verdict is not Verdict.PENDING:
+        checkup, others = wanted.health, wanted.health_table
+        if checkup is not None and checkup != self._checkup and checkup.status is not HealthStatus.PENDING:
             self._checkup = checkup
             # Why a node leaves is in its last words; and one line says no more than the table.
             if len(others) <= 1 and not checkup.dismissed:
@@ -112,7 +112,7 @@ class ProgressReporter:
 
             self._others = frozenset(others)
             self._console.print(render_health_table(others, *self._paper()), timed=True)
-        links = tuple(link for link in wanted.links if max(link.one, link.other) < len(others))
+        links = tuple(link for link in wanted.link_table if max(link.one, link.other) < len(others))
         named = frozenset(_named(link, others) for link in links)
         if not self._links.issuperset(named):
             from dlrover_run.console.health_table import render_link_table
@@ -125,7 +125,7 @@ class ProgressReporter:
         """How many columns there are to write on, and whether in colour."""
         return self._console.width, self._console.color
 
-    def begin_round(self, seat: Seat) -> None:
+    def begin_round(self, seat: RankAssignment) -> None:
         """A round begins in which this node has that seat. Each node says so in one line. torchrun's block of twelve is
         for scripts that search a log for it: one node of those that meet has it, and all with LOGLEVEL=INFO."""
         if not self._spec.alone:
@@ -138,7 +138,7 @@ class ProgressReporter:
 
             self._console.info(render_rendezvous(seat, self._spec.event_log))
 
-    def end_round(self, ended: WorkerRound, wanted: Assignment, seat: Seat) -> None:
+    def end_round(self, ended: WorkerRound, wanted: Assignment, seat: RankAssignment) -> None:
         """A round is over, and `seat` is this node's place in the next one."""
         from dlrover_run.console.rounds import render_membership_change, render_restart
 
@@ -147,7 +147,7 @@ class ProgressReporter:
             self._console.error(render_membership_change(wanted.reason, seat, ended.lasted))
             return
         reason, failure = wanted.reason, wanted.failure
-        if failure is None or ended.seat.has(failure.rank):
+        if failure is None or ended.seat.has_rank(failure.rank):
             # All the evidence is here now, and on one node nobody needs to be told which it was.
             root = failures.root_cause(ended.ends)
             reason = f"rank {root.rank} {failures.describe_exit(root)}" if root else reason
@@ -160,7 +160,7 @@ class ProgressReporter:
         self._console.clear_waiting()
 
 
-def _named(link: LinkRow, others: tuple[Checkup, ...]) -> _Link:
+def _named(link: LinkRow, others: tuple[NodeHealth, ...]) -> _Link:
     """The same for the same link whatever ranks its ends have by now."""
     ends = frozenset({others[link.one].incarnation, others[link.other].incarnation})
     return ends, LinkRow(0, 0, link.gigabytes, link.problem)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.os_errors import explain_os_error
 from dlrover_run.coordination import check_records
-from dlrover_run.coordination.check_records import Checkup
-from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase, Seat
+from dlrover_run.coordination.check_records import NodeHealth
+from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase, RankAssignment
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.spec import SpecError
 
@@ -47,7 +47,7 @@ class JobEnd:
     """
 
     assignment: Assignment
-    seat: Seat | None
+    seat: RankAssignment | None
     ends: tuple[WorkerExit, ...]
     succeeded: bool
     results: dict[int, bytes]
@@ -83,18 +83,18 @@ def resolve_result(ending: JobEnd, compat: bool) -> JobResult:
     )
 
 
-def _dismissal(ending: JobEnd) -> Checkup | None:
+def _dismissal(ending: JobEnd) -> NodeHealth | None:
     """What the node check said of this node if that is why it leaves, else None."""
-    checkup = ending.assignment.checkup
+    checkup = ending.assignment.health
     if checkup is None or not checkup.dismissed or ending.assignment.phase is PlanPhase.FINISHED:
         return None
     return checkup if ending.gave_up is None and ending.stopped_by is None else None
 
 
-def _explain_dismissal(checkup: Checkup) -> str:
+def _explain_dismissal(checkup: NodeHealth) -> str:
     """The line that people look for, as DLRover prints it, and below it why, and what to do."""
     reason = checkup.reason or "no reason was given"
-    if checkup.verdict is check_records.Verdict.STRAGGLER:
+    if checkup.status is check_records.HealthStatus.STRAGGLER:
         advice = "put another machine in its place, or leave --exclude-straggler out to train at its pace"
         return (
             f"RuntimeError: The node is a straggler and exits.\n  The node check found it too slow: {reason}; {advice}."
@@ -112,7 +112,7 @@ def _is_own(failure: Failure | None, ending: JobEnd) -> bool:
     seat = ending.seat
     if failure is None or seat is None or seat.key != ending.assignment.key:
         return False
-    return seat.has(failure.rank)
+    return seat.has_rank(failure.rank)
 
 
 def _own_root(ending: JobEnd) -> WorkerExit | None:
@@ -138,7 +138,7 @@ def _exit_code(ending: JobEnd, root: WorkerExit | None, compat: bool) -> int:
     if phase is PlanPhase.FINISHED:
         return exit_codes.SUCCESS
     if (checkup := _dismissal(ending)) is not None:
-        straggler = checkup.verdict is check_records.Verdict.STRAGGLER
+        straggler = checkup.status is check_records.HealthStatus.STRAGGLER
         return exit_codes.of_failure(exit_codes.STRAGGLER if straggler else exit_codes.FAULTY_NODE, compat)
     if ending.stopped_by is not None:
         return exit_codes.of_failure(exit_codes.of_signal(ending.stopped_by), compat)

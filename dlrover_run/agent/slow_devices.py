@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from dlrover_run.console.health_table import format_tflops
 from dlrover_run.coordination.check_records import CPU, DeviceSpeed
-from dlrover_run.coordination.evidence import usual
+from dlrover_run.coordination.evidence import lower_median
 
 
 def find_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[DeviceSpeed]:
@@ -18,7 +18,7 @@ def find_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[DeviceSp
     that one of them is slow says nothing of it."""
     if not devices:
         return []
-    reached = usual([device.tflops for device in devices])
+    reached = lower_median([device.tflops for device in devices])
     return [device for device in devices if device.name != CPU and device.tflops * threshold < reached]
 
 
@@ -36,6 +36,6 @@ def describe_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[str]
     """A sentence for each of those that `find_slow` finds."""
     return [
         f"warning: local rank {device.local_rank} ({device.name}) computes at {format_tflops(device.tflops)} where the "
-        f"others of this node reach {format_tflops(usual([device.tflops for device in devices]))}"
+        f"others of this node reach {format_tflops(lower_median([device.tflops for device in devices]))}"
         for device in find_slow(devices, threshold)
     ]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dlrover_run.coordination.records import Seat
+from dlrover_run.coordination.records import RankAssignment
 
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
 """Names, in a worker's environment, the file to which one byte is written when a checkpoint has been written
@@ -35,7 +35,7 @@ _MAPPED = "0000000000000000FFFF0000"
 class StartupProbe:
     """What this node sees of the work of its workers in one round, which begins now."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: RankAssignment) -> None:
         self._seat = seat
         self._began = time.monotonic()
         self._mark = os.memfd_create("dlrover-run checkpoint mark")

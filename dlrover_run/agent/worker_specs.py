@@ -13,7 +13,7 @@ from dlrover_run.agent.environment import fill_macros, worker_environment
 from dlrover_run.agent.host import host_name
 from dlrover_run.agent.results import ResultFiles
 from dlrover_run.agent.startup_probe import MARK_VARIABLE, StartupProbe
-from dlrover_run.coordination.records import Seat
+from dlrover_run.coordination.records import RankAssignment
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.spec import JobSpec
@@ -39,14 +39,14 @@ class WorkerSpecs:
     """The specs of the workers of one round on this node, and the resources opened for them. `work` detects whether
     they started to train; `results` is None unless a function runs."""
 
-    seat: Seat
+    seat: RankAssignment
     streams: streams.StreamPlan
     workers: tuple[WorkerSpec, ...]
     startup_probe: StartupProbe
     results: ResultFiles | None
 
 
-def launcher_environments(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
+def launcher_environments(spec: JobSpec, seat: RankAssignment, parent: Mapping[str, str]) -> dict[int, dict[str, str]]:
     """The variables that the launcher itself sets, by local rank, as torchrun passes them to a plugin for logs."""
     names = worker_environment(spec, seat, 0, {}, "").keys()
     wholes = {rank: worker_environment(spec, seat, rank, parent, "") for rank in range(seat.workers)}
@@ -55,7 +55,7 @@ def launcher_environments(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) 
 
 def build_worker_specs(
     spec: JobSpec,
-    seat: Seat,
+    seat: RankAssignment,
     parent: Mapping[str, str],
     run_dir: str | None,
     relay: RelayClient,
@@ -113,7 +113,7 @@ def build_worker_specs(
     return WorkerSpecs(seat, plan, tuple(workers), work, results)
 
 
-def _prefix(spec: JobSpec, seat: Seat, local_rank: int) -> str:
+def _prefix(spec: JobSpec, seat: RankAssignment, local_rank: int) -> str:
     rank = seat.first_rank + local_rank
     return streams.line_prefix(spec.logs.prefix_template, spec.role, rank, local_rank, host_name())
 
@@ -135,7 +135,7 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
-def _bound_cpus(spec: JobSpec, seat: Seat, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
+def _bound_cpus(spec: JobSpec, seat: RankAssignment, parent: Mapping[str, str]) -> dict[int, frozenset[int]]:
     """The processors of each local rank with `--numa-binding`, empty without."""
     if spec.numa_binding is None:
         return {}

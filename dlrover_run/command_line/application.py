@@ -30,7 +30,7 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line import rdzv_conf
 from dlrover_run.command_line.options import OTHER, Flag
 from dlrover_run.command_line.parser import Program, UsageError, parse_argv
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 
 _TYPER_OPTIONS = ("install_completion", "show_completion")
 """The options that typer adds itself."""
@@ -133,7 +133,7 @@ def _tcsh_script(program: Program) -> str:
 
 def _print_keys(program: Program) -> None:
     """The keys of `--rdzv-conf` that have an effect, drawn as typer draws the flags."""
-    defaults = Rules()
+    defaults = JobRules()
     keys = Table(show_header=False, box=None, pad_edge=False, expand=True)
     keys.add_column(style="bold cyan", no_wrap=True)
     keys.add_column(ratio=1)

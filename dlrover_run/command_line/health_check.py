@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dlrover_run.command_line import values
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rendezvous_options import Rendezvous
-from dlrover_run.coordination.rules import CHECK_NEVER, CHECK_ONCE, Rules
+from dlrover_run.coordination.rules import CHECK_NEVER, CHECK_ONCE, JobRules
 from dlrover_run.spec import SpecError
 
 AUTO_CONFIG_CHECK_NODES = 4
@@ -30,7 +30,7 @@ class HealthCheckOptions(NamedTuple):
     measure_links: bool
     warnings: tuple[str, ...]
 
-    def add_to(self, rules: Rules) -> Rules:
+    def add_to(self, rules: JobRules) -> JobRules:
         """The rules with these fields. Without a check the others keep their defaults, so that nodes are not warned of
         a difference that has no effect."""
         if self.mode == CHECK_NEVER:

@@ -11,7 +11,7 @@ from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import ETCD_BACKENDS
 from dlrover_run.command_line.values import FlagValue
-from dlrover_run.coordination.rules import MOST_NODES, Rules
+from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.coordination.words import counted
 from dlrover_run.spec import Entrypoint, LocalSpec, SpecError
 
@@ -58,7 +58,7 @@ def find_size(flags: FlagValues, environ: Mapping[str, str]) -> JobSize:
     )
     warnings = []
     if by_variable is not None:
-        values.integer(*by_variable, 1, MOST_NODES)
+        values.integer(*by_variable, 1, MAX_NODES)
         if nodes is not None and nodes.text.strip() != by_variable.text.strip():
             variable = f"{by_variable.source}={by_variable.text}"
             warnings.append(f"{nodes.source} {nodes.text} takes precedence over {variable} of --auto-config.")
@@ -118,25 +118,27 @@ def _refuse_excluded_flags(flags: FlagValues, *, isolated: bool) -> None:
 
 
 def fit_rules(
-    local: LocalNodes, rules: Rules, conf: RdzvConf, nodes: FlagValue, *, spares_given: bool
-) -> tuple[Rules, Sequence[str]]:
+    local: LocalNodes, rules: JobRules, conf: RdzvConf, nodes: FlagValue, *, spares_given: bool
+) -> tuple[JobRules, Sequence[str]]:
     """The rules of a job of local nodes, and warnings; `nodes` is the number of nodes that was given.
 
     Raises SpecError when fewer nodes start than the job needs to begin.
     """
     least, most = local.spec.least, local.spec.most
-    if least < rules.fewest:
-        required = f"{nodes.source} {nodes.text}" + (f" with --node-unit {rules.unit}" if rules.unit > 1 else "")
-        problem = f"starts {counted(least, 'node')} at first, and {required} needs at least {rules.fewest}"
-        raise values.invalid(*local.value, problem, f"give at least {rules.fewest}")
+    if least < rules.min_size:
+        required = f"{nodes.source} {nodes.text}" + (
+            f" with --node-unit {rules.node_unit}" if rules.node_unit > 1 else ""
+        )
+        problem = f"starts {counted(least, 'node')} at first, and {required} needs at least {rules.min_size}"
+        raise values.invalid(*local.value, problem, f"give at least {rules.min_size}")
     if not conf.has("last_call_timeout"):
         rules = replace(rules, last_call_timeout=LOCAL_LAST_CALL_TIMEOUT)
     if not spares_given:
-        return replace(rules, spares=max(0, most - rules.most)), ()
-    surplus = most - rules.most - rules.spares
+        return replace(rules, spares=max(0, most - rules.max_nodes)), ()
+    surplus = most - rules.max_nodes - rules.spares
     if surplus <= 0:
         return rules, ()
-    used = f"--nnodes and --spares use {rules.most + rules.spares} of the nodes of {local.value.source}"
+    used = f"--nnodes and --spares use {rules.max_nodes + rules.spares} of the nodes of {local.value.source}"
     wait = "waits as a spare" if surplus == 1 else "wait as spares"
     return rules, (f"{used}, and {surplus} more {wait} too.",)
 

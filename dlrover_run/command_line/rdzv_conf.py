@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from dlrover_run.command_line import values
 from dlrover_run.command_line.values import FlagValue
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import EtcdSpec, SpecError
 
 MAX_COUNT = 1_000_000
@@ -32,7 +32,7 @@ class RdzvConf(NamedTuple):
     `unknown` the names of the others.
     """
 
-    rules: Rules
+    rules: JobRules
     is_host: bool | None = None
     bind: str | None = None
     state_dir: FlagValue | None = None
@@ -245,7 +245,7 @@ def parse(source: str, text: str) -> RdzvConf:
     parsed = {key: key.parse(f"{source} {name}", text) for name, text in texts.items() if (key := _BY_NAME.get(name))}
     rules = {key.rule: value for key, value in parsed.items() if key.rule}
     return RdzvConf(
-        rules=replace(Rules(), **rules),
+        rules=replace(JobRules(), **rules),
         **_fields(source, parsed),
         keys=tuple(parsed),
         unknown=tuple(name for name in texts if name not in _BY_NAME),

@@ -16,7 +16,7 @@ from dlrover_run.command_line import credentials, lookup, values
 from dlrover_run.command_line.options import STATIC_ADDRESS
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.values import FlagValue
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import EtcdSpec, MasterSpec, SpecError, TlsSpec
 
 MASTER_PORT = 29400
@@ -376,7 +376,7 @@ def _etcd_tls(members: EtcdMembers, conf: RdzvConf) -> TlsSpec | None:
     return TlsSpec() if files is None and protocol == "https" else files
 
 
-def adjust_rules(rules: Rules, rendezvous: Rendezvous, conf: RdzvConf) -> Rules:
+def adjust_rules(rules: JobRules, rendezvous: Rendezvous, conf: RdzvConf) -> JobRules:
     """The rules with the `lost_after` that fits the backend."""
     if not rendezvous.coordinated:
         # Nodes learn nothing of each other, so no loss of a node can explain a failure.

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dlrover_run.console.text import BOLD, RED, YELLOW, colored, display_width, sanitize, truncate
-from dlrover_run.coordination.check_records import Checkup, LinkRow, Verdict
+from dlrover_run.coordination.check_records import HealthStatus, LinkRow, NodeHealth
 from dlrover_run.coordination.words import counted
 
 MAX_NAME = 32
@@ -23,16 +23,22 @@ _NARROW = 60
 _INDENT = " " * 6
 
 _VERDICTS = {
-    Verdict.PENDING: "...",
-    Verdict.UNCHECKED: "unchecked",
-    Verdict.PASSED: "passed",
-    Verdict.STRAGGLER: "straggler",
-    Verdict.FAULT: "fault",
+    HealthStatus.PENDING: "...",
+    HealthStatus.UNCHECKED: "unchecked",
+    HealthStatus.PASSED: "passed",
+    HealthStatus.STRAGGLER: "straggler",
+    HealthStatus.FAULT: "fault",
 }
-_URGENT = [Verdict.FAULT, Verdict.STRAGGLER, Verdict.PENDING, Verdict.UNCHECKED, Verdict.PASSED]
+_URGENT = [
+    HealthStatus.FAULT,
+    HealthStatus.STRAGGLER,
+    HealthStatus.PENDING,
+    HealthStatus.UNCHECKED,
+    HealthStatus.PASSED,
+]
 
 
-def render_live_table(rows: Sequence[Checkup], width: int, lines: int, color: bool = False) -> list[str]:
+def render_live_table(rows: Sequence[NodeHealth], width: int, lines: int, color: bool = False) -> list[str]:
     """The state of a running check, in at most `lines` lines of at most `width` columns. If not all nodes fit, the most
     urgent ones are shown and the others are counted."""
     labelled = _labelled(rows)
@@ -42,19 +48,19 @@ def render_live_table(rows: Sequence[Checkup], width: int, lines: int, color: bo
     room = lines - 2
     if room < 1:
         return [truncate(_tally(rows), width)] if lines > 0 else []
-    ordered = sorted(range(len(rows)), key=lambda place: _URGENT.index(rows[place].verdict))
+    ordered = sorted(range(len(rows)), key=lambda place: _URGENT.index(rows[place].status))
     left_out = truncate(f"  and {len(rows) - room} more: {_tally(rows[place] for place in ordered[room:])}", width)
     return [*_table([labelled[place] for place in sorted(ordered[:room])], width, color), left_out]
 
 
-def render_health_table(rows: Sequence[Checkup], width: int = 80, color: bool = False) -> str:
+def render_health_table(rows: Sequence[NodeHealth], width: int = 80, color: bool = False) -> str:
     """The result of a check: a heading and a line for each node, with the full reasons."""
     heading = f"dlrover-run: node check of {counted(len(rows), 'node')}: {_tally(rows)}"
     return "\n".join([heading, *_table(_labelled(rows), width, color, in_full=True)])
 
 
 def render_link_table(
-    rows: Sequence[Checkup], links: Sequence[LinkRow], threshold: float, width: int = 80, color: bool = False
+    rows: Sequence[NodeHealth], links: Sequence[LinkRow], threshold: float, width: int = 80, color: bool = False
 ) -> str:
     """The bandwidth of each link: failed links first, then the slowest. The ends of a link are indices of `rows`. A
     link is slow if it is more than `threshold` times slower than the median of all."""
@@ -77,19 +83,19 @@ def render_link_table(
     return "\n".join(lines)
 
 
-def render_node_status(rows: Sequence[Checkup], place: int) -> str:
+def render_node_status(rows: Sequence[NodeHealth], place: int) -> str:
     """One line about one node of a check, for a console without a table."""
     name, row = _labelled(rows)[place]
     reason = f": {_plain(row.reason)}" if row.reason else ""
-    return f"node check: {name}: {_figures(row)}: {_VERDICTS[row.verdict]}{reason}"
+    return f"node check: {name}: {_figures(row)}: {_VERDICTS[row.status]}{reason}"
 
 
-def render_own_status(checkup: Checkup) -> str:
+def render_own_status(checkup: NodeHealth) -> str:
     """One line of a node about itself; a warning if something is wrong."""
     reason = _plain(checkup.reason)
-    if checkup.verdict is Verdict.STRAGGLER:
+    if checkup.status is HealthStatus.STRAGGLER:
         return f"warning: this node is a straggler: {reason or 'slower than the others'} ({_figures(checkup)})"
-    line = f"node check: {_figures(checkup)}: {_VERDICTS[checkup.verdict]}"
+    line = f"node check: {_figures(checkup)}: {_VERDICTS[checkup.status]}"
     return f"warning: {line}; {reason}" if reason else line
 
 
@@ -112,18 +118,18 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
 
 
-def _figures(row: Checkup) -> str:
+def _figures(row: NodeHealth) -> str:
     known = [text for text in (format_tflops(row.tflops), format_bandwidth(row.gigabytes)) if text != "-"]
     return ", ".join(known) or "nothing was measured"
 
 
-def _tally(rows: Iterable[Checkup]) -> str:
-    count = Counter(row.verdict for row in rows)
-    names = {**_VERDICTS, Verdict.PENDING: "open"}
+def _tally(rows: Iterable[NodeHealth]) -> str:
+    count = Counter(row.status for row in rows)
+    names = {**_VERDICTS, HealthStatus.PENDING: "open"}
     return ", ".join(f"{count[verdict]} {names[verdict]}" for verdict in reversed(_URGENT) if count[verdict])
 
 
-def _labelled(rows: Sequence[Checkup]) -> list[tuple[str, Checkup]]:
+def _labelled(rows: Sequence[NodeHealth]) -> list[tuple[str, NodeHealth]]:
     """Each node's name, and its id if several nodes have the same name. Not its index: that is its place in the check,
     which differs from its rank once other nodes leave, and the list may not have all nodes."""
     names = [_plain(row.host) for row in rows]
@@ -133,7 +139,7 @@ def _labelled(rows: Sequence[Checkup]) -> list[tuple[str, Checkup]]:
     ]
 
 
-def _table(labelled: Sequence[tuple[str, Checkup]], width: int, color: bool, in_full: bool = False) -> list[str]:
+def _table(labelled: Sequence[tuple[str, NodeHealth]], width: int, color: bool, in_full: bool = False) -> list[str]:
     narrow = width < _NARROW
     table = [("node", "TFLOP/s", "GB/s") if narrow else ("node", "compute", "communication")]
     table += [(name, *_speeds(row, narrow)) for name, row in labelled]
@@ -143,17 +149,17 @@ def _table(labelled: Sequence[tuple[str, Checkup]], width: int, color: bool, in_
     lines = [f"{_pad(line[0], names)}  {line[1]:>{compute}}  {line[2]:>{communication}}" for line in table]
     drawn = _entry(lines[0], "verdict", "", width, BOLD if color else "")
     for line, (_, row) in zip(lines[1:], labelled, strict=True):
-        word, reason, paint = _VERDICTS[row.verdict], _plain(row.reason), _paint(row, color)
+        word, reason, paint = _VERDICTS[row.status], _plain(row.reason), _paint(row, color)
         drawn += _entry(line, word, reason, width, paint, marked=_needs_attention(row), in_full=in_full)
     return drawn
 
 
-def _speeds(row: Checkup, narrow: bool) -> tuple[str, str]:
+def _speeds(row: NodeHealth, narrow: bool) -> tuple[str, str]:
     compute, communication = format_tflops(row.tflops), format_bandwidth(row.gigabytes)
     if narrow:
         compute = compute.partition(" ")[0]
         communication = _number(row.gigabytes) if row.gigabytes else communication
-    if row.verdict is not Verdict.PENDING:
+    if row.status is not HealthStatus.PENDING:
         return compute, communication
     # A speed that is not measured yet may still follow.
     return compute.replace("-", "..."), communication.replace("-", "...")
@@ -171,13 +177,13 @@ def _entry(
     return [colored(text, paint) for text in [truncate(row, width), *wrapped]]
 
 
-def _needs_attention(row: Checkup) -> bool:
+def _needs_attention(row: NodeHealth) -> bool:
     """Whether the row needs attention. A node that passed with a reason had a problem with a link."""
-    return row.verdict in (Verdict.FAULT, Verdict.STRAGGLER) or bool(row.reason)
+    return row.status in (HealthStatus.FAULT, HealthStatus.STRAGGLER) or bool(row.reason)
 
 
-def _paint(row: Checkup, color: bool) -> str:
-    if row.verdict is Verdict.FAULT:
+def _paint(row: NodeHealth, color: bool) -> str:
+    if row.status is HealthStatus.FAULT:
         return _red(color)
     return _yellow(color) if _needs_attention(row) else ""
 

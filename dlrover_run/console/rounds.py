@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dlrover_run.console.text import format_duration
-from dlrover_run.coordination.records import Seat
+from dlrover_run.coordination.records import RankAssignment
 from dlrover_run.coordination.words import counted
 from dlrover_run.spec import LogSpec
 from dlrover_run.transport.addresses import join_address
@@ -23,13 +23,13 @@ def render_check_before_restart(reason: str, attempt: int) -> str:
     return f"{_clause(reason)}; a node check comes before restart {attempt}"
 
 
-def render_membership_change(reason: str, seat: Seat, after_seconds: float) -> str:
+def render_membership_change(reason: str, seat: RankAssignment, after_seconds: float) -> str:
     """A new round that uses no restart, because only the set of nodes has changed."""
     nodes = counted(seat.nodes, "node")
     return f"round {seat.round} with {nodes} after {format_duration(after_seconds)}: {_clause(reason)}"
 
 
-def render_rendezvous(seat: Seat, event_log: str) -> str:
+def render_rendezvous(seat: RankAssignment, event_log: str) -> str:
     """torchrun's block on a round: the same text and spacing."""
     local = range(seat.workers)
     values = {
@@ -64,7 +64,7 @@ def render_shutdown(processes: str, seconds: float | None, *, alone: bool, again
     return f"{then}; press Ctrl-C again to kill them at once" if again else then
 
 
-def render_rank_assignment(seat: Seat) -> str:
+def render_rank_assignment(seat: RankAssignment) -> str:
     """The ranks of this node in one line."""
     last = seat.first_rank + seat.workers - 1
     ranks = f"rank {last}" if seat.workers == 1 else f"ranks {seat.first_rank} to {last}"

@@ -7,26 +7,26 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
-from dlrover_run.coordination.check_records import Checkup, Verdict
-from dlrover_run.coordination.presence import Present
-from dlrover_run.coordination.records import Member, NodeStatus, Plan, PlanPhase, RoundKey, Seat
+from dlrover_run.coordination.check_records import HealthStatus, NodeHealth
+from dlrover_run.coordination.presence import Members
+from dlrover_run.coordination.records import Member, NodeReport, Plan, PlanPhase, RankAssignment, RoundKey
 
 _UNKNOWN = "unknown"
 
-Seated = dict[int, tuple[Seat, NodeStatus]]
+Seated = dict[int, tuple[RankAssignment, NodeReport]]
 
 
-def belongs_to_a_round(status: NodeStatus) -> bool:
+def knows_a_round(status: NodeReport) -> bool:
     """Whether the node knows of a round of the job, so that the job has been running."""
     return latest_round(status) != RoundKey()
 
 
-def latest_round(status: NodeStatus) -> RoundKey:
+def latest_round(status: NodeReport) -> RoundKey:
     """The latest round that the node knows of."""
-    return max(status.heard, status.seat.key) if status.seat is not None else status.heard
+    return max(status.known_round, status.ranks.key) if status.ranks is not None else status.known_round
 
 
-def adopt(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool) -> Plan | None:
+def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> Plan | None:
     """The plan of the latest round that a node knows of; None while some who could say more are still to be heard.
 
     `waited` says that those who were not heard by now will not be waited for. Their places are then given to members
@@ -35,8 +35,8 @@ def adopt(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool) -> Plan | N
     latest = max((latest_round(status) for status in statuses), default=RoundKey())
     seated: dict[RoundKey, Seated] = {}
     for status in statuses:
-        if status.seat is not None:
-            seated.setdefault(status.seat.key, {})[status.seat.node_rank] = (status.seat, status)
+        if status.ranks is not None:
+            seated.setdefault(status.ranks.key, {})[status.ranks.node_rank] = (status.ranks, status)
     found = seated.get(latest)
     if not waited and (found is None or len(found) < _any(found).nodes):
         return None
@@ -62,22 +62,22 @@ def adopt(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool) -> Plan | N
     )
 
 
-def vouch(plan: Plan, present: Present) -> Plan:
+def mark_passed(plan: Plan, present: Members) -> Plan:
     """The plan in which all members count as checked: they were, before they had their seats. Those who take no part in
     checks are known by that."""
     checked = tuple(
-        Checkup(node_id=member.node_id, incarnation=member.incarnation, host=member.host, verdict=Verdict.PASSED)
+        NodeHealth(node_id=member.node_id, incarnation=member.incarnation, host=member.host, status=HealthStatus.PASSED)
         for member in plan.members
-        if (p := present.get(member.key)) is not None and not p.unaware_of_checks
+        if (p := present.get(member.key)) is not None and not p.without_health_check
     )
-    return msgspec.structs.replace(plan, checked=checked)
+    return msgspec.structs.replace(plan, health=checked)
 
 
-def _any(found: Seated) -> Seat:
+def _any(found: Seated) -> RankAssignment:
     return next(seat for seat, _ in found.values())
 
 
-def _members(found: Seated, any_seat: Seat) -> Iterator[Member]:
+def _members(found: Seated, any_seat: RankAssignment) -> Iterator[Member]:
     """The members in the order of their ranks. Nodes that were not heard are given the workers between those of their
     neighbours, so that every node that was heard keeps the ranks of its workers."""
     next_rank = 0

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dlrover_run.coordination.decision import changed
+from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.records import Failure, Plan, PlanPhase
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 
 
-def charge(rules: Rules, plan: Plan, failure: Failure, worked: bool, now: float) -> Plan:
+def consume_restart(rules: JobRules, plan: Plan, failure: Failure, worked: bool, now: float) -> Plan:
     """The plan after a round that `failure` ended: with one more restart, or failed when there is none left.
 
     `worked` says that some worker of the round got to work. A script that cannot start fails again and again before any
     worker does, and there is no use in trying on. Its words may be others each time: every round has another port.
     """
-    barren = 0 if worked else plan.barren + 1
-    charged = forgive(rules, plan.charged, now)
+    barren = 0 if worked else plan.early_failures + 1
+    charged = expire_restarts(rules, plan.restart_times, now)
     used = len(charged) if rules.restart_window else plan.restart_count
     if used >= rules.max_restarts:
-        reason = f"{failure}{_spent(rules)}"
+        reason = f"{failure}{_exhausted(rules)}"
     elif rules.early_failure_limit and barren >= rules.early_failure_limit:
         reason = (
             f"{failure}; {barren} rounds in succession failed before any worker had got through init_process_group "
@@ -27,18 +27,26 @@ def charge(rules: Rules, plan: Plan, failure: Failure, worked: bool, now: float)
         # Without a window only the number counts, and a job may have a great many.
         charged = (*charged, now) if rules.restart_window else ()
         count = plan.restart_count + 1
-        return changed(
-            plan, now, failure=failure, barren=barren, restart_count=count, charged=charged, reason=str(failure)
+        return update_plan(
+            plan,
+            now,
+            failure=failure,
+            early_failures=barren,
+            restart_count=count,
+            restart_times=charged,
+            reason=str(failure),
         )
-    return changed(plan, now, phase=PlanPhase.FAILED, since=now, failure=failure, barren=barren, reason=reason)
+    return update_plan(
+        plan, now, phase=PlanPhase.FAILED, since=now, failure=failure, early_failures=barren, reason=reason
+    )
 
 
-def forgive(rules: Rules, charged: tuple[float, ...], now: float) -> tuple[float, ...]:
+def expire_restarts(rules: JobRules, charged: tuple[float, ...], now: float) -> tuple[float, ...]:
     """Those of the times at which a restart was charged that count still."""
     return tuple(time for time in charged if now < time + rules.restart_window)
 
 
-def _spent(rules: Rules) -> str:
+def _exhausted(rules: JobRules) -> str:
     if rules.max_restarts == 0:
         return ""
     restarts = "the one restart" if rules.max_restarts == 1 else f"all {rules.max_restarts} restarts"

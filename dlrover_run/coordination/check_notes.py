@@ -8,41 +8,41 @@ from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from dlrover_run.coordination.check_records import Check
-from dlrover_run.coordination.evidence import Evidence, Pair, Standing, call, part
-from dlrover_run.coordination.words import counted, names
+from dlrover_run.coordination.check_records import HealthCheck
+from dlrover_run.coordination.evidence import Evidence, Pair, SpeedRanking, group_by, node_names
+from dlrover_run.coordination.words import counted, join_names
 
-MOST_KINDS = 8
+MAX_KINDS = 8
 """Kinds of device, beside the usual one, of which a sentence is said each."""
 
-MOST_LINK_NOTES = 8
+MAX_LINK_NOTES = 8
 """Broken links, and slow ones, of which a sentence is said each: an uplink has a link for each two nodes."""
 
-MOST_OF_A_PROBLEM = 200
+MAX_QUOTED_PROBLEM = 200
 """Characters of a problem inside a reason: who agrees about it has to be read as well."""
 
 
-class Words:
+class CheckText:
     """How the nodes of a check are called, and what their links failed of."""
 
-    def __init__(self, check: Check) -> None:
-        self.called = call(check)
+    def __init__(self, check: HealthCheck) -> None:
+        self.names = node_names(check)
         self._problems = _first_problems(check)
 
-    def named(self, nodes: Collection[int]) -> str:
+    def join(self, nodes: Collection[int]) -> str:
         """At most three of the nodes by name."""
-        return names([self.called[node] for node in sorted(nodes)])
+        return join_names([self.names[node] for node in sorted(nodes)])
 
     def because(self, *ends: int) -> str:
         """The problem of the first link that failed between these, or of the one of which this is an end."""
         problem = self._problems.get(frozenset(ends), "")
-        return f" ({problem[:MOST_OF_A_PROBLEM]})" if problem else ""
+        return f" ({problem[:MAX_QUOTED_PROBLEM]})" if problem else ""
 
 
-def _first_problems(check: Check) -> Mapping[frozenset[int], str]:
+def _first_problems(check: HealthCheck) -> Mapping[frozenset[int], str]:
     """Of each node, and of each two that have tried a link, the problem of the first of their links that failed."""
     problems: dict[frozenset[int], str] = {}
-    for fact in check.linked:
+    for fact in check.link_facts:
         if fact.problem:
             for ends in ({fact.one}, {fact.other}, fact.ends):
                 problems.setdefault(frozenset(ends), fact.problem)
@@ -56,11 +56,11 @@ class Notes:
 
     evidence: Evidence
     threshold: float
-    words: Words
-    computing: Standing
-    linking: Standing
-    slow_linked: Set[int]
-    cut: Set[int]
+    words: CheckText
+    computing: SpeedRanking
+    linking: SpeedRanking
+    slow_links: Set[int]
+    unreachable: Set[int]
     unconfirmed: Set[int]
 
     def all(self) -> tuple[str, ...]:
@@ -69,9 +69,9 @@ class Notes:
             *self._on_kinds(),
             *self._on_spread(),
             *self._on_speed(
-                self.computing, self.evidence.kinds.__getitem__, self.evidence.computes_at, "compute", "TFLOP/s"
+                self.computing, self.evidence.device_kinds.__getitem__, self.evidence.computes_at, "compute", "TFLOP/s"
             ),
-            *self._on_speed(self.linking, self.evidence.kin, self.evidence.best_with_kin, "link", "GB/s"),
+            *self._on_speed(self.linking, self.evidence.comparison_group, self.evidence.best_in_group, "link", "GB/s"),
             *self._on_links(),
             *self._on_silence(),
         )
@@ -80,40 +80,43 @@ class Notes:
         """Which nodes have another device than most nodes with as many workers have: a job waits for its slowest node,
         but none is at fault for its model."""
         notes = []
-        for nodes in part(self.computing.usual, self.evidence.kin):
-            by_device = {self.evidence.kinds[alike[0]][1]: alike for alike in part(nodes, self.evidence.kinds.get)}
+        for nodes in group_by(self.computing.median, self.evidence.comparison_group):
+            by_device = {
+                self.evidence.device_kinds[alike[0]][1]: alike
+                for alike in group_by(nodes, self.evidence.device_kinds.get)
+            }
             usual, *others = sorted(by_device, key=lambda device: (-len(by_device[device]), device))
-            for device in others[:MOST_KINDS]:
+            for device in others[:MAX_KINDS]:
                 alike = by_device[device]
                 if not self._judged(alike):
                     continue
                 have = "has" if len(alike) == 1 else "have"
                 compared = "its speed is compared with none" if len(alike) == 1 else "they are compared with each other"
                 notes.append(
-                    f"{self.words.named(alike)} {have} another kind of device ({device}) than the others ({usual}): "
+                    f"{self.words.join(alike)} {have} another kind of device ({device}) than the others ({usual}): "
                     f"{compared}"
                 )
-            if others[MOST_KINDS:]:
-                notes.append(f"{counted(len(others) - MOST_KINDS, 'more kind')} of device are not named")
+            if others[MAX_KINDS:]:
+                notes.append(f"{counted(len(others) - MAX_KINDS, 'more kind')} of device are not named")
         return notes
 
     def _on_spread(self) -> list[str]:
         """Which nodes pass by their best try though most of their tries were slow: something disturbs them, or a card
         is slow now and then, and will be so when it trains."""
         notes = []
-        for node in self._judged(self.computing.usual):
+        for node in self._judged(self.computing.median):
             speeds = [fact.tflops for fact in self.evidence.tries[node] if not fact.problem]
-            slow = [speed for speed in speeds if speed * self.threshold < self.computing.usual[node]]
+            slow = [speed for speed in speeds if speed * self.threshold < self.computing.median[node]]
             if node not in self.computing.slow and 2 * len(slow) > len(speeds):
                 notes.append(
-                    f"{self.words.called[node]} computed slowly in {len(slow)} of {len(speeds)} tries, "
+                    f"{self.words.names[node]} computed slowly in {len(slow)} of {len(speeds)} tries, "
                     f"at {min(slow):.3g} TFLOP/s, and at {max(speeds):.3g} in its best one"
                 )
         return notes
 
     def _on_speed(
         self,
-        standing: Standing,
+        standing: SpeedRanking,
         kind: Callable[[int], Any],
         speed: Callable[[int], float | None],
         do: str,
@@ -121,11 +124,11 @@ class Notes:
     ) -> list[str]:
         """Said where so many are slow that it is unusual to be quick."""
         notes = []
-        for nodes in sorted(part(standing.usual, kind), key=lambda nodes: kind(nodes[0])):
+        for nodes in sorted(group_by(standing.median, kind), key=lambda nodes: kind(nodes[0])):
             speeds = {node: speed(node) or 0.0 for node in nodes}
             top = max(speeds.values())
             behind = [node for node, value in speeds.items() if value * self.threshold < top]
-            known = all(node in standing.slow or node in self.slow_linked for node in behind)
+            known = all(node in standing.slow or node in self.slow_links for node in behind)
             if 2 * len(behind) < len(speeds) or known:
                 continue
             quickest = max(speeds[node] for node in behind)
@@ -137,7 +140,7 @@ class Notes:
 
     def _on_links(self) -> list[str]:
         broken, slow = [], []
-        named = self.cut | self.slow_linked
+        named = self.unreachable | self.slow_links
         for one, met in sorted(self.evidence.links.items()):
             for other, speed in sorted(met.items()):
                 if one > other or one in named or other in named:
@@ -148,15 +151,15 @@ class Notes:
                     slow.append((one, other))
         notes = [
             f"{self._between(pair)} does not work{self.words.because(*pair)}, though both have others that do"
-            for pair in broken[:MOST_LINK_NOTES]
+            for pair in broken[:MAX_LINK_NOTES]
         ]
-        for one, other in slow[:MOST_LINK_NOTES]:
-            elsewhere = min(self.evidence.best_with_kin(end) or 0.0 for end in (one, other))
+        for one, other in slow[:MAX_LINK_NOTES]:
+            elsewhere = min(self.evidence.best_in_group(end) or 0.0 for end in (one, other))
             speed = self.evidence.links[one][other] or 0.0
             notes.append(
                 f"{self._between((one, other))} is slow: {speed:.3g} GB/s, where each of them reaches {elsewhere:.3g}"
             )
-        if more := len(broken[MOST_LINK_NOTES:]) + len(slow[MOST_LINK_NOTES:]):
+        if more := len(broken[MAX_LINK_NOTES:]) + len(slow[MAX_LINK_NOTES:]):
             are = "is" if more == 1 else "are"
             notes.append(
                 f"{counted(more, 'more link')} between nodes that do well with others {are} slow or broken: something "
@@ -165,29 +168,33 @@ class Notes:
         return notes
 
     def _between(self, pair: Pair) -> str:
-        return f"the link between {self.words.called[pair[0]]} and {self.words.called[pair[1]]}"
+        return f"the link between {self.words.names[pair[0]]} and {self.words.names[pair[1]]}"
 
     def _link_is_slow(self, one: int, other: int, speed: float) -> bool:
-        bests = [self.evidence.best_with_kin(end) or 0.0 for end in (one, other)]
-        return self.evidence.kin(one) == self.evidence.kin(other) and speed * self.threshold < min(bests)
+        bests = [self.evidence.best_in_group(end) or 0.0 for end in (one, other)]
+        return self.evidence.comparison_group(one) == self.evidence.comparison_group(
+            other
+        ) and speed * self.threshold < min(bests)
 
     def _on_silence(self) -> list[str]:
         """What is left in the dark because too few others could be asked."""
         failing = [node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)]
-        certain = self.cut - self.unconfirmed
-        unknown = [node for node in failing if node not in certain and not self.evidence.check.nodes[node].trusted]
+        certain = self.unreachable - self.unconfirmed
+        unknown = [
+            node for node in failing if node not in certain and not self.evidence.check.nodes[node].already_passed
+        ]
         if not unknown:
             return []
         if not any(self.evidence.works(node) for node in self.evidence.links):
             return [
-                f"no link between {self.words.named(failing)} works{self.words.because(failing[0])}, "
+                f"no link between {self.words.join(failing)} works{self.words.because(failing[0])}, "
                 "and nobody else was there to link with: it cannot be told whose fault that is"
             ]
         return [
-            f"no link of {self.words.called[node]} works{self.words.because(node)}, "
+            f"no link of {self.words.names[node]} works{self.words.because(node)}, "
             "but too few others have links that do to tell whose fault that is"
             for node in unknown
         ]
 
     def _judged(self, nodes: Collection[int]) -> list[int]:
-        return [node for node in sorted(nodes) if not self.evidence.check.nodes[node].trusted]
+        return [node for node in sorted(nodes) if not self.evidence.check.nodes[node].already_passed]

@@ -15,19 +15,19 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Count, Name, NodeId, Port, Problem, Rate, Total
 
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 """Devices of a node whose speed travels: of more than that the slowest."""
 
-MOST_LINKS = 4
+MAX_LINKS = 4
 """Links that a node tries in one round: a triple has two for each."""
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 """Nodes of a check of which a person is shown a line each: of more than that those of whom there is most to say."""
 
-MOST_LINK_ROWS = 120
+MAX_LINK_ROWS = 120
 """Links of which a person is shown a line each, every pair of 16 nodes: of more than that the slowest."""
 
-MOST_LINK_PROBLEM = 120
+MAX_LINK_PROBLEM = 120
 """Characters of what is told of one link that failed: with all the rows there are, they fit into one message."""
 
 
@@ -35,7 +35,7 @@ CPU = "cpu"
 """The name of the device of a local rank that computes without an accelerator."""
 
 
-class Verdict(enum.StrEnum):
+class HealthStatus(enum.StrEnum):
     """What a check has come to for one node. PENDING: it goes on. UNCHECKED: it takes no part in any."""
 
     PENDING = "pending"
@@ -45,7 +45,7 @@ class Verdict(enum.StrEnum):
     FAULT = "fault"
 
 
-class TaskKey(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+class CheckKey(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
     """Which task: the coordinator that gave it, its check's number from 1, and the round of that check from 0.
 
     All zero is what a node tries of its own accord before anybody has asked.
@@ -64,12 +64,12 @@ class DeviceSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tflops: Rate
 
 
-class Computed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ComputeResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What came of computing. `problem` is a clause about the first local rank that failed, empty when none did;
     `wrong` says that a result was wrong, which no second try makes right."""
 
-    key: TaskKey = TaskKey()
-    devices: Annotated[tuple[DeviceSpeed, ...], Meta(max_length=MOST_DEVICES)] = ()
+    key: CheckKey = CheckKey()
+    devices: Annotated[tuple[DeviceSpeed, ...], Meta(max_length=MAX_DEVICES)] = ()
     problem: Problem = ""
     wrong: bool = False
 
@@ -85,7 +85,7 @@ class Computed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return CPU if CPU in names else (names or [""])[0]
 
 
-class LinkTried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LinkResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What came of one link. `other` is the place of the other end in the check, this node's own for a link within it;
     `gigabytes` per second is 0 and `problem` says why when it failed."""
 
@@ -94,13 +94,13 @@ class LinkTried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problem: Problem = ""
 
 
-class Linked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LinkResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What came of the links of one task; one that is not among `tried` was not tried, and nothing is known of it.
     `problem` says that this node's own check process ended, or hung where no other node was concerned; empty when it
     did not."""
 
-    key: TaskKey
-    tried: Annotated[tuple[LinkTried, ...], Meta(max_length=MOST_LINKS)] = ()
+    key: CheckKey
+    results: Annotated[tuple[LinkResult, ...], Meta(max_length=MAX_LINKS)] = ()
     problem: Problem = ""
 
 
@@ -120,21 +120,21 @@ class CheckTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     this node's place in the check; `timeout` is how many seconds the whole may take, and a link a quarter of that.
     """
 
-    key: TaskKey
+    key: CheckKey
     node: Count
     compute: bool
-    links: Annotated[tuple[tuple[LinkEnd, ...], ...], Meta(max_length=MOST_LINKS)]
+    links: Annotated[tuple[tuple[LinkEnd, ...], ...], Meta(max_length=MAX_LINKS)]
     timeout: float
 
 
-class Checkup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is known of one node's health. `gigabytes` is the best of its links, 0 where there was none. `reason` is a
     clause, empty where there is nothing to say. `dismissed` says that the node shall leave."""
 
     node_id: NodeId
     incarnation: NodeId
     host: Name
-    verdict: Verdict
+    status: HealthStatus
     tflops: Rate = 0.0
     gigabytes: Rate = 0.0
     reason: Problem = ""
@@ -149,10 +149,10 @@ class LinkRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     one: Count
     other: Count
     gigabytes: Rate = 0.0
-    problem: Annotated[str, Meta(max_length=MOST_LINK_PROBLEM)] = ""
+    problem: Annotated[str, Meta(max_length=MAX_LINK_PROBLEM)] = ""
 
 
-class Examinee(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node of a running check. `trusted` says that it has passed an earlier one and is here as a partner, or only
     to be compared with; `present` that it was still here when the last round of the check ended."""
 
@@ -162,8 +162,8 @@ class Examinee(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     port: int
     workers: int
-    trusted: bool = False
-    present: bool = True
+    already_passed: bool = False
+    is_here: bool = True
 
 
 class ComputeFact(msgspec.Struct, frozen=True):
@@ -192,15 +192,15 @@ class LinkFact(msgspec.Struct, frozen=True):
         return self.one, self.other
 
 
-class Named(msgspec.Struct, frozen=True):
+class FlaggedNode(msgspec.Struct, frozen=True):
     """An examinee that has been found wanting while the check goes on, and why."""
 
     node: int
-    verdict: Verdict
+    status: HealthStatus
     reason: str
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A check that goes on: a part of the plan. Examinees are named by their place in `nodes`.
 
     In the round `key`, since job time `since`, those in `compute` compute and those of each of `groups` try the links
@@ -209,13 +209,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     before the check.
     """
 
-    key: TaskKey
+    key: CheckKey
     since: float
-    nodes: tuple[Examinee, ...]
+    nodes: tuple[CheckedNode, ...]
     compute: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
-    computed: tuple[ComputeFact, ...] = ()
-    linked: tuple[LinkFact, ...] = ()
-    named: tuple[Named, ...] = ()
-    beside: bool = False
-    because: str = ""
+    compute_facts: tuple[ComputeFact, ...] = ()
+    link_facts: tuple[LinkFact, ...] = ()
+    flagged: tuple[FlaggedNode, ...] = ()
+    during_training: bool = False
+    plan_reason: str = ""

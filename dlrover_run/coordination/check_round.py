@@ -14,83 +14,83 @@ import msgspec
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
 from dlrover_run.coordination.check_records import (
-    Check,
+    CheckedNode,
+    CheckKey,
     CheckTask,
-    Checkup,
-    Computed,
     ComputeFact,
-    Examinee,
-    Linked,
+    ComputeResult,
+    HealthCheck,
+    HealthStatus,
     LinkEnd,
     LinkFact,
-    TaskKey,
-    Verdict,
+    LinkResults,
+    NodeHealth,
 )
-from dlrover_run.coordination.presence import Present
+from dlrover_run.coordination.presence import Members
 from dlrover_run.coordination.records import NodeKey
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 
 CHECK_MARGIN = 15.0
 """Seconds that a node has beyond `check_timeout`, at which it ends what it tries and says so. One that has said nothing
 by then counts as one whose check process failed."""
 
 
-def key_of(record: Checkup | Examinee) -> NodeKey:
+def key_of(record: NodeHealth | CheckedNode) -> NodeKey:
     """Which process it speaks of."""
     return NodeKey(record.node_id, record.incarnation)
 
 
-def asked(check: Check, present: Present, now: float) -> set[int]:
+def asked(check: HealthCheck, present: Members, now: float) -> set[int]:
     """Who has something to try in this round, and is here."""
     return _here(check, present, now) & _asked(check)
 
 
-def awaited(check: Check, present: Present, now: float) -> list[int]:
+def awaited(check: HealthCheck, present: Members, now: float) -> list[int]:
     """Whom the round still waits for. Nobody waits for one who is gone, nor for links with him alone."""
     here = _here(check, present, now)
     compute = {*check.compute}
     linking = {end for ends in _round_links(check) if here.issuperset(ends) for end in ends}
     found = []
     for place in sorted(here & _asked(check)):
-        status = present[key_of(check.nodes[place])].status
-        computes = place in compute and not _answers(status.computed, check.key)
-        if computes or (place in linking and not _answers(status.linked, check.key)):
+        status = present[key_of(check.nodes[place])].report
+        computes = place in compute and not _answers(status.compute_result, check.key)
+        if computes or (place in linking and not _answers(status.link_result, check.key)):
             found.append(place)
     return found
 
 
-def standing(check: Check, present: Present) -> list[Checkup]:
+def check_status(check: HealthCheck, present: Members) -> list[NodeHealth]:
     """What a person is shown of each examinee while the check goes on: its best so far, and what failed last; of one
     that has been found wanting its verdict, and why."""
     tflops: dict[int, float] = {}
     gigabytes: dict[int, float] = {}
     reasons: dict[int, str] = {}
-    for fact in check.computed:
+    for fact in check.compute_facts:
         tflops[fact.node] = max(fact.tflops, tflops.get(fact.node, 0.0))
         reasons[fact.node] = fact.problem
-    for link in check.linked:
+    for link in check.link_facts:
         for end in link.ends:
             gigabytes[end] = max(link.gigabytes, gigabytes.get(end, 0.0))
     for place, node in enumerate(check.nodes):
         p = present.get(key_of(node))
         if p is None:
             continue
-        computed, linked = p.status.computed, p.status.linked
+        computed, linked = p.report.compute_result, p.report.link_result
         if computed is not None and computed.key == check.key:
             reasons[place] = computed.problem
             tflops[place] = max(computed.tflops, tflops.get(place, 0.0))
         if linked is not None and linked.key == check.key:
             reasons[place] = linked.problem or reasons.get(place, "")
-            gigabytes[place] = max([gigabytes.get(place, 0.0), *(tried.gigabytes for tried in linked.tried)])
-    verdicts = {place: Verdict.PASSED for place, node in enumerate(check.nodes) if node.trusted}
-    for named in check.named:
-        verdicts[named.node], reasons[named.node] = named.verdict, named.reason
+            gigabytes[place] = max([gigabytes.get(place, 0.0), *(tried.gigabytes for tried in linked.results)])
+    verdicts = {place: HealthStatus.PASSED for place, node in enumerate(check.nodes) if node.already_passed}
+    for named in check.flagged:
+        verdicts[named.node], reasons[named.node] = named.status, named.reason
     return [
-        Checkup(
+        NodeHealth(
             node_id=node.node_id,
             incarnation=node.incarnation,
             host=node.host,
-            verdict=verdicts.get(place, Verdict.PENDING),
+            status=verdicts.get(place, HealthStatus.PENDING),
             tflops=tflops.get(place, 0.0),
             gigabytes=gigabytes.get(place, 0.0),
             reason=reasons.get(place, ""),
@@ -99,7 +99,7 @@ def standing(check: Check, present: Present) -> list[Checkup]:
     ]
 
 
-def tasks(rules: Rules, check: Check) -> dict[NodeKey, CheckTask]:
+def tasks(rules: JobRules, check: HealthCheck) -> dict[NodeKey, CheckTask]:
     """What each node shall try in this round. The links of a group are tried in one order by all its members."""
     ends = [LinkEnd(place, node.address, node.port, node.workers) for place, node in enumerate(check.nodes)]
     compute = {*check.compute}
@@ -120,7 +120,7 @@ def tasks(rules: Rules, check: Check) -> dict[NodeKey, CheckTask]:
     }
 
 
-def computed_fact(place: int, said: Computed | None, waited: float) -> ComputeFact:
+def computed_fact(place: int, said: ComputeResult | None, waited: float) -> ComputeFact:
     """What a node said of a try at computing, or that it said nothing."""
     if said is None:
         return ComputeFact(place, problem=f"it did not answer for {waited:g} s")
@@ -131,49 +131,51 @@ def computed_fact(place: int, said: Computed | None, waited: float) -> ComputeFa
     return ComputeFact(place, said.tflops, device=said.device)
 
 
-def _answers(said: Computed | Linked | None, key: TaskKey) -> bool:
+def _answers(said: ComputeResult | LinkResults | None, key: CheckKey) -> bool:
     return said is not None and said.key == key
 
 
-def _here(check: Check, present: Present, now: float) -> set[int]:
+def _here(check: HealthCheck, present: Members, now: float) -> set[int]:
     """The places of those who still take part; one whose connection has just broken may be back in a moment.
 
     One that was lost since the round began and is back again heard of its task too late: the others did not meet it.
     """
     found = ((place, present.get(key_of(node))) for place, node in enumerate(check.nodes))
-    here = {place: p for place, p in found if p is not None and not p.going and not p.lost(now)}
-    return {place for place, p in here.items() if p.arrived <= check.since}
+    here = {place: p for place, p in found if p is not None and not p.is_draining and not p.is_lost(now)}
+    return {place for place, p in here.items() if p.joined_at <= check.since}
 
 
-def _asked(check: Check) -> set[int]:
+def _asked(check: HealthCheck) -> set[int]:
     return {*check.compute, *itertools.chain.from_iterable(check.groups)}
 
 
-def _round_links(check: Check) -> list[tuple[int, int]]:
+def _round_links(check: HealthCheck) -> list[tuple[int, int]]:
     links: list[tuple[int, int]] = []
     for group in check.groups:
         links += [(group[0], group[0])] if len(group) == 1 else itertools.combinations(sorted(group), 2)
     return links
 
 
-def add_facts(rules: Rules, check: Check, present: Present, now: float) -> Check:
+def add_facts(rules: JobRules, check: HealthCheck, present: Members, now: float) -> HealthCheck:
     """The check with what came of its round."""
     here = _here(check, present, now)
-    said = {place: present[key_of(check.nodes[place])].status for place in here & _asked(check)}
+    said = {place: present[key_of(check.nodes[place])].report for place in here & _asked(check)}
     late = {*awaited(check, present, now)}
     compute = {*check.compute}
     waited = rules.check_timeout + CHECK_MARGIN
     computed = []
     for place, status in sorted(said.items()):
-        own = status.computed if _answers(status.computed, check.key) else None
+        own = status.compute_result if _answers(status.compute_result, check.key) else None
         if place in compute:
             computed.append(computed_fact(place, own, waited))
-        linked = status.linked if _answers(status.linked, check.key) else None
+        linked = status.link_result if _answers(status.link_result, check.key) else None
         if linked is not None and linked.problem:
             computed.append(ComputeFact(place, problem=linked.problem, linking=True))
         elif linked is None and place not in compute and place in late:
             computed.append(msgspec.structs.replace(computed_fact(place, None, waited), linking=True))
-    answers = {place: linked for place, status in said.items() if (linked := status.linked) and linked.key == check.key}
+    answers = {
+        place: linked for place, status in said.items() if (linked := status.link_result) and linked.key == check.key
+    }
     links = [
         _link(check, ends, answers, waited)
         for ends in _round_links(check)
@@ -181,34 +183,36 @@ def add_facts(rules: Rules, check: Check, present: Present, now: float) -> Check
     ]
     return msgspec.structs.replace(
         check,
-        nodes=tuple(msgspec.structs.replace(node, present=place in here) for place, node in enumerate(check.nodes)),
+        nodes=tuple(msgspec.structs.replace(node, is_here=place in here) for place, node in enumerate(check.nodes)),
         compute=(),
         groups=(),
-        computed=(*check.computed, *computed),
-        linked=(*check.linked, *links),
+        compute_facts=(*check.compute_facts, *computed),
+        link_facts=(*check.link_facts, *links),
     )
 
 
-def _died_in(ends: tuple[int, int], answers: Mapping[int, Linked]) -> bool:
+def _died_in(ends: tuple[int, int], answers: Mapping[int, LinkResults]) -> bool:
     """Whether a check process of either end ended by itself, which says nothing of a link between two nodes: that is
     tried again, and so the node has a second chance to show that it was no accident."""
     return ends[0] != ends[1] and any(end in answers and answers[end].problem for end in ends)
 
 
-def _left_out(ends: tuple[int, int], answers: Mapping[int, Linked]) -> bool:
+def _left_out(ends: tuple[int, int], answers: Mapping[int, LinkResults]) -> bool:
     """Whether an end that has answered did not try the link: what the other one found is then no news of it."""
     return any(
-        all(tried.other != other for tried in answers[end].tried) for end, other in {ends, ends[::-1]} if end in answers
+        all(tried.other != other for tried in answers[end].results)
+        for end, other in {ends, ends[::-1]}
+        if end in answers
     )
 
 
-def _link(check: Check, ends: tuple[int, int], answers: Mapping[int, Linked], waited: float) -> LinkFact:
+def _link(check: HealthCheck, ends: tuple[int, int], answers: Mapping[int, LinkResults], waited: float) -> LinkFact:
     """What both ends say of one link: it failed if either says so or nothing, and its speed is the lower one."""
     one, other = ends
     silent = sorted(check.nodes[end].host for end in {*ends} if end not in answers)
     if silent:
         return LinkFact(one, other, problem=f"no answer from {' and '.join(silent)} for {waited:g} s"[:MAX_PROBLEM])
-    said = [tried for place, far in {ends, (other, one)} for tried in answers[place].tried if tried.other == far]
+    said = [tried for place, far in {ends, (other, one)} for tried in answers[place].results if tried.other == far]
     ended = [f"{check.nodes[end].host}: {answers[end].problem}" for end in ends if answers[end].problem]
     problems = sorted(tried.problem for tried in said if tried.problem)
     speed = min((tried.gigabytes for tried in said), default=0.0)

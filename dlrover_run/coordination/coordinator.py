@@ -13,27 +13,27 @@ from types import MappingProxyType
 
 import msgspec
 
-from dlrover_run.coordination.adoption import adopt, belongs_to_a_round, latest_round, vouch
+from dlrover_run.coordination.adoption import knows_a_round, latest_round, mark_passed, recover_plan
 from dlrover_run.coordination.checking import resume
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Deadline
-from dlrover_run.coordination.parts import Part, assigned, part_of, parts
-from dlrover_run.coordination.presence import Presence, Present, succeeded_round
-from dlrover_run.coordination.progress import progress
+from dlrover_run.coordination.parts import NodeView, build_assignment, node_views, view_of
+from dlrover_run.coordination.presence import Members, MemberState, succeeded_round
+from dlrover_run.coordination.progress import wait_status
 from dlrover_run.coordination.records import (
     OVER,
     Assignment,
     Member,
     NodeKey,
     NodePhase,
-    NodeStatus,
+    NodeReport,
     Plan,
     PlanPhase,
+    RankAssignment,
     RoundKey,
-    Seat,
     Waiting,
 )
-from dlrover_run.coordination.rules import CHECK_NEVER, Rules
+from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
 from dlrover_run.policies.parameter_servers.policy import order_to_continue, recover
 
 RETURN_GRACE = 6.0
@@ -62,7 +62,7 @@ class Coordinator:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: JobRules,
         now: float,
         epoch: int = 0,
         plan: Plan | None = None,
@@ -75,10 +75,10 @@ class Coordinator:
         self.superseded = False
         self.plan = resume(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
-        self._present: dict[NodeKey, Presence] = {}
+        self._present: dict[NodeKey, MemberState] = {}
         # The keys of `_present` by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
-        self._parts = parts(rules, self.plan)
+        self._parts = node_views(rules, self.plan)
         self._lines: list[str] = []
         # What nobody has stored yet is stored before anybody is told, though nothing is decided.
         self._is_new = self.plan.check is not None
@@ -96,12 +96,12 @@ class Coordinator:
                 self._expect(node, return_grace, NodePhase.WAITING)
 
     @property
-    def present(self) -> Present:
+    def members(self) -> Members:
         """Everybody who is known."""
         return MappingProxyType(self._present)
 
     @property
-    def adopting(self) -> bool:
+    def recovering(self) -> bool:
         """Whether the plan of a running job is being rebuilt, so that everybody keeps what he has."""
         return self._adopting_until is not None
 
@@ -113,10 +113,10 @@ class Coordinator:
         for other in self._processes.get(key.node_id, ()):
             p = self._present[other]
             if other != key and p.connected:
-                return f"node id {key.node_id} is in use by another process, on {p.status.host}, that is alive"
+                return f"node id {key.node_id} is in use by another process, on {p.report.host}, that is alive"
         return None
 
-    def doubt(self, status: NodeStatus, now: float) -> str | None:
+    def dispute_epoch(self, status: NodeReport, now: float) -> str | None:
         """Why it is not believed that there is a later coordinator, which that node says it obeys; None when it is, or
         when the node says no such thing.
 
@@ -128,39 +128,41 @@ class Coordinator:
         time = self._job_time(now)
         members = {member.key for member in self.plan.members if not member.done}
         for key, p in self._present.items():
-            is_ours = key in members or (p.connected and p.status.epoch > 0)
-            if is_ours and key != status.key and not p.left and not p.lost(time):
+            is_ours = key in members or (p.connected and p.report.epoch > 0)
+            if is_ours and key != status.key and not p.has_left and not p.is_lost(time):
                 return (
-                    f"{status.host} obeys a later coordinator than the other nodes of the job, such as {p.status.host}"
+                    f"{status.host} obeys a later coordinator than the other nodes of the job, such as {p.report.host}"
                 )
         return None
 
-    def hear(self, status: NodeStatus, now: float) -> bool:
+    def receive(self, status: NodeReport, now: float) -> bool:
         """Take a node's latest status, which also shows that it is connected. Says whether anything new was in it."""
         time = self._job_time(now)
         known = self._present.get(status.key)
-        if known is not None and known.status == status and known.connected:
+        if known is not None and known.report == status and known.connected:
             return False
         self._compare_epochs(status)
         if self._is_fresh:
             if not self._present:
                 # The first to come: from now on somebody waits.
                 self.plan = msgspec.structs.replace(self.plan, since=time)
-            if self._adopting_until is None and belongs_to_a_round(status):
+            if self._adopting_until is None and knows_a_round(status):
                 # Of a round that we know nothing of: our predecessor's, whose journal is not there.
                 self._adopting_until = time + RETURN_GRACE
         if known is None:
             for key in self._processes.get(status.node_id, ()):
                 # Replaced by a new process under the same id, so nobody need wait for this one.
                 p = self._present[key]
-                self._present[key] = replace(p, broken=time if p.broken is None else p.broken, lost_at=time)
+                self._present[key] = replace(
+                    p, disconnected_at=time if p.disconnected_at is None else p.disconnected_at, lost_at=time
+                )
             succeeded = succeeded_round(status, None)
-            self._remember(Presence(status, arrived=time, changed=time, succeeded=succeeded))
+            self._remember(MemberState(status, joined_at=time, changed_at=time, succeeded=succeeded))
         else:
-            same = (known.status.phase, known.status.seat) == (status.phase, status.seat)
+            same = (known.report.phase, known.report.ranks) == (status.phase, status.ranks)
             succeeded = succeeded_round(status, known.succeeded)
-            changed = known.changed if same else time
-            self._present[status.key] = Presence(status, known.arrived, changed, succeeded=succeeded)
+            changed = known.changed_at if same else time
+            self._present[status.key] = MemberState(status, known.joined_at, changed, succeeded=succeeded)
         return True
 
     def disconnect(self, key: NodeKey, now: float) -> None:
@@ -169,14 +171,14 @@ class Coordinator:
         if known is not None and known.connected:
             time = self._job_time(now)
             lost_at = max(time + self.rules.lost_after, self._returning_until)
-            self._present[key] = replace(known, broken=time, lost_at=lost_at)
+            self._present[key] = replace(known, disconnected_at=time, lost_at=lost_at)
 
-    def excuse(self, late: float) -> None:
+    def compensate_stall(self, late: float) -> None:
         """This coordinator has itself been asleep for that many seconds, which count for nobody: what came meanwhile is
         still waiting to be heard. To be told before anything that happened later."""
         self._origin += late
 
-    def expect_back(self, now: float) -> None:
+    def extend_grace(self, now: float) -> None:
         """Nodes may have been cut off, and be between two attempts to come back: for a while nobody is lost."""
         self._returning_until = self._job_time(now) + RETURN_GRACE
 
@@ -193,12 +195,12 @@ class Coordinator:
         if self._adopting_until is None or self._adopt(time):
             decision = decide(self.rules, self.plan, self._present, time)
             self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
-            self._lines += decision.lines
+            self._lines += decision.log_lines
             self._forget(time)
         if self.plan is before and not is_new:
             return False
         if _concerns_nodes(before, self.plan):
-            self._parts = parts(self.rules, self.plan)
+            self._parts = node_views(self.rules, self.plan)
         # What was just decided may call for more, such as a deadline that is known only now.
         self._wake_at = time
         return True
@@ -211,18 +213,18 @@ class Coordinator:
         times += [time for time in (self._wake_at, self._adopting_until) if time is not None]
         return min(times) + self._origin + WAKE_MARGIN if times else None
 
-    def take_lines(self) -> list[str]:
+    def take_log_lines(self) -> list[str]:
         """What there is to say to the person who reads the log, each line once; to be said when the plan is stored."""
         lines, self._lines = self._lines, []
         return lines
 
-    def part(self, key: NodeKey) -> Part:
+    def view(self, key: NodeKey) -> NodeView:
         """What of the plan concerns this node alone."""
-        return part_of(self.plan, self._parts, key)
+        return view_of(self.plan, self._parts, key)
 
-    def seat(self, key: NodeKey) -> Seat | None:
+    def ranks(self, key: NodeKey) -> RankAssignment | None:
         """The node's place in the plan's round, if it has one."""
-        return self.part(key).seat
+        return self.view(key).ranks
 
     def assignment(self, key: NodeKey, waiting: Waiting | None = None) -> Assignment:
         """What the plan asks of a node; `waiting` is for those that wait.
@@ -230,18 +232,18 @@ class Coordinator:
         While the plan of a running job is being rebuilt, everybody keeps what he has.
         """
         if self._adopting_until is not None and key in self._present:
-            return _as_before(self.plan, self._present[key].status, waiting)
-        return assigned(self.plan, self.part(key), waiting)
+            return _as_before(self.plan, self._present[key].report, waiting)
+        return build_assignment(self.plan, self.view(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
         """What nodes that wait are told to wait for."""
-        return progress(self.rules, self.plan, self._present, self._deadlines, self._job_time(now))
+        return wait_status(self.rules, self.plan, self._present, self._deadlines, self._job_time(now))
 
     @property
     def _is_fresh(self) -> bool:
         return self.plan.key == RoundKey()
 
-    def _compare_epochs(self, status: NodeStatus) -> None:
+    def _compare_epochs(self, status: NodeReport) -> None:
         if status.epoch <= self.plan.epoch:
             return
         if self._is_fresh:
@@ -257,7 +259,7 @@ class Coordinator:
 
     def _expect(self, member: Member, within: float, phase: NodePhase = NodePhase.RUNNING) -> None:
         clock = self.plan.clock
-        status = NodeStatus(
+        status = NodeReport(
             node_id=member.node_id,
             incarnation=member.incarnation,
             host=member.host,
@@ -268,33 +270,35 @@ class Coordinator:
         )
         # It may be away since before anything that the others will have to say.
         lost_at = clock + within
-        self._remember(Presence(status, arrived=clock, changed=clock, broken=-math.inf, lost_at=lost_at))
+        self._remember(
+            MemberState(status, joined_at=clock, changed_at=clock, disconnected_at=-math.inf, lost_at=lost_at)
+        )
 
     def _adopt(self, time: float) -> bool:
         """Make the plan of a running job from what its nodes say; whether it is settled."""
         assert self._adopting_until is not None
         waited = time >= self._adopting_until
-        statuses = [p.status for p in self._present.values() if p.connected]
+        statuses = [p.report for p in self._present.values() if p.connected]
         if self.rules.cluster is None:
-            plan = adopt(self.plan, statuses, waited)
+            plan = recover_plan(self.plan, statuses, waited)
         else:
             plan = recover(self.plan, statuses, waited, time)
         if plan is None and not waited:
             return False
         self._adopting_until = None
         if plan is not None:
-            plan = plan if self.rules.check == CHECK_NEVER else vouch(plan, self._present)
+            plan = plan if self.rules.check == CHECK_NEVER else mark_passed(plan, self._present)
             self.plan = msgspec.structs.replace(plan, since=time, clock=time)
         return True
 
-    def _remember(self, newcomer: Presence) -> None:
-        key = newcomer.status.key
+    def _remember(self, newcomer: MemberState) -> None:
+        key = newcomer.report.key
         self._present[key] = newcomer
         self._processes.setdefault(key.node_id, []).append(key)
 
     def _forget(self, time: float) -> None:
         """Drop whoever is gone, except a member whose round goes on: when it went says what others failed of."""
-        gone = [key for key, p in self._present.items() if p.lost(time) or p.left]
+        gone = [key for key, p in self._present.items() if p.is_lost(time) or p.has_left]
         needed: set[NodeKey] = set()
         if gone and self.plan.phase is PlanPhase.TRAINING:
             needed = {member.key for member in self.plan.members if not member.done}
@@ -311,7 +315,7 @@ def _checked(plan: Plan) -> list[Member]:
     dismissed is not waited for."""
     examinees = plan.check.nodes if plan.check is not None else ()
     nodes = [Member(node.node_id, node.incarnation, node.host, node.workers) for node in examinees]
-    passed = (one for one in plan.checked if not one.dismissed)
+    passed = (one for one in plan.health if not one.dismissed)
     return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in passed)]
 
 
@@ -328,9 +332,9 @@ def _concerns_nodes(before: Plan, plan: Plan) -> bool:
     return any(one is not other and one != other for one, other in pairs)
 
 
-def _as_before(plan: Plan, status: NodeStatus, waiting: Waiting | None) -> Assignment:
+def _as_before(plan: Plan, status: NodeReport, waiting: Waiting | None) -> Assignment:
     """What a node was told by the coordinator that it obeyed last."""
-    seat = status.seat
+    seat = status.ranks
     cluster = None if status.cluster is None else order_to_continue(status.cluster)
     works = seat is not None or cluster is not None
     return Assignment(
@@ -339,7 +343,7 @@ def _as_before(plan: Plan, status: NodeStatus, waiting: Waiting | None) -> Assig
         key=latest_round(status),
         restart_count=status.restart_count,
         reason=plan.reason,
-        seat=seat,
+        ranks=seat,
         waiting=None if works else waiting,
         cluster=cluster,
     )

@@ -6,38 +6,38 @@ often as one likes and never loses or repeats a restart.
 
 from __future__ import annotations
 
-from dlrover_run.coordination.budget import forgive
-from dlrover_run.coordination.checking import pass_unchecked, prune
-from dlrover_run.coordination.decision import DeadlineReason, Decision, changed, due
+from dlrover_run.coordination.budget import expire_restarts
+from dlrover_run.coordination.checking import mark_unchecked, prune
+from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.gathering import gather
-from dlrover_run.coordination.presence import Present
+from dlrover_run.coordination.presence import Members
 from dlrover_run.coordination.records import OVER, Plan, PlanPhase
-from dlrover_run.coordination.rules import CHECK_NEVER, Rules
+from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
 from dlrover_run.coordination.training import train
 from dlrover_run.policies.parameter_servers import policy as parameter_servers
 
 
-def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
+def decide(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
     """The plan that follows from `plan` once the nodes are as in `present` at job time `now`; `plan` itself when
     nothing has to change."""
     if plan.phase in OVER:
         return Decision(plan)
     if rules.cluster is not None:
         return parameter_servers.decide(rules, plan, present, now)
-    charged = forgive(rules, plan.charged, now)
-    if charged != plan.charged:
+    charged = expire_restarts(rules, plan.restart_times, now)
+    if charged != plan.restart_times:
         # Written down, for a successor's job time begins at the last plan that was.
-        plan = changed(plan, now, charged=charged)
+        plan = update_plan(plan, now, restart_times=charged)
     lines: tuple[str, ...] = ()
     if rules.check != CHECK_NEVER:
-        plan, _, lines = pass_unchecked(prune(plan, present, now), present, now)
+        plan, _, lines = mark_unchecked(prune(plan, present, now), present, now)
     decision = (gather if plan.phase is PlanPhase.GATHERING else train)(rules, plan, present, now)
-    lines += decision.lines
+    lines += decision.log_lines
     if rules.check != CHECK_NEVER and decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
         # Whoever has no place in the new round is checked beside it.
         decision = train(rules, decision.plan, present, now)
-        lines += decision.lines
+        lines += decision.log_lines
     if decision.plan.phase in OVER and decision.plan.check is not None:
-        return Decision(changed(decision.plan, now, check=None), (), lines)
+        return Decision(update_plan(decision.plan, now, check=None), (), lines)
     forgiven_at = charged[0] + rules.restart_window if charged else None
-    return Decision(decision.plan, (*decision.deadlines, *due(forgiven_at, DeadlineReason.BUDGET)), lines)
+    return Decision(decision.plan, (*decision.deadlines, *deadline_if(forgiven_at, DeadlineReason.BUDGET)), lines)

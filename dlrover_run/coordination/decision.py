@@ -51,7 +51,7 @@ class Decision(NamedTuple):
 
     plan: Plan
     deadlines: tuple[Deadline, ...] = ()
-    lines: tuple[str, ...] = ()
+    log_lines: tuple[str, ...] = ()
 
     @property
     def wake_at(self) -> float | None:
@@ -59,21 +59,21 @@ class Decision(NamedTuple):
         return min((deadline.at for deadline in self.deadlines), default=None)
 
 
-def changed(plan: Plan, now: float, **changes: Any) -> Plan:
+def update_plan(plan: Plan, now: float, **changes: Any) -> Plan:
     """The plan with those changes, written at job time `now`."""
     return msgspec.structs.replace(plan, clock=now, **changes)
 
 
-def over(plan: Plan, now: float, phase: PlanPhase, reason: str) -> Decision:
+def end_job(plan: Plan, now: float, phase: PlanPhase, reason: str) -> Decision:
     """The job ends."""
-    return Decision(changed(plan, now, phase=phase, since=now, reason=reason))
+    return Decision(update_plan(plan, now, phase=phase, since=now, reason=reason))
 
 
-def due(at: float | None, reason: DeadlineReason) -> tuple[Deadline, ...]:
+def deadline_if(at: float | None, reason: DeadlineReason) -> tuple[Deadline, ...]:
     """The deadline at that time; none when there is no time."""
     return () if at is None else (Deadline(at, reason),)
 
 
-def soonest(*times: float | None) -> float | None:
+def earliest(*times: float | None) -> float | None:
     """The earliest of those times that there are."""
     return min((time for time in times if time is not None), default=None)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
-from dlrover_run.coordination.check_notes import Notes, Words
-from dlrover_run.coordination.check_records import Check, Named, Verdict
-from dlrover_run.coordination.evidence import Evidence, Pair, compare, part, usual_with, weigh
+from dlrover_run.coordination.check_notes import CheckText, Notes
+from dlrover_run.coordination.check_records import FlaggedNode, HealthCheck, HealthStatus
+from dlrover_run.coordination.evidence import Evidence, Pair, collect_evidence, group_by, lower_median_with, rank_speeds
 
 ENOUGH_WITNESSES = 3
 """Different partners that have to agree about a node's links: so a node that has two bad links is not blamed."""
 
-FEWEST_WITNESSES = 2
+MIN_WITNESSES = 2
 """How many are enough when there is nobody else left to ask. One would never do: the link has two ends. What fails with
 so few is tried once more before it makes a fault: in a triple a moment without a network fails both. What is slow is
 tried once more however many agree, for whatever else disturbs a machine slows all that it does at that moment."""
@@ -34,7 +34,7 @@ class Finding:
     """What has been found of one examinee. `tflops` and `gigabytes` are its best, 0 where there is none; `reason` is a
     clause with figures, empty where there is nothing to say."""
 
-    verdict: Verdict
+    status: HealthStatus
     tflops: float = 0.0
     gigabytes: float = 0.0
     reason: str = ""
@@ -52,30 +52,30 @@ class Diagnosis:
     """
 
     findings: tuple[Finding, ...]
-    open: tuple[int, ...] = ()
+    unresolved: tuple[int, ...] = ()
     compute_again: tuple[int, ...] = ()
     link_again: tuple[Pair, ...] = ()
     notes: tuple[str, ...] = ()
-    well: tuple[int, ...] = ()
+    healthy: tuple[int, ...] = ()
     failing: frozenset[int] = frozenset()
 
     @property
-    def named(self) -> tuple[Named, ...]:
+    def flagged(self) -> tuple[FlaggedNode, ...]:
         """Faults and stragglers of whom no other try is to tell more."""
-        doubtful = {*self.open, *self.compute_again}
+        doubtful = {*self.unresolved, *self.compute_again}
         return tuple(
-            Named(node, finding.verdict, finding.reason)
+            FlaggedNode(node, finding.status, finding.reason)
             for node, finding in enumerate(self.findings)
-            if finding.verdict in (Verdict.FAULT, Verdict.STRAGGLER) and node not in doubtful
+            if finding.status in (HealthStatus.FAULT, HealthStatus.STRAGGLER) and node not in doubtful
         )
 
 
-def diagnose(check: Check, threshold: float) -> Diagnosis:
+def diagnose(check: HealthCheck, threshold: float) -> Diagnosis:
     """What the facts of the check say. Who is `threshold` times slower than is usual, and no less, is a straggler.
 
     Source of the rules: issue 5, and `docs/node-check.md`, which has their rates.
     """
-    return _Judge(weigh(check), threshold).diagnosis()
+    return _Judge(collect_evidence(check), threshold).diagnosis()
 
 
 class _Judge:
@@ -85,26 +85,26 @@ class _Judge:
         self.evidence = evidence
         self.check = evidence.check
         self.threshold = threshold
-        self.words = Words(self.check)
-        kin = evidence.kin
+        self.words = CheckText(self.check)
+        kin = evidence.comparison_group
         self.linkers = Counter(kin(node) for node in evidence.links)
-        able = _known(evidence.computes_at, evidence.tries.keys() - evidence.broken - evidence.unsure)
-        self.computing = compare(able, evidence.kinds.__getitem__, threshold)
-        self.linked_at = _known(evidence.best_with_kin, evidence.links)
-        self.linking = compare(self.linked_at, kin, threshold)
+        able = _known(evidence.computes_at, evidence.tries.keys() - evidence.broken - evidence.unproven)
+        self.computing = rank_speeds(able, evidence.device_kinds.__getitem__, threshold)
+        self.linked_at = _known(evidence.best_in_group, evidence.links)
+        self.linking = rank_speeds(self.linked_at, kin, threshold)
         self.ordered = {
-            kin(nodes[0]): sorted(self.linked_at[node] for node in nodes) for nodes in part(self.linked_at, kin)
+            kin(nodes[0]): sorted(self.linked_at[node] for node in nodes) for nodes in group_by(self.linked_at, kin)
         }
         self.working = Counter[int]()
         for node in evidence.links:
-            self.working[kin(node)] += evidence.working_with_kin(node)
+            self.working[kin(node)] += evidence.working_in_group(node)
         # Each of them has been counted at both of its ends.
         self.working = Counter({workers: count // 2 for workers, count in self.working.items()})
         self.cut = self._find_cut()
         # No more of the evidence is asked for one node than of its own links: with many nodes that would take long.
         self.cut_kin = Counter(kin(node) for node in self.cut)
         spoken_for = self.cut | evidence.broken
-        here = [node for node, examinee in enumerate(self.check.nodes) if examinee.present and node not in spoken_for]
+        here = [node for node, examinee in enumerate(self.check.nodes) if examinee.is_here and node not in spoken_for]
         self.able = Counter(kin(node) for node in here)
         self.not_spoken_for = len(self.check.nodes) - len(spoken_for)
         self.to_confirm = {node: pairs for node in self.cut if (pairs := self._unconfirmed(node))}
@@ -116,7 +116,7 @@ class _Judge:
         """The whole answer."""
         findings = tuple(self._find(node) for node in range(len(self.check.nodes)))
         again = tuple(node for node in self._judged(self.evidence.tries) if self._computes_again(node))
-        unsettled = () if self.check.beside else self._judged(self.evidence.links)
+        unsettled = () if self.check.during_training else self._judged(self.evidence.links)
         still_open = tuple(node for node in unsettled if self._is_open(node) and self._could_learn(node))
         doing_well = (node for node in self.evidence.links if self.evidence.works(node))
         well = tuple(node for node in sorted(doing_well) if node not in self.linking.doubtful)
@@ -135,13 +135,15 @@ class _Judge:
         return Diagnosis(findings, still_open, again, tuple(pairs), notes.all(), well, self._failing(findings))
 
     def _failing(self, findings: Sequence[Finding]) -> frozenset[int]:
-        at_fault = {node for node, finding in enumerate(findings) if finding.verdict is Verdict.FAULT}
-        within = {node for node, tries in self.evidence.within.items() if tries and not any(map(_worked, tries))}
+        at_fault = {node for node, finding in enumerate(findings) if finding.status is HealthStatus.FAULT}
+        within = {
+            node for node, tries in self.evidence.internal_links.items() if tries and not any(map(_worked, tries))
+        }
         without_link = {node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)}
-        return self.evidence.broken | self.evidence.unsure | at_fault | within | without_link
+        return self.evidence.broken | self.evidence.unproven | at_fault | within | without_link
 
     def _judged(self, nodes: Collection[int]) -> tuple[int, ...]:
-        return tuple(node for node in sorted(nodes) if not self.check.nodes[node].trusted)
+        return tuple(node for node in sorted(nodes) if not self.check.nodes[node].already_passed)
 
     # Computing
 
@@ -150,7 +152,7 @@ class _Judge:
             return False
         tries = self.evidence.tries[node]
         good = sum(not fact.problem for fact in tries)
-        unsure = not good or node in self.evidence.unsure
+        unsure = not good or node in self.evidence.unproven
         return unsure or (node in self.computing.doubtful and good < SLOW_TRIES)
 
     def _computes_slowly(self, node: int) -> bool:
@@ -160,13 +162,17 @@ class _Judge:
 
     def _find_cut(self) -> set[int]:
         """Nodes no link of which works, where others say that it is not for them."""
-        cut = {node for node, tries in self.evidence.within.items() if len(tries) > 1 and not any(map(_worked, tries))}
+        cut = {
+            node
+            for node, tries in self.evidence.internal_links.items()
+            if len(tries) > 1 and not any(map(_worked, tries))
+        }
         failing = {node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)} - cut
         while True:
             found = {
                 node
                 for node in failing
-                if not self.check.nodes[node].trusted
+                if not self.check.nodes[node].already_passed
                 and _agree(self._witnesses_of_failing(node), self._has_unmet(node, leave_out=cut))
             }
             if not found:
@@ -195,8 +201,8 @@ class _Judge:
             other
             for other, speed in self._met(node)
             if speed is not None
-            and self.evidence.kin(other) == self.evidence.kin(node)
-            and speed * self.threshold < (self.evidence.best_with_kin(other) or 0.0)
+            and self.evidence.comparison_group(other) == self.evidence.comparison_group(node)
+            and speed * self.threshold < (self.evidence.best_in_group(other) or 0.0)
         ]
 
     def _usual_link(self, node: int) -> float:
@@ -205,16 +211,16 @@ class _Judge:
         for other in self.evidence.links[node]:
             if other in self.linked_at and self._are_kin(other, node):
                 removed.append(self.linked_at[other])
-                without = self.evidence.best_with_kin(other, but=node)
+                without = self.evidence.best_in_group(other, but=node)
                 if without is not None:
                     added.append(without)
-        return usual_with(self.ordered[self.evidence.kin(node)], removed, added)
+        return lower_median_with(self.ordered[self.evidence.comparison_group(node)], removed, added)
 
     def _are_kin(self, one: int, other: int) -> bool:
-        return self.evidence.kin(one) == self.evidence.kin(other)
+        return self.evidence.comparison_group(one) == self.evidence.comparison_group(other)
 
     def _links_slowly(self, node: int) -> bool:
-        return (self.evidence.best_with_kin(node) or 0.0) * self.threshold < self._usual_link(node)
+        return (self.evidence.best_in_group(node) or 0.0) * self.threshold < self._usual_link(node)
 
     def _slowness_is_agreed(self, node: int) -> bool:
         return self._agree_on_slowness(node, self._witnesses_of_slowness(node))
@@ -241,15 +247,15 @@ class _Judge:
         return len(self.evidence.links) - 1 - len(met) - left_out > 0
 
     def _has_unmet_kin(self, node: int) -> bool:
-        kin = self.evidence.kin(node)
-        met = [other for other in self.evidence.links[node] if self.evidence.kin(other) == kin]
+        kin = self.evidence.comparison_group(node)
+        met = [other for other in self.evidence.links[node] if self.evidence.comparison_group(other) == kin]
         cut = self.cut_kin[kin] - (node in self.cut) - sum(other in self.cut for other in met)
         return self.linkers[kin] - 1 - len(met) - cut > 0
 
     def _others_cannot_be_asked(self, node: int) -> bool:
         """Whether there are some who cannot say how quick its links are: gone, or of another size. With so many about,
         two slow links of a healthy node may well be all that it has with its kin."""
-        return self.not_spoken_for > self.able[self.evidence.kin(node)]
+        return self.not_spoken_for > self.able[self.evidence.comparison_group(node)]
 
     def _is_open(self, node: int) -> bool:
         """Whether its links leave a doubt about it."""
@@ -257,7 +263,7 @@ class _Judge:
             return False
         if not self.evidence.works(node):
             return bool(self._others()) or self._within_is_open(node)
-        if node not in self.linking.usual:
+        if node not in self.linking.median:
             # Its links work, but none of them is with a node that it can be compared with.
             return True
         if any(self._is_compared_with_nothing(end) for end in [node, *self.evidence.links[node]]):
@@ -267,11 +273,11 @@ class _Judge:
 
     def _is_compared_with_nothing(self, node: int) -> bool:
         """Whether all links that work between nodes of its kind are its own."""
-        kin = self.evidence.kin(node)
-        return self.working[kin] == self.evidence.working_with_kin(node)
+        kin = self.evidence.comparison_group(node)
+        return self.working[kin] == self.evidence.working_in_group(node)
 
     def _within_is_open(self, node: int) -> bool:
-        tries = self.evidence.within[node]
+        tries = self.evidence.internal_links[node]
         return len(tries) == 1 and not any(map(_worked, tries))
 
     def _others(self) -> bool:
@@ -298,41 +304,44 @@ class _Judge:
             verdict, evidence.computes_at(node) or 0.0, evidence.best_link(node) or 0.0, reason[:MAX_PROBLEM]
         )
 
-    def _verdict(self, node: int) -> tuple[Verdict, str]:
+    def _verdict(self, node: int) -> tuple[HealthStatus, str]:
         tries = self.evidence.tries.get(node, ())
-        if not self.check.nodes[node].present or self.check.nodes[node].trusted:
-            return Verdict.PASSED, ""
+        if not self.check.nodes[node].is_here or self.check.nodes[node].already_passed:
+            return HealthStatus.PASSED, ""
         problems = [fact.problem for fact in tries if fact.problem]
         if node in self.evidence.broken:
             wrong = next((fact for fact in tries if fact.wrong), None)
             if wrong is not None:
-                return Verdict.FAULT, f"computes wrongly: {wrong.problem}" if wrong.problem else "computes wrongly"
-            if node in self.evidence.bereft:
-                return Verdict.FAULT, f"computes on the CPU where the others have {self.evidence.bereft[node]}"
+                return HealthStatus.FAULT, f"computes wrongly: {wrong.problem}" if wrong.problem else "computes wrongly"
+            if node in self.evidence.lost_accelerator:
+                return (
+                    HealthStatus.FAULT,
+                    f"computes on the CPU where the others have {self.evidence.lost_accelerator[node]}",
+                )
             linking = any(fact.linking for fact in tries)
             failed = "its check process failed" if linking else "failed to compute"
-            return Verdict.FAULT, f"{failed} {len(problems)} times: {problems[-1]}"
+            return HealthStatus.FAULT, f"{failed} {len(problems)} times: {problems[-1]}"
         if node in self.cut and node not in self.to_confirm:
-            return Verdict.FAULT, self._why_cut(node)
+            return HealthStatus.FAULT, self._why_cut(node)
         if self._computes_slowly(node):
-            speed, others = self.evidence.computes_at(node) or 0.0, self.computing.usual[node]
-            return Verdict.STRAGGLER, f"computes at {speed:.3g} TFLOP/s where the others reach {others:.3g}"
+            speed, others = self.evidence.computes_at(node) or 0.0, self.computing.median[node]
+            return HealthStatus.STRAGGLER, f"computes at {speed:.3g} TFLOP/s where the others reach {others:.3g}"
         if node in self.slow_linked and node not in self.to_confirm:
-            partners = self.words.named(self._witnesses_of_slowness(node))
-            speed, others = self.evidence.best_with_kin(node) or 0.0, self._usual_link(node)
+            partners = self.words.join(self._witnesses_of_slowness(node))
+            speed, others = self.evidence.best_in_group(node) or 0.0, self._usual_link(node)
             slow = f"links at {speed:.3g} GB/s at best where the others reach {others:.3g}"
-            return Verdict.STRAGGLER, f"{slow}: so with {partners}, who are quick with others"
+            return HealthStatus.STRAGGLER, f"{slow}: so with {partners}, who are quick with others"
         if problems and len(problems) < len(tries):
             linking = any(fact.linking for fact in tries)
             passed = "its check process failed once, in a link" if linking else "computed when asked again"
-            return Verdict.PASSED, f"{passed}: {problems[-1]}"
-        return Verdict.PASSED, ""
+            return HealthStatus.PASSED, f"{passed}: {problems[-1]}"
+        return HealthStatus.PASSED, ""
 
     def _why_cut(self, node: int) -> str:
         if not self.evidence.links[node]:
             workers = self.check.nodes[node].workers
             return f"the link among its own {workers} workers does not work{self.words.because(node)}"
-        witnesses = self.words.named(self._witnesses_of_failing(node))
+        witnesses = self.words.join(self._witnesses_of_failing(node))
         return f"no link of it works{self.words.because(node)}, and {witnesses} have links that do"
 
 
@@ -341,7 +350,7 @@ def _known(speed: Callable[[int], float | None], nodes: Collection[int]) -> Mapp
 
 
 def _agree(witnesses: Collection[int], others_are_left: bool) -> bool:
-    return len(witnesses) >= (ENOUGH_WITNESSES if others_are_left else FEWEST_WITNESSES)
+    return len(witnesses) >= (ENOUGH_WITNESSES if others_are_left else MIN_WITNESSES)
 
 
 def _worked(speed: float | None) -> bool:

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrover_run.coordination.check_records import CPU, Check, ComputeFact
+from dlrover_run.coordination.check_records import CPU, ComputeFact, HealthCheck
 
 Pair = tuple[int, int]
 """Two examinees, the lower place first."""
 
-MOST_FAILURES = 2
+MAX_FAILURES = 2
 """Failures at computing that make a fault: the first may have been an accident."""
 
 CPU_TRIES = 2
@@ -42,15 +42,15 @@ class Evidence:
     how often the link of two has been tried.
     """
 
-    check: Check
+    check: HealthCheck
     tries: Mapping[int, tuple[ComputeFact, ...]]
     broken: frozenset[int]
-    bereft: Mapping[int, str]
-    unsure: frozenset[int]
-    kinds: Mapping[int, Kind]
+    lost_accelerator: Mapping[int, str]
+    unproven: frozenset[int]
+    device_kinds: Mapping[int, Kind]
     links: Mapping[int, Mapping[int, float | None]]
-    within: Mapping[int, tuple[float | None, ...]]
-    linked: Counter[Pair]
+    internal_links: Mapping[int, tuple[float | None, ...]]
+    link_tries: Counter[Pair]
 
     def computes_at(self, node: int) -> float | None:
         """Its best TFLOP/s, None when it has not computed: a node may be disturbed, but is never quicker than it is."""
@@ -63,43 +63,46 @@ class Evidence:
 
     def was_confirmed(self, one: int, other: int) -> bool:
         """Whether their link has been tried more than once."""
-        return self.linked[min(one, other), max(one, other)] > 1
+        return self.link_tries[min(one, other), max(one, other)] > 1
 
     def best_link(self, node: int) -> float | None:
         """The quickest of its links, the one within it where it has no other."""
-        speeds = [*self.links.get(node, {}).values(), *self.within.get(node, ())]
+        speeds = [*self.links.get(node, {}).values(), *self.internal_links.get(node, ())]
         return max((speed for speed in speeds if speed is not None), default=None)
 
-    def kin(self, node: int) -> int:
+    def comparison_group(self, node: int) -> int:
         """What the speed of its links may be compared by: a link with more ranks is another task. Nodes with other
         numbers of workers also share their cores and cards among more or fewer processes when they compute."""
         return self.check.nodes[node].workers
 
-    def best_with_kin(self, node: int, but: int | None = None) -> float | None:
+    def best_in_group(self, node: int, but: int | None = None) -> float | None:
         """The quickest of its links with nodes that have as many workers, without the link with `but`."""
         speeds = (
             speed
             for other, speed in self.links.get(node, {}).items()
-            if speed is not None and other != but and self.kin(other) == self.kin(node)
+            if speed is not None and other != but and self.comparison_group(other) == self.comparison_group(node)
         )
         return max(speeds, default=None)
 
-    def working_with_kin(self, node: int) -> int:
+    def working_in_group(self, node: int) -> int:
         """How many of its links with nodes that have as many workers do work."""
         met = self.links.get(node, {})
-        return sum(speed is not None and self.kin(other) == self.kin(node) for other, speed in met.items())
+        return sum(
+            speed is not None and self.comparison_group(other) == self.comparison_group(node)
+            for other, speed in met.items()
+        )
 
 
-def weigh(check: Check) -> Evidence:
+def collect_evidence(check: HealthCheck) -> Evidence:
     """Put the facts of the check together."""
-    present = [node for node, examinee in enumerate(check.nodes) if examinee.present]
+    present = [node for node, examinee in enumerate(check.nodes) if examinee.is_here]
     tries: dict[int, list[ComputeFact]] = {node: [] for node in present}
-    for fact in check.computed:
+    for fact in check.compute_facts:
         if fact.node in tries:
             tries[fact.node].append(fact)
     failures = {node: sum(bool(fact.problem) for fact in facts) for node, facts in tries.items()}
     broken = {
-        node for node, facts in tries.items() if failures[node] >= MOST_FAILURES or any(fact.wrong for fact in facts)
+        node for node, facts in tries.items() if failures[node] >= MAX_FAILURES or any(fact.wrong for fact in facts)
     }
     on_cpu = _find_on_cpu(check, tries)
     bereft = {node: device for node, device in on_cpu.items() if _last_tries_on_cpu(tries[node]) >= CPU_TRIES}
@@ -109,7 +112,7 @@ def weigh(check: Check) -> Evidence:
     links: dict[int, dict[int, float | None]] = {node: {} for node in present if node not in broken}
     within: dict[int, list[float | None]] = {node: [] for node in links}
     linked = Counter[Pair]()
-    for link in check.linked:
+    for link in check.link_facts:
         if link.one not in links or link.other not in links:
             continue
         speed = None if link.problem else link.gigabytes
@@ -124,12 +127,12 @@ def weigh(check: Check) -> Evidence:
         check=check,
         tries={node: tuple(facts) for node, facts in tries.items()},
         broken=frozenset(broken),
-        bereft=bereft,
-        unsure=frozenset(unsure),
-        kinds=_find_kinds(check, tries),
+        lost_accelerator=bereft,
+        unproven=frozenset(unsure),
+        device_kinds=_find_kinds(check, tries),
         links=links,
-        within={node: tuple(speeds) for node, speeds in within.items()},
-        linked=linked,
+        internal_links={node: tuple(speeds) for node, speeds in within.items()},
+        link_tries=linked,
     )
 
 
@@ -143,7 +146,7 @@ def _last_tries_on_cpu(tries: Sequence[ComputeFact]) -> int:
     return len(list(itertools.takewhile(lambda device: device == CPU, reversed(devices))))
 
 
-def _find_on_cpu(check: Check, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, str]:
+def _find_on_cpu(check: HealthCheck, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, str]:
     """Who computed on the CPU in its last try where more than half of the others have an accelerator, the most common
     of which is named. No figure would show it to all: two CPUs beside two accelerators look like another kind of
     machine, and links between the two kinds never work."""
@@ -155,10 +158,12 @@ def _find_on_cpu(check: Check, tries: Mapping[int, Sequence[ComputeFact]]) -> di
         return {}
     usual_device = accelerators.most_common(1)[0][0]
     # One that has passed and trains on the CPU does so with its person's knowledge.
-    return {node: usual_device for node, device in devices.items() if device == CPU and not check.nodes[node].trusted}
+    return {
+        node: usual_device for node, device in devices.items() if device == CPU and not check.nodes[node].already_passed
+    }
 
 
-def _find_kinds(check: Check, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, Kind]:
+def _find_kinds(check: HealthCheck, tries: Mapping[int, Sequence[ComputeFact]]) -> dict[int, Kind]:
     """By the slowest device of each node's best try, whose speed is the node's: so nodes with several models are
     compared by the one that they wait for."""
     devices = {node: best.device for node, facts in tries.items() if (best := _best(facts)) is not None}
@@ -166,26 +171,28 @@ def _find_kinds(check: Check, tries: Mapping[int, Sequence[ComputeFact]]) -> dic
     for node, device in devices.items():
         if device:
             common.setdefault(check.nodes[node].workers, Counter())[device] += 1
-    usual = {workers: min(found, key=lambda device: (-found[device], device)) for workers, found in common.items()}
+    usual_device_of = {
+        workers: min(found, key=lambda device: (-found[device], device)) for workers, found in common.items()
+    }
     return {
-        node: (workers, devices.get(node) or usual.get(workers, ""))
+        node: (workers, devices.get(node) or usual_device_of.get(workers, ""))
         for node in tries
         for workers in (check.nodes[node].workers,)
     }
 
 
 @dataclass(frozen=True)
-class Standing:
+class SpeedRanking:
     """How nodes compare by one kind of speed. `slow` are fewer than those that are quicker by the threshold, so that
     these are the usual; `doubtful` are all who may turn out to be slow when more is known. `usual` is the speed that a
     node is compared with."""
 
     slow: frozenset[int]
     doubtful: frozenset[int]
-    usual: Mapping[int, float]
+    median: Mapping[int, float]
 
 
-def usual(speeds: Sequence[float]) -> float:
+def lower_median(speeds: Sequence[float]) -> float:
     """The lower median of speeds, the one to be judged among them, so that those who are slower have to be fewer. Of
     two it is the higher one."""
     return sorted(speeds)[_usual_place(len(speeds))]
@@ -195,7 +202,7 @@ def _usual_place(count: int) -> int:
     return 1 if count == 2 else (count - 1) // 2
 
 
-def usual_with(ordered: Sequence[float], removed: Collection[float], added: Collection[float]) -> float:
+def lower_median_with(ordered: Sequence[float], removed: Collection[float], added: Collection[float]) -> float:
     """`usual` of the speeds `ordered` with a few of them `removed` and others `added`. Takes no longer for many speeds
     than for few: a few that go and come move the others by as many places at most."""
     place = _usual_place(len(ordered) - len(removed) + len(added))
@@ -211,7 +218,7 @@ def usual_with(ordered: Sequence[float], removed: Collection[float], added: Coll
     return sorted([*near, *added])[place - before]
 
 
-def compare(speeds: Mapping[int, float], kin: Callable[[int], Hashable], threshold: float) -> Standing:
+def rank_speeds(speeds: Mapping[int, float], kin: Callable[[int], Hashable], threshold: float) -> SpeedRanking:
     """Compare each node with all of its kin.
 
     As many slow nodes as quick ones are two kinds of machine, of which none is blamed. Of two nodes the other one is
@@ -221,9 +228,9 @@ def compare(speeds: Mapping[int, float], kin: Callable[[int], Hashable], thresho
     who is slower than the last third.
     """
     slow, doubtful, medians = set(), set(), {}
-    for nodes in part(speeds, kin):
+    for nodes in group_by(speeds, kin):
         ordered = sorted(speeds[node] for node in nodes)
-        median = usual(ordered)
+        median = lower_median(ordered)
         quick = ordered[min(2 * len(ordered) // 3, len(ordered) - 1)]
         for node in nodes:
             medians[node] = median
@@ -231,10 +238,10 @@ def compare(speeds: Mapping[int, float], kin: Callable[[int], Hashable], thresho
                 slow.add(node)
             if speeds[node] * threshold < quick:
                 doubtful.add(node)
-    return Standing(frozenset(slow), frozenset(slow | doubtful), medians)
+    return SpeedRanking(frozenset(slow), frozenset(slow | doubtful), medians)
 
 
-def part(nodes: Iterable[int], kin: Callable[[int], Hashable]) -> list[list[int]]:
+def group_by(nodes: Iterable[int], kin: Callable[[int], Hashable]) -> list[list[int]]:
     """The nodes parted by their kin, each part in the order in which they are given."""
     parts: dict[Hashable, list[int]] = {}
     for node in nodes:
@@ -242,7 +249,7 @@ def part(nodes: Iterable[int], kin: Callable[[int], Hashable]) -> list[list[int]
     return list(parts.values())
 
 
-def call(check: Check) -> list[str]:
+def node_names(check: HealthCheck) -> list[str]:
     """A name for each examinee: its host, and its place where two have the same host."""
     hosts = Counter(node.host for node in check.nodes)
     return [

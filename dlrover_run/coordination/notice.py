@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from dlrover_run.coordination.records import NodeStatus
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, Rules
+from dlrover_run.coordination.records import NodeReport
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, JobRules
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 _FLAGS = {
-    "least": "--nnodes (least)",
-    "most": "--nnodes (most)",
-    "unit": "--node-unit",
+    "min_nodes": "--nnodes (least)",
+    "max_nodes": "--nnodes (most)",
+    "node_unit": "--node-unit",
     "spares": "--spares",
     "max_restarts": "--max-restarts",
     "check": "--network-check",
@@ -38,10 +38,10 @@ _WORDS: dict[str, dict[int, str]] = {
 """What a person wrote for a number, where that was a word."""
 
 
-def differences(job: Rules, node: Rules) -> str:
+def config_mismatch(job: JobRules, node: JobRules) -> str:
     """One sentence that names what differs; empty when nothing does."""
     # Those that nobody can set follow from others.
-    names = [field.name for field in fields(Rules) if field.name not in ("store", "unnoticed", "cluster")]
+    names = [field.name for field in fields(JobRules) if field.name not in ("store", "detection_delay", "cluster")]
     names = [name for name in names if getattr(job, name) != getattr(node, name)]
     said = [f"{_FLAGS.get(name, name)} is {_shown(job, name)}, not {_shown(node, name)}" for name in names]
     if job.cluster is not None and node.cluster is not None:
@@ -55,7 +55,7 @@ def _of_cluster(job: ClusterRules, node: ClusterRules) -> list[str]:
     return [f"{_CLUSTER_FLAGS.get(name, name)} is {one:g}, not {other:g}" for name, one, other in pairs if one != other]
 
 
-def misfit(job: Rules, status: NodeStatus) -> str | None:
+def wrong_job_kind(job: JobRules, status: NodeReport) -> str | None:
     """Why a node of that kind cannot take part in the job, and what to do; None when it can."""
     if (job.cluster is None) == (status.cluster is None):
         return None
@@ -65,6 +65,6 @@ def misfit(job: Rules, status: NodeStatus) -> str | None:
     return f"the job was started with {there} and this node with {here}: use one of them, or another --rdzv-id"
 
 
-def _shown(rules: Rules, name: str) -> object:
+def _shown(rules: JobRules, name: str) -> object:
     value = getattr(rules, name)
     return _WORDS.get(name, {}).get(value, value)

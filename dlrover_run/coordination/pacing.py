@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dlrover_run.coordination.check_records import Checkup
+from dlrover_run.coordination.check_records import NodeHealth
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.records import Waiting
 
@@ -18,13 +18,13 @@ SAME_MOMENT = 0.5
 """Seconds by which two deadlines may differ and count as one: a node counts down by itself."""
 
 
-class Progress:
+class WaitingThrottle:
     """`outdated` says that something was heard since the words were made."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._text = ""
-        self._rows: tuple[Checkup, ...] = ()
+        self._rows: tuple[NodeHealth, ...] = ()
         self._deadline: float | None = None
         self._next = -math.inf
         self.outdated = True
@@ -46,7 +46,7 @@ class Progress:
         self._deadline = None if waiting.seconds is None else now + waiting.seconds
         return before != (self._text, self._rows) or _differ(deadline, self._deadline)
 
-    def told(self, now: float) -> Waiting:
+    def message(self, now: float) -> Waiting:
         """The words, with the time that is left now."""
         return Waiting(self._text, None if self._deadline is None else max(0.0, self._deadline - now), self._rows)
 

@@ -13,9 +13,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from dlrover_run.coordination.check_records import Check, Verdict
+from dlrover_run.coordination.check_records import HealthCheck, HealthStatus
 from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES, Diagnosis, diagnose
-from dlrover_run.coordination.evidence import Evidence, Pair, part, weigh
+from dlrover_run.coordination.evidence import Evidence, Pair, collect_evidence, group_by
 from dlrover_run.coordination.rules import STRAGGLER_THRESHOLD
 
 MAX_ROUNDS = 6
@@ -32,7 +32,7 @@ EVERY_PAIR = 16
 ACROSS_ROUND = 1
 """The round in which pairs are far apart in rank. It is there for them alone where no node is in doubt."""
 
-FEWEST_ACROSS = 2
+MIN_ACROSS = 2
 """Pairs across of which there have to be as many: of three nodes or fewer all have met in the first round."""
 
 Groups = tuple[tuple[int, ...], ...]
@@ -51,25 +51,25 @@ class RoundTasks(NamedTuple):
         return not self.compute and not self.groups
 
 
-def first_round(check: Check, measure_links: bool, threshold: float = STRAGGLER_THRESHOLD) -> RoundTasks:
+def first_round(check: HealthCheck, measure_links: bool, threshold: float = STRAGGLER_THRESHOLD) -> RoundTasks:
     """What is tried first; `check.computed` has what the nodes computed of their own accord.
 
     Who has failed or was slow at it computes again. Who has failed does nothing else in this round, so that nobody
     waits for a link with a node that may be dead; it links in the next one.
     """
-    evidence = weigh(check)
+    evidence = collect_evidence(check)
     return RoundTasks(diagnose(check, threshold).compute_again, _first_groups(evidence, measure_links))
 
 
-def next_round(check: Check, diagnosis: Diagnosis, measure_links: bool) -> RoundTasks | None:
+def next_round(check: HealthCheck, diagnosis: Diagnosis, measure_links: bool) -> RoundTasks | None:
     """What is tried after the round `check.key`, which is among the facts already; None when the check is over."""
-    evidence = weigh(check)
+    evidence = collect_evidence(check)
     following = check.key.round + 1
     measuring = _most_measuring_rounds(check) if measure_links else 0
     groups = _unmeasured(evidence, _useless(evidence, diagnosis)) if following < measuring else ()
     if groups:
         return RoundTasks(diagnosis.compute_again, groups)
-    tried_again = any(tries > 1 for tries in evidence.linked.values())
+    tried_again = any(tries > 1 for tries in evidence.link_tries.values())
     confirming = ENOUGH_WITNESSES if diagnosis.link_again or tried_again else 0
     if following < measuring + MAX_ROUNDS + confirming:
         groups = _groups_in_doubt(evidence, diagnosis)
@@ -84,13 +84,13 @@ def next_round(check: Check, diagnosis: Diagnosis, measure_links: bool) -> Round
 
 def _useless(evidence: Evidence, diagnosis: Diagnosis) -> set[int]:
     """With whom nobody else shall link: at fault, or about to be when its failing links have been tried once more."""
-    found = {node for node, finding in enumerate(diagnosis.findings) if finding.verdict is Verdict.FAULT}
+    found = {node for node, finding in enumerate(diagnosis.findings) if finding.status is HealthStatus.FAULT}
     return found | {end for pair in diagnosis.link_again for end in pair if not evidence.works(end)}
 
 
 def _linkers(evidence: Evidence) -> list[int]:
     """Who may link in the next round."""
-    return [] if evidence.check.beside else sorted(evidence.links.keys() - evidence.unsure)
+    return [] if evidence.check.during_training else sorted(evidence.links.keys() - evidence.unproven)
 
 
 def _first_groups(evidence: Evidence, measure_links: bool) -> Groups:
@@ -100,8 +100,8 @@ def _first_groups(evidence: Evidence, measure_links: bool) -> Groups:
         return tuple((node,) for node in linkers if nodes[node].workers > 1)
     if measure_links and (measured := _unmeasured(evidence)):
         return measured
-    trusted = [node for node in linkers if nodes[node].trusted]
-    groups = _pair_neighbours(evidence, [node for node in linkers if not nodes[node].trusted], trusted)
+    trusted = [node for node in linkers if nodes[node].already_passed]
+    groups = _pair_neighbours(evidence, [node for node in linkers if not nodes[node].already_passed], trusted)
     if len(groups) == 1 and len(groups[0]) == 2 and trusted:
         groups[0].append(_take_nearest(evidence, groups[0][0], trusted))
     return tuple(tuple(sorted(group)) for group in groups)
@@ -113,17 +113,19 @@ def _pair_neighbours(evidence: Evidence, examined: Sequence[int], trusted: list[
     takes one in."""
     groups: list[list[int]] = []
     single: list[int] = []
-    for kin in part(examined, evidence.kin):
+    for kin in group_by(examined, evidence.comparison_group):
         pairs = [kin[at : at + 2] for at in range(0, len(kin) - 1, 2)]
         if len(kin) % 2:
-            comparable = [node for node in trusted if evidence.kin(node) == evidence.kin(kin[-1])]
+            comparable = [
+                node for node in trusted if evidence.comparison_group(node) == evidence.comparison_group(kin[-1])
+            ]
             if comparable:
                 pairs.append([kin[-1], _take_nearest(evidence, kin[-1], trusted)])
             elif pairs:
                 pairs[-1].append(kin[-1])
             else:
                 single.append(kin[-1])
-        comparable = [node for node in trusted if evidence.kin(node) == evidence.kin(kin[0])]
+        comparable = [node for node in trusted if evidence.comparison_group(node) == evidence.comparison_group(kin[0])]
         if 0 < len(pairs) < ENOUGH_PAIRS and max(map(len, pairs)) == 2 and comparable:
             # Links that are all slow have nothing to be compared with: three nodes have three links.
             pairs[0].append(_take_nearest(evidence, kin[0], trusted))
@@ -142,16 +144,25 @@ def _pair_across(evidence: Evidence, diagnosis: Diagnosis, groups: Groups) -> li
     nodes = evidence.check.nodes
     busy = {node for group in groups for node in group}.union(diagnosis.compute_again, _useless(evidence, diagnosis))
     pairs: list[Pair] = []
-    for alike in part((node for node in _linkers(evidence) if not nodes[node].trusted), evidence.kin):
+    for alike in group_by(
+        (node for node in _linkers(evidence) if not nodes[node].already_passed), evidence.comparison_group
+    ):
         half = len(alike) // 2
-        if half >= FEWEST_ACROSS:
+        if half >= MIN_ACROSS:
             pairs += zip(alike[:half], alike[half : 2 * half], strict=True)
     return [pair for pair in pairs if busy.isdisjoint(pair) and pair[1] not in evidence.links[pair[0]]]
 
 
 def _take_nearest(evidence: Evidence, node: int, others: list[int]) -> int:
     """The neighbour among those with which its speed can be compared, else among all."""
-    nearest = min(others, key=lambda other: (evidence.kin(other) != evidence.kin(node), abs(other - node), other))
+    nearest = min(
+        others,
+        key=lambda other: (
+            evidence.comparison_group(other) != evidence.comparison_group(node),
+            abs(other - node),
+            other,
+        ),
+    )
     others.remove(nearest)
     return nearest
 
@@ -161,17 +172,17 @@ def _groups_in_doubt(evidence: Evidence, diagnosis: Diagnosis) -> Groups:
     with another one in doubt."""
     again = _to_be_confirmed(evidence, diagnosis)
     linkers = set(_linkers(evidence)) - {end for pair in again for end in pair}
-    in_doubt = [node for node in diagnosis.open if node in linkers]
+    in_doubt = [node for node in diagnosis.unresolved if node in linkers]
     if not in_doubt:
         return again
     if len(evidence.links) == 1:
         return tuple((node,) for node in in_doubt)
     useless = _useless(evidence, diagnosis)
     # A link that has not been compared with any other leaves a doubt even where it does well.
-    well = sorted((linkers & {*diagnosis.well}) - {*in_doubt})
+    well = sorted((linkers & {*diagnosis.healthy}) - {*in_doubt})
     # The doubt about a trusted partner is cleared too, for only then does its word count.
     nodes = evidence.check.nodes
-    partners = {node for node in linkers if nodes[node].trusted and evidence.links[node]} - set(well)
+    partners = {node for node in linkers if nodes[node].already_passed and evidence.links[node]} - set(well)
     seekers = sorted({*in_doubt, *partners}, key=lambda node: (node in partners, -len(evidence.links[node]), node))
     # Who does well and has been asked least comes first, so that no node is kept from the others by one.
     well.sort(key=lambda node: (len(evidence.links[node]), node))
@@ -224,18 +235,21 @@ class _Free:
         self._evidence = evidence
         self._places = {node: place for place, node in enumerate(nodes)}
         # Not a dict, whose first key is found the more slowly the more were taken from before it.
-        self._by_kin = {evidence.kin(alike[0]): OrderedDict.fromkeys(alike) for alike in part(nodes, evidence.kin)}
+        self._by_kin = {
+            evidence.comparison_group(alike[0]): OrderedDict.fromkeys(alike)
+            for alike in group_by(nodes, evidence.comparison_group)
+        }
 
     def __contains__(self, node: int) -> bool:
-        return node in self._by_kin.get(self._evidence.kin(node), ())
+        return node in self._by_kin.get(self._evidence.comparison_group(node), ())
 
     def take(self, node: int) -> None:
         """Take this one, which is free."""
-        del self._by_kin[self._evidence.kin(node)][node]
+        del self._by_kin[self._evidence.comparison_group(node)][node]
 
     def take_partner(self, seeker: int) -> int | None:
         """Take the first one whom it has not met, of its own kind if it can be."""
-        own = self._evidence.kin(seeker)
+        own = self._evidence.comparison_group(seeker)
         partner = self._first_unmet(seeker, self._by_kin.get(own, ()))
         # One whose links work but are slow learns nothing where speeds cannot be compared.
         if partner is None and not self._evidence.works(seeker):
@@ -250,7 +264,7 @@ class _Free:
         return next((other for other in free if other != seeker and other not in met), None)
 
 
-def _most_measuring_rounds(check: Check) -> int:
+def _most_measuring_rounds(check: HealthCheck) -> int:
     # Twice as many as are needed when nobody is late, for one that computed in the second try only has missed a round.
     return 2 * len(check.nodes) if len(check.nodes) <= EVERY_PAIR else EVERY_PAIR - 1
 

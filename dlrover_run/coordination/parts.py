@@ -8,83 +8,92 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.check_records import MOST_LINK_ROWS, MOST_ROWS, CheckTask, Checkup, LinkRow
+from dlrover_run.coordination.check_records import MAX_LINK_ROWS, MAX_ROWS, CheckTask, LinkRow, NodeHealth
 from dlrover_run.coordination.check_round import key_of, tasks
 from dlrover_run.coordination.check_words import shown
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, Plan, Seat, Waiting, assignment, seats
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import (
+    OVER,
+    Assignment,
+    NodeKey,
+    Plan,
+    RankAssignment,
+    Waiting,
+    common_assignment,
+    rank_assignments,
+)
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import NodeOrder
 from dlrover_run.policies.parameter_servers.policy import client_order, orders
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One node's own part: the fields of its `Assignment` that no other node is told."""
 
-    seat: Seat | None = None
-    task: CheckTask | None = None
-    checkup: Checkup | None = None
-    others: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
-    links: Annotated[tuple[LinkRow, ...], Meta(max_length=MOST_LINK_ROWS)] = ()
+    ranks: RankAssignment | None = None
+    check_task: CheckTask | None = None
+    health: NodeHealth | None = None
+    health_table: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()
+    link_table: Annotated[tuple[LinkRow, ...], Meta(max_length=MAX_LINK_ROWS)] = ()
     cluster: NodeOrder | None = None
 
     @property
     def waits(self) -> bool:
         """Whether the node has nothing to run in the job, and waits until it has."""
-        return self.seat is None and (self.cluster is None or not self.cluster.tasks)
+        return self.ranks is None and (self.cluster is None or not self.cluster.tasks)
 
 
-NOBODY = Part()
+EMPTY_VIEW = NodeView()
 """The part of a node that the plan does not know."""
 
 
-def parts(rules: Rules, plan: Plan) -> dict[NodeKey, Part]:
+def node_views(rules: JobRules, plan: Plan) -> dict[NodeKey, NodeView]:
     """The part of each node that has one."""
     if plan.cluster is not None:
-        return {key: Part(cluster=order) for key, order in orders(plan).items()}
-    found = {key: Part(seat=seat) for key, seat in seats(plan).items()}
-    if plan.check is None and not plan.checked:
+        return {key: NodeView(cluster=order) for key, order in orders(plan).items()}
+    found = {key: NodeView(ranks=seat) for key, seat in rank_assignments(plan).items()}
+    if plan.check is None and not plan.health:
         return found
-    seated = {key: part.seat for key, part in found.items()}
+    seated = {key: part.ranks for key, part in found.items()}
     given = {} if plan.check is None or plan.phase in OVER else tasks(rules, plan.check)
-    checkups = {key_of(checkup): checkup for checkup in plan.checked}
+    checkups = {key_of(checkup): checkup for checkup in plan.health}
     for key in {**seated, **given, **checkups}:
-        found[key] = Part(seat=seated.get(key), task=given.get(key), checkup=checkups.get(key))
+        found[key] = NodeView(ranks=seated.get(key), check_task=given.get(key), health=checkups.get(key))
     if seated:
         first = plan.members[0].key
         others, links = _table(plan, checkups)
-        found[first] = msgspec.structs.replace(found[first], others=others, links=links)
+        found[first] = msgspec.structs.replace(found[first], health_table=others, link_table=links)
     return found
 
 
-def part_of(plan: Plan, found: Mapping[NodeKey, Part], key: NodeKey) -> Part:
+def view_of(plan: Plan, found: Mapping[NodeKey, NodeView], key: NodeKey) -> NodeView:
     """One node's part among those of the plan. A visitor is told only what became of its wish, which the plan knows by
     its node id."""
-    part = found.get(key, NOBODY)
+    part = found.get(key, EMPTY_VIEW)
     answer = client_order(plan, key) if part.cluster is None else None
-    return part if answer is None else Part(cluster=answer)
+    return part if answer is None else NodeView(cluster=answer)
 
 
-def assigned(plan: Plan, part: Part, waiting: Waiting | None) -> Assignment:
+def build_assignment(plan: Plan, part: NodeView, waiting: Waiting | None) -> Assignment:
     """What the plan asks of the node whose part that is; `waiting` is for those that wait, unless all is over."""
     waits = part.waits and plan.phase not in OVER
-    return with_part(assignment(plan, None), part, waiting if waits else None)
+    return with_view(common_assignment(plan, None), part, waiting if waits else None)
 
 
-def with_part(told: Assignment, part: Part, waiting: Waiting | None) -> Assignment:
+def with_view(told: Assignment, part: NodeView, waiting: Waiting | None) -> Assignment:
     """What all nodes are told, with one node's part in it."""
     return msgspec.structs.replace(
         told,
-        seat=part.seat,
+        ranks=part.ranks,
         waiting=waiting,
-        task=part.task,
-        checkup=part.checkup,
-        others=part.others,
-        links=part.links,
+        check_task=part.check_task,
+        health=part.health,
+        health_table=part.health_table,
+        link_table=part.link_table,
         cluster=part.cluster,
     )
 
 
-def _table(plan: Plan, checkups: dict[NodeKey, Checkup]) -> tuple[tuple[Checkup, ...], tuple[LinkRow, ...]]:
+def _table(plan: Plan, checkups: dict[NodeKey, NodeHealth]) -> tuple[tuple[NodeHealth, ...], tuple[LinkRow, ...]]:
     """Of all nodes, in the order of their ranks and with this one among them, what a person is shown; and the links
     between those."""
     seated = [member.key for member in plan.members if member.key in checkups]
@@ -93,7 +102,7 @@ def _table(plan: Plan, checkups: dict[NodeKey, Checkup]) -> tuple[tuple[Checkup,
     places = {key_of(checkup): place for place, checkup in enumerate(others)}
     links = []
     for link in plan.links:
-        ends = [places.get(key_of(plan.checked[end])) for end in (link.one, link.other)]
+        ends = [places.get(key_of(plan.health[end])) for end in (link.one, link.other)]
         known = sorted(end for end in ends if end is not None)
         if len(known) == 2:
             links.append(msgspec.structs.replace(link, one=known[0], other=known[1]))

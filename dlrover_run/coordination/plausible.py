@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
-from dlrover_run.coordination.records import Failure, NodeStatus, Plan, Seat
-from dlrover_run.coordination.rules import MOST_NODES
+from dlrover_run.coordination.records import Failure, NodeReport, Plan, RankAssignment
+from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.policies.parameter_servers.model import MAX_NODE_TASKS, MAX_TASKS, NodeTasks, Role
 
 MAX_EPOCH = 2**62
@@ -27,15 +27,15 @@ MAX_ADDRESS = 100
 """Characters of the address of a node with parameter servers: each node is told those of all tasks."""
 
 
-def implausible(status: NodeStatus, plan: Plan, assigned: Seat | None = None) -> str | None:
+def validate_report(status: NodeReport, plan: Plan, assigned: RankAssignment | None = None) -> str | None:
     """A sentence about what is wrong with a status; None for one that a coordinator with this plan may hear. `assigned`
     is the node's place in the plan's round."""
-    keys = [status.heard]
-    tasks = [status.computed.key] if status.computed is not None else []
-    tasks += [status.linked.key] if status.linked is not None else []
-    if status.seat is not None:
-        keys.append(status.seat.key)
-        if not status.seat.node_rank < status.seat.nodes <= MOST_NODES:
+    keys = [status.known_round]
+    tasks = [status.compute_result.key] if status.compute_result is not None else []
+    tasks += [status.link_result.key] if status.link_result is not None else []
+    if status.ranks is not None:
+        keys.append(status.ranks.key)
+        if not status.ranks.node_rank < status.ranks.nodes <= MAX_NODES:
             return "a status speaks of a seat that no round has"
     last_epoch, last_round = max(MAX_EPOCH, plan.epoch), max(MAX_ROUND, plan.key.number)
     if not all(
@@ -45,7 +45,7 @@ def implausible(status: NodeStatus, plan: Plan, assigned: Seat | None = None) ->
         return "a status speaks of an epoch that no coordinator has"
     if any(key.number > last_round for key in keys):
         return "a status speaks of a round that no job has"
-    if any(task.number > max(MAX_ROUND, plan.checks) for task in tasks):
+    if any(task.number > max(MAX_ROUND, plan.check_count) for task in tasks):
         return "a status speaks of a node check that no job has"
     if status.cluster is not None:
         return _implausible_hosting(status.cluster, last_round, status.address)
@@ -54,18 +54,18 @@ def implausible(status: NodeStatus, plan: Plan, assigned: Seat | None = None) ->
     return None if status.failure is None else _not_its_own(status, status.failure, assigned)
 
 
-def _not_its_own(status: NodeStatus, failure: Failure, assigned: Seat | None) -> str | None:
+def _not_its_own(status: NodeReport, failure: Failure, assigned: RankAssignment | None) -> str | None:
     """Why the failure is not one of the node's own workers. The host and rank in it are shown on every node's console
     as the cause of a restart, so a node could otherwise have another one blamed."""
     if failure.host != status.host:
         return f"{status.host} reports a failure on another host, {failure.host}"
-    seat = status.seat
+    seat = status.ranks
     if seat is not None and assigned is not None and seat.key == assigned.key:
         # What the coordinator assigned counts, not what the node says was assigned to it.
         seat = assigned
     if seat is None:
         return f"{status.host} reports a failure of rank {failure.rank} and has no ranks"
-    if not seat.has(failure.rank):
+    if not seat.has_rank(failure.rank):
         own = f"rank {seat.first_rank}" if seat.workers == 1 else f"ranks {seat.first_rank} to {seat.last_rank}"
         return f"{status.host} reports a failure of rank {failure.rank}, which is not among its own: {own}"
     return None

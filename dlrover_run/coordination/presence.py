@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dlrover_run.coordination.records import NodeKey, NodePhase, NodeStatus, RoundKey
+from dlrover_run.coordination.records import NodeKey, NodePhase, NodeReport, RoundKey
 
 _GOING = frozenset({NodePhase.LEAVING, NodePhase.LEFT})
 
 
 @dataclass(frozen=True)
-class Presence:
+class MemberState:
     """One node as the coordinator sees it. Times are job time.
 
     `arrived` is when it was first heard, `changed` when its phase or seat last became another. `broken` is when its
@@ -19,14 +19,14 @@ class Presence:
     `succeeded` is the last round in which it said that all its workers had succeeded, whatever it said later.
     """
 
-    status: NodeStatus
-    arrived: float
-    changed: float
-    broken: float | None = None
+    report: NodeReport
+    joined_at: float
+    changed_at: float
+    disconnected_at: float | None = None
     lost_at: float | None = None
     succeeded: RoundKey | None = None
 
-    def lost(self, now: float) -> bool:
+    def is_lost(self, now: float) -> bool:
         """Whether it has been without a connection for too long."""
         return self.lost_at is not None and now >= self.lost_at
 
@@ -36,33 +36,33 @@ class Presence:
         return self.lost_at is None
 
     @property
-    def going(self) -> bool:
+    def is_draining(self) -> bool:
         """Whether it was asked to go, or has gone."""
-        return self.status.phase in _GOING
+        return self.report.phase in _GOING
 
     @property
-    def left(self) -> bool:
+    def has_left(self) -> bool:
         """Whether it has gone of its own will; nobody waits for a leaving node whose connection has ended."""
-        return self.status.phase is NodePhase.LEFT or (self.going and not self.connected)
+        return self.report.phase is NodePhase.LEFT or (self.is_draining and not self.connected)
 
     @property
-    def can_train(self) -> bool:
+    def is_available(self) -> bool:
         """Whether it could have a place in a round that is formed now."""
-        return self.lost_at is None and self.status.phase not in _GOING
+        return self.lost_at is None and self.report.phase not in _GOING
 
     @property
-    def unaware_of_checks(self) -> bool:
+    def without_health_check(self) -> bool:
         """Whether it takes no part in node checks. One that is only expected has said nothing of that yet."""
-        return self.connected and not self.status.check_port and self.status.computed is None
+        return self.connected and not self.report.check_port and self.report.compute_result is None
 
     def succeeded_in(self, key: RoundKey) -> bool:
         """Whether all its workers of that round have succeeded."""
         return self.succeeded == key
 
 
-Present = Mapping[NodeKey, Presence]
+Members = Mapping[NodeKey, MemberState]
 
 
-def succeeded_round(status: NodeStatus, before: RoundKey | None) -> RoundKey | None:
+def succeeded_round(status: NodeReport, before: RoundKey | None) -> RoundKey | None:
     """The last round in which all workers of a node have succeeded; `before` is what was known of that."""
-    return status.seat.key if status.phase is NodePhase.SUCCEEDED and status.seat is not None else before
+    return status.ranks.key if status.phase is NodePhase.SUCCEEDED and status.ranks is not None else before

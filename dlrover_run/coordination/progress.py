@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from dlrover_run.coordination import check_words
-from dlrover_run.coordination.check_records import Check
-from dlrover_run.coordination.check_round import asked, awaited, key_of, standing
-from dlrover_run.coordination.checking import candidates, computes_anew, computing
+from dlrover_run.coordination.check_records import HealthCheck
+from dlrover_run.coordination.check_round import asked, awaited, check_status, key_of
+from dlrover_run.coordination.checking import computes_anew, computing, eligible_nodes
 from dlrover_run.coordination.decision import Deadline, DeadlineReason
-from dlrover_run.coordination.gathering import called, missing_words
-from dlrover_run.coordination.presence import Presence, Present
+from dlrover_run.coordination.gathering import display_names, missing_nodes
+from dlrover_run.coordination.presence import Members, MemberState
 from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
-from dlrover_run.coordination.rules import CHECK_NEVER, Rules
-from dlrover_run.coordination.words import counted, names
+from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
+from dlrover_run.coordination.words import counted, join_names
 from dlrover_run.policies.parameter_servers import policy as parameter_servers
 
-MOST_BEFORE = 300
+MAX_DISMISSALS = 300
 """Characters of what is told of dismissals before the words about who is missing, so that these always fit."""
 
 
@@ -24,11 +24,11 @@ _FELT = frozenset(DeadlineReason) - {DeadlineReason.BUDGET}
 """What a node without a seat may wait for. A restart that is forgiven changes nothing for it."""
 
 
-def progress(rules: Rules, plan: Plan, present: Present, deadlines: Sequence[Deadline], now: float) -> Waiting:
+def wait_status(rules: JobRules, plan: Plan, present: Members, deadlines: Sequence[Deadline], now: float) -> Waiting:
     """The words for every node without a seat; `deadlines` are those of the last decision."""
     if rules.cluster is not None:
         return parameter_servers.waiting(rules, plan, present, now)
-    living = candidates(rules, plan, present)
+    living = eligible_nodes(rules, plan, present)
     if plan.phase is PlanPhase.TRAINING:
         return _beside(rules, plan, living, deadlines, now)
     left = _left(deadlines, _FELT, now)
@@ -37,23 +37,23 @@ def progress(rules: Rules, plan: Plan, present: Present, deadlines: Sequence[Dea
     if rules.check != CHECK_NEVER and rules.size(len(living)) and not computes_anew(rules, plan):
         silent = computing(rules, plan, living, now)
         if silent:
-            return Waiting(check_words.not_computed(called(plan, silent), len(living)), left)
-    wanted = f"{rules.fewest}" if rules.fewest == rules.full_size else f"{rules.fewest} to {rules.full_size}"
+            return Waiting(check_words.not_computed(display_names(plan, silent), len(living)), left)
+    wanted = f"{rules.min_size}" if rules.min_size == rules.max_size else f"{rules.min_size} to {rules.max_size}"
     here = f"{counted(len(living), 'node')} of {wanted} {'is' if len(living) == 1 else 'are'} here"
-    hosts = names(called(plan, living))
-    missing = missing_words(rules, plan, living)
+    hosts = join_names(display_names(plan, living))
+    missing = missing_nodes(rules, plan, living)
     # Of one that is gone it is worth saying while the others wait for somebody in its place.
-    told = (one for one in plan.checked if plan.key.number == 0 or key_of(one) in present)
+    told = (one for one in plan.health if plan.key.number == 0 or key_of(one) in present)
     dismissed = check_words.dismissal([checkup for checkup in told if checkup.dismissed])
-    before = f"{dismissed[:MOST_BEFORE]}; " if dismissed else ""
+    before = f"{dismissed[:MAX_DISMISSALS]}; " if dismissed else ""
     return Waiting(f"{before}{here}{hosts and f': {hosts}'}{missing and f'; missing: {missing}'}", left)
 
 
-def _checking(check: Check, present: Present, left: float | None, now: float) -> Waiting:
+def _checking(check: HealthCheck, present: Members, left: float | None, now: float) -> Waiting:
     """While a check goes on: who has answered, and how each node stands."""
     waited_for = [check.nodes[place].host for place in awaited(check, present, now)]
     text = check_words.stands(check, waited_for, len(asked(check, present, now)))
-    return Waiting(text, left, check_words.shown(standing(check, present), check_words.share_of(len(present))))
+    return Waiting(text, left, check_words.shown(check_status(check, present), check_words.share_of(len(present))))
 
 
 def _left(deadlines: Sequence[Deadline], reasons: Set[DeadlineReason], now: float) -> float | None:
@@ -61,7 +61,9 @@ def _left(deadlines: Sequence[Deadline], reasons: Set[DeadlineReason], now: floa
     return min((max(0.0, deadline.at - now) for deadline in deadlines if deadline.reason in reasons), default=None)
 
 
-def _beside(rules: Rules, plan: Plan, living: list[Presence], deadlines: Sequence[Deadline], now: float) -> Waiting:
+def _beside(
+    rules: JobRules, plan: Plan, living: list[MemberState], deadlines: Sequence[Deadline], now: float
+) -> Waiting:
     """For a node that is here while others train."""
     train = f"{counted(len(plan.members), 'node')} {'trains' if len(plan.members) == 1 else 'train'}"
     joins_in = _left(deadlines, {DeadlineReason.SCALE_UP}, now)
@@ -72,6 +74,6 @@ def _beside(rules: Rules, plan: Plan, living: list[Presence], deadlines: Sequenc
     if checked_in is not None:
         return Waiting(f"{train}; meanwhile the node check looks at those who have come", checked_in)
     members = {member.key for member in plan.members}
-    spares = sum(p.status.key not in members for p in living)
+    spares = sum(p.report.key not in members for p in living)
     asked = f" ({rules.spares} asked for)" if rules.spares else ""
     return Waiting(f"{train}; this one waits to step in, {counted(spares, 'spare')} in all{asked}")

@@ -14,14 +14,14 @@ from msgspec import Meta
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, SignalName, Total
 from dlrover_run.coordination.check_records import (
-    MOST_LINK_ROWS,
-    MOST_ROWS,
-    Check,
+    MAX_LINK_ROWS,
+    MAX_ROWS,
     CheckTask,
-    Checkup,
-    Computed,
-    Linked,
+    ComputeResult,
+    HealthCheck,
+    LinkResults,
     LinkRow,
+    NodeHealth,
 )
 from dlrover_run.coordination.words import node_name
 from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, NodeTasks
@@ -94,7 +94,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"rank {self.rank} on {self.node} {self.what}"
 
 
-class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RankAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The place of one node in one round: all that it needs to start its workers."""
 
     key: RoundKey
@@ -119,23 +119,23 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The highest global rank of this node's workers."""
         return self.first_rank + self.workers - 1
 
-    def has(self, rank: int) -> bool:
+    def has_rank(self, rank: int) -> bool:
         """Whether the worker with that global rank is one of this node's."""
         return 0 <= rank - self.first_rank < self.workers
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one node says of itself; only that node writes it.
 
     `port` is free and held by the node for the store of the next round, should the store come to live there; it is
-    another one after each round, and each coordinator, that the node has heard of. `seat` is what `phase` and `failure`
-    speak of: the place that the node has taken, None before its first and while it waits without one. `heard` is the
-    latest round that it has heard of, whether it had a place in it or not, and `epoch` the latest coordinator that it
-    obeys, which told it of `restart_count` restarts. `met` says that in this round the workers have found each other or
-    a checkpoint was written. `rank_wish` is the node rank that somebody gave it by hand. `computed` and `linked` are
-    what last came of its part in a node check, and `check_port` is held for the store of links, 0 without a check.
-    `cluster` is what it hosts of a job with parameter servers, which has no seats. `ended_by` names the signal for
-    which it leaves, or has left; it is empty where there is none.
+    another one after each round, and each coordinator, that the node has heard of. `phase` and `failure` are about
+    `ranks`: the ranks that the node has taken, None before its first and while it waits without any. `known_round` is
+    the latest round that the node knows of, whether it took part or not. `epoch` is the latest coordinator that it
+    obeys, which sent it `restart_count`. `progressed` is set once the workers of this round have found each other or
+    have written a checkpoint. `preferred_rank` is the node rank that the user gave it. `compute_result` and
+    `link_result` are the latest of its part in a health check, and `check_port` is held for the store of links, 0
+    without a check. `cluster` is what it hosts of a job with parameter servers, which has no ranks. `ended_by` names
+    the signal for which it leaves, or has left; it is empty where there is none.
     """
 
     node_id: NodeId
@@ -145,17 +145,17 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     port: Port
     workers: Count
     role: Name = "default"
-    rank_wish: Count | None = None
+    preferred_rank: Count | None = None
     phase: NodePhase = NodePhase.WAITING
-    seat: Seat | None = None
-    heard: RoundKey = RoundKey()
+    ranks: RankAssignment | None = None
+    known_round: RoundKey = RoundKey()
     epoch: int = 0
     restart_count: Count = 0
-    met: bool = False
+    progressed: bool = False
     failure: Failure | None = None
     check_port: Port = 0
-    computed: Computed | None = None
-    linked: Linked | None = None
+    compute_result: ComputeResult | None = None
+    link_result: LinkResults | None = None
     cluster: NodeTasks | None = None
     ended_by: SignalName = ""
 
@@ -166,7 +166,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def in_round(self, key: RoundKey) -> bool:
         """Whether it speaks of that round."""
-        return self.seat is not None and self.seat.key == key
+        return self.ranks is not None and self.ranks.key == key
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -208,13 +208,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     store_address: str = ""
     store_port: int = 0
     restart_count: int = 0
-    charged: tuple[float, ...] = ()
-    barren: int = 0
+    restart_times: tuple[float, ...] = ()
+    early_failures: int = 0
     failure: Failure | None = None
     reason: str = "no node has reported yet"
-    check: Check | None = None
-    checks: int = 0
-    checked: tuple[Checkup, ...] = ()
+    check: HealthCheck | None = None
+    check_count: int = 0
+    health: tuple[NodeHealth, ...] = ()
     links: tuple[LinkRow, ...] = ()
     cluster: Cluster | None = None
 
@@ -225,7 +225,7 @@ class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     text: Annotated[str, Meta(max_length=MAX_WHAT)]
     seconds: float | None = None
-    rows: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
+    rows: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -241,17 +241,17 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     key: RoundKey = RoundKey()
     restart_count: Count = 0
     reason: Annotated[str, Meta(max_length=2 * MAX_WHAT)] = ""
-    seat: Seat | None = None
+    ranks: RankAssignment | None = None
     failure: Failure | None = None
     waiting: Waiting | None = None
-    task: CheckTask | None = None
-    checkup: Checkup | None = None
-    others: Annotated[tuple[Checkup, ...], Meta(max_length=MOST_ROWS)] = ()
-    links: Annotated[tuple[LinkRow, ...], Meta(max_length=MOST_LINK_ROWS)] = ()
+    check_task: CheckTask | None = None
+    health: NodeHealth | None = None
+    health_table: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()
+    link_table: Annotated[tuple[LinkRow, ...], Meta(max_length=MAX_LINK_ROWS)] = ()
     cluster: NodeOrder | None = None
 
 
-def seats(plan: Plan) -> dict[NodeKey, Seat]:
+def rank_assignments(plan: Plan) -> dict[NodeKey, RankAssignment]:
     """The place of each node in the plan's round; nobody has one unless the job trains."""
     if plan.phase is not PlanPhase.TRAINING:
         return {}
@@ -259,11 +259,11 @@ def seats(plan: Plan) -> dict[NodeKey, Seat]:
     roles: dict[str, int] = {}
     for member in plan.members:
         roles[member.role] = roles.get(member.role, 0) + member.workers
-    found: dict[NodeKey, Seat] = {}
+    found: dict[NodeKey, RankAssignment] = {}
     first_rank = 0
     next_in_role = dict.fromkeys(roles, 0)
     for node_rank, member in enumerate(plan.members):
-        found[member.key] = Seat(
+        found[member.key] = RankAssignment(
             key=plan.key,
             restart_count=plan.restart_count,
             node_rank=node_rank,
@@ -281,7 +281,7 @@ def seats(plan: Plan) -> dict[NodeKey, Seat]:
     return found
 
 
-def assignment(plan: Plan, seat: Seat | None, waiting: Waiting | None = None) -> Assignment:
+def common_assignment(plan: Plan, seat: RankAssignment | None, waiting: Waiting | None = None) -> Assignment:
     """What the plan asks of a node that has `seat` in it, or none."""
     return Assignment(
         epoch=plan.epoch,
@@ -289,7 +289,7 @@ def assignment(plan: Plan, seat: Seat | None, waiting: Waiting | None = None) ->
         key=plan.key,
         restart_count=plan.restart_count,
         reason=plan.reason[: 2 * MAX_WHAT],
-        seat=seat,
+        ranks=seat,
         failure=plan.failure,
         waiting=waiting,
     )

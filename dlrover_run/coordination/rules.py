@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
-MOST_NODES = 20_000
+MAX_NODES = 20_000
 """More than any job has: a bound for what a stranger may ask for."""
 
 LAST_CALL_TIMEOUT = 30.0
@@ -35,7 +35,7 @@ KEEP_ALIVE_ATTEMPTS = 3
 EARLY_FAILURE_LIMIT = 5
 """Rounds that may fail one after the other, none of which got to work, before the job stops early."""
 
-RESULT_KEPT = 20.0
+RESULT_RETENTION = 20.0
 """Seconds for which the result of a job is kept for nodes whose connection was broken when it ended.
 
 One that comes later finds no job and begins a new one, which fails after `join_timeout` unless others come too. It is
@@ -56,7 +56,7 @@ CHECK_NEVER, CHECK_ONCE, CHECK_ALWAYS = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Rules:
+class JobRules:
     """The rules of one job. Those of the first node that joins hold for all of it.
 
     A round has `least` to `most` nodes, a multiple of `unit`; nodes beyond that are spares, of which `spares` are asked
@@ -73,9 +73,9 @@ class Rules:
     All times are seconds.
     """
 
-    least: int = 1
-    most: int = 1
-    unit: int = 1
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_unit: int = 1
     spares: int = 0
     max_restarts: int = 0
     restart_window: float = 0.0
@@ -87,7 +87,7 @@ class Rules:
     lost_after: float = LOST_AFTER
     keep_alive_interval: float = KEEP_ALIVE_INTERVAL
     keep_alive_attempts: int = KEEP_ALIVE_ATTEMPTS
-    unnoticed: float = 0.0
+    detection_delay: float = 0.0
     check: int = CHECK_NEVER
     check_timeout: float = CHECK_TIMEOUT
     straggler_threshold: float = STRAGGLER_THRESHOLD
@@ -98,39 +98,40 @@ class Rules:
 
     def size(self, nodes: int) -> int:
         """How many of that many nodes a round has: 0 when they are too few for one."""
-        size = min(nodes, self.most) // self.unit * self.unit
-        return size if size >= self.least else 0
+        size = min(nodes, self.max_nodes) // self.node_unit * self.node_unit
+        return size if size >= self.min_nodes else 0
 
     @property
-    def full_size(self) -> int:
+    def max_size(self) -> int:
         """The most nodes that a round ever has."""
-        return self.size(self.most)
+        return self.size(self.max_nodes)
 
     @property
-    def fewest(self) -> int:
+    def min_size(self) -> int:
         """The fewest nodes that a round ever has."""
-        return -(-self.least // self.unit) * self.unit
+        return -(-self.min_nodes // self.node_unit) * self.node_unit
 
     @property
-    def silence_limit(self) -> float:
+    def heartbeat_timeout(self) -> float:
         """Seconds of silence after which a connection counts as ended."""
         return self.keep_alive_interval * self.keep_alive_attempts
 
     @property
-    def cause_delay(self) -> float:
+    def blame_delay(self) -> float:
         """Seconds that the failure of a worker which only lost a peer waits for what that peer died of.
 
         The peer's node may have vanished with it. That is known after `unnoticed` seconds and some moments, and the
         node is lost `lost_after` later; twice that leaves as much for the moments.
         """
-        return self.unnoticed + 2 * self.lost_after
+        return self.detection_delay + 2 * self.lost_after
 
     def problem(self) -> str | None:
         """A sentence when no job could have these rules, else None."""
-        if not 1 <= self.least <= self.most <= MOST_NODES:
-            return f"a job has 1 to {MOST_NODES} nodes, and MIN may not be above MAX: not {self.least} to {self.most}"
-        if self.unit < 1 or not self.size(self.most):
-            return f"no multiple of {self.unit} lies between {self.least} and {self.most} nodes"
+        if not 1 <= self.min_nodes <= self.max_nodes <= MAX_NODES:
+            nodes = f"{self.min_nodes} to {self.max_nodes}"
+            return f"a job has 1 to {MAX_NODES} nodes, and MIN may not be above MAX: not {nodes}"
+        if self.node_unit < 1 or not self.size(self.max_nodes):
+            return f"no multiple of {self.node_unit} lies between {self.min_nodes} and {self.max_nodes} nodes"
         numbers = [getattr(self, field.name) for field in fields(self)]
         if self.cluster is not None:
             numbers += [getattr(self.cluster, field.name) for field in fields(self.cluster)]

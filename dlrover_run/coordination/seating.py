@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from dlrover_run.coordination.presence import Presence
+from dlrover_run.coordination.presence import MemberState
 from dlrover_run.coordination.records import Member
 
 
-def seat_nodes(before: Sequence[Member], living: Sequence[Presence], size: int) -> list[Presence]:
+def assign_ranks(before: Sequence[Member], living: Sequence[MemberState], size: int) -> list[MemberState]:
     """`size` of the `living` nodes in the order of their ranks in the next round; `before` is the last one.
 
     Whoever was in the last round comes before newcomers, and keeps his rank where the round has one of that number.
@@ -19,12 +19,12 @@ def seat_nodes(before: Sequence[Member], living: Sequence[Presence], size: int) 
     part in the order of their arrival; who is left over is a spare.
     """
     old = {member.key: rank for rank, member in enumerate(before)}
-    survivors = sorted((p for p in living if p.status.key in old), key=lambda p: old[p.status.key])
-    newcomers = sorted((p for p in living if p.status.key not in old), key=lambda p: (p.arrived, p.status.key))
+    survivors = sorted((p for p in living if p.report.key in old), key=lambda p: old[p.report.key])
+    newcomers = sorted((p for p in living if p.report.key not in old), key=lambda p: (p.joined_at, p.report.key))
     chosen = [*survivors, *newcomers][:size]
-    seats: dict[int, Presence] = {}
+    seats: dict[int, MemberState] = {}
 
-    def seat(nodes: list[Presence], wishes: list[int | None]) -> list[Presence]:
+    def seat(nodes: list[MemberState], wishes: list[int | None]) -> list[MemberState]:
         unseated = []
         for node, wish in zip(nodes, wishes, strict=True):
             if wish is not None and wish < size and wish not in seats:
@@ -34,17 +34,19 @@ def seat_nodes(before: Sequence[Member], living: Sequence[Presence], size: int) 
         return unseated
 
     stayed, new = chosen[: len(survivors)], chosen[len(survivors) :]
-    had = {old[node.status.key] for node in stayed}
-    others = seat(stayed, [None if node.status.rank_wish in had else node.status.rank_wish for node in stayed])
-    others = seat(others, [old[node.status.key] for node in others])
-    others += seat(new, [node.status.rank_wish for node in new])
+    had = {old[node.report.key] for node in stayed}
+    others = seat(
+        stayed, [None if node.report.preferred_rank in had else node.report.preferred_rank for node in stayed]
+    )
+    others = seat(others, [old[node.report.key] for node in others])
+    others += seat(new, [node.report.preferred_rank for node in new])
     free = [rank for rank in range(size) if rank not in seats]
     seats.update(zip(free, sorted(others, key=_place), strict=True))
     return [seats[rank] for rank in range(size)]
 
 
-def _place(node: Presence) -> tuple[list[tuple[int, str]], list[tuple[int, str]], float, tuple[str, str]]:
-    return natural_order(node.status.host), natural_order(node.status.address), node.arrived, node.status.key
+def _place(node: MemberState) -> tuple[list[tuple[int, str]], list[tuple[int, str]], float, tuple[str, str]]:
+    return natural_order(node.report.host), natural_order(node.report.address), node.joined_at, node.report.key
 
 
 def natural_order(text: str) -> list[tuple[int, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def names(hosts: Sequence[str], number: int | None = None) -> str:
+def join_names(hosts: Sequence[str], number: int | None = None) -> str:
     """At most three hosts by name: `a`, `a and b`, `a, b and 5 others`. `number` says how many there are where only the
     first of them are given."""
     number = len(hosts) if number is None else number
@@ -24,7 +24,7 @@ def node_name(host: str, rank: int | None = None) -> str:
     return f"node {rank} ({host or 'host unknown'})"
 
 
-def departure(signal: str) -> str:
+def departure_text(signal: str) -> str:
     """What became of a node that goes before the job is over, because of that signal or an empty string."""
     return f"was ended by {signal}" if signal else "was asked to leave"
 

@@ -26,7 +26,7 @@ from dlrover_run import exit_codes
 from dlrover_run.command_line import credentials, lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.values import FlagValue
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.process_tree import ends, event_loop, signals, tree
 from dlrover_run.spec import SpecError, TlsSpec
@@ -96,7 +96,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
     given = _parser().parse_args(list(args))
     host, port = values.endpoint("--listen", given.listen, 0)
     conf = RdzvConf(
-        rules=Rules(),
+        rules=JobRules(),
         token_file=_file("--token-file", given.token_file),
         tls_ca=_file("--tls-ca", given.tls_ca),
         tls_cert=_file("--tls-cert", given.tls_cert),

@@ -12,21 +12,21 @@ from typing import Protocol
 
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.gathering import called
-from dlrover_run.coordination.notice import differences, misfit
-from dlrover_run.coordination.pacing import Progress
-from dlrover_run.coordination.parts import Part, assigned, part_of, parts
-from dlrover_run.coordination.plausible import implausible
+from dlrover_run.coordination.gathering import display_names
+from dlrover_run.coordination.notice import config_mismatch, wrong_job_kind
+from dlrover_run.coordination.pacing import WaitingThrottle
+from dlrover_run.coordination.parts import NodeView, build_assignment, node_views, view_of
+from dlrover_run.coordination.plausible import validate_report
 from dlrover_run.coordination.records import (
     OVER,
     Assignment,
     NodeKey,
     NodePhase,
-    NodeStatus,
+    NodeReport,
     PlanPhase,
     Waiting,
 )
-from dlrover_run.coordination.rules import MOST_NODES, RESULT_KEPT, Rules
+from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.words import counted
 from dlrover_run.master.handshake import RequestRefused
 from dlrover_run.master.journal import Journal, JournalReplaced
@@ -82,12 +82,12 @@ class Job:
         self._report = report
         self._nodes: dict[NodeKey, _Node] = {}
         self._owed: set[NodeKey] = set()
-        self._silence: FailureDetector[NodeKey] = FailureDetector(coordinator.rules.silence_limit)
-        self._progress = Progress(coordinator)
+        self._silence: FailureDetector[NodeKey] = FailureDetector(coordinator.rules.heartbeat_timeout)
+        self._progress = WaitingThrottle(coordinator)
         self._stored = coordinator.plan
         self._retry_at: float | None = None
         self._held_back = ""
-        self._stored_parts: dict[NodeKey, Part] = {}
+        self._stored_parts: dict[NodeKey, NodeView] = {}
         self._over_at: float | None = None
         self._unaware: set[NodeKey] = set()
         self._left: set[NodeKey] = set()
@@ -104,11 +104,11 @@ class Job:
         """Whether the job has ended, well or not."""
         return self._over_at is not None
 
-    def admit(self, line: NodeConnection, status: NodeStatus, rules: Rules, now: float) -> Welcome:
+    def admit(self, line: NodeConnection, status: NodeReport, rules: JobRules, now: float) -> Welcome:
         """Take a node in. Raises RequestRefused."""
         self._check(status, now)
         key = status.key
-        present = self._coordinator.present
+        present = self._coordinator.members
         if self.over and key not in self._unaware and not status.epoch:
             raise RequestRefused(
                 f"the job {self.name!r} has just ended; its name is free again in a moment", retry=True
@@ -116,18 +116,18 @@ class Job:
         refusal = self._coordinator.refusal(key)
         if refusal is not None:
             raise RequestRefused(refusal, retry=True)
-        if len(present) >= MOST_NODES and key not in present:
-            raise RequestRefused(f"the job has {MOST_NODES} nodes, and a master takes no more", retry=True)
+        if len(present) >= MAX_NODES and key not in present:
+            raise RequestRefused(f"the job has {MAX_NODES} nodes, and a master takes no more", retry=True)
         before = self._nodes.get(key)
         self._nodes[key] = _Node(line, status.host)
         if before is not None:
             before.line.end(Refused("this node has opened another stream", retry=True))
         self._take(status, now)
         visits = status.cluster is not None and status.cluster.is_client
-        notice = "" if visits else differences(self._coordinator.rules, rules)
+        notice = "" if visits else config_mismatch(self._coordinator.rules, rules)
         return Welcome(encode_rules(self._coordinator.rules), notice)
 
-    def hear(self, line: NodeConnection, status: NodeStatus, now: float) -> bool:
+    def hear(self, line: NodeConnection, status: NodeReport, now: float) -> bool:
         """Take a node's latest status; whether there is something to settle. Raises RequestRefused."""
         self._check(status, now)
         node = self._nodes.get(status.key)
@@ -147,17 +147,17 @@ class Job:
     def excuse(self, late: float, now: float) -> None:
         """The master was late by that many seconds, and lays them to nobody's charge."""
         self._silence.excuse(late)
-        self._coordinator.excuse(late)
+        self._coordinator.compensate_stall(late)
         if late >= self._coordinator.rules.lost_after:
             # Nodes may have given this master up.
-            self._coordinator.expect_back(now)
+            self._coordinator.extend_grace(now)
 
     def settle(self, now: float) -> None:
         """Decide on all that was heard and on the time that has passed, and tell everybody whom it concerns."""
-        present = self._coordinator.present
+        present = self._coordinator.members
         for key in self._silence.over_limit(now):
-            limit = self._coordinator.rules.silence_limit
-            name = called(self._coordinator.plan, [present[key]])[0] if key in present else self._nodes[key].host
+            limit = self._coordinator.rules.heartbeat_timeout
+            name = display_names(self._coordinator.plan, [present[key]])[0] if key in present else self._nodes[key].host
             self._say(f"no sign of life from {name} for {limit:g} s")
             self._nodes[key].line.end(Refused(f"nothing was heard of this node for {limit:g} s", retry=True))
             self._disconnect(key, now)
@@ -186,7 +186,7 @@ class Job:
         elif self._over_at is None:
             times += [self._coordinator.wake_at(), self._progress.due]
         elif not self._nodes:
-            times.append(self._over_at + RESULT_KEPT)
+            times.append(self._over_at + RESULT_RETENTION)
         return min((time for time in times if time is not None), default=None)
 
     def forgettable(self, now: float) -> bool:
@@ -194,9 +194,9 @@ class Job:
         if self._nodes:
             return False
         if self._over_at is not None:
-            return not self._unaware or now >= self._over_at + RESULT_KEPT
+            return not self._unaware or now >= self._over_at + RESULT_RETENTION
         # Nothing was ever decided, and nobody is left who could be waited for.
-        return self._stored.key.number == 0 and not self._coordinator.present
+        return self._stored.key.number == 0 and not self._coordinator.members
 
     def forget(self) -> None:
         """Leave nothing of the job behind."""
@@ -211,10 +211,10 @@ class Job:
         if self._journal is not None:
             self._journal.close()
 
-    def _take(self, status: NodeStatus, now: float) -> bool:
+    def _take(self, status: NodeReport, now: float) -> bool:
         first = self._nodes[status.key].told is None
         self._silence.heard(status.key, now)
-        news = self._coordinator.hear(status, now)
+        news = self._coordinator.receive(status, now)
         if news:
             self._progress.outdated = True
         if status.phase is NodePhase.LEFT:
@@ -253,14 +253,14 @@ class Job:
                 if self._retry_at is None:
                     self._held_back = f"the master cannot write {self._journal.path}: {error.strerror}"[:MAX_WHAT]
                     self._say(f"{self._held_back}; nothing is decided until it can, it tries again every second")
-                    self._stored_parts = parts(self._coordinator.rules, self._stored)
+                    self._stored_parts = node_views(self._coordinator.rules, self._stored)
                 self._retry_at = now + STORE_RETRY
                 return False
         if self._retry_at is not None:
             self._retry_at = None
             self._say("the journal is written again")
         before, self._stored = self._stored, plan
-        for line in self._coordinator.take_lines():
+        for line in self._coordinator.take_log_lines():
             self._say(line)
             self._report(line)
         self._left &= {member.key for member in plan.members}
@@ -285,7 +285,7 @@ class Job:
     def _conclude(self, now: float) -> None:
         self._over_at = now
         members = {member.key for member in self._stored.members if not member.done}
-        self._unaware = (members | self._coordinator.present.keys()) - self._left
+        self._unaware = (members | self._coordinator.members.keys()) - self._left
 
     def _tell(self, key: NodeKey, node: _Node, now: float, answer: bool) -> None:
         wanted = self._assignment(key, now)
@@ -295,18 +295,18 @@ class Job:
 
     def _assignment(self, key: NodeKey, now: float) -> Assignment:
         if self._retry_at is None:
-            waits = self._coordinator.part(key).waits
-            return self._coordinator.assignment(key, self._progress.told(now) if waits else None)
-        return assigned(self._stored, part_of(self._stored, self._stored_parts, key), Waiting(self._held_back))
+            waits = self._coordinator.view(key).waits
+            return self._coordinator.assignment(key, self._progress.message(now) if waits else None)
+        return build_assignment(self._stored, view_of(self._stored, self._stored_parts, key), Waiting(self._held_back))
 
-    def _check(self, status: NodeStatus, now: float) -> None:
+    def _check(self, status: NodeReport, now: float) -> None:
         """Raise RequestRefused for what no node of this job says."""
         coordinator = self._coordinator
-        problem = misfit(coordinator.rules, status)
-        problem = problem or implausible(status, coordinator.plan, coordinator.seat(status.key))
+        problem = wrong_job_kind(coordinator.rules, status)
+        problem = problem or validate_report(status, coordinator.plan, coordinator.ranks(status.key))
         if problem:
             raise RequestRefused(problem)
-        if doubt := self._coordinator.doubt(status, now):
+        if doubt := self._coordinator.dispute_epoch(status, now):
             # Once those others are gone it is believed.
             raise RequestRefused(doubt, retry=True)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import NodeKey, NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import NodeKey, NodeReport
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.handshake import RequestRefused, internal_error
 from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.journal import Journal, JournalDamaged
@@ -82,7 +82,7 @@ class Jobs:
         self._on_change()
         return job, welcome
 
-    def hear(self, job: Job, line: NodeConnection, status: NodeStatus) -> None:
+    def hear(self, job: Job, line: NodeConnection, status: NodeReport) -> None:
         """Take a node's latest status. Raises RequestRefused."""
         if job.hear(line, status, self._now()):
             self._settle_soon(job.name)
@@ -103,7 +103,7 @@ class Jobs:
             self._beat.cancel()
             self._beat = None
 
-    def _begin(self, name: str, rules: Rules, now: float) -> Job:
+    def _begin(self, name: str, rules: JobRules, now: float) -> Job:
         if len(self._jobs) >= MAX_JOBS:
             raise RequestRefused(f"this master coordinates {MAX_JOBS} jobs and takes no more", retry=True)
         journal, coordinator = None, None
@@ -113,7 +113,11 @@ class Jobs:
         if coordinator is None:
             coordinator = Coordinator(rules, now, next(self._epochs))
         if coordinator.plan.key.number == 0:
-            nodes = f"{rules.least}" if rules.least == rules.most else f"{rules.least} to {rules.most}"
+            nodes = (
+                f"{rules.min_nodes}"
+                if rules.min_nodes == rules.max_nodes
+                else f"{rules.min_nodes} to {rules.max_nodes}"
+            )
             size = f"{nodes} nodes" if rules.cluster is None else job_size(rules.cluster)
             self._say(f"job {name!r}: begins, for {size}")
         job = Job(name, coordinator, journal, now, self._say, self._report)
@@ -124,7 +128,7 @@ class Jobs:
             self._on_beat()
         return job
 
-    def _take_over(self, name: str, journal: Journal, rules: Rules, now: float) -> Coordinator:
+    def _take_over(self, name: str, journal: Journal, rules: JobRules, now: float) -> Coordinator:
         if name in self._given_up and journal.exists():
             raise RequestRefused(
                 "another master has taken this job over; make its address known to the nodes, or start this master "

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from dlrover_run.coordination.records import Plan
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 
 FORMAT = 2
 """Raised when an older version of this program could not read the file."""
@@ -42,7 +42,7 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     job: str
     epoch: int
-    rules: Rules
+    rules: JobRules
 
 
 class JournalContents(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class Journal:
         """Whether there is a journal of this job, ours or another master's."""
         return self.path.exists()
 
-    def take_over(self, rules: Rules, epoch: int) -> JournalContents:
+    def take_over(self, rules: JobRules, epoch: int) -> JournalContents:
         """Go on from what a predecessor wrote, in a new file, and return the story from here on.
 
         Without a predecessor the job begins with these rules. The epoch is at least the given one and later than any

@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dlrover_run.coordination.check_records import Checkup, DeviceSpeed, LinkRow, Verdict
+from dlrover_run.coordination.check_records import DeviceSpeed, HealthStatus, LinkRow, NodeHealth
 from dlrover_run.coordination.records import Assignment
 from dlrover_run.output.streams import RunDir
 
@@ -49,9 +49,9 @@ VERSION = 1
 class HealthResult:
     """A node's knowledge of a check: itself, its devices, and on the node with rank 0 all nodes and links."""
 
-    checkup: Checkup
+    checkup: NodeHealth
     devices: tuple[DeviceSpeed, ...] = ()
-    others: tuple[Checkup, ...] = ()
+    others: tuple[NodeHealth, ...] = ()
     links: tuple[LinkRow, ...] = ()
 
 
@@ -69,10 +69,10 @@ class HealthFile:
     def follow(self, wanted: Assignment, devices: Sequence[DeviceSpeed]) -> None:
         """Write the result of a check and the speeds of this node's devices if they have changed. A node that has lost
         its ranks keeps its knowledge of the others."""
-        if self._directory is None or wanted.checkup is None or wanted.checkup.verdict is Verdict.PENDING:
+        if self._directory is None or wanted.health is None or wanted.health.status is HealthStatus.PENDING:
             return
-        result = HealthResult(wanted.checkup, tuple(devices), wanted.others, wanted.links)
-        if wanted.seat is None and not wanted.others and self._known is not None:
+        result = HealthResult(wanted.health, tuple(devices), wanted.health_table, wanted.link_table)
+        if wanted.ranks is None and not wanted.health_table and self._known is not None:
             result = replace(result, others=self._known.others, links=self._known.links)
         if result == self._known:
             return
@@ -120,11 +120,11 @@ def _content(result: HealthResult, unix_time: float) -> dict[str, Any]:
     return content
 
 
-def _node(checkup: Checkup) -> dict[str, Any]:
+def _node(checkup: NodeHealth) -> dict[str, Any]:
     return {
         "node_id": checkup.node_id,
         "host": checkup.host,
-        "verdict": checkup.verdict.value,
+        "verdict": checkup.status.value,
         "dismissed": checkup.dismissed,
         "tflops": checkup.tflops or None,
         "gigabytes": checkup.gigabytes or None,

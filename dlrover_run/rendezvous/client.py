@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from dlrover_run.coordination.records import OVER, Assignment, NodeStatus, Waiting
+from dlrover_run.coordination.records import OVER, Assignment, NodeReport, Waiting
 from dlrover_run.policies.parameter_servers.recovery import OrderMemory
 
 OnChange = Callable[[], None]
@@ -35,7 +35,7 @@ class RendezvousClient(Protocol):
     @property
     def pids(self) -> set[int]: ...
 
-    def report(self, status: NodeStatus) -> None:
+    def report(self, status: NodeReport) -> None:
         """Put this node's latest status on the board. It reaches the coordinator whenever one can be reached."""
         ...
 
@@ -72,7 +72,7 @@ class AssignmentTracker:
     def wait(self, waiting: Waiting) -> bool:
         """Show what the node waits for while no coordinator says so; whether that is shown to anybody."""
         order = self.assignment.cluster
-        if self.assignment.seat is not None or (order is not None and order.tasks):
+        if self.assignment.ranks is not None or (order is not None and order.tasks):
             return False
         self.assignment = msgspec.structs.replace(self.assignment, waiting=waiting)
         return True

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
-from dlrover_run.coordination.notice import differences, misfit
-from dlrover_run.coordination.records import OVER, NodePhase, NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.notice import config_mismatch, wrong_job_kind
+from dlrover_run.coordination.records import OVER, NodePhase, NodeReport
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.etcd.operations import (
     Absent,
     Compacted,
@@ -51,12 +51,12 @@ LEASE_MARGIN = 2.0
 """Seconds after the end of a lease at which everybody knows of it: etcd looks for such leases every half a second."""
 
 
-def lease_time(rules: Rules) -> int:
+def lease_time(rules: JobRules) -> int:
     """Seconds for which a node's lease runs: a node that is silent for so long is gone, as with a master."""
-    return max(MIN_LEASE, math.ceil(rules.silence_limit))
+    return max(MIN_LEASE, math.ceil(rules.heartbeat_timeout))
 
 
-def renewal_timeout(rules: Rules) -> float:
+def renewal_timeout(rules: JobRules) -> float:
     """Seconds in which a member must renew the lease before the next one is asked. The wait before is a third of the
     lease at most, so two members that do not answer leave a sixth of it for one that does."""
     return lease_time(rules) / 4
@@ -86,7 +86,7 @@ class EtcdClient(RemoteClient):
         self._keys = Keys(spec.etcd.prefix, spec.run_id)
         self._store = store
         self._ttl = lease_time(spec.rules)
-        self._rules = replace(spec.rules, unnoticed=self._ttl + LEASE_MARGIN)
+        self._rules = replace(spec.rules, detection_delay=self._ttl + LEASE_MARGIN)
         self._lease = self._result_lease = 0
         place = f"etcd at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
         # A dead process with this node's id is in the way until its lease has run out.
@@ -169,7 +169,7 @@ class EtcdClient(RemoteClient):
         if not nodes.found.keys() - {own.key}:
             raise EntryRefused(f"no node of a job {self._spec.run_id!r} is in {self._place}", own)
 
-    def _entry(self, own: str, status: NodeStatus) -> Txn:
+    def _entry(self, own: str, status: NodeReport) -> Txn:
         over, reads = Range(self._keys.over), (Get(Range(own)), Get(self._words))
         stand = Get(Range(self._keys.leader)) if self._visits else self._election.stand(status.key, self._lease)
         join = (Put(own, encode_record(status), self._lease), stand, *reads)
@@ -271,10 +271,10 @@ class EtcdClient(RemoteClient):
             self._tell_once(f"warning: what stands in etcd under {current.key} does not count: it is {error}")
             return
         self._search.join_timeout = rules.join_timeout
-        if problem := misfit(rules, self._own_status()):
+        if problem := wrong_job_kind(rules, self._own_status()):
             self._give_up(f"this node cannot take part in the job {self._spec.run_id!r}: {problem}", is_user_error=True)
             return
-        if not self._visits and (notice := differences(rules, self._rules)):
+        if not self._visits and (notice := config_mismatch(rules, self._rules)):
             self._tell_once(f"warning: {notice}")
         self._result_lease = current.lease if word.wanted.phase in OVER else 0
         self._take(word.assignment(self._own_status().key))
@@ -322,7 +322,7 @@ class EtcdClient(RemoteClient):
 
 def _in_use(there: KeyValue) -> str:
     try:
-        status = decode_record(there.value, NodeStatus)
+        status = decode_record(there.value, NodeReport)
     except InvalidMessage as error:
         return f"what stands in etcd under {there.key} is {error}"
     return f"node id {status.node_id} is in use by another process, on {status.host}, that is alive or just died"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from dlrover_run.coordination.records import OVER, NodeKey
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.etcd.operations import Absent, Delete, Get, KeyValue, KeyValueStore, ModRevisionIs, Put, Range, Txn
 from dlrover_run.nursery import Nursery
 from dlrover_run.rendezvous.client import AssignmentTracker
@@ -29,7 +29,7 @@ class Election:
         self,
         store: KeyValueStore,
         keys: Keys,
-        rules: Rules,
+        rules: JobRules,
         orders: AssignmentTracker,
         chance: Callable[[], float],
         say: Callable[[str], None],
@@ -93,7 +93,7 @@ class Election:
             self.leading = None
 
     async def _stand_soon(self) -> None:
-        seat, order = self._orders.assignment.seat, self._orders.assignment.cluster
+        seat, order = self._orders.assignment.ranks, self._orders.assignment.cluster
         # Of a cluster a node knows how many processes there are, and not on how many nodes.
         most = seat.nodes if seat else len(order.servers) + len(order.workers) if order else 0
         await asyncio.sleep(self._chance() * most / PER_SECOND)

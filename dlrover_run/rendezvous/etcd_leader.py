@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.notice import misfit
-from dlrover_run.coordination.pacing import Progress
-from dlrover_run.coordination.plausible import implausible
-from dlrover_run.coordination.records import OVER, NodeKey, NodePhase, NodeStatus, Plan
-from dlrover_run.coordination.rules import MOST_NODES, RESULT_KEPT, Rules
+from dlrover_run.coordination.notice import wrong_job_kind
+from dlrover_run.coordination.pacing import WaitingThrottle
+from dlrover_run.coordination.plausible import validate_report
+from dlrover_run.coordination.records import OVER, NodeKey, NodePhase, NodeReport, Plan
+from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteApplied
 from dlrover_run.etcd.operations import Change, Compacted, KeyValue, KeyValueStore, LeaseExpired, Range, Watch
 from dlrover_run.nursery import wait_until
@@ -77,25 +77,25 @@ class MembershipWatch:
 
     def _hear(self, coordinator: Coordinator, node_id: str, current: KeyValue, now: float) -> bool:
         try:
-            status = decode_record(current.value, NodeStatus)
+            status = decode_record(current.value, NodeReport)
         except InvalidMessage as error:
             self._reject(node_id, current, str(error))
             return False
-        problem = misfit(coordinator.rules, status)
+        problem = wrong_job_kind(coordinator.rules, status)
         if problem is not None:
             self.strangers |= {node_id}
-        problem = problem or implausible(status, coordinator.plan, coordinator.seat(status.key))
+        problem = problem or validate_report(status, coordinator.plan, coordinator.ranks(status.key))
         if status.node_id != node_id:
             problem = f"that of {status.node_id}"
-        elif len(self._nodes) >= MOST_NODES and node_id not in self._nodes:
-            problem = f"one too many, for a job has at most {MOST_NODES} nodes"
+        elif len(self._nodes) >= MAX_NODES and node_id not in self._nodes:
+            problem = f"one too many, for a job has at most {MAX_NODES} nodes"
         if problem is not None:
             self._reject(node_id, current, problem)
             return False
         self._nodes[node_id] = status.key
         if status.phase is NodePhase.LEFT:
             self._left.add(status.key)
-        return coordinator.hear(status, now)
+        return coordinator.receive(status, now)
 
     def _lose(self, coordinator: Coordinator, node_id: str, now: float) -> None:
         key = self._nodes.pop(node_id)
@@ -125,7 +125,7 @@ class EtcdLeader:
         self,
         store: KeyValueStore,
         keys: Keys,
-        rules: Rules,
+        rules: JobRules,
         own: NodeKey,
         leader: KeyValue,
         return_grace: float,
@@ -187,7 +187,7 @@ class EtcdLeader:
         self._excuse(coordinator, now)
         if was_away:
             # The leases of others may have run out meanwhile, and they take new ones.
-            coordinator.expect_back(now)
+            coordinator.extend_grace(now)
         nodes = (current for key, current in outcome.found.items() if key.startswith(self._keys.nodes))
         self._attendance.hear_all(coordinator, nodes, now)
         self._owing = self._progress.outdated = True
@@ -209,7 +209,7 @@ class EtcdLeader:
 
     def _begin(self, coordinator: Coordinator) -> Coordinator:
         self._coordinator = coordinator
-        self._progress = Progress(coordinator)
+        self._progress = WaitingThrottle(coordinator)
         return coordinator
 
     @property
@@ -250,7 +250,7 @@ class EtcdLeader:
     def _excuse(self, coordinator: Coordinator, now: float) -> None:
         """Time in which this agent was stopped, or etcd away, counts for nobody."""
         if late := self._punctuality.late(now):
-            coordinator.excuse(late)
+            coordinator.compensate_stall(late)
 
     async def _settle(self, coordinator: Coordinator) -> Coordinator:
         """Decide on all that was heard and on the time that has passed, and write what follows; who decides from then
@@ -261,16 +261,16 @@ class EtcdLeader:
             if coordinator.superseded:
                 coordinator = self._begin(self._anew(coordinator, now))
                 continue
-            told = self._progress.renew(now, len(coordinator.present), at_once=advanced)
-            readers: frozenset[NodeKey | str] = frozenset((*coordinator.present, *self._attendance.strangers))
+            told = self._progress.renew(now, len(coordinator.members), at_once=advanced)
+            readers: frozenset[NodeKey | str] = frozenset((*coordinator.members, *self._attendance.strangers))
             # A newcomer to whom no decision falls reads words that everybody else may have read long ago.
             self._owing = self._owing or advanced or told or not readers <= self._addressed
             # Until a plan is rebuilt from what nodes say, each of them keeps what it was told.
-            if self._owing and not coordinator.adopting:
+            if self._owing and not coordinator.recovering:
                 self._addressed = readers
                 await self._write(coordinator, now)
                 self._owing = False
-                for line in coordinator.take_lines():
+                for line in coordinator.take_log_lines():
                     self._say(line)
             if not advanced:
                 return coordinator
@@ -279,9 +279,9 @@ class EtcdLeader:
         """A node obeys a later coordinator, whose plan is not in this store: what was stored here is worth nothing, and
         the plan is rebuilt from what the nodes say."""
         coordinator = Coordinator(self._rules, now, self._first_epoch)
-        for presence in before.present.values():
+        for presence in before.members.values():
             if presence.connected:
-                coordinator.hear(presence.status, now)
+                coordinator.receive(presence.report, now)
         return coordinator
 
     async def _keep_job(self, now: float) -> None:
@@ -297,7 +297,7 @@ class EtcdLeader:
         plan, lease = coordinator.plan, self._lease
         values = {self._keys.plan: encode_record(StoredPlan(encode_rules(self._rules), plan))}
         for bucket, word in messages_by_bucket(
-            coordinator, self._progress.told(now), self._attendance.strangers
+            coordinator, self._progress.message(now), self._attendance.strangers
         ).items():
             values[self._keys.words(bucket)] = encode_record(word)
         if plan.phase in OVER:
@@ -305,7 +305,7 @@ class EtcdLeader:
                 values[self._keys.unaware] = b""
             values[self._keys.over] = plan.phase.value.encode()
             # From now on etcd cleans up by itself.
-            lease = await self._store.grant(int(RESULT_KEPT))
+            lease = await self._store.grant(int(RESULT_RETENTION))
         try:
             await self._writing.write(values, lease)
         except LeaseExpired:

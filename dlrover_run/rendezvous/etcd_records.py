@@ -27,9 +27,9 @@ from urllib.parse import quote
 import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.parts import NOBODY, Part, with_part
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, Plan, Waiting, assignment
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.parts import EMPTY_VIEW, NodeView, with_view
+from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeReport, Plan, Waiting, common_assignment
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import NodeOrder
 from dlrover_run.policies.parameter_servers.policy import join_order, split_order
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, decode_rules, encode_rules
@@ -63,14 +63,14 @@ class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: RuleValues
     wanted: Assignment
     waiting: Waiting | None = None
-    parts: tuple[tuple[str, str, Part], ...] = ()
+    parts: tuple[tuple[str, str, NodeView], ...] = ()
 
     def assignment(self, key: NodeKey) -> Assignment:
         """What one of the nodes shall do."""
-        own = next((part for *process, part in self.parts if tuple(process) == key), NOBODY)
+        own = next((part for *process, part in self.parts if tuple(process) == key), EMPTY_VIEW)
         if own.cluster is not None and self.wanted.cluster is not None:
             own = msgspec.structs.replace(own, cluster=join_order(self.wanted.cluster, own.cluster))
-        return with_part(self.wanted, own, self.waiting if own.waits else None)
+        return with_view(self.wanted, own, self.waiting if own.waits else None)
 
 
 class Keys:
@@ -100,10 +100,10 @@ def bucket_of(node_id: str) -> int:
     return zlib.crc32(node_id.encode()) % BUCKETS
 
 
-Record = TypeVar("Record", NodeStatus, StoredPlan, BucketMessage)
+Record = TypeVar("Record", NodeReport, StoredPlan, BucketMessage)
 
 
-def encode_record(record: NodeStatus | StoredPlan | BucketMessage) -> bytes:
+def encode_record(record: NodeReport | StoredPlan | BucketMessage) -> bytes:
     """The bytes of a record."""
     data = msgspec.json.encode(record)
     return zlib.compress(data, 1) if len(data) >= COMPRESS_FROM else data
@@ -123,7 +123,7 @@ def decode_record(data: bytes, kind: type[Record]) -> Record:
         raise InvalidMessage(f"no record of ours: {error}") from None
 
 
-def rules_of(record: StoredPlan | BucketMessage) -> Rules:
+def rules_of(record: StoredPlan | BucketMessage) -> JobRules:
     """The job's rules. Raises InvalidMessage."""
     return decode_rules(record.rules)
 
@@ -137,18 +137,18 @@ def messages_by_bucket(
     Where none does it is left out, so that a bucket is not written again whenever somebody joins elsewhere.
     """
     plan = coordinator.plan
-    known = {*coordinator.present, *(member.key for member in plan.members)}
+    known = {*coordinator.members, *(member.key for member in plan.members)}
     # Who was lost long ago may be back just in time to learn that the job is over.
     buckets = (
         range(BUCKETS)
         if plan.phase in OVER
         else {bucket_of(node_id) for node_id in (*strangers, *(key.node_id for key in known))}
     )
-    told: dict[int, list[tuple[str, str, Part]]] = {bucket: [] for bucket in buckets}
+    told: dict[int, list[tuple[str, str, NodeView]]] = {bucket: [] for bucket in buckets}
     somebody_waits: set[int] = set()
     alike: NodeOrder | None = None
     for key in known:
-        part = coordinator.part(key)
+        part = coordinator.view(key)
         if part.waits and plan.phase not in OVER:
             somebody_waits.add(bucket_of(key.node_id))
         if part.cluster is not None:
@@ -156,10 +156,10 @@ def messages_by_bucket(
             # A visitor is told less than all others are.
             alike = of_all if of_all.hint is not None else alike
             part = msgspec.structs.replace(part, cluster=own)
-        if part != NOBODY:
+        if part != EMPTY_VIEW:
             told[bucket_of(key.node_id)].append((*key, part))
     rules = encode_rules(coordinator.rules)
-    wanted = msgspec.structs.replace(assignment(plan, None), cluster=alike)
+    wanted = msgspec.structs.replace(common_assignment(plan, None), cluster=alike)
     return {
         bucket: BucketMessage(
             rules, wanted, waiting if bucket in somebody_waits else None, tuple(sorted(parts, key=_rank))
@@ -168,6 +168,6 @@ def messages_by_bucket(
     }
 
 
-def _rank(told: tuple[str, str, Part]) -> tuple[float, str, str]:
+def _rank(told: tuple[str, str, NodeView]) -> tuple[float, str, str]:
     node_id, incarnation, part = told
-    return math.inf if part.seat is None else part.seat.node_rank, node_id, incarnation
+    return math.inf if part.ranks is None else part.ranks.node_rank, node_id, incarnation

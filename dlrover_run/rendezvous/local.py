@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import msgspec
 
-from dlrover_run.coordination.check_records import Verdict
+from dlrover_run.coordination.check_records import HealthStatus
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import Assignment, NodePhase, NodeStatus
-from dlrover_run.coordination.rules import CHECK_NEVER, Rules
+from dlrover_run.coordination.records import Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
 from dlrover_run.rendezvous.client import OnChange
 
 
@@ -28,7 +28,7 @@ class LocalClient:
     is_user_error = False
 
     def __init__(
-        self, rules: Rules, node_rank: int | None, listener: OnChange, say: Callable[[str], None] = lambda line: None
+        self, rules: JobRules, node_rank: int | None, listener: OnChange, say: Callable[[str], None] = lambda line: None
     ) -> None:
         # Nothing can be asked of nodes that are made up.
         self._rules = rules if node_rank is None else replace(rules, check=CHECK_NEVER)
@@ -36,7 +36,7 @@ class LocalClient:
         self._node_rank = node_rank
         self._listener = listener
         self._coordinator: Coordinator | None = None
-        self._status: NodeStatus | None = None
+        self._status: NodeReport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.assignment = Assignment()
 
@@ -45,7 +45,7 @@ class LocalClient:
         """Nobody."""
         return set()
 
-    def report(self, status: NodeStatus) -> None:
+    def report(self, status: NodeReport) -> None:
         """Put this node's latest status on the board; the listener hears when that changed what it shall do."""
         if self._timer is not None and status == self._status:
             # While a check goes on, what is waited for has another number of seconds each time that one looks.
@@ -57,26 +57,26 @@ class LocalClient:
         """There is nothing to let go of but the next look at the time."""
         self._rest()
 
-    def _decide(self, status: NodeStatus) -> None:
+    def _decide(self, status: NodeReport) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._coordinator is None:
             self._coordinator = Coordinator(self._rules, now)
         coordinator = self._coordinator
         for one in self._with_peers(status):
-            coordinator.hear(one, now)
+            coordinator.receive(one, now)
         while coordinator.advance(now):
             pass
-        lines = coordinator.take_lines()
+        lines = coordinator.take_log_lines()
         self._rest()
-        part = coordinator.part(status.key)
+        part = coordinator.view(status.key)
         waits = (self._rules.check != CHECK_NEVER or self._rules.cluster is not None) and part.waits
         # Workers who train are waited for without a limit; processes of a cluster have deadlines of many kinds.
         timed = waits or self._rules.cluster is not None
         if timed and (due := coordinator.wake_at()) is not None:
             self._timer = loop.call_at(due, self._decide, status)
         wanted = coordinator.assignment(status.key, coordinator.waiting(now) if waits else None)
-        passed = wanted.checkup is not None and wanted.checkup.verdict is Verdict.PASSED
+        passed = wanted.health is not None and wanted.health.status is HealthStatus.PASSED
         for line in lines:
             # A node that passes says so in one line of its own: those that others grep for compare nodes.
             if not passed or line.startswith("warning: "):
@@ -90,20 +90,20 @@ class LocalClient:
             self._timer.cancel()
             self._timer = None
 
-    def _with_peers(self, status: NodeStatus) -> list[NodeStatus]:
+    def _with_peers(self, status: NodeReport) -> list[NodeReport]:
         if self._node_rank is None:
             return [status]
         own_rank = self._node_rank
         coordinator = self._coordinator
         assert coordinator is not None
 
-        def peer(rank: int) -> NodeStatus:
+        def peer(rank: int) -> NodeReport:
             phase = NodePhase.RUNNING if status.phase is NodePhase.FAILED else status.phase
             made_up = msgspec.structs.replace(
-                status, node_id=f"static-{rank}", incarnation="x", rank_wish=rank, phase=phase, failure=None
+                status, node_id=f"static-{rank}", incarnation="x", preferred_rank=rank, phase=phase, failure=None
             )
-            seat = status.seat and coordinator.seat(made_up.key)
-            return msgspec.structs.replace(made_up, seat=seat)
+            seat = status.ranks and coordinator.ranks(made_up.key)
+            return msgspec.structs.replace(made_up, ranks=seat)
 
-        own = msgspec.structs.replace(status, rank_wish=own_rank)
-        return [own if rank == own_rank else peer(rank) for rank in range(self._rules.most)]
+        own = msgspec.structs.replace(status, preferred_rank=own_rank)
+        return [own if rank == own_rank else peer(rank) for rank in range(self._rules.max_nodes)]

@@ -18,8 +18,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dlrover_run.coordination.records import NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import NodeReport
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.process_tree import signals
 from dlrover_run.rendezvous.client import OnChange
 from dlrover_run.rendezvous.master_launcher import CannotLaunchMaster, MasterLauncher
@@ -107,14 +107,14 @@ class MasterConnection:
         # Unlike `read()`, the iterator gives also what the master said just before it ended the stream.
         self._incoming = aiter(self._stream)
 
-    async def join(self, job: str, status: NodeStatus, rules: Rules) -> Welcome:
+    async def join(self, job: str, status: NodeReport, rules: JobRules) -> Welcome:
         """Prove each other and take part. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
         try:
             return await asyncio.wait_for(self._join(job, status, rules), HANDSHAKE_TIMEOUT)
         except TimeoutError:
             raise ConnectionLost(f"it did not answer within {HANDSHAKE_TIMEOUT:g} s") from None
 
-    async def _join(self, job: str, status: NodeStatus, rules: Rules) -> Welcome:
+    async def _join(self, job: str, status: NodeReport, rules: JobRules) -> Welcome:
         hello = Hello(messages.PROTOCOL, job, status.node_id, status.incarnation, auth.new_nonce())
         await self.tell(hello)
         challenge = await self.hear()
@@ -249,9 +249,9 @@ class MasterClient(RemoteClient):
         finally:
             await session.close()
 
-    async def _stay(self, session: MasterConnection, joined: NodeStatus) -> None:
+    async def _stay(self, session: MasterConnection, joined: NodeReport) -> None:
         """Report and listen until the stream ends, which is ConnectionLost, or `close` has been carried out."""
-        silence = Silence(self._rules.silence_limit, self._loop.time())
+        silence = Silence(self._rules.heartbeat_timeout, self._loop.time())
         listening = asyncio.ensure_future(self._listen(session, silence))
         reporting = asyncio.ensure_future(self._report(session, silence, joined, listening))
         try:
@@ -266,7 +266,7 @@ class MasterClient(RemoteClient):
             await asyncio.gather(reporting, listening, return_exceptions=True)
 
     async def _report(
-        self, session: MasterConnection, silence: Silence, sent: NodeStatus, listening: asyncio.Future[None]
+        self, session: MasterConnection, silence: Silence, sent: NodeReport, listening: asyncio.Future[None]
     ) -> None:
         """Send each change of the status, and a sign of life in each interval, until nobody listens any more."""
         interval = self._rules.keep_alive_interval
@@ -279,13 +279,13 @@ class MasterClient(RemoteClient):
                 await self._wait_for_change(due)
             now = self._loop.time()
             if silence.too_long(due, now):
-                raise ConnectionLost(f"it has been silent for {self._rules.silence_limit:g} s")
+                raise ConnectionLost(f"it has been silent for {self._rules.heartbeat_timeout:g} s")
             status = self._own_status()
             if status != sent or now >= next_report:
                 try:
-                    await asyncio.wait_for(session.tell(Report(status)), self._rules.silence_limit)
+                    await asyncio.wait_for(session.tell(Report(status)), self._rules.heartbeat_timeout)
                 except TimeoutError:
-                    raise ConnectionLost(f"it has read nothing for {self._rules.silence_limit:g} s") from None
+                    raise ConnectionLost(f"it has read nothing for {self._rules.heartbeat_timeout:g} s") from None
                 sent = status
                 next_report = now + interval
             if self._closing and self._own_status() == sent:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WHAT
-from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus, Waiting
+from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeReport, Waiting
 from dlrover_run.nursery import wait_until
 from dlrover_run.rendezvous.client import AssignmentTracker, OnChange
 from dlrover_run.spec import JobSpec
@@ -169,7 +169,7 @@ class RemoteClient(abc.ABC):
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._search = ReconnectBackoff(spec.rules.join_timeout, self._loop.time(), chance, refusal_patience)
-        self._status: NodeStatus | None = None
+        self._status: NodeReport | None = None
         self._changed = asyncio.Event()
         self._own_address = spec.local_addr
         self._orders = AssignmentTracker()
@@ -193,7 +193,7 @@ class RemoteClient(abc.ABC):
         """Processes that the board has started and that outlive this agent on purpose."""
         return set()
 
-    def report(self, status: NodeStatus) -> None:
+    def report(self, status: NodeReport) -> None:
         """Put this node's latest status on the board; one that has not changed costs nothing."""
         if status != self._status:
             self._status = status
@@ -306,7 +306,7 @@ class RemoteClient(abc.ABC):
     def _trains(self) -> bool:
         return self._status is not None and self._status.phase is NodePhase.RUNNING
 
-    def _own_status(self) -> NodeStatus:
+    def _own_status(self) -> NodeReport:
         assert self._status is not None, "nothing is done before the first status"
         status = self._status
         if self._own_address is not None:

@@ -29,7 +29,7 @@ from torch.distributed.elastic.utils.logging import get_logger
 from dlrover_run import cli
 from dlrover_run.agent.host import display_name
 from dlrover_run.command_line import credentials, rendezvous_options
-from dlrover_run.coordination.records import OVER, Failure, NodePhase, PlanPhase, Seat
+from dlrover_run.coordination.records import OVER, Failure, NodePhase, PlanPhase, RankAssignment
 from dlrover_run.launch_config import LaunchConfig
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread
@@ -56,7 +56,7 @@ class DlroverRendezvous(RendezvousHandler):
         self._patience = spec.rules.join_timeout
         self._membership = NodeThread(spec, _log.warning)
         self._node_name = display_name(spec)
-        self._seat: Seat | None = None
+        self._seat: RankAssignment | None = None
         self._closed = False
 
     @property
@@ -128,7 +128,7 @@ class DlroverRendezvous(RendezvousHandler):
         if self._seat is not None and not is_superseded(self._seat, self._membership.view):
             self._membership.tell(NodePhase.FAILED, self._seat.key, self._failure(self._seat, ASKED_AGAIN))
 
-    def _await_seat(self, tried: Seat | None) -> Seat:
+    def _await_seat(self, tried: RankAssignment | None) -> RankAssignment:
         """A place in another round than the one that was tried last."""
         waited_for = ""
 
@@ -165,7 +165,7 @@ class DlroverRendezvous(RendezvousHandler):
         )
         return view.seat
 
-    def _enter(self, seat: Seat, deadline: float) -> RoundStore | None:
+    def _enter(self, seat: RankAssignment, deadline: float) -> RoundStore | None:
         """The store of that round once all its nodes are there; None when the round came to nothing."""
         try:
             if seat.node_rank == 0:
@@ -178,7 +178,7 @@ class DlroverRendezvous(RendezvousHandler):
             self._membership.tell(NodePhase.FAILED, seat.key, self._failure(seat, LOST_STORE, lost_peer=True))
             return None
 
-    def _host(self, seat: Seat) -> RoundStore | None:
+    def _host(self, seat: RankAssignment) -> RoundStore | None:
         try:
             port = self._membership.take_port(seat.key)
             if port is None:
@@ -194,7 +194,7 @@ class DlroverRendezvous(RendezvousHandler):
                 "name an address that is this machine's own with --local-addr."
             ) from error
 
-    def _failure(self, seat: Seat, what: str, lost_peer: bool = False) -> Failure:
+    def _failure(self, seat: RankAssignment, what: str, lost_peer: bool = False) -> Failure:
         return Failure(seat.first_rank, self._node_name, what, lost_peer)
 
 

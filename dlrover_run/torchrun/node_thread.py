@@ -14,7 +14,7 @@ from concurrent import futures
 from dataclasses import dataclass, field
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination.records import Assignment, Failure, NodePhase, RoundKey, Seat
+from dlrover_run.coordination.records import Assignment, Failure, NodePhase, RankAssignment, RoundKey
 from dlrover_run.process_tree import signals
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError
@@ -34,7 +34,7 @@ class NodeSnapshot:
     take no further part, if so."""
 
     wanted: Assignment = field(default_factory=Assignment)
-    seat: Seat | None = None
+    seat: RankAssignment | None = None
     problem: str | None = None
 
     @property
@@ -187,7 +187,7 @@ class NodeThread:
 
 def _dismissal(wanted: Assignment) -> str | None:
     """Why a node check lets this node train no more; torchrun computes nothing when it is asked to."""
-    checkup = wanted.checkup
+    checkup = wanted.health
     return (
         f"the node check dismissed this node: {checkup.reason}" if checkup is not None and checkup.dismissed else None
     )

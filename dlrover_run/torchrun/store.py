@@ -17,7 +17,7 @@ from functools import partial
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public, only not marked as such.
 
-from dlrover_run.coordination.records import OVER, NodePhase, Seat
+from dlrover_run.coordination.records import OVER, NodePhase, RankAssignment
 from dlrover_run.process_tree import signals
 from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread
 
@@ -46,12 +46,12 @@ _BARRIER = "torchelastic/agent/terminal_state"
 """How torch's SimpleElasticAgent calls the barrier at which agents wait whose workers have all succeeded."""
 
 
-def is_superseded(seat: Seat, view: NodeSnapshot) -> bool:
+def is_superseded(seat: RankAssignment, view: NodeSnapshot) -> bool:
     """Whether this node shall have another place than that one, or none."""
     return view.round != seat.key or view.wanted.phase in OVER or view.problem is not None
 
 
-def wait_for_host(seat: Seat, membership: NodeThread, deadline: float) -> bool:
+def wait_for_host(seat: RankAssignment, membership: NodeThread, deadline: float) -> bool:
     """Wait until the store's host listens; False when the seat is not wanted any more, or after `deadline`.
 
     A store's own client would wait where neither a newer round nor a signal reaches it, and print that it waits.
@@ -74,7 +74,7 @@ class RoundStore(TCPStore):
     stay there for five minutes when another node fails for good; here it leaves as soon as nobody will come any more.
     """
 
-    def __init__(self, seat: Seat, membership: NodeThread) -> None:
+    def __init__(self, seat: RankAssignment, membership: NodeThread) -> None:
         super().__init__(
             seat.store_address,
             seat.store_port,
@@ -128,7 +128,7 @@ class _KeyWatch:
     """A key of a round's store that a thread waits for, over a connection of its own: a wait of a store cannot be
     broken off. Whoever waits no longer sets the key."""
 
-    def __init__(self, seat: Seat, key: str, timeout: float, on_end: Callable[[], None]) -> None:
+    def __init__(self, seat: RankAssignment, key: str, timeout: float, on_end: Callable[[], None]) -> None:
         self._store = TCPStore(
             seat.store_address,
             seat.store_port,

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import NodeId
-from dlrover_run.coordination.records import Assignment, NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import Assignment, NodeReport
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 PROTOCOL = 3
@@ -71,14 +71,14 @@ class Proof(msgspec.Struct, frozen=True, tag="proof", forbid_unknown_fields=True
 class Join(msgspec.Struct, frozen=True, tag="join", forbid_unknown_fields=True):
     """The node's first status, and the rules that it was started with."""
 
-    status: NodeStatus
+    status: NodeReport
     rules: RuleValues
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields=True):
     """The node's latest status, and a sign of life."""
 
-    status: NodeStatus
+    status: NodeReport
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
@@ -141,9 +141,9 @@ def _decode(decoder: msgspec.json.Decoder[Message], data: bytes, most: int) -> M
         raise InvalidMessage(f"not a message of this protocol: {error}") from None
 
 
-def encode_rules(rules: Rules) -> RuleValues:
+def encode_rules(rules: JobRules) -> RuleValues:
     """Rules as they travel. A store that flags name does not: such a job has no master."""
-    values = {field.name: getattr(rules, field.name) for field in fields(Rules) if field.name not in _APART}
+    values = {field.name: getattr(rules, field.name) for field in fields(JobRules) if field.name not in _APART}
     return values if rules.cluster is None else values | _cluster_values(rules.cluster)
 
 
@@ -151,7 +151,7 @@ def _cluster_values(rules: ClusterRules) -> RuleValues:
     return {f"{CLUSTER_PREFIX}{field.name}": getattr(rules, field.name) for field in fields(ClusterRules)}
 
 
-def decode_rules(values: RuleValues) -> Rules:
+def decode_rules(values: RuleValues) -> JobRules:
     """Rules that have travelled. Raises InvalidMessage for an unknown name, a wrong type or an impossible number."""
     unknown = values.keys() - _KNOWN
     if unknown:
@@ -161,7 +161,7 @@ def decode_rules(values: RuleValues) -> Rules:
         name.removeprefix(CLUSTER_PREFIX): value for name, value in values.items() if name.startswith(CLUSTER_PREFIX)
     }
     try:
-        rules = msgspec.convert({**plain, "cluster": nested} if nested else plain, Rules)
+        rules = msgspec.convert({**plain, "cluster": nested} if nested else plain, JobRules)
     except msgspec.ValidationError as error:
         raise InvalidMessage(f"not the rules of a job: {error}") from None
     problem = rules.problem() or _too_large(encode_rules(rules))
@@ -177,4 +177,4 @@ def _too_large(values: RuleValues) -> str | None:
 
 
 _APART = frozenset({"store", "cluster"})
-_KNOWN = encode_rules(Rules(cluster=ClusterRules())).keys()
+_KNOWN = encode_rules(JobRules(cluster=ClusterRules())).keys()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from simulation.timeline import demand
 
-from dlrover_run.coordination.presence import Present
+from dlrover_run.coordination.presence import Members
 from dlrover_run.coordination.records import Plan, PlanPhase
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
@@ -91,7 +91,7 @@ class Laws:
         demand(not busy, f"{chief.task.key} saves while {busy and busy[0].task.key} trains")
         self._saved[version] = chief.saved
 
-    def decided(self, before: Plan, plan: Plan, present: Present) -> None:
+    def decided(self, before: Plan, plan: Plan, present: Members) -> None:
         cluster, former = plan.cluster, before.cluster or Cluster()
         demand(bool(plan.reason), "a plan has no reason")
         if cluster is None:
@@ -113,7 +113,7 @@ class Laws:
     def _in_touch(self) -> list[Process]:
         return [p for node in self.world.living() if not _cut_off(node) for p in node.processes()]
 
-    def _look_at_tasks(self, plan: Plan, cluster: Cluster, present: Present) -> None:
+    def _look_at_tasks(self, plan: Plan, cluster: Cluster, present: Members) -> None:
         limits = self.world.rules.cluster
         assert limits is not None
         for task in (*cluster.tasks, *cluster.next_servers):
@@ -128,8 +128,8 @@ class Laws:
             demand(len(places) == len(set(places)), "two tasks have one rank")
             for task in tasks:
                 p = present.get(host_of(task))
-                if p is not None and p.status.cluster is not None and p.status.cluster.capacity:
-                    room = sum(room.slots for room in p.status.cluster.capacity if room.role is task.role)
+                if p is not None and p.report.cluster is not None and p.report.cluster.capacity:
+                    room = sum(room.slots for room in p.report.cluster.capacity if room.role is task.role)
                     hosted = sum(one.role is task.role and host_of(one) == host_of(task) for one in tasks)
                     demand(
                         hosted <= room, f"{task.node_id} hosts {hosted} tasks like {task.key}, and has room for {room}"
@@ -148,7 +148,7 @@ class Laws:
             before, after = ({host_of(t) for t in one.tasks if t.role is Role.CHIEF} for one in (former, cluster))
             demand(after <= before, "the chief has left the queues of the data, and the version goes on")
 
-    def _next_version(self, before: Plan, former: Cluster, plan: Plan, present: Present) -> None:
+    def _next_version(self, before: Plan, former: Cluster, plan: Plan, present: Members) -> None:
         if before.phase is not PlanPhase.TRAINING or former.stage in (Stage.PAUSING, Stage.SAVING):
             if former.stage is Stage.SAVING:
                 self._note_spared(former, present)
@@ -159,7 +159,7 @@ class Laws:
         moved = not chiefs or any(self._lost(chief) for chief in chiefs)
         demand(lost or moved, f"version {former.version} ended though its servers and its chief live: {plan.reason}")
 
-    def _note_spared(self, former: Cluster, present: Present) -> None:
+    def _note_spared(self, former: Cluster, present: Members) -> None:
         for task in former.tasks:
             told = _told(present, task)
             if task.role is not Role.CHIEF or told is None or told.end is None:
@@ -173,19 +173,19 @@ class Laws:
             return True
         return not any(p.task.key == task.key for p in node.processes())
 
-    def settled(self, plan: Plan, present: Present, now: float) -> None:
+    def settled(self, plan: Plan, present: Members, now: float) -> None:
         """Nothing is left to decide at job time `now`: so nothing is left undone that could be done."""
         cluster, limits = plan.cluster, self.world.rules.cluster
         if plan.phase is not PlanPhase.TRAINING or cluster is None or limits is None:
             return
-        if not all(p.connected and not p.going for p in present.values()):
+        if not all(p.connected and not p.is_draining for p in present.values()):
             return
         told = {task.key: _told(present, task) for task in cluster.tasks}
         ready = {key for key, one in told.items() if one is not None and one.stage is TaskStage.READY}
         needed = {task.key for task in cluster.tasks if task.role in (Role.PS, Role.CHIEF)}
         has_chief = any(key.role is Role.CHIEF for key in needed)
         wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
-        here = [one for p in present.values() if p.status.cluster is not None for one in p.status.cluster.tasks]
+        here = [one for p in present.values() if p.report.cluster is not None for one in p.report.cluster.tasks]
         fenced = any(one.key not in wanted and one.stage is not TaskStage.ENDED for one in here)
         waits = cluster.stage is Stage.STARTING and has_chief and needed <= ready and not fenced
         demand(not waits, "servers and chief are ready, and nobody opens the gate")
@@ -194,7 +194,7 @@ class Laws:
         if cluster.stage in (Stage.STARTING, Stage.TRAINING):
             self._full(cluster, present)
 
-    def _full(self, cluster: Cluster, present: Present) -> None:
+    def _full(self, cluster: Cluster, present: Members) -> None:
         """Whoever there is room for is there."""
         limits = self.world.rules.cluster
         assert limits is not None
@@ -204,12 +204,12 @@ class Laws:
         missing = {Role.CHIEF: {0}, Role.WORKER: set(range(most)) - set(cluster.succeeded_workers)}
         for role, ranks in missing.items():
             mine = [task for task in cluster.tasks if task.role is role]
-            statuses = [p.status.cluster for p in present.values() if p.status.cluster is not None]
+            statuses = [p.report.cluster for p in present.values() if p.report.cluster is not None]
             room = sum(one.slots for status in statuses for one in status.capacity if one.role is role)
             lacks = ranks - {task.rank for task in mine}
             demand(not lacks or room <= len(mine), f"{role.value} {lacks} could be started, and is not")
 
-    def _opens(self, cluster: Cluster, present: Present) -> None:
+    def _opens(self, cluster: Cluster, present: Members) -> None:
         self._opened_versions.add(cluster.version)
         for task in cluster.tasks:
             if task.role in (Role.PS, Role.CHIEF):
@@ -219,7 +219,7 @@ class Laws:
             old = process.task.version < cluster.version and process.task.role is not Role.EVALUATOR
             demand(not old, f"version {cluster.version} opens while {process.task.key} of before lives")
 
-    def _count(self, before: Plan, former: Cluster, plan: Plan, cluster: Cluster, present: Present) -> None:
+    def _count(self, before: Plan, former: Cluster, plan: Plan, cluster: Cluster, present: Members) -> None:
         """What was charged is what has ended, each once."""
         wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
         gone = [task for task in (*former.tasks, *former.next_servers) if task.key not in wanted]
@@ -242,7 +242,7 @@ class Laws:
                 certain = [task for task in mine if self._must_charge(former, task, present)]
                 demand(charges >= len(certain), f"{len(certain)} ends of {role.value} cost {charges} restarts")
 
-    def _may_charge(self, task: Task, present: Present) -> bool:
+    def _may_charge(self, task: Task, present: Members) -> bool:
         told = _told(present, task)
         if told is None or told.end is None:
             limits = self.world.rules.cluster
@@ -250,9 +250,9 @@ class Laws:
             return self.world.timeline.now >= task.since + limits.ready_timeout
         return told.end.cause is not EndCause.MEMORY
 
-    def _must_charge(self, former: Cluster, task: Task, present: Present) -> bool:
+    def _must_charge(self, former: Cluster, task: Task, present: Members) -> bool:
         told, p = _told(present, task), present.get(host_of(task))
-        if told is None or told.end is None or p is None or p.going or former.stage not in SERVED:
+        if told is None or told.end is None or p is None or p.is_draining or former.stage not in SERVED:
             return False
         if not any(node.key == host_of(task) and node.alive and not _cut_off(node) for node in self.world.nodes):
             # It was lost with its node, which costs nothing.
@@ -268,7 +268,7 @@ def _spent(cluster: Cluster, role: Role) -> RoleUsage:
     return next((spent for spent in cluster.usage if spent.role is role), RoleUsage(role))
 
 
-def _told(present: Present, task: Task) -> TaskStatus | None:
+def _told(present: Members, task: Task) -> TaskStatus | None:
     p = present.get(host_of(task))
-    tasks = () if p is None or p.status.cluster is None else p.status.cluster.tasks
+    tasks = () if p is None or p.report.cluster is None else p.report.cluster.tasks
     return next((told for told in tasks if told.key == task.key), None)

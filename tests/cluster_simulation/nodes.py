@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simulation.timeline import demand
 
 from cluster_simulation.tensorflow import LEFT, Process
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodePhase, NodeStatus, RoundKey
+from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodePhase, NodeReport, RoundKey
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,
     DesiredReplicas,
@@ -91,9 +91,9 @@ class Node:
         order = self.order
         return order if order is not None and order.version == task.version else None
 
-    def status(self) -> NodeStatus:
+    def status(self) -> NodeReport:
         tasks = tuple(self._told(slot) for slot in self.slots.values() if slot.port)
-        return NodeStatus(
+        return NodeReport(
             node_id=self.key.node_id,
             incarnation=self.key.incarnation,
             host=self.key.node_id,
@@ -101,7 +101,7 @@ class Node:
             port=1,
             workers=0,
             phase=self.phase,
-            heard=self.heard,
+            known_round=self.heard,
             epoch=self.epoch,
             cluster=NodeTasks(
                 capacity=self.rooms,

@@ -13,8 +13,8 @@ from cluster_simulation.network import Network
 from cluster_simulation.nodes import Node
 from cluster_simulation.tensorflow import Disk, Process
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import OVER, NodeStatus, Plan
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import OVER, NodeReport, Plan
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import Capacity, Cluster, Role
 from dlrover_run.policies.parameter_servers.policy import decide
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
@@ -102,9 +102,9 @@ class World:
     def living(self) -> list[Node]:
         return [node for node in self.nodes if node.alive]
 
-    def hear(self, status: NodeStatus) -> None:
+    def hear(self, status: NodeReport) -> None:
         if self.coordinator is not None and self.coordinator.refusal(status.key) is None:
-            self.coordinator.hear(status, self.timeline.now)
+            self.coordinator.receive(status, self.timeline.now)
             self.settle()
 
     def lose(self, node: Node) -> None:
@@ -125,7 +125,7 @@ class World:
                 # Killed before the plan was stored: nobody ever hears of it.
                 self.crash_coordinator()
                 return
-            self.laws.decided(before, coordinator.plan, coordinator.present)
+            self.laws.decided(before, coordinator.plan, coordinator.members)
             self.stored = coordinator.plan
             if before.reason != self.stored.reason or before.phase != self.stored.phase:
                 cluster = self.cluster
@@ -135,9 +135,9 @@ class World:
                 return
         else:
             raise Broken("deciding never comes to rest")
-        again = decide(self.rules, coordinator.plan, coordinator.present, coordinator._job_time(self.timeline.now))
+        again = decide(self.rules, coordinator.plan, coordinator.members, coordinator._job_time(self.timeline.now))
         demand(again.plan is coordinator.plan, f"deciding again gives another plan: {again.plan.reason}")
-        self.laws.settled(coordinator.plan, coordinator.present, coordinator._job_time(self.timeline.now))
+        self.laws.settled(coordinator.plan, coordinator.members, coordinator._job_time(self.timeline.now))
         self._tell(coordinator)
         self._wake(coordinator)
 
@@ -150,7 +150,7 @@ class World:
     def _tell(self, coordinator: Coordinator) -> None:
         for node, link in self.network.links.items():
             if link.master != self.master or (
-                node.key not in coordinator.present and coordinator.plan.phase not in OVER
+                node.key not in coordinator.members and coordinator.plan.phase not in OVER
             ):
                 continue
             told = coordinator.assignment(node.key)
@@ -172,9 +172,9 @@ class World:
         self.timeline.at(max(wake_at, self.timeline.now), wake)
 
 
-def _rules(fixed: bool, min_ps: int, min_workers: int, restarts: int) -> Rules:
-    return Rules(
-        most=20,
+def _rules(fixed: bool, min_ps: int, min_workers: int, restarts: int) -> JobRules:
+    return JobRules(
+        max_nodes=20,
         last_call_timeout=2.0,
         join_timeout=30.0,
         pend_timeout=30.0,

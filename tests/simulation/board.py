@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.master_client import HANDSHAKE_TIMEOUT
 from dlrover_run.rendezvous.reconnect import CLOSE_TIMEOUT, ReconnectBackoff, Silence
@@ -19,15 +19,15 @@ from simulation.timeline import Process
 class Board:
     """Keeps one stream up, publishes the latest status, and holds the latest assignment."""
 
-    def __init__(self, node: Any, rules: Rules, masters: Masters, listener: Callable[[], None]) -> None:
+    def __init__(self, node: Any, rules: JobRules, masters: Masters, listener: Callable[[], None]) -> None:
         self._node = node
         self._process: Process = node
         self._rules = rules
         self._masters = masters
         self._listener = listener
         self._search = ReconnectBackoff(rules.join_timeout, node.time(), node.timeline.random.random)
-        self._silence = Silence(rules.silence_limit, node.time())
-        self._status: NodeStatus | None = None
+        self._silence = Silence(rules.heartbeat_timeout, node.time())
+        self._status: NodeReport | None = None
         self._stream: Stream | None = None
         self._joined = False
         self._connected = False
@@ -41,7 +41,7 @@ class Board:
     def assignment(self) -> Assignment:
         return self._orders.assignment
 
-    def report(self, status: NodeStatus) -> None:
+    def report(self, status: NodeReport) -> None:
         if status == self._status:
             return
         first = self._status is None
@@ -111,7 +111,7 @@ class Board:
         if isinstance(message, Welcome):
             self._joined = self._connected = True
             self._search.connected(now)
-            self._silence = Silence(self._rules.silence_limit, now)
+            self._silence = Silence(self._rules.heartbeat_timeout, now)
             # What has become of this node since it said hello.
             assert self._status is not None
             self._send(Report(self._status))

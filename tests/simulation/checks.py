@@ -10,15 +10,15 @@ import msgspec
 from node_truth import Truth
 
 from dlrover_run.coordination.check_records import (
+    CheckKey,
     CheckTask,
-    Computed,
-    Linked,
+    ComputeResult,
+    HealthStatus,
     LinkEnd,
-    LinkTried,
-    TaskKey,
-    Verdict,
+    LinkResult,
+    LinkResults,
 )
-from dlrover_run.coordination.records import NodeKey, NodeStatus
+from dlrover_run.coordination.records import NodeKey, NodeReport
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from simulation.loop import LoopProcess
 from simulation.timeline import demand
@@ -33,16 +33,16 @@ HOPELESS = ("crashing", "wrong", "silent")
 """What ails nodes that no check lets pass, however few others there are."""
 
 VERDICTS = {
-    "": {Verdict.PASSED, Verdict.UNCHECKED},
-    "slow": {Verdict.PASSED, Verdict.STRAGGLER},
-    "cut": {Verdict.PASSED, Verdict.FAULT},
-    "flaky": {Verdict.PASSED, Verdict.FAULT},
-    **{kind: {Verdict.FAULT} for kind in HOPELESS},
+    "": {HealthStatus.PASSED, HealthStatus.UNCHECKED},
+    "slow": {HealthStatus.PASSED, HealthStatus.STRAGGLER},
+    "cut": {HealthStatus.PASSED, HealthStatus.FAULT},
+    "flaky": {HealthStatus.PASSED, HealthStatus.FAULT},
+    **{kind: {HealthStatus.FAULT} for kind in HOPELESS},
 }
 """What a check may come to for a node with that planted in it. One that is flaky fails once, and may be thought to
 have failed again when it is silent for long. What only a comparison shows may go unseen."""
 
-Meeting = tuple[TaskKey, frozenset[str]]
+Meeting = tuple[CheckKey, frozenset[str]]
 
 
 @dataclass
@@ -88,11 +88,11 @@ class Health:
         else:
             getattr(self.truth, kind).add(address)
 
-    def compute(self, address: str, key: TaskKey) -> Computed:
+    def compute(self, address: str, key: CheckKey) -> ComputeResult:
         """What comes of computing on that node."""
         if address in self.flaky:
             self.flaky.remove(address)
-            return Computed(key, problem="its check process was killed by SIGSEGV")
+            return ComputeResult(key, problem="its check process was killed by SIGSEGV")
         return self.truth.compute(address, key)
 
     def meet(self, meeting: Meeting, met: Callable[[], None]) -> None:
@@ -119,14 +119,14 @@ class CheckPart:
         self._health = health
         self._address = address
         self._tell = tell
-        self._key: TaskKey | None = None
-        self._computed: Computed | None = None
-        self._linked: Linked | None = None
+        self._key: CheckKey | None = None
+        self._computed: ComputeResult | None = None
+        self._linked: LinkResults | None = None
 
     def begin(self) -> None:
         """Compute of one's own accord."""
         if self._address not in self._health.silent | self._health.unasked:
-            self._compute(TaskKey())
+            self._compute(CheckKey())
 
     def follow(self, task: CheckTask | None) -> None:
         """Do what is asked, once."""
@@ -140,44 +140,44 @@ class CheckPart:
         if task.links:
             self._try(task, ())
 
-    def said(self, status: NodeStatus) -> NodeStatus:
+    def said(self, status: NodeReport) -> NodeReport:
         """The node's status with what has come of it."""
         if self._address in self._health.unasked:
             return status
-        return msgspec.structs.replace(status, computed=self._computed, linked=self._linked, check_port=1)
+        return msgspec.structs.replace(status, compute_result=self._computed, link_result=self._linked, check_port=1)
 
-    def _compute(self, key: TaskKey) -> None:
+    def _compute(self, key: CheckKey) -> None:
         def done() -> None:
-            if key == TaskKey() and self._computed is not None:
+            if key == CheckKey() and self._computed is not None:
                 return
             self._computed = self._health.compute(self._address, key)
             self._tell()
 
         self._process.call_later(self._health.random.uniform(0.1, 3.0), done)
 
-    def _try(self, task: CheckTask, tried: tuple[LinkTried, ...]) -> None:
+    def _try(self, task: CheckTask, tried: tuple[LinkResult, ...]) -> None:
         if task.key != self._key:
             return
         if len(tried) == len(task.links):
-            self._linked = Linked(task.key, tried)
+            self._linked = LinkResults(task.key, tried)
             self._tell()
             return
         ends = task.links[len(tried)]
         settled = False
 
-        def settle(found: LinkTried) -> None:
+        def settle(found: LinkResult) -> None:
             nonlocal settled
             if not settled:
                 settled = True
                 self._try(task, (*tried, found))
 
         def met() -> None:
-            found = self._health.truth.link(self._address, _only(task, ends)).tried[0]
+            found = self._health.truth.link(self._address, _only(task, ends)).results[0]
             self._process.call_later(self._health.random.uniform(0.05, 0.5), settle, found)
 
         self._health.meet((task.key, frozenset(end.address for end in ends)), met)
         other = next((end.node for end in ends if end.node != task.node), task.node)
-        late = LinkTried(other, problem="the other end did not come")
+        late = LinkResult(other, problem="the other end did not come")
         self._process.call_later(task.timeout / 4, settle, late)
 
 

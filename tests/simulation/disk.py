@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from dlrover_run.coordination.records import Plan
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.journal import FORMAT, Journal, JournalContents, JournalHeader, JournalReplaced, encode
 from simulation.laws import Laws
 from simulation.timeline import Timeline
@@ -47,7 +47,7 @@ class DiskJournal:
     def exists(self) -> bool:
         return self._job in self._disk.stories
 
-    def take_over(self, rules: Rules, epoch: int) -> JournalContents:
+    def take_over(self, rules: JobRules, epoch: int) -> JournalContents:
         self._write()
         before = self._disk.stories.get(self._job)
         if before is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.etcd.operations import KeyValue
 from dlrover_run.rendezvous.etcd_records import Keys, StoredPlan, decode_record
 from simulation.etcd import EtcdCluster
@@ -19,7 +19,7 @@ class Store:
         self._keys = keys
         self._told: set[tuple[RoundKey, PlanPhase, int]] = set()
         self._leaders: set[int] = set()
-        self._said: dict[NodeKey, dict[NodeStatus, int]] = {}
+        self._said: dict[NodeKey, dict[NodeReport, int]] = {}
         cluster.on_change = self._check
 
     @property
@@ -47,7 +47,7 @@ class Store:
             known = (wanted.key, wanted.phase, wanted.restart_count) in self._told
             demand(known, "a plan is stored before anybody is told")
 
-    def publishing(self, status: NodeStatus) -> None:
+    def publishing(self, status: NodeReport) -> None:
         """A node wants this to stand there."""
         said = self._said.setdefault(status.key, {})
         said[status] = max(said.values(), default=0) + 1
@@ -78,8 +78,8 @@ class Store:
             self._laws.forgetting(all_have_left)
 
     def _check_status(self, before: KeyValue | None, after: KeyValue) -> None:
-        now = decode_record(after.value, NodeStatus)
-        last = now if before is None else decode_record(before.value, NodeStatus)
+        now = decode_record(after.value, NodeReport)
+        last = now if before is None else decode_record(before.value, NodeReport)
         said = self._said[now.key]
         demand(last.key != now.key or said[last] <= said[now], "no older status of a node comes back over a newer one")
 

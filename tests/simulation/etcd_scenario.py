@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from dlrover_run.coordination.records import OVER, Assignment, NodeStatus, Plan
-from dlrover_run.coordination.rules import RESULT_KEPT
+from dlrover_run.coordination.records import OVER, Assignment, NodeReport, Plan
+from dlrover_run.coordination.rules import RESULT_RETENTION
 from dlrover_run.etcd.operations import KeyValue
 from dlrover_run.rendezvous import etcd_leader
 from dlrover_run.rendezvous.etcd_client import EtcdClient, lease_time
@@ -71,7 +71,7 @@ class BoardInEtcd:
         demand(problem is None or not problem.startswith(DEFECT), f"{problem}")
         return problem
 
-    def report(self, status: NodeStatus) -> None:
+    def report(self, status: NodeReport) -> None:
         self._store.publishing(status)
         self._board.report(status)
 
@@ -139,7 +139,7 @@ class EtcdScenario(Scenario):
         self._furnish(weather)
         if random.random() < 0.2:
             # Workers that take longer to end than the result of a job is kept, and whose peers wait for that.
-            self.place = replace(self.place, slow_stop=2 * RESULT_KEPT)
+            self.place = replace(self.place, slow_stop=2 * RESULT_RETENTION)
             self.workers.patience += self.place.slow_stop
         self.faults = EtcdFaults(self)
         self._describe("etcd keeps its data" if self.durable else "etcd may lose its data")
@@ -187,7 +187,7 @@ class EtcdScenario(Scenario):
 
     def _demand_rest(self) -> None:
         ttl = lease_time(self.rules)
-        self.timeline.run_until(self.timeline.now + RESULT_KEPT + ttl + 4 * EXPIRY_TICK, lambda: False)
+        self.timeline.run_until(self.timeline.now + RESULT_RETENTION + ttl + 4 * EXPIRY_TICK, lambda: False)
         plan = self.plan
         if plan is None or plan.phase in OVER:
             left = self.cluster.keys.keys() - {NEIGHBOUR}

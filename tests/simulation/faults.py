@@ -133,12 +133,12 @@ class Faults:
             node.board.cut()
 
     def _join(self) -> None:
-        if len(self._scenario.living) < self._scenario.rules.most + 3:
+        if len(self._scenario.living) < self._scenario.rules.max_nodes + 3:
             self._scenario.add_node()
 
     def _return(self) -> None:
         gone = [node for node in self._scenario.nodes if not node.alive]
-        if gone and len(self._scenario.living) < self._scenario.rules.most + 3:
+        if gone and len(self._scenario.living) < self._scenario.rules.max_nodes + 3:
             self._scenario.add_node(self._random.choice(gone).key.node_id)
 
     def _twin(self) -> None:

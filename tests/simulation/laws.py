@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dlrover_run.coordination.check_records import Check, Checkup, Verdict
+from dlrover_run.coordination.check_records import HealthCheck, HealthStatus, NodeHealth
 from dlrover_run.coordination.check_round import CHECK_MARGIN, key_of
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES, FEWEST_WITNESSES
+from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
 from dlrover_run.coordination.pairing import MAX_ROUNDS
-from dlrover_run.coordination.presence import Presence, Present
+from dlrover_run.coordination.presence import Members, MemberState
 from dlrover_run.coordination.records import (
     OVER,
     Assignment,
     Failure,
     NodeKey,
     NodePhase,
-    NodeStatus,
+    NodeReport,
     Plan,
     PlanPhase,
+    RankAssignment,
     RoundKey,
-    Seat,
-    seats,
+    rank_assignments,
 )
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from simulation.checks import HOPELESS, VERDICTS, Health, health_of
 from simulation.timeline import demand
 
 UNSEEN_SLEEP = 0.4
 """Seconds that a master may have been stopped for without noticing, and a little more."""
 
-Decide = Callable[[Rules, Plan, Present, float], Decision]
+Decide = Callable[[JobRules, Plan, Members, float], Decision]
 
 
 class Laws:
@@ -43,7 +43,7 @@ class Laws:
     silent is gone, and that all others answer in time. `told` are the kinds of trouble that some check had to find.
     """
 
-    def __init__(self, rules: Rules, durable: bool, nodes_stay: bool) -> None:
+    def __init__(self, rules: JobRules, durable: bool, nodes_stay: bool) -> None:
         self._rules = rules
         self._durable = durable
         self.nodes_stay = nodes_stay
@@ -71,7 +71,7 @@ class Laws:
         self._disturbed: set[tuple[int, int]] = set()
         self.told: set[str] = set()
 
-    def deciding(self, rules: Rules, plan: Plan, present: Present, now: float, real: Decide = decide) -> Decision:
+    def deciding(self, rules: JobRules, plan: Plan, present: Members, now: float, real: Decide = decide) -> Decision:
         """`decide`, with everything that holds for one decision."""
         decision = real(rules, plan, present, now)
         after = decision.plan
@@ -94,7 +94,7 @@ class Laws:
         if after.key != plan.key and after.phase is PlanPhase.TRAINING:
             self._check_round(plan, after, present, now)
         elif after.key != plan.key:
-            heard = any(p.status.heard == after.key for p in present.values())
+            heard = any(p.report.known_round == after.key for p in present.values())
             demand(heard and not self._durable and bool(self._rules.check), "no round is skipped that nobody knows of")
         self._check_rest(plan, after, present)
         if after.phase is PlanPhase.FINISHED:
@@ -102,53 +102,59 @@ class Laws:
             demand(not lacking, f"a job is finished only when all workers of its last round succeeded, not {lacking}")
         return decision
 
-    def _check_health(self, plan: Plan, after: Plan, present: Present, now: float) -> None:
+    def _check_health(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         """A check ends in time, and names those with something wrong, and nobody else."""
         if not self._rules.check:
-            demand(after.check is None and not after.checks and not after.checked, "nobody is checked without a reason")
+            demand(
+                after.check is None and not after.check_count and not after.health, "nobody is checked without a reason"
+            )
             return
         if after.check is not None:
             begun = self._checks.setdefault((after.epoch, after.check.key.number), now)
-            longest = (MAX_ROUNDS + FEWEST_WITNESSES) * (self._rules.check_timeout + CHECK_MARGIN)
+            longest = (MAX_ROUNDS + MIN_WITNESSES) * (self._rules.check_timeout + CHECK_MARGIN)
             demand(now <= begun + longest, "a check comes to its end")
-            if not all((p := present.get(key_of(node))) and p.connected and not p.going for node in after.check.nodes):
+            if not all(
+                (p := present.get(key_of(node))) and p.connected and not p.is_draining for node in after.check.nodes
+            ):
                 self._disturbed.add((after.epoch, after.check.key.number))
         demand(after.check is None or after.phase not in OVER, "a job that is over checks nobody")
-        for checkup in after.checked:
-            if checkup not in plan.checked:
+        for checkup in after.health:
+            if checkup not in plan.health:
                 self._check_verdict(checkup)
         if plan.check is not None and (after.check is None or after.check.key.number != plan.check.key.number):
             self._check_what_can_be_told(plan.check, after)
-        self.checks += after.checks > plan.checks
+        self.checks += after.check_count > plan.check_count
 
-    def _check_verdict(self, checkup: Checkup) -> None:
-        key, verdict = key_of(checkup), checkup.verdict
+    def _check_verdict(self, checkup: NodeHealth) -> None:
+        key, verdict = key_of(checkup), checkup.status
         kind = self.health.planted.get(key, "")
         demand(verdict in VERDICTS[kind], f"{checkup.host} is {kind or 'healthy'}, not a {verdict}: {checkup.reason}")
-        demand(not self.calm or kind != "flaky" or verdict is Verdict.PASSED, "one failure is no fault")
-        leaves = verdict is Verdict.FAULT or (verdict is Verdict.STRAGGLER and bool(self._rules.exclude_stragglers))
+        demand(not self.calm or kind != "flaky" or verdict is HealthStatus.PASSED, "one failure is no fault")
+        leaves = verdict is HealthStatus.FAULT or (
+            verdict is HealthStatus.STRAGGLER and bool(self._rules.exclude_stragglers)
+        )
         demand(checkup.dismissed == leaves, f"a {verdict} is dismissed or not as was asked for")
 
-    def _check_what_can_be_told(self, check: Check, after: Plan) -> None:
+    def _check_what_can_be_told(self, check: HealthCheck, after: Plan) -> None:
         """Where nobody goes during a check and no node is silent, it names all that a comparison shows."""
         if not self.calm or (after.epoch, check.key.number) in self._disturbed:
             return
         kinds = {key_of(node): self.health.planted.get(key_of(node), "") for node in check.nodes}
-        verdicts = {key_of(checkup): checkup.verdict for checkup in after.checked}
+        verdicts = {key_of(checkup): checkup.status for checkup in after.health}
         for node in check.nodes:
-            if node.trusted or key_of(node) not in verdicts:
+            if node.already_passed or key_of(node) not in verdicts:
                 continue
             verdict = verdicts[key_of(node)]
             kind = kinds[key_of(node)]
             others = [key_of(other) for other in check.nodes if kinds[key_of(other)] not in HOPELESS]
             kin = [key_of(other) for other in check.nodes if key_of(other) in others and other.workers == node.workers]
-            if kind == "cut" and not check.beside:
+            if kind == "cut" and not check.during_training:
                 witnesses = sum(kinds[other] != "cut" for other in others)
-                demand(witnesses < ENOUGH_WITNESSES or verdict is Verdict.FAULT, "who reaches nobody is found")
+                demand(witnesses < ENOUGH_WITNESSES or verdict is HealthStatus.FAULT, "who reaches nobody is found")
                 self.told.add(kind)
             slow = sum(kinds[other] == "slow" for other in kin)
             if kind == "slow" and (len(kin) == 2 > slow or slow < len(kin) - slow):
-                demand(verdict is Verdict.STRAGGLER, "who computes slowly is found")
+                demand(verdict is HealthStatus.STRAGGLER, "who computes slowly is found")
                 self.told.add(kind)
 
     def adopting(self, fresh: Plan, *given: Any, real: Any) -> Plan | None:
@@ -157,25 +163,25 @@ class Laws:
         adopted: Plan | None = real(fresh, *given)
         return adopted
 
-    def _check_promptness(self, epoch: int, decision: Decision, present: Present, now: float) -> None:
+    def _check_promptness(self, epoch: int, decision: Decision, present: Members, now: float) -> None:
         """What falls due is decided when it is due. A coordinator's sleep does not count, but for what it overlooks."""
         if decision.plan.phase in OVER:
             return
         due = self._due.get(epoch)
         demand(due is None or self.slow_disk or now < due + UNSEEN_SLEEP, "what falls due is decided when it is due")
-        times = [p.lost_at for p in present.values() if p.lost_at is not None and p.lost_at > now and not p.left]
+        times = [p.lost_at for p in present.values() if p.lost_at is not None and p.lost_at > now and not p.has_left]
         times += [] if decision.wake_at is None else [decision.wake_at]
         self._due[epoch] = min(times, default=None)
 
-    def _check_budget(self, plan: Plan, after: Plan, present: Present) -> None:
-        failed = [p.status for p in present.values() if p.status.in_round(plan.key) and p.status.failure is not None]
+    def _check_budget(self, plan: Plan, after: Plan, present: Members) -> None:
+        failed = [p.report for p in present.values() if p.report.in_round(plan.key) and p.report.failure is not None]
         if not failed:
             demand(after.restart_count == plan.restart_count, "a change of membership costs no restart")
         if after.restart_count > plan.restart_count or (after.phase is PlanPhase.FAILED and after.failure is not None):
             self.blamed.add(plan.key)
         if after.restart_count == plan.restart_count:
             members = [present.get(member.key) for member in plan.members if not member.done]
-            undisturbed = all(p is not None and p.connected and not p.going for p in members)
+            undisturbed = all(p is not None and p.connected and not p.is_draining for p in members)
             own = [failure for p in members if p and (failure := failure_in(p, plan.key)) and not failure.lost_peer]
             free = plan.phase is PlanPhase.TRAINING and undisturbed and own and after.phase is not PlanPhase.FAILED
             demand(not free, "the failure of a worker costs a restart when nobody went")
@@ -185,48 +191,51 @@ class Laws:
         if not self._rules.restart_window:
             demand(after.restart_count <= self._rules.max_restarts, "no more restarts than were granted")
 
-    def _check_rest(self, plan: Plan, after: Plan, present: Present) -> None:
+    def _check_rest(self, plan: Plan, after: Plan, present: Members) -> None:
         """Where all nodes stay, a round ends only by its end, by a failure, or for a larger one."""
         if not self.nodes_stay or plan.phase is not PlanPhase.TRAINING or after.phase in OVER or self.over is not None:
             return
         if any(member.incarnation == "unknown" for member in plan.members):
             # Without a journal: the last master had told only some of them.
             return
-        failed = any(p.status.failure is not None and p.status.in_round(plan.key) for p in present.values())
-        checks = after.check is not None and not after.check.beside
+        failed = any(p.report.failure is not None and p.report.in_round(plan.key) for p in present.values())
+        checks = after.check is not None and not after.check.during_training
         goes_on = checks or (after.phase is PlanPhase.TRAINING and after.key == plan.key)
         demand(failed or goes_on or len(after.members) > len(plan.members), "no round ends because its master was away")
 
-    def _check_failure(self, plan: Plan, after: Plan, present: Present, now: float) -> None:
+    def _check_failure(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         rules = self._rules
-        if any(p.left for p in present.values()) and all(p.left or p.lost(now) for p in present.values()):
+        if any(p.has_left for p in present.values()) and all(p.has_left or p.is_lost(now) for p in present.values()):
             # The last ones who were here have gone of their own will.
             return
         if plan.phase is PlanPhase.TRAINING:
-            used = len(after.charged) if rules.restart_window else after.restart_count
-            barren = 0 < rules.early_failure_limit <= after.barren
+            used = len(after.restart_times) if rules.restart_window else after.restart_count
+            barren = 0 < rules.early_failure_limit <= after.early_failures
             demand(used >= rules.max_restarts or barren, "a job fails only when its restarts are used up")
             demand(after.failure is not None, "a job that failed says what of")
             return
-        patience = rules.pend_timeout if plan.key.number or after.checks else rules.join_timeout
+        patience = rules.pend_timeout if plan.key.number or after.check_count else rules.join_timeout
         demand(now >= plan.since + patience, "a job waits as long as it was told to")
-        living = {key for key, p in present.items() if p.can_train} - dismissed_in(after)
+        living = {key for key, p in present.items() if p.is_available} - dismissed_in(after)
         demand(not rules.size(len(living)), "a job with enough nodes does not fail for want of nodes")
         missing = [member.host for member in plan.members if member.key not in living]
         demand(not missing or "missing: " in after.reason, "a job that failed for want of nodes names them")
 
-    def _check_round(self, plan: Plan, after: Plan, present: Present, now: float) -> None:
+    def _check_round(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         self.rounds += 1
         rules = self._rules
         demand(after.key > plan.key and after.key.number == plan.key.number + 1, "rounds are numbered one by one")
         demand(after.key.epoch == after.epoch, "a round carries the epoch of the coordinator that formed it")
         nodes = len(after.members)
-        demand(rules.least <= nodes <= rules.most and nodes % rules.unit == 0, f"{nodes} nodes are no size of a round")
-        able = {key for key, p in present.items() if p.can_train}
+        demand(
+            rules.min_nodes <= nodes <= rules.max_nodes and nodes % rules.node_unit == 0,
+            f"{nodes} nodes are no size of a round",
+        )
+        able = {key for key, p in present.items() if p.is_available}
         if rules.check:
-            able &= {key_of(checkup) for checkup in after.checked if not checkup.dismissed}
-        living = min(len(able), rules.most)
-        demand(nodes == living // rules.unit * rules.unit, f"{nodes} nodes train while {living} could")
+            able &= {key_of(checkup) for checkup in after.health if not checkup.dismissed}
+        living = min(len(able), rules.max_nodes)
+        demand(nodes == living // rules.node_unit * rules.node_unit, f"{nodes} nodes train while {living} could")
         keys = [member.key for member in after.members]
         demand(len({key.node_id for key in keys}) == nodes, "no node has two seats")
         for key in keys:
@@ -235,23 +244,23 @@ class Laws:
             demand(not self._durable or key not in self.dismissed, "who was dismissed never trains")
             demand(self.health.planted.get(key) not in HOPELESS, "a node that cannot compute never trains")
             demand(p is not None and p.connected, "only a node that is here gets a seat")
-            demand(p is not None and p.status.phase not in (NodePhase.LEAVING, NodePhase.LEFT), "who goes gets no seat")
+            demand(p is not None and p.report.phase not in (NodePhase.LEAVING, NodePhase.LEFT), "who goes gets no seat")
         before = {member.key: rank for rank, member in enumerate(plan.members)}
         for rank, key in enumerate(keys):
             old = before.get(key, nodes)
-            wished = present[key].status.rank_wish == rank and (
+            wished = present[key].report.preferred_rank == rank and (
                 rank >= len(plan.members) or plan.members[rank].key not in keys
             )
             demand(old >= nodes or old == rank or wished, f"{key.node_id} survives as rank {old} and is given {rank}")
         for member in plan.members:
             p = present.get(member.key)
-            suspect = p is not None and not p.connected and not p.lost(now) and not p.going
+            suspect = p is not None and not p.connected and not p.is_lost(now) and not p.is_draining
             demand(not suspect, "no round is formed while it is unknown whether a member lives")
         if any(p.succeeded_in(plan.key) for p in present.values()) and plan.phase is PlanPhase.TRAINING:
-            gone = [m for m in plan.members if m.key not in present or not present[m.key].can_train]
-            failed = any(p.status.failure is not None and p.status.in_round(plan.key) for p in present.values())
+            gone = [m for m in plan.members if m.key not in present or not present[m.key].is_available]
+            failed = any(p.report.failure is not None and p.report.in_round(plan.key) for p in present.values())
             demand(bool(gone) or failed, "no round is started for a newcomer after the first success")
-        check_ranks(list(seats(after).values()))
+        check_ranks(list(rank_assignments(after).values()))
 
     def storing(self, before: Plan | None, after: Plan, now: float) -> None:
         """A plan has become durable; `now` is everybody's time."""
@@ -288,7 +297,7 @@ class Laws:
         """A node does what a coordinator wants."""
         demand(wanted.epoch >= self._obeyed.get(key, 0), "nobody obeys a coordinator that has a successor")
         self._obeyed[key] = wanted.epoch
-        seat = wanted.seat
+        seat = wanted.ranks
         if wanted.phase not in OVER:
             held = self._held.setdefault(key, [])
             if not held or held[-1] != (seat and seat.key):
@@ -310,11 +319,11 @@ class Laws:
         if self._durable and self.over is None:
             demand(self._numbers.setdefault(seat.key.number, seat.key) == seat.key, "two rounds of one number")
 
-    def succeeding(self, key: NodeKey, seat: Seat) -> None:
+    def succeeding(self, key: NodeKey, seat: RankAssignment) -> None:
         """All workers of a node have really succeeded."""
         self._succeeded.add((seat.key, key))
 
-    def admitting(self, status: NodeStatus, present: Present) -> None:
+    def admitting(self, status: NodeReport, present: Members) -> None:
         """A coordinator has taken a status: of two processes with one id at most one is connected."""
         twins = [key for key, p in present.items() if key.node_id == status.node_id and p.connected]
         demand(len(twins) <= 1, f"two processes are the node {status.node_id}")
@@ -322,16 +331,16 @@ class Laws:
 
 def dismissed_in(plan: Plan) -> set[NodeKey]:
     """Whom a check has dismissed."""
-    return {key_of(checkup) for checkup in plan.checked if checkup.dismissed}
+    return {key_of(checkup) for checkup in plan.health if checkup.dismissed}
 
 
-def failure_in(p: Presence, key: RoundKey) -> Failure | None:
+def failure_in(p: MemberState, key: RoundKey) -> Failure | None:
     """Why the workers of a node failed in that round, if they did."""
-    failed = p.status.phase is NodePhase.FAILED and p.status.in_round(key) and not p.succeeded_in(key)
-    return p.status.failure if failed else None
+    failed = p.report.phase is NodePhase.FAILED and p.report.in_round(key) and not p.succeeded_in(key)
+    return p.report.failure if failed else None
 
 
-def check_ranks(seats: Sequence[Seat]) -> None:
+def check_ranks(seats: Sequence[RankAssignment]) -> None:
     """Ranks of nodes and of workers are dense and unique, in the world and in each role."""
     next_rank = 0
     for rank, seat in enumerate(seats):

@@ -62,13 +62,15 @@ class Master(Process):
         if job is None or job._coordinator._adopting_until is not None or not isinstance(job._journal, DiskJournal):
             # No journal, or nobody is told anything new.
             return
-        if wanted.task is not None or wanted.checkup is not None:
+        if wanted.check_task is not None or wanted.health is not None:
             known = job._journal.durable
             demand(known is not None, "a check is stored before anybody is told")
             assert known is not None
-            asked = known.check is not None and wanted.task is not None and known.check.key == wanted.task.key
-            demand(asked or wanted.task is None, "a check is stored before anybody is told")
-            demand(wanted.checkup is None or wanted.checkup in known.checked, "a verdict is stored before it is told")
+            asked = (
+                known.check is not None and wanted.check_task is not None and known.check.key == wanted.check_task.key
+            )
+            demand(asked or wanted.check_task is None, "a check is stored before anybody is told")
+            demand(wanted.health is None or wanted.health in known.health, "a verdict is stored before it is told")
         if wanted.key.number or wanted.phase in OVER:
             known = job._journal.durable
             demand(known is not None, "a plan is stored before anybody is told")

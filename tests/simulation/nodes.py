@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from dlrover_run.agent.node_state import NodeState, build_report, leave_report
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeStatus, RoundKey
+from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeReport, RoundKey
 from dlrover_run.spec import Entrypoint, JobSpec
 from simulation.checks import CheckPart, Health
 from simulation.laws import Laws
@@ -27,7 +27,7 @@ class NodeBoard(Protocol):
     @property
     def problem(self) -> str | None: ...
 
-    def report(self, status: NodeStatus) -> None:
+    def report(self, status: NodeReport) -> None:
         """Put the node's latest status on the board."""
         ...
 
@@ -155,7 +155,7 @@ class Node(LoopProcess):
                 self._epoch = wanted.epoch
                 self.note(f"obeys the coordinator of epoch {wanted.epoch}")
             self._standing.accept(wanted)
-            self._check.follow(wanted.task)
+            self._check.follow(wanted.check_task)
         self.board.report(self._check.said(build_report(self._standing, cast(Any, self.group), self._leaving)))
 
     def _follow(self) -> None:
@@ -183,7 +183,7 @@ class Node(LoopProcess):
     @property
     def _is_over(self) -> bool:
         wanted = self.board.assignment
-        dismissed = wanted.checkup is not None and wanted.checkup.dismissed
+        dismissed = wanted.health is not None and wanted.health.dismissed
         return wanted.phase in OVER or (dismissed and self.key not in self.place.health.stubborn)
 
     def _start(self) -> None:

@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 from dlrover_run.coordination.check_round import CHECK_MARGIN
 from dlrover_run.coordination.coordinator import RETURN_GRACE
-from dlrover_run.coordination.diagnosis import FEWEST_WITNESSES
+from dlrover_run.coordination.diagnosis import MIN_WITNESSES
 from dlrover_run.coordination.pairing import MAX_ROUNDS
 from dlrover_run.coordination.records import NodeKey, Plan
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import JobSpec
 from simulation.board import Board
 from simulation.checks import CHECK_TIMEOUT, health_of
@@ -50,15 +50,15 @@ class Outcome:
     dismissed: int
 
 
-def random_rules(random: Random) -> Rules:
+def random_rules(random: Random) -> JobRules:
     """The rules of a job of at most six nodes."""
     unit = random.choice((1, 1, 1, 2, 3))
     most = random.randint(unit, 6)
     least = random.randint(1, max(1, most // unit * unit))
-    return Rules(
-        least=least,
-        most=most,
-        unit=unit,
+    return JobRules(
+        min_nodes=least,
+        max_nodes=most,
+        node_unit=unit,
         spares=random.randint(0, 2),
         max_restarts=random.randint(0, 6),
         restart_window=random.choice((0.0, 0.0, 30.0, 120.0)),
@@ -152,7 +152,7 @@ class Scenario(ABC):
         random = self.timeline.random
         self._hosts += 1
         name = node_id or f"n{self._hosts}"
-        wish = random.randint(0, self.rules.most) if random.random() < 0.2 else None
+        wish = random.randint(0, self.rules.max_nodes) if random.random() < 0.2 else None
         role = random.choice(("default", "default", "reader"))
         spec = job_spec(name, f"10.1.0.{self._hosts}", random.randint(1, 4), role, wish, self.rules)
         self.health.plant(NodeKey(name, f"i{self._hosts}"), f"10.1.0.{self._hosts}")
@@ -189,7 +189,7 @@ class Scenario(ABC):
 
     def _begin(self) -> None:
         random = self.timeline.random
-        for _ in range(random.randint(1, self.rules.most + 2)):
+        for _ in range(random.randint(1, self.rules.max_nodes + 2)):
             self.timeline.after(random.uniform(0, random.choice((0.1, 10.0))), self.add_node)
         self._keep_up()
         self.faults.begin(self.calm_at)
@@ -206,17 +206,17 @@ class Scenario(ABC):
         staying = {node.key.node_id for node in self.living if not node.is_leaving and self._may_stay(node)}
         staying -= {key.node_id for key in self.health.planted}
         if not self.is_short and self.laws.over is None:
-            for _ in range(self.rules.fewest - len(staying)):
+            for _ in range(self.rules.min_size - len(staying)):
                 self.add_node()
 
     def _demand_round(self) -> None:
         """Within a bounded time a round has formed and all its members train in it, or the job is over."""
         rules, place = self.rules, self.place
-        known = 2 * rules.silence_limit + rules.lost_after + RETURN_GRACE + self.workers.patience
+        known = 2 * rules.heartbeat_timeout + rules.lost_after + RETURN_GRACE + self.workers.patience
         formed = rules.last_call_timeout + rules.scale_up_delay + 2 * (place.slow_stop + place.slow_start)
         bound = self.timeline.now + known + formed + 2 * HUNG
         if rules.check:
-            bound += (MAX_ROUNDS + FEWEST_WITNESSES + 2) * (rules.check_timeout + CHECK_MARGIN)
+            bound += (MAX_ROUNDS + MIN_WITNESSES + 2) * (rules.check_timeout + CHECK_MARGIN)
         if self.is_short:
             bound += rules.join_timeout + rules.pend_timeout
         self.timeline.run_until(bound, lambda: self._is_settled)
@@ -310,13 +310,13 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
         def release(self) -> None:
             pass
 
-    decide, adopt = coordinator.decide, coordinator.adopt
+    decide, adopt = coordinator.decide, coordinator.recover_plan
     with ExitStack() as stack:
         stack.enter_context(patch.object(node_state, "HeldPort", Port))
         stack.enter_context(patch.object(jobs, "Journal", DiskJournal))
         watched: dict[str, Callable[..., Any]] = {
             "decide": lambda *given: scenario_laws().deciding(*given, real=decide),
-            "adopt": lambda *given: scenario_laws().adopting(*given, real=adopt),
+            "recover_plan": lambda *given: scenario_laws().adopting(*given, real=adopt),
         }
         for name, by in watched.items():
             stack.enter_context(patch.object(coordinator, name, by))

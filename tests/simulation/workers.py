@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dlrover_run.coordination.records import RoundKey, Seat
+from dlrover_run.coordination.records import RankAssignment, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from simulation.timeline import Timeline, demand
 
@@ -17,7 +17,7 @@ PEER_WORDS = "Traceback (most recent call last):\n  File 'a.py'\nRuntimeError: C
 class Group:
     """One node's workers of one round, as `statement` wants to see them. `on_end` hears when they succeed or fail."""
 
-    def __init__(self, workers: Workers, seat: Seat, on_end: Callable[[], None]) -> None:
+    def __init__(self, workers: Workers, seat: RankAssignment, on_end: Callable[[], None]) -> None:
         self.seat = seat
         self.key = seat.key
         self.live = False

@@ -14,7 +14,7 @@ from command_lines import isolate
 from dlrover_run import exit_codes
 from dlrover_run.command_line import options as those_of_dlrover_run
 from dlrover_run.command_line.parser import UsageError
-from dlrover_run.coordination.rules import MOST_NODES
+from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.policies.parameter_servers import rules
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
@@ -60,7 +60,7 @@ def refused(text: str, **environ: str) -> str:
 def test_a_bare_script_is_a_chief_a_worker_and_a_server_on_this_machine() -> None:
     spec = asked("train.py --lr 0.1")
     assert spec.capacity == (Capacity(Role.CHIEF, 1), Capacity(Role.WORKER, 1), Capacity(Role.PS, 1))
-    assert (spec.job.backend, spec.job.rules.least, spec.job.rules.most) == ("memory", 1, 1)
+    assert (spec.job.backend, spec.job.rules.min_nodes, spec.job.rules.max_nodes) == ("memory", 1, 1)
     assert spec.job.rules.cluster == ClusterRules(min_workers=1, max_workers=1)
     assert (spec.job.entrypoint.target, spec.job.entrypoint.args) == ("train.py", ("--lr", "0.1"))
     assert (spec.job.start_method, spec.job.preload) == ("forkserver", PRELOAD)
@@ -88,7 +88,7 @@ def test_a_job_may_have_no_worker_beside_its_chief() -> None:
 def test_a_machine_with_a_role_hosts_one_process_of_it_in_a_job_of_any_number_of_nodes(role: str) -> None:
     spec = asked(f"--role={role} --ps=2 {MANY} train.py")
     assert spec.capacity == (Capacity(Role(role), 1),)
-    assert (spec.job.backend, spec.job.rules.least, spec.job.rules.most) == ("master", 1, MOST_NODES)
+    assert (spec.job.backend, spec.job.rules.min_nodes, spec.job.rules.max_nodes) == ("master", 1, MAX_NODES)
     assert spec.job.master is not None
     assert (spec.job.master.host, spec.job.master.port, spec.job.run_id) == ("node0", 29400, "none")
     assert spec.job.role == role

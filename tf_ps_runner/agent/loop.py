@@ -17,7 +17,7 @@ from dlrover_run.agent.node_state import NodeState
 from dlrover_run.agent.starter import Starter
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
-from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeStatus, Waiting
+from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeReport, Waiting
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeOrder, NodeTasks, Role
@@ -199,7 +199,7 @@ class Agent:
             return NodePhase.LEAVING
         return NodePhase.RUNNING if self._tasks.known else NodePhase.WAITING
 
-    def _status(self, phase: NodePhase) -> NodeStatus:
+    def _status(self, phase: NodePhase) -> NodeReport:
         tasks = tuple(
             msgspec.structs.replace(task, queue_port=self._queues.port, queue_key=self._queues.key)
             if task.key.role is Role.CHIEF

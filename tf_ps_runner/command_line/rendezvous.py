@@ -8,7 +8,7 @@ from dlrover_run.command_line import rendezvous_options, values
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.command_line.rendezvous_options import Rendezvous, RendezvousArgs
 from dlrover_run.command_line.values import FlagValue
-from dlrover_run.coordination.rules import MOST_NODES
+from dlrover_run.coordination.rules import MAX_NODES
 from dlrover_run.spec import SpecError
 from tf_ps_runner.command_line.options import BACKENDS
 
@@ -39,7 +39,7 @@ def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, as_clie
         values.shared_name(*run_id)
     rendezvous = rendezvous_options.resolve(
         RendezvousArgs(
-            nodes=FlagValue("--role", "1" if alone else f"1:{MOST_NODES}"),
+            nodes=FlagValue("--role", "1" if alone else f"1:{MAX_NODES}"),
             spares=0,
             standalone=False,
             backend=backend or FlagValue("--rdzv-backend", "c10d"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.decision import changed
+from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.records import Plan, PlanPhase
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import charge
@@ -53,7 +53,7 @@ def move_from_leaving(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan |
         place = find_node(view, without(cluster, task), task.role)
         if place is not None:
             moved, successor = new_task(view, without(cluster, task), task.role, task.rank, cluster.version, place)
-            leaving = text.departure(task, view.present[node].status.ended_by)
+            leaving = text.departure(task, view.present[node].report.ended_by)
             return view.update(plan, with_task(moved, successor), text.moves(leaving, successor, task))
     return None
 
@@ -194,7 +194,7 @@ def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
         reason += f"; {text.EVALUATION_FAILED}"
     done = msgspec.structs.replace(cluster, until=None)
     phase = PlanPhase.FINISHED
-    return changed(plan, view.now, phase=phase, since=view.now, cluster=done, reason=reason, failure=None)
+    return update_plan(plan, view.now, phase=phase, since=view.now, cluster=done, reason=reason, failure=None)
 
 
 def _has_failed(view: ClusterView, cluster: Cluster, task: Task) -> bool:

@@ -55,9 +55,9 @@ def slots(view: ClusterView, role: Role) -> dict[NodeKey, int]:
     """How many tasks of that role each node may host."""
     found = {}
     for p in view.hosts:
-        number = sum(one.slots for one in view.node_tasks[p.status.key].capacity if one.role is role)
+        number = sum(one.slots for one in view.node_tasks[p.report.key].capacity if one.role is role)
         if number:
-            found[p.status.key] = number
+            found[p.report.key] = number
     return found
 
 
@@ -127,7 +127,7 @@ def new_task(
         version=version,
         node_id=node.node_id,
         incarnation=node.incarnation,
-        host=view.present[node].status.host,
+        host=view.present[node].report.host,
         memory=limit_of(view.limits, cluster, role, rank),
         since=view.now,
     )

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, changed, due
-from dlrover_run.coordination.presence import Present
-from dlrover_run.coordination.records import OVER, Member, NodeKey, NodeStatus, Plan, PlanPhase, Waiting
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
+from dlrover_run.coordination.presence import Members
+from dlrover_run.coordination.records import OVER, Member, NodeKey, NodeReport, Plan, PlanPhase, Waiting
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers import recovery, text
 from dlrover_run.policies.parameter_servers.failures import (
     end_job,
@@ -70,7 +70,7 @@ OPEN_STAGES = frozenset({Stage.TRAINING, Stage.CHANGING, Stage.ENDING})
 """The stages in which workers are let in, or may stay."""
 
 
-def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
+def decide(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
     """The plan that follows from `plan` once the nodes are as in `present` at job time `now`; `plan` itself when
     nothing changes."""
     view = ClusterView(rules, present, now)
@@ -87,7 +87,7 @@ def decide(rules: Rules, plan: Plan, present: Present, now: float) -> Decision:
     return Decision(plan, (Deadline(now, DeadlineReason.TASK),), tuple(passed))
 
 
-def waiting(rules: Rules, plan: Plan, present: Present, now: float) -> Waiting:
+def waiting(rules: JobRules, plan: Plan, present: Members, now: float) -> Waiting:
     """What a node without tasks waits for: who is here, what there are too few slots for, and for how long."""
     view, cluster = ClusterView(rules, present, now), plan.cluster or Cluster()
     if plan.phase is PlanPhase.TRAINING:
@@ -147,7 +147,7 @@ def join_order(common: NodeOrder, own: NodeOrder) -> NodeOrder:
     return msgspec.structs.replace(common, **{field: getattr(own, field) for field in _OWN_FIELDS})
 
 
-def recover(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool, now: float) -> Plan | None:
+def recover(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
     """The plan of a running job, from what its nodes report back to a coordinator without a journal; None while nodes
     are awaited that could report more."""
     return recovery.recover_cluster(fresh, statuses, waited, now)
@@ -184,11 +184,13 @@ def _deadlines(view: ClusterView, plan: Plan) -> tuple[Deadline, ...]:
     if _gathers(plan):
         return gather_deadlines(view, plan, cluster)
     times = [view.ready_deadline(cluster, task) for task in (*cluster.tasks, *cluster.next_servers)]
-    found = [one for time in (*times, leftover_deadline(view, cluster)) for one in due(time, DeadlineReason.TASK)]
+    found = [
+        one for time in (*times, leftover_deadline(view, cluster)) for one in deadline_if(time, DeadlineReason.TASK)
+    ]
     if cluster.insufficient_since is not None:
         found.append(Deadline(cluster.insufficient_since + view.rules.pend_timeout, DeadlineReason.REPLACEMENT))
-    found += due(cluster.until, DeadlineReason.END)
-    found += due(view.pending_reconnect(plan), DeadlineReason.LOST)
+    found += deadline_if(cluster.until, DeadlineReason.END)
+    found += deadline_if(view.pending_reconnect(plan), DeadlineReason.LOST)
     return tuple(deadline for deadline in found if deadline.at > view.now)
 
 
@@ -199,12 +201,12 @@ def _with_members(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
     hosts.update((key, None) for key, _ in view.leftover_tasks(plan, cluster))
     known = {member.key for member in plan.members}
     kept = [member for member in plan.members if member.key in hosts]
-    new = [_member(view.present[key].status) for key in hosts if key not in known and key in view.present]
+    new = [_member(view.present[key].report) for key in hosts if key not in known and key in view.present]
     members = (*kept, *sorted(new, key=lambda member: member.key))
-    return plan if members == plan.members else changed(plan, view.now, members=members)
+    return plan if members == plan.members else update_plan(plan, view.now, members=members)
 
 
-def _member(status: NodeStatus) -> Member:
+def _member(status: NodeReport) -> Member:
     return Member(status.node_id, status.incarnation, status.host, status.workers, status.role)
 
 

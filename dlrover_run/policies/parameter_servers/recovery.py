@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.coordination.adoption import latest_round
-from dlrover_run.coordination.records import Member, NodeKey, NodeStatus, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.records import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import (
     AssignedTask,
@@ -98,12 +98,12 @@ def _with_short_ends(tasks: tuple[TaskStatus, ...]) -> tuple[TaskStatus, ...]:
 class _Repeated(NamedTuple):
     """What one node reports back, and the state of each of its tasks."""
 
-    node: NodeStatus
+    node: NodeReport
     hint: RecoveryHint
     tasks: dict[TaskKey, TaskStatus]
 
 
-def recover_cluster(fresh: Plan, statuses: Sequence[NodeStatus], waited: bool, now: float) -> Plan | None:
+def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
     """The plan of the latest version that a node knows of; None while nodes that could report more are still awaited.
 
     `waited` says that nodes which have not reported by now are not awaited any more. Servers, and a chief, that no node
@@ -161,7 +161,7 @@ def _tasks(nodes: Iterable[_Repeated], version: int) -> list[Task]:
     return list(found.values())
 
 
-def _task(node: NodeStatus, assigned: AssignedTask, status: TaskStatus | None) -> Task:
+def _task(node: NodeReport, assigned: AssignedTask, status: TaskStatus | None) -> Task:
     queue = status if assigned.port else None
     return Task(
         key=assigned.key,

@@ -112,7 +112,7 @@ def _wanted(view: ClusterView, cluster: Cluster) -> tuple[Places, str] | None:
 
 def _departure(view: ClusterView, task: Task) -> str:
     p = view.present.get(host_of(task))
-    return text.departure(task, p.status.ended_by if p is not None else "")
+    return text.departure(task, p.report.ended_by if p is not None else "")
 
 
 def _begin(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:

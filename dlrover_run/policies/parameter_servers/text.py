@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlrover_run.coordination import words
-from dlrover_run.coordination.words import counted, names
+from dlrover_run.coordination.words import counted, join_names
 from dlrover_run.policies.parameter_servers.model import Cluster, DesiredReplicas, Role, ServerBounds, Task
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.policies.parameter_servers.view import LostTask
@@ -56,7 +56,7 @@ def job_size(rules: ClusterRules) -> str:
 
 def departure(task: Task, signal: str) -> str:
     """That the task's node leaves, and because of which signal if that is known."""
-    return f"{task.host} {words.departure(signal)}"
+    return f"{task.host} {words.departure_text(signal)}"
 
 
 def lost_tasks(losses: Sequence[LostTask]) -> str:
@@ -73,7 +73,7 @@ def replacements(losses: Sequence[LostTask], tasks: Sequence[Task]) -> str:
     if not successors:
         return ""
     moved = {task.host for task in successors} - {loss.task.host for loss in losses}
-    where = f" on {names(sorted(moved))}" if moved else ""
+    where = f" on {join_names(sorted(moved))}" if moved else ""
     is_one = len(successors) == 1
     text = f"{_keys(successors)}{where} {'takes its place' if is_one else 'take their places'}"
     before = {loss.task.rank: loss.task.memory for loss in losses}
@@ -100,7 +100,7 @@ def last_call_over(seconds: float) -> str:
 
 
 def too_few_nodes(hosts: Sequence[str], seconds: float, short: str) -> str:
-    here = f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} here" if hosts else "no node is here"
+    here = f"{join_names(hosts)} {'is' if len(hosts) == 1 else 'are'} here" if hosts else "no node is here"
     return f"after {seconds:g} s {here}: {short}"
 
 
@@ -226,7 +226,7 @@ def other_number_wanted(wanted: int, current: int) -> str:
 
 
 def nodes_leave(departures: Sequence[str]) -> str:
-    return names(list(dict.fromkeys(departures)))
+    return join_names(list(dict.fromkeys(departures)))
 
 
 def chief_leaves(leaving: str) -> str:
@@ -357,12 +357,12 @@ def training(cluster: Cluster) -> str:
     over = [counted(len(cluster.succeeded_workers), "worker")] if cluster.succeeded_workers else []
     over += ["the evaluator"] if cluster.evaluator_succeeded else []
     has = "has" if len(cluster.succeeded_workers) + cluster.evaluator_succeeded == 1 else "have"
-    succeeded = f", and {names(over)} {has} succeeded" if over else ""
+    succeeded = f", and {join_names(over)} {has} succeeded" if over else ""
     return f"{size} train{succeeded}; this node steps in should another one be needed"
 
 
 def gathering(hosts: Sequence[str], rest: str) -> str:
-    return f"{nodes_here(hosts)}{(hosts and f': {names(hosts)}') or ''}; {rest}"
+    return f"{nodes_here(hosts)}{(hosts and f': {join_names(hosts)}') or ''}; {rest}"
 
 
 def others_may_come(slots: dict[Role, int], limits: ClusterRules) -> str:
@@ -373,11 +373,11 @@ def others_may_come(slots: dict[Role, int], limits: ClusterRules) -> str:
 
 
 def _keys(tasks: Sequence[Task]) -> str:
-    return names([str(task.key) for task in tasks])
+    return join_names([str(task.key) for task in tasks])
 
 
 def _named(tasks: Sequence[Task]) -> str:
-    return names([task_name(task) for task in tasks])
+    return join_names([task_name(task) for task in tasks])
 
 
 def _is(tasks: Sequence[Task]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, changed, due
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
 from dlrover_run.coordination.records import Failure, Plan, PlanPhase, RoundKey
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, Stage, Task, TaskStage
@@ -33,7 +33,7 @@ def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         return fail(view, plan, plan.cluster, reason)
     if _is_empty(view, plan):
         return None
-    hosts = [p.status.host for p in view.hosts]
+    hosts = [p.report.host for p in view.hosts]
     short = shortage(view, cluster)
     if short:
         if view.now < _gather_deadline(view, plan).at:
@@ -54,14 +54,14 @@ def gather_deadlines(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[D
     if _is_empty(view, plan):
         return ()
     if shortage(view, cluster):
-        return (_gather_deadline(view, plan), *due(view.pending_reconnect(plan), DeadlineReason.LOST))
+        return (_gather_deadline(view, plan), *deadline_if(view.pending_reconnect(plan), DeadlineReason.LOST))
     complete = _complete_at(view, plan, cluster)
     return () if complete is None else (complete,)
 
 
 def gather_text(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[str, float | None]:
     """What nodes wait for while no version runs, and until when."""
-    hosts = [p.status.host for p in view.hosts]
+    hosts = [p.report.host for p in view.hosts]
     if _is_empty(view, plan):
         return text.gathering(hosts, f"the job is for {text.job_size(view.limits)}"), None
     short = shortage(view, cluster)
@@ -87,9 +87,9 @@ def _gather_deadline(view: ClusterView, plan: Plan) -> Deadline:
 
 def _complete_at(view: ClusterView, plan: Plan, cluster: Cluster) -> Deadline | None:
     """When it is known who takes part, if no node comes or goes before that."""
-    found = [*due(view.pending_reconnect(plan), DeadlineReason.LOST)]
+    found = [*deadline_if(view.pending_reconnect(plan), DeadlineReason.LOST)]
     if not plan.key.number and not _is_full(view, cluster):
-        last_call = max(p.arrived for p in view.hosts) + view.rules.last_call_timeout
+        last_call = max(p.joined_at for p in view.hosts) + view.rules.last_call_timeout
         found.append(Deadline(last_call, DeadlineReason.LAST_CALL))
     return max(found, key=lambda deadline: deadline.at, default=None)
 
@@ -97,7 +97,7 @@ def _complete_at(view: ClusterView, plan: Plan, cluster: Cluster) -> Deadline | 
 def _is_full(view: ClusterView, cluster: Cluster) -> bool:
     """Whether there are slots for all that is desired, or as many nodes as may come."""
     fits = all(all_slots(view, role) >= len(desired_ranks(view.limits, cluster, role)) for role in ROLES)
-    return fits or len(view.hosts) >= view.rules.full_size
+    return fits or len(view.hosts) >= view.rules.max_size
 
 
 def shortage(view: ClusterView, cluster: Cluster) -> str:
@@ -131,7 +131,7 @@ def begin_version(
     if short:
         # All tasks end, and the nodes wait for others.
         reason = f"{why}; {short}" if why else short
-        return changed(
+        return update_plan(
             plan, view.now, phase=PlanPhase.GATHERING, cluster=_starting(view, cluster, ()), reason=reason, **common
         )
     chief_node = find_node(view, empty, Role.CHIEF, before[Role.CHIEF].get(0))
@@ -147,7 +147,7 @@ def begin_version(
     tasks = (*next_servers, chief, *workers, *kept)
     cluster = msgspec.structs.replace(_starting(view, cluster, tasks), version=number)
     key = RoundKey(plan.epoch, number)
-    return changed(plan, view.now, phase=PlanPhase.TRAINING, key=key, cluster=cluster, reason=reason, **common)
+    return update_plan(plan, view.now, phase=PlanPhase.TRAINING, key=key, cluster=cluster, reason=reason, **common)
 
 
 def fail(view: ClusterView, plan: Plan, cluster: Cluster | None, reason: str, loss: LostTask | None = None) -> Plan:
@@ -156,7 +156,7 @@ def fail(view: ClusterView, plan: Plan, cluster: Cluster | None, reason: str, lo
     if loss is not None:
         failure = Failure(loss.task.rank, loss.task.host, loss.end.what, trace=loss.end.trace)
     phase = PlanPhase.FAILED
-    return changed(plan, view.now, phase=phase, since=view.now, cluster=cluster, reason=reason, failure=failure)
+    return update_plan(plan, view.now, phase=phase, since=view.now, cluster=cluster, reason=reason, failure=failure)
 
 
 def _close_version(view: ClusterView, cluster: Cluster, rolled_back: bool) -> Cluster:
@@ -225,7 +225,7 @@ def _with_address(view: ClusterView, task: Task, chief_is_left: bool) -> Task:
         return task
     if task.role is Role.CHIEF and chief_is_left:
         return task
-    address = view.present[host_of(task)].status.address
+    address = view.present[host_of(task)].report.address
     return msgspec.structs.replace(
         task, address=address, port=status.port, queue_port=status.queue_port, queue_key=status.queue_key
     )
@@ -248,7 +248,7 @@ def open_gate(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         if deadline is None or view.now < deadline:
             return None
         node, key = left[0]
-        return fail(view, plan, cluster, plan.reason + text.leftover(key, view.present[node].status.host))
+        return fail(view, plan, cluster, plan.reason + text.leftover(key, view.present[node].report.host))
     status = view.status_of(chief)
     step, reached = (status.restored, status.reached) if status is not None else (-1, -1)
     return view.update(

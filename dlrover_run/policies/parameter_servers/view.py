@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.decision import changed
-from dlrover_run.coordination.presence import Presence, Present
+from dlrover_run.coordination.decision import update_plan
+from dlrover_run.coordination.presence import Members, MemberState
 from dlrover_run.coordination.records import NodeKey, Plan
-from dlrover_run.coordination.rules import Rules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.seating import natural_order
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
@@ -41,8 +41,8 @@ class LostTask:
 class ClusterView:
     """The rules, what is known of each node, and the job time."""
 
-    rules: Rules
-    present: Present
+    rules: JobRules
+    present: Members
     now: float
 
     @property
@@ -52,15 +52,15 @@ class ClusterView:
         return self.rules.cluster
 
     @cached_property
-    def hosts(self) -> list[Presence]:
+    def hosts(self) -> list[MemberState]:
         """The nodes that may be assigned tasks, in natural order."""
-        able = (p for p in self.present.values() if p.can_train and p.status.cluster is not None)
-        return sorted(able, key=lambda p: (natural_order(p.status.host), p.arrived, p.status.key))
+        able = (p for p in self.present.values() if p.is_available and p.report.cluster is not None)
+        return sorted(able, key=lambda p: (natural_order(p.report.host), p.joined_at, p.report.key))
 
     @cached_property
     def node_tasks(self) -> dict[NodeKey, NodeTasks]:
         """What each node reports of its tasks."""
-        return {key: p.status.cluster for key, p in self.present.items() if p.status.cluster is not None}
+        return {key: p.report.cluster for key, p in self.present.items() if p.report.cluster is not None}
 
     @cached_property
     def _statuses(self) -> dict[tuple[NodeKey, TaskKey], TaskStatus]:
@@ -80,11 +80,11 @@ class ClusterView:
     def is_lost(self, key: NodeKey) -> bool:
         """Whether that node is lost, or has left."""
         p = self.present.get(key)
-        return p is None or p.lost(self.now) or p.left
+        return p is None or p.is_lost(self.now) or p.has_left
 
     def is_leaving(self, key: NodeKey) -> bool:
         """Whether that node is lost, or was asked to leave."""
-        return self.is_lost(key) or self.present[key].going
+        return self.is_lost(key) or self.present[key].is_draining
 
     def is_disconnected(self, key: NodeKey) -> bool:
         """Whether the connection of that node has just broken, and the node may still come back."""
@@ -98,8 +98,8 @@ class ClusterView:
     @property
     def all_have_left(self) -> bool:
         """Whether the last nodes left on purpose, so that none is expected back."""
-        nodes = [p for p in self.present.values() if p.status.cluster is None or not p.status.cluster.is_client]
-        return any(p.left for p in nodes) and all(p.left or p.lost(self.now) for p in nodes)
+        nodes = [p for p in self.present.values() if p.report.cluster is None or not p.report.cluster.is_client]
+        return any(p.has_left for p in nodes) and all(p.has_left or p.is_lost(self.now) for p in nodes)
 
     def status_of(self, task: Task) -> TaskStatus | None:
         """The latest report of the task's node about the task."""
@@ -131,7 +131,7 @@ class ClusterView:
             return LostTask(task, end, free=self.is_leaving(host))
         if self.is_lost(host):
             p = self.present.get(host)
-            how = "left with its node" if p is not None and p.left else "was lost with its node"
+            how = "left with its node" if p is not None and p.has_left else "was lost with its node"
             return LostTask(task, TaskEnd(EndCause.RESHAPED, how), free=True)
         deadline = self.ready_deadline(cluster, task)
         if deadline is not None and self.now >= deadline:
@@ -177,7 +177,7 @@ class ClusterView:
         for key, p in self.present.items():
             if self.is_lost(key):
                 continue
-            if key in members and p.broken == -math.inf:
+            if key in members and p.disconnected_at == -math.inf:
                 # It is expected back, and has not reported yet.
                 found.append((key, None))
             reported = self.node_tasks[key].tasks if key in self.node_tasks else ()
@@ -187,7 +187,7 @@ class ClusterView:
     def update(self, plan: Plan, cluster: Cluster, reason: str | None = None, **changes: Any) -> Plan:
         """The plan with these changes of the cluster, and with another reason if there is one."""
         values: dict[str, Any] = {} if reason is None else {"reason": reason}
-        return changed(plan, self.now, cluster=msgspec.structs.replace(cluster, **changes), **values)
+        return update_plan(plan, self.now, cluster=msgspec.structs.replace(cluster, **changes), **values)
 
 
 def host_of(task: Task) -> NodeKey:
