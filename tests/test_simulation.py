@@ -189,7 +189,7 @@ BROKEN = {
     "a round may use a port that another one used": patched(
         (gathering, "offers_a_fresh_port"), (training, "offers_a_fresh_port"), by=lambda rules, plan, leader: True
     ),
-    "a node offers a port again": patched((NodeState, "take"), by=take_without_another_port),
+    "a node offers a port again": patched((NodeState, "accept"), by=take_without_another_port),
     "nodes are told before the journal is": patched((DiskJournal, "append"), by=lambda self, plan: None),
     "a node obeys whoever spoke last": obey_whoever_spoke_last,
     "an old master does not notice its successor": patched((DiskJournal, "_look"), by=lambda self: None),
