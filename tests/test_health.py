@@ -81,7 +81,7 @@ class SilentNvml(HealthNvml):
     nvmlDeviceGetRemappedRows = nvmlDeviceGetRetiredPagesPendingStatus = nvmlDeviceGetFieldValues = refuse
 
 
-def ails(
+def problems(
     nvml: HealthNvml | None,
     workers: int = 4,
     gpu_each: bool = False,
@@ -90,16 +90,16 @@ def ails(
     **env: str,
 ) -> list[NodeProblem]:
     found = list(find_gpu_problems(workers, env, gpu_each, nvml, dev, lambda: log))
-    for ailment in found:
-        assert "\n" not in ailment.text
-        assert not ailment.text.endswith(".")
-        assert ": " in ailment.text, "what is wrong, then what to do"
-        assert len(ailment.text) <= MAX_PROBLEM
+    for problem in found:
+        assert "\n" not in problem.text
+        assert not problem.text.endswith(".")
+        assert ": " in problem.text, "what is wrong, then what to do"
+        assert len(problem.text) <= MAX_PROBLEM
     return found
 
 
 def only(found: list[NodeProblem], *words: str, severe: bool) -> None:
-    """There is one ailment, with these words and of this weight."""
+    """There is one problem, with these words and of this weight."""
     assert len(found) == 1, found
     assert [word for word in words if word not in found[0].text] == []
     assert found[0].severe is severe, found
@@ -107,13 +107,13 @@ def only(found: list[NodeProblem], *words: str, severe: bool) -> None:
 
 def test_nothing_ails_healthy_gpus() -> None:
     nvml = HealthNvml(FOUR)
-    assert ails(nvml) == []
-    assert ails(nvml, workers=2, gpu_each=True, CUDA_VISIBLE_DEVICES="2,3") == []
+    assert problems(nvml) == []
+    assert problems(nvml, workers=2, gpu_each=True, CUDA_VISIBLE_DEVICES="2,3") == []
     assert nvml.shutdowns == 2
 
 
 def test_nothing_ails_gpus_that_cannot_tell() -> None:
-    assert ails(SilentNvml(FOUR)) == []
+    assert problems(SilentNvml(FOUR)) == []
 
 
 def test_a_machine_without_a_driver_is_well_and_loads_no_nvml(tmp_path: Path) -> None:
@@ -129,23 +129,23 @@ def test_a_machine_without_a_driver_is_well_and_loads_no_nvml(tmp_path: Path) ->
 def test_a_driver_that_is_missing_is_told_where_gpus_are_named_and_severe_where_asked_for(
     tmp_path: Path,
 ) -> None:
-    only(ails(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="0,1"), "names 2 GPUs", "nvidiactl is missing", severe=False)
-    only(ails(None, dev=tmp_path, gpu_each=True), "each worker needs a GPU", "nvidiactl is missing", severe=True)
-    assert ails(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="") == []
-    assert ails(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="-1") == []
+    only(problems(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="0,1"), "names 2 GPUs", "nvidiactl is missing", severe=False)
+    only(problems(None, dev=tmp_path, gpu_each=True), "each worker needs a GPU", "nvidiactl is missing", severe=True)
+    assert problems(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="") == []
+    assert problems(None, dev=tmp_path, CUDA_VISIBLE_DEVICES="-1") == []
 
 
 def test_half_a_driver_is_told_only_where_gpus_are_expected() -> None:
     nvml = HealthNvml(init_error=FakeNvmlError(12, "NVML Shared Library Not Found"))
-    assert ails(nvml) == []
-    only(ails(nvml, CUDA_VISIBLE_DEVICES="0"), "NVML Shared Library Not Found", severe=True)
+    assert problems(nvml) == []
+    only(problems(nvml, CUDA_VISIBLE_DEVICES="0"), "NVML Shared Library Not Found", severe=True)
 
 
 def test_a_driver_that_does_not_answer_is_severe_only_where_gpus_are_expected() -> None:
     nvml = HealthNvml(FOUR, init_error=FakeNvmlError(18, "Driver/library version mismatch"))
-    only(ails(nvml), "Driver/library version mismatch", severe=False)
-    only(ails(nvml, CUDA_VISIBLE_DEVICES="0"), "Driver/library version mismatch", severe=True)
-    only(ails(nvml, gpu_each=True), "Driver/library version mismatch", severe=True)
+    only(problems(nvml), "Driver/library version mismatch", severe=False)
+    only(problems(nvml, CUDA_VISIBLE_DEVICES="0"), "Driver/library version mismatch", severe=True)
+    only(problems(nvml, gpu_each=True), "Driver/library version mismatch", severe=True)
 
 
 @pytest.mark.parametrize(
@@ -170,24 +170,24 @@ def test_fewer_gpus_than_workers(
     gpus: list[str], workers: int, gpu_each: bool, setting: str | None, words: str, severe: bool
 ) -> None:
     environ = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
-    only(ails(HealthNvml(gpus), workers, gpu_each, **environ), words, severe=severe)
+    only(problems(HealthNvml(gpus), workers, gpu_each, **environ), words, severe=severe)
 
 
 @pytest.mark.parametrize("setting", ["", "-1", "NoDevFiles", "0,-1,1"])
 def test_a_job_that_hides_gpus_on_purpose_lacks_none(setting: str) -> None:
-    assert ails(HealthNvml(FOUR), 1, CUDA_VISIBLE_DEVICES=setting) == []
+    assert problems(HealthNvml(FOUR), 1, CUDA_VISIBLE_DEVICES=setting) == []
 
 
 def test_workers_on_cpus_beside_no_gpu_are_well() -> None:
-    assert ails(HealthNvml([]), 4) == []
+    assert problems(HealthNvml([]), 4) == []
 
 
 def test_a_gpu_that_is_lost_is_severe_for_those_who_use_it_and_nothing_to_others() -> None:
     nvml = HealthNvml(FOUR, lost="GPU-bb33")
-    only(ails(nvml), "GPU 2 does not answer (NVML: GPU is lost)", "--gpu-reset -i 2", severe=True)
-    only(ails(nvml, 1, CUDA_VISIBLE_DEVICES="2"), "GPU 2 does not answer", severe=True)
-    only(ails(nvml, 1, CUDA_VISIBLE_DEVICES="GPU-bb33"), "names 1 GPU, of which 0 can be used", severe=True)
-    assert ails(nvml, 3, CUDA_VISIBLE_DEVICES="0,1,3") == []
+    only(problems(nvml), "GPU 2 does not answer (NVML: GPU is lost)", "--gpu-reset -i 2", severe=True)
+    only(problems(nvml, 1, CUDA_VISIBLE_DEVICES="2"), "GPU 2 does not answer", severe=True)
+    only(problems(nvml, 1, CUDA_VISIBLE_DEVICES="GPU-bb33"), "names 1 GPU, of which 0 can be used", severe=True)
+    assert problems(nvml, 3, CUDA_VISIBLE_DEVICES="0,1,3") == []
     assert nvml.shutdowns == 4
 
 
@@ -195,22 +195,24 @@ def test_a_gpu_that_is_lost_is_severe_for_those_who_use_it_and_nothing_to_others
     ("action", "words"), [(1, "it reset"), (2, "rebooted"), (3, "links"), (6, "bus"), (7, "rebooted")]
 )
 def test_what_the_driver_wants_done_first_is_severe(action: int, words: str) -> None:
-    found = ails(HealthNvml(FOUR, recovery={"GPU-aa22": action}))
+    found = problems(HealthNvml(FOUR, recovery={"GPU-aa22": action}))
     only(found, "GPU 1 (0000:1b:00.0) has failed: the NVIDIA driver wants", words, severe=True)
 
 
 @pytest.mark.parametrize("action", [0, 4, 5, None, 99])
 def test_what_the_driver_wants_done_some_time_is_no_fault(action: int | None) -> None:
-    assert ails(HealthNvml(FOUR, recovery={"GPU-aa22": action})) == []
+    assert problems(HealthNvml(FOUR, recovery={"GPU-aa22": action})) == []
 
 
 def test_rows_that_could_not_be_replaced_are_severe() -> None:
-    only(ails(HealthNvml(FOUR, rows={"GPU-aa11": (0, 8, 0, 1)})), "GPU 0", "(8 were)", "exchanged", severe=True)
+    only(
+        problems(HealthNvml(FOUR, rows={"GPU-aa11": (0, 8, 0, 1)})), "GPU 0", "(8 were)", "replace the GPU", severe=True
+    )
 
 
 def test_a_reset_that_may_wait_is_a_warning() -> None:
-    only(ails(HealthNvml(FOUR, rows={"GPU-aa11": (0, 1, 1, 0)})), "GPU 0", "when convenient", severe=False)
-    only(ails(HealthNvml(FOUR, pages_pending={"GPU-cc44"})), "GPU 3", "when convenient", severe=False)
+    only(problems(HealthNvml(FOUR, rows={"GPU-aa11": (0, 1, 1, 0)})), "GPU 0", "when convenient", severe=False)
+    only(problems(HealthNvml(FOUR, pages_pending={"GPU-cc44"})), "GPU 3", "when convenient", severe=False)
 
 
 @pytest.mark.parametrize(
@@ -221,18 +223,18 @@ def test_uncorrected_errors_are_severe_where_neither_gpu_nor_driver_deals_with_t
     rows: tuple[int, int, int, int] | None, action: int | None, severe: bool
 ) -> None:
     nvml = HealthNvml(FOUR, ecc={"GPU-aa22": 3}, rows={"GPU-aa22": rows}, recovery={"GPU-aa22": action})
-    only(ails(nvml), "GPU 1 (0000:1b:00.0) has had 3 uncorrected errors", "--gpu-reset -i 1", severe=severe)
+    only(problems(nvml), "GPU 1 (0000:1b:00.0) has had 3 uncorrected errors", "--gpu-reset -i 1", severe=severe)
 
 
 def test_a_gpu_that_somebody_else_fills_is_a_warning_with_the_figures() -> None:
     nvml = HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": [(7, GIB), (4711, 60 * GIB), (8, None)]})
-    only(ails(nvml), "GPU 0", "61 GiB of 80 GiB taken, most by process 4711", severe=False)
+    only(problems(nvml), "GPU 0", "61 GiB of 80 GiB in use, most by process 4711", severe=False)
     nvml = HealthNvml(FOUR, used={"GPU-aa11": 61 * GIB}, users={"GPU-aa11": []})
-    only(ails(nvml), "61 GiB of 80 GiB taken, and no worker runs yet", severe=False)
+    only(problems(nvml), "61 GiB of 80 GiB in use, and no worker runs yet", severe=False)
 
 
 def test_a_gpu_that_is_half_full_is_left_alone() -> None:
-    assert ails(HealthNvml(FOUR, used={"GPU-aa11": int(80 * GIB * MAX_MEMORY_IN_USE)})) == []
+    assert problems(HealthNvml(FOUR, used={"GPU-aa11": int(80 * GIB * MAX_MEMORY_IN_USE)})) == []
 
 
 def test_gpus_that_the_job_does_not_see_are_not_its_concern() -> None:
@@ -243,27 +245,27 @@ def test_gpus_that_the_job_does_not_see_are_not_its_concern() -> None:
         rows={"GPU-aa11": (0, 0, 0, 1)},
         recovery={"GPU-aa11": 1},
     )
-    assert ails(nvml, 2, CUDA_VISIBLE_DEVICES="1,2", log="NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off") == []
-    assert len(ails(nvml, 2, CUDA_VISIBLE_DEVICES="1,0")) == 4
+    assert problems(nvml, 2, CUDA_VISIBLE_DEVICES="1,2", log="NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off") == []
+    assert len(problems(nvml, 2, CUDA_VISIBLE_DEVICES="1,0")) == 4
 
 
 def test_a_mig_device_is_well_and_has_the_errors_of_its_gpu() -> None:
     nvml = HealthNvml(["GPU-a", "GPU-b"], mig={"GPU-b": ["MIG-1", "MIG-2"]}, used={"GPU-b": 79 * GIB})
-    assert ails(nvml, 1) == []
-    assert ails(nvml, 1, CUDA_VISIBLE_DEVICES="MIG-2,MIG-1") == []
+    assert problems(nvml, 1) == []
+    assert problems(nvml, 1, CUDA_VISIBLE_DEVICES="MIG-2,MIG-1") == []
     nvml.recovery["GPU-b"] = 1
-    only(ails(nvml, 1, CUDA_VISIBLE_DEVICES="MIG-2"), "GPU 1 (0000:1b:00.0) has failed", severe=True)
-    assert ails(nvml, 1, CUDA_VISIBLE_DEVICES="GPU-a") == []
+    only(problems(nvml, 1, CUDA_VISIBLE_DEVICES="MIG-2"), "GPU 1 (0000:1b:00.0) has failed", severe=True)
+    assert problems(nvml, 1, CUDA_VISIBLE_DEVICES="GPU-a") == []
 
 
 def test_more_workers_than_the_one_mig_device_that_cuda_shows_are_no_fault_of_the_node() -> None:
     nvml = HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1", "MIG-2"]})
-    only(ails(nvml, 2, CUDA_VISIBLE_DEVICES="MIG-1,MIG-2"), "2 workers and 1 GPU", severe=False)
+    only(problems(nvml, 2, CUDA_VISIBLE_DEVICES="MIG-1,MIG-2"), "2 workers and 1 GPU", severe=False)
 
 
 def test_errors_of_the_past_on_a_mig_gpu_are_a_warning() -> None:
     nvml = HealthNvml(["GPU-a"], mig={"GPU-a": ["MIG-1"]}, ecc={"GPU-a": 1}, recovery={"GPU-a": None})
-    only(ails(nvml, 1), "has had 1 uncorrected error", severe=False)
+    only(problems(nvml, 1), "has had 1 uncorrected error", severe=False)
 
 
 KERNEL_LOG = """\
@@ -290,7 +292,7 @@ def test_the_errors_of_each_gpu_are_found_in_the_kernels_log() -> None:
 
 def test_an_error_in_the_kernels_log_is_a_warning_as_the_gpu_may_have_been_reset_since() -> None:
     only(
-        ails(HealthNvml(FOUR), log=KERNEL_LOG),
+        problems(HealthNvml(FOUR), log=KERNEL_LOG),
         "has 2 errors of GPU 1 (0000:1b:00.0)",
         "Xid 74, ",
         "h ago",
@@ -311,12 +313,12 @@ def test_the_kernels_log_is_read_up_to_its_end_or_not_at_all() -> None:
 def test_the_severe_come_first() -> None:
     nvml = HealthNvml(FOUR, used={"GPU-aa11": 79 * GIB}, recovery={"GPU-cc44": 1})
     found = find_node_problems(4, None, {}, nvml=nvml, dev=Path("/nowhere"))
-    assert [ailment.severe for ailment in found][:2] == [True, False]
-    assert any("/nowhere/shm cannot be used" in ailment.text for ailment in found)
+    assert [problem.severe for problem in found][:2] == [True, False]
+    assert any("/nowhere/shm cannot be used" in problem.text for problem in found)
 
 
 def test_this_machine_is_looked_at_without_a_fault() -> None:
-    assert [ailment for ailment in find_node_problems(1, None, {}) if ailment.severe] == []
+    assert [problem for problem in find_node_problems(1, None, {}) if problem.severe] == []
 
 
 SPACIOUS = os.statvfs_result((4096, 4096, 1 << 30, 1 << 29, 1 << 29, 1 << 20, 1 << 20, 1 << 20, 0, 255))
@@ -333,8 +335,8 @@ def machine(limit: int | None = 20000, proc: Path = Path("/nowhere"), **spaces: 
 
 def short(machine: LimitSources, workers: int = 2, log_dir: str | None = None, **environ: str) -> list[str]:
     found = list(find_limit_problems(workers, log_dir, environ, Path("/dev"), machine))
-    assert [ailment for ailment in found if ailment.severe] == []
-    return [ailment.text for ailment in found]
+    assert [problem for problem in found if problem.severe] == []
+    return [problem.text for problem in found]
 
 
 def space(free: int, whole: int = 100 * GIB, files: int = 1 << 20, files_free: int = 1 << 20, flags: int = 0) -> Any:

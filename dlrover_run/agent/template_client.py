@@ -26,7 +26,7 @@ PREPARE_TIMEOUT = 300.0
 """Seconds for the template to start and import; a cold network disk can take minutes over torch."""
 
 LEARN_TIMEOUT = 300.0
-"""Seconds for importing what the last generation imported, twice: once in rehearsal."""
+"""Seconds for importing what the last generation imported, twice: once as a trial."""
 
 FORK_TIMEOUT = 60.0
 """Seconds for one fork, which takes about 20 ms; more means that the machine has no memory left to copy page tables."""

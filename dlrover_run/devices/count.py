@@ -1,7 +1,8 @@
-"""How many workers `--nproc-per-node=auto|gpu|cpu|xpu` means on this machine, found without importing torch.
+"""The number of workers for `--nproc-per-node=auto|gpu|cpu|xpu` on this machine, without importing torch.
 
-NVIDIA GPUs are counted through NVML, with `CUDA_VISIBLE_DEVICES` read as the CUDA driver reads it; the module `xpu`
-counts Intel's. NVML, the environment and the file system roots are arguments.
+NVIDIA GPUs are counted through NVML, with `CUDA_VISIBLE_DEVICES` interpreted as by the CUDA driver. Intel GPUs are
+counted in sysfs as Level Zero finds them, without loading it. NVML, the environment and the file system roots are
+arguments.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any, Protocol
 
 from dlrover_run.spec import SpecError
 
-# These two NVML results mean that the machine simply has no NVIDIA GPU to offer. Every other one means that a GPU is
-# there but cannot be asked, and then `auto` must not quietly put the job on the CPUs.
+# These two NVML errors mean that the machine has no NVIDIA GPU. Any other one means that there is a GPU that cannot be
+# queried, and then `auto` must not silently use the CPUs.
 _NVML_DRIVER_NOT_LOADED = 9
 _NVML_LIBRARY_NOT_FOUND = 12
 
 GIVE_NUMBER = "give the number of workers instead, e.g. --nproc-per-node=2"
-"""What always helps when workers cannot be counted."""
+"""The remedy that always works if workers cannot be counted."""
 
 _INTEL_VENDOR = "0x8086"
 _INTEL_DRIVERS = ("i915", "xe")
@@ -28,7 +29,7 @@ _INTEGRATED_ADDRESS = "0000:00:02.0"
 
 
 class Nvml(Protocol):
-    """The part of the module `pynvml` that counting needs, under its own names."""
+    """The part of the module `pynvml` that counting needs."""
 
     NVMLError: type[Exception]
 
@@ -45,7 +46,7 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True)
 class DeviceId:
-    """One device as CUDA programs see it: its UUID (`GPU-...` or `MIG-...`) and its PCI address as sysfs writes it."""
+    """One device as CUDA programs see it: its UUID (`GPU-...` or `MIG-...`) and its PCI address as in sysfs."""
 
     uuid: str
     pci_bus_id: str
@@ -53,14 +54,14 @@ class DeviceId:
 
 @dataclass(frozen=True)
 class PhysicalGpu:
-    """One GPU of the machine. `mig` is None when MIG mode is off, else the UUIDs of its MIG devices, perhaps none."""
+    """One GPU of the machine. `mig` is None if MIG mode is off, else the UUIDs of its MIG devices; may be empty."""
 
     device: DeviceId
     mig: tuple[str, ...] | None = None
 
 
 class NvmlUnavailable(Exception):
-    """NVML could not be asked; `absent` when that only means that there is no NVIDIA driver on this machine."""
+    """NVML could not be queried; `absent`: because there is no NVIDIA driver on this machine."""
 
     def __init__(self, reason: str, absent: bool) -> None:
         super().__init__(reason)
@@ -75,11 +76,11 @@ def count_workers(
     dev: Path = Path("/dev"),
     cpu_count: Callable[[], int] | None = None,
 ) -> int:
-    """The number of workers that `kind` means here: `auto`, `gpu`, `cpu` or `xpu`.
+    """The number of workers for `kind`: `auto`, `gpu`, `cpu` or `xpu`.
 
     `auto` is the number of visible NVIDIA GPUs, else of discrete Intel GPUs, else of CPUs. Integrated Intel graphics
-    count for `xpu` alone: most desktops have one, and torchrun with an ordinary torch starts a worker a CPU there.
-    Raises `SpecError` when the kind is not known, cannot be counted, or there is none of it.
+    count only for `xpu`: most desktops have one, and torchrun with an ordinary torch starts one worker per CPU there.
+    Raises SpecError if the kind is unknown, cannot be counted, or the machine has none.
     """
     cpus = cpu_count or usable_cpus
     if kind == "cpu":
@@ -94,13 +95,13 @@ def count_workers(
         gpus = len(visible_devices(environ, nvml))
     except NvmlUnavailable as problem:
         if not problem.absent:
-            raise SpecError(f"--nproc-per-node=auto: {problem}; mend that, or {GIVE_NUMBER}.") from None
+            raise SpecError(f"--nproc-per-node=auto: {problem}; repair that, or {GIVE_NUMBER}.") from None
         gpus = 0
     return gpus or xpus_for_auto(environ, sysfs, dev) or cpus()
 
 
 def usable_cpus() -> int:
-    """The CPUs that this process may run on (as torch counts them), not all that the machine has."""
+    """The number of CPUs that this process may run on (as torch counts them), not of all CPUs of the machine."""
     return len(os.sched_getaffinity(0))
 
 
@@ -133,15 +134,15 @@ def _gpus(count: int) -> str:
 def visible_devices(environ: Mapping[str, str], nvml: Nvml | None = None) -> list[DeviceId]:
     """The NVIDIA devices that a program started with this environment sees, in the order of `cuda:0`, `cuda:1`, ...
 
-    NVML counts by PCI address. CUDA does so too among equal GPUs; where the models differ and `CUDA_DEVICE_ORDER` is
-    not `PCI_BUS_ID`, CUDA puts the fastest first, which cannot be known here: the number is right, the order may
-    not be. Raises `NvmlUnavailable`.
+    NVML orders by PCI address. CUDA does so too among equal GPUs. If the models differ and `CUDA_DEVICE_ORDER` is not
+    `PCI_BUS_ID`, CUDA puts the fastest first, which cannot be determined here: the number is right, the order may be
+    wrong. Raises NvmlUnavailable.
     """
     return select_devices(environ.get("CUDA_VISIBLE_DEVICES"), read_gpus(nvml))
 
 
 def read_gpus(nvml: Nvml | None = None) -> list[PhysicalGpu]:
-    """Every GPU that NVML shows, in its order. `nvml` None imports `pynvml`. Raises `NvmlUnavailable`."""
+    """All GPUs of NVML, in its order. `nvml` None imports `pynvml`. Raises NvmlUnavailable."""
     if nvml is None:
         try:
             import pynvml
@@ -164,18 +165,18 @@ def read_gpus(nvml: Nvml | None = None) -> list[PhysicalGpu]:
 
 
 def means_absent(problem: Exception) -> bool:
-    """Whether an NVMLError of `nvmlInit` only means that there is no NVIDIA driver on this machine."""
+    """Whether an NVMLError of `nvmlInit` means that there is no NVIDIA driver on this machine."""
     return getattr(problem, "value", None) in (_NVML_DRIVER_NOT_LOADED, _NVML_LIBRARY_NOT_FOUND)
 
 
 def read_gpu(nvml: Nvml, index: int) -> PhysicalGpu:
-    """One GPU as NVML, which has been started, shows it. Raises its NVMLError."""
+    """Read one GPU; NVML must be initialised. Raises its NVMLError."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     address = sysfs_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     device = DeviceId(_text(nvml.nvmlDeviceGetUUID(handle)), address)
     try:
         mig_on = nvml.nvmlDeviceGetMigMode(handle)[0] == 1
-    except nvml.NVMLError:  # GPUs without MIG answer "not supported".
+    except nvml.NVMLError:  # GPUs without MIG return "not supported".
         mig_on = False
     if not mig_on:
         return PhysicalGpu(device)
@@ -186,7 +187,7 @@ def read_gpu(nvml: Nvml, index: int) -> PhysicalGpu:
 def _mig_uuid(nvml: Nvml, handle: Any, slot: int) -> str | None:
     try:
         return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)))
-    except nvml.NVMLError:  # An empty slot answers "not found", and a later one may still be taken.
+    except nvml.NVMLError:  # An empty slot returns "not found", and a later one may be in use.
         return None
 
 
@@ -195,17 +196,17 @@ def _text(value: str | bytes) -> str:
 
 
 def sysfs_address(bus_id: str) -> str:
-    """A PCI address as sysfs names it: NVML writes `00000000:1B:00.0` for `0000:1b:00.0`."""
+    """A PCI address as in sysfs: NVML has `00000000:1B:00.0` for `0000:1b:00.0`."""
     domain, _, rest = bus_id.strip().lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
 def select_devices(setting: str | None, gpus: Sequence[PhysicalGpu]) -> list[DeviceId]:
-    """What CUDA makes of `CUDA_VISIBLE_DEVICES`, where `setting` None is an unset variable.
+    """The devices that CUDA selects by `CUDA_VISIBLE_DEVICES`; `setting` None is an unset variable.
 
-    The first entry decides whether the list is of `GPU-` UUIDs, of `MIG-` UUIDs or of indices. The list ends before
-    the first entry that names no device (so an empty one, `-1` and `NoDevFiles` show nothing), and a device that is
-    named twice makes the whole list empty. A UUID may be cut short as long as it fits one device only.
+    The first entry decides whether the list is of `GPU-` UUIDs, of `MIG-` UUIDs or of indices. The list ends before the
+    first entry that names no device (so an empty entry, `-1` and `NoDevFiles` select none), and a device that is named
+    twice makes the whole list empty. A UUID may be abbreviated as long as it is unique.
 
     A CUDA process sees at most one MIG device, and no whole GPU beside it.
     """
@@ -241,7 +242,7 @@ def _by_uuid(entry: str, prefix: str, uuids: Sequence[str]) -> int | None:
 
 
 def _by_index(entry: str, count: int) -> int | None:
-    """The number that an entry starts with: CUDA reads it as C's strtoul does, so that `1gpu` is 1."""
+    """The number at the start of an entry: CUDA parses it like C's strtoul, so `1gpu` is 1."""
     entry = entry.strip()
     digits = entry[1:] if entry[:1] == "+" else entry
     number = digits[: len(digits) - len(digits.lstrip("0123456789"))]
@@ -258,21 +259,21 @@ def _with_mig_rule(gpus: Iterable[PhysicalGpu]) -> list[DeviceId]:
 
 @dataclass(frozen=True)
 class IntelGpu:
-    """One Intel GPU: `tiles` are what Level Zero shows as devices of their own unless it is told otherwise."""
+    """One Intel GPU: Level Zero shows each of its `tiles` as a device by default."""
 
     pci_bus_id: str
     tiles: int
 
     @property
     def integrated(self) -> bool:
-        """Whether it is the graphics inside the processor, which always has this one address."""
+        """Whether it is the graphics unit of the CPU, which always has this address."""
         return self.pci_bus_id == _INTEGRATED_ADDRESS
 
 
 def read_intel_gpus(sysfs: Path, dev: Path) -> list[IntelGpu]:
     """The Intel GPUs that this process can open, in order of PCI address.
 
-    A container sees the sysfs of the whole machine, so a GPU counts only when its node in `dev/dri` is here too.
+    A container sees the sysfs of the whole machine, so a GPU counts only if its node in `dev/dri` is accessible too.
     """
     found: list[IntelGpu] = []
     for node in sorted((sysfs / "class" / "drm").glob("renderD*")):
@@ -284,7 +285,7 @@ def read_intel_gpus(sysfs: Path, dev: Path) -> list[IntelGpu]:
             continue
         usable = os.access(dev / "dri" / node.name, os.R_OK | os.W_OK)
         if usable and vendor == _INTEL_VENDOR and driver in _INTEL_DRIVERS:
-            # The xe driver lists tiles; for i915 each tile of a discrete card is one of its graphics units (gt).
+            # The xe driver lists tiles; with i915 each tile of a discrete card is one of its graphics units (gt).
             tiles = len(list(device.glob("tile[0-9]*"))) or len(list(device.glob("drm/card*/gt/gt[0-9]*"))) or 1
             address = device.resolve().name
             found.append(IntelGpu(address, 1 if address == _INTEGRATED_ADDRESS else tiles))
@@ -292,10 +293,11 @@ def read_intel_gpus(sysfs: Path, dev: Path) -> list[IntelGpu]:
 
 
 def select_xpus(environ: Mapping[str, str], gpus: Sequence[IntelGpu]) -> int:
-    """How many devices torch sees: the discrete ones, else the integrated ones, cut down by `ZE_AFFINITY_MASK`.
+    """The number of devices that torch sees: the discrete ones, else the integrated ones, limited by
+    `ZE_AFFINITY_MASK`.
 
-    Level Zero shows tiles unless `ZE_FLAT_DEVICE_HIERARCHY` is COMPOSITE. In the mask, indices that do not exist and
-    repeated ones change nothing, and `1.0` names a tile of card 1, which only COMPOSITE knows.
+    Level Zero shows tiles unless `ZE_FLAT_DEVICE_HIERARCHY` is COMPOSITE. In the mask, unknown and repeated indices
+    have no effect, and `1.0` is a tile of card 1, which exists only with COMPOSITE.
     """
     cards = environ.get("ZE_FLAT_DEVICE_HIERARCHY", "FLAT").upper() == "COMPOSITE"
     shown = [gpu for gpu in gpus for _ in range(1 if cards else gpu.tiles)]
@@ -308,7 +310,7 @@ def select_xpus(environ: Mapping[str, str], gpus: Sequence[IntelGpu]) -> int:
 
 
 def count_xpus(environ: Mapping[str, str], sysfs: Path, dev: Path) -> int:
-    """The number of Intel GPUs, at least 1. Raises `SpecError` when there is none or they cannot be counted."""
+    """The number of Intel GPUs, at least 1. Raises SpecError if there is none or they cannot be counted."""
     gpus = read_intel_gpus(sysfs, dev)
     if not gpus:
         raise SpecError(
@@ -326,7 +328,7 @@ def count_xpus(environ: Mapping[str, str], sysfs: Path, dev: Path) -> int:
 
 
 def xpus_for_auto(environ: Mapping[str, str], sysfs: Path, dev: Path) -> int:
-    """The number of discrete Intel GPUs, perhaps 0. Raises `SpecError` when there are some that cannot be counted."""
+    """The number of discrete Intel GPUs, may be 0. Raises SpecError if there are some that cannot be counted."""
     discrete = [gpu for gpu in read_intel_gpus(sysfs, dev) if not gpu.integrated]
     if discrete:
         _check_selector("auto", environ)
@@ -334,7 +336,7 @@ def xpus_for_auto(environ: Mapping[str, str], sysfs: Path, dev: Path) -> int:
 
 
 def _check_selector(kind: str, environ: Mapping[str, str]) -> None:
-    """SYCL's own filter has a grammar with backends and wildcards; a wrong guess at it would start wrong workers."""
+    """Reject SYCL's own filter, whose grammar has backends and wildcards: a wrong guess would start wrong workers."""
     selector = environ.get("ONEAPI_DEVICE_SELECTOR", "")
     if selector.lower() not in ("", "*:*", "*:gpu", "level_zero:*", "level_zero:gpu"):
         raise SpecError(

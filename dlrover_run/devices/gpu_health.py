@@ -1,6 +1,6 @@
-"""What NVML says against the GPUs of this machine, before anything has tried them.
+"""Problems of this machine's GPUs according to NVML and the kernel log, before any program has used them.
 
-All is read at once and nothing is waited for. Only NVML is loaded, and only where there is an NVIDIA driver.
+Everything is read at once, without waiting. NVML is loaded only if there is an NVIDIA driver.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dlrover_run.devices.count import DeviceId, Nvml, PhysicalGpu, means_absent,
 from dlrover_run.failures.oom_kills import format_bytes
 
 MAX_MEMORY_IN_USE = 0.5
-"""Share of a GPU's memory that may be taken while no worker of this node runs. What the driver itself takes is a few
-percent. Above this somebody else is on the GPU, and it is told; it is no fault of the node. The memory of a job that
-was killed is given back only moments after, a desk machine may be shared on purpose, and two agents may share a GPU:
-the node is well all the same. A GPU that is really too full or too busy shows so in what is tried next."""
+"""Share of a GPU's memory that may be in use while no worker of this node runs. The driver itself uses a few percent.
+Above this another program uses the GPU, which is reported and is not severe: the memory of a killed job is released
+only moments later, a workstation may be shared on purpose, and two agents may share a GPU. A GPU that is really too
+full or too busy shows that in the measurements that follow."""
 
 _VOLATILE, _UNCORRECTED = 0, 1
 _RECOVERY_ACTION_FIELD = 230
@@ -34,22 +34,22 @@ _MUST = {
     6: "its PCIe bus reset; reboot the machine",
     7: "the machine rebooted; do so",
 }
-"""What the driver wants, by NVML's number of the recovery action, where a program that starts now would fail. Others
-(4: reset it when it is convenient; 5: recover the domain of linked nodes) leave the GPU usable."""
+"""The recovery actions of NVML that mean that a program started now would fail. With the others (4: reset when it is
+convenient; 5: recover the domain of linked nodes) the GPU stays usable."""
 
 _DRIVER_FILES = ("nvidiactl", "dxg")
 
 MAX_LOG_BYTES = 1 << 20
-"""Bytes of the kernel's log that are read, its latest: more than most kernels keep, and read in some milliseconds."""
+"""Bytes of the end of the kernel log that are read: more than most kernels keep, and read in a few milliseconds."""
 
 _SYSLOG_ACTION_READ_ALL = 3
 
 PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 69, 109})
-"""Errors that a program's own defect causes, or its end: they say nothing of the GPU. They are those that NVIDIA's own
-device plugin for Kubernetes passes over, and 69, the like of 13."""
+"""Errors that a defect or the end of a program causes, not the GPU: those that NVIDIA's device plugin for Kubernetes
+ignores, and 69, which is similar to 13."""
 
 NOTE_XIDS = frozenset({63, 154})
-"""Notes rather than errors: a row will be remapped, and what the driver asks to be done. NVML says how that is now."""
+"""Notes rather than errors: a row will be remapped, a recovery action is required. NVML has the current state."""
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
 _LINE = re.compile(r"(?:\[ *(\d+\.\d+)\] )?NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+)[^)]*\): (\d+)")
@@ -57,8 +57,8 @@ _LINE = re.compile(r"(?:\[ *(\d+\.\d+)\] )?NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+:[0
 
 @dataclass(frozen=True)
 class XidErrors:
-    """The errors of one GPU: how many there were, the number of the last one, and when that was, in seconds since the
-    machine started; None where the kernel writes no times."""
+    """The Xid errors of one GPU: their count, the number of the last one, and its time in seconds since the machine
+    started (None if the kernel logs no times)."""
 
     count: int
     last: int
@@ -66,7 +66,11 @@ class XidErrors:
 
 
 def read_kernel_log() -> str:
-    """The kernel's log, or nothing where this process may not read it."""
+    """The end of the kernel log; empty if this process may not read it, as in most containers.
+
+    The ring buffer holds what has happened since the machine started, as far as it has room. A line stays there after a
+    reset of the GPU, so it proves nothing about the present.
+    """
     libc = ctypes.CDLL(None)
     buffer = ctypes.create_string_buffer(MAX_LOG_BYTES)
     size = libc.klogctl(_SYSLOG_ACTION_READ_ALL, buffer, MAX_LOG_BYTES)
@@ -74,7 +78,7 @@ def read_kernel_log() -> str:
 
 
 def parse_xids(log: str) -> dict[str, XidErrors]:
-    """The errors that are not a program's own, by the PCI address of the GPU without its function (`0000:3b:00`)."""
+    """The errors that no program causes, by the PCI address of the GPU without its function (`0000:3b:00`)."""
     found: dict[str, XidErrors] = {}
     for line in log.splitlines():
         match = _LINE.search(line)
@@ -89,7 +93,7 @@ def parse_xids(log: str) -> dict[str, XidErrors]:
 
 
 class HealthNvml(Nvml, Protocol):
-    """The part of the module `pynvml` that is asked here, under its own names."""
+    """The part of the module `pynvml` that is used here."""
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> Sequence[Any]: ...
@@ -101,7 +105,7 @@ class HealthNvml(Nvml, Protocol):
 
 @dataclass(frozen=True)
 class _Gpu:
-    """One GPU of the machine by its index of NVML; `problem` says why NVML cannot tell more of it."""
+    """One GPU of the machine by its NVML index; `problem` is NVML's error if it cannot be read."""
 
     index: int
     gpu: PhysicalGpu
@@ -120,12 +124,12 @@ def find_gpu_problems(
     dev: Path = Path("/dev"),
     read_log: Callable[[], str] = read_kernel_log,
 ) -> Iterator[NodeProblem]:
-    """What ails the GPUs that workers with this environment see. `nvml` None loads `pynvml` where `dev` has a driver.
+    """The problems of the GPUs that workers with this environment see. `nvml` None: load `pynvml` if there is a driver.
 
-    GPUs are expected where `gpu_each` says that every worker needs one, or where CUDA_VISIBLE_DEVICES names some.
-    Severe is only what a program that starts now would meet: fewer GPUs than expected and than workers, one that is
-    lost or that the driver wants reset, one whose memory has broken rows that could not be replaced. Of Xid errors
-    NVML tells only who waits for them, so earlier ones come from the kernel's log where that may be read, as warnings.
+    GPUs are expected if `gpu_each` (every worker needs one), or if CUDA_VISIBLE_DEVICES names some. Severe is only what
+    would affect a program started now: fewer GPUs than expected and than workers, a GPU that is lost or must be reset,
+    a GPU whose memory has broken rows that could not be replaced. NVML reports Xid errors only to a process that waits
+    for them, so earlier ones are read from the kernel log, if permitted, and are warnings.
     """
     named = _named(environ.get("CUDA_VISIBLE_DEVICES"))
     expected = gpu_each or named > 0
@@ -134,7 +138,7 @@ def find_gpu_problems(
             if expected:
                 asked = "each worker needs a GPU" if gpu_each else f"CUDA_VISIBLE_DEVICES names {_gpus(named)}"
                 yield NodeProblem(
-                    f"{asked}, and there is no NVIDIA driver here ({dev / _DRIVER_FILES[0]} is missing): load it "
+                    f"{asked}, and this machine has no NVIDIA driver ({dev / _DRIVER_FILES[0]} is missing): load it "
                     "(`modprobe nvidia`), or start the container with its GPUs (--gpus all)",
                     severe=gpu_each,
                 )
@@ -142,7 +146,7 @@ def find_gpu_problems(
         try:
             import pynvml
         except ImportError as error:
-            yield NodeProblem(f"the GPUs cannot be asked ({error}): install nvidia-ml-py")
+            yield NodeProblem(f"the GPUs cannot be queried ({error}): install nvidia-ml-py")
             return
         nvml = pynvml
     assert nvml is not None
@@ -151,7 +155,7 @@ def find_gpu_problems(
     except nvml.NVMLError as error:
         if expected or not means_absent(error):
             yield NodeProblem(
-                f"the NVIDIA driver does not answer (NVML: {error}): look at `nvidia-smi`, then load it anew or reboot",
+                f"the NVIDIA driver does not answer (NVML: {error}): run `nvidia-smi`, then reload it or reboot",
                 severe=expected,
             )
         return
@@ -161,7 +165,7 @@ def find_gpu_problems(
         yield from _count(workers, gpu_each, named, seen, len(gpus))
         xids = parse_xids(read_log()) if seen else {}
         for gpu in gpus:
-            # Of a GPU in MIG mode a program sees a part, which has the whole one's PCI address and errors.
+            # In MIG mode a program sees a part of a GPU, which has the PCI address and the errors of the whole.
             part = next((one for one in seen if one == gpu.gpu.device or one.uuid in (gpu.gpu.mig or ())), None)
             if part is not None:
                 yield from _examine(nvml, gpu, part, xids)
@@ -174,8 +178,8 @@ def find_gpu_problems(
 
 
 def _named(setting: str | None) -> int:
-    """How many devices CUDA_VISIBLE_DEVICES names, whether they exist or not: an entry such as `-1` ends the list. One
-    MIG device is all that CUDA shows to a program, however many are named."""
+    """The number of devices that CUDA_VISIBLE_DEVICES names, existing or not; an entry such as `-1` ends the list. CUDA
+    shows at most one MIG device to a program, even if several are named."""
     entries: list[str] = []
     for entry in (setting or "").split(","):
         if not entry.strip().startswith(("GPU-", "MIG-", "+", *"0123456789")):
@@ -188,7 +192,7 @@ def _read(nvml: HealthNvml, index: int) -> _Gpu:
     try:
         return _Gpu(index, read_gpu(nvml, index))
     except nvml.NVMLError as error:
-        # It keeps its place, as CUDA_VISIBLE_DEVICES counts by place; nobody can name it by UUID.
+        # It keeps its index, because CUDA_VISIBLE_DEVICES counts by index. It cannot be named by UUID.
         return _Gpu(index, PhysicalGpu(DeviceId(f"unknown-{index}", "")), str(error))
 
 
@@ -224,7 +228,7 @@ def _examine(nvml: HealthNvml, gpu: _Gpu, part: DeviceId, xids: Mapping[str, Xid
         yield from _memory_taken(nvml, gpu, handle)
     address = gpu.gpu.device.pci_bus_id.partition(".")[0]
     if address in xids:
-        yield _tell_xids(gpu, xids[address])
+        yield _describe_xids(gpu, xids[address])
 
 
 def _recovery(nvml: HealthNvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
@@ -236,64 +240,62 @@ def _recovery(nvml: HealthNvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]
 
 
 def _memory_errors(nvml: HealthNvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
-    """Since Ampere (the first that remaps rows, and has MIG) a broken row is shut out at once, and a GPU that has to be
-    reset first takes no program, so that errors in the past are no reason against it. On an older one a program can
-    meet the broken row again until the GPU is reset, unless the driver says that nothing needs to be done."""
-    errors = _ask(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE)) or 0
-    rows = _ask(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle))
-    pages_pending = _ask(nvml, lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+    """Uncorrected memory errors. Since Ampere (the first generation that remaps rows, and has MIG) a broken row is
+    disabled at once, and a GPU that must be reset first runs no program, so past errors are not severe. On an older GPU
+    a program may use the broken row again until the GPU is reset, unless the driver requires no action."""
+    errors = _query(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE)) or 0
+    rows = _query(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle))
+    pages_pending = _query(nvml, lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
     reset = f"end all that uses it, then `nvidia-smi --gpu-reset -i {gpu.index}`"
     if rows and rows[3]:
         yield NodeProblem(
-            f"{gpu.name} has broken rows of memory that could not be replaced ({rows[1]} were): have the GPU exchanged",
+            f"{gpu.name} has broken rows of memory that could not be replaced ({rows[1]} were): replace the GPU",
             severe=True,
         )
     if errors:
         times = "1 uncorrected error" if errors == 1 else f"{errors} uncorrected errors"
         yield NodeProblem(
             f"{gpu.name} has had {times} of memory (ECC) since its driver was loaded: {reset}; "
-            "exchange the GPU if they come again",
+            "replace the GPU if they recur",
             severe=rows is None and gpu.gpu.mig is None and _recovery_action(nvml, handle) is None,
         )
     elif (rows and rows[2]) or pages_pending:
-        yield NodeProblem(
-            f"{gpu.name} waits for a reset to shut out a worn part of its memory: when convenient, {reset}"
-        )
+        yield NodeProblem(f"{gpu.name} needs a reset to disable a worn part of its memory: when convenient, {reset}")
 
 
 def _memory_taken(nvml: HealthNvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
-    memory = _ask(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    memory = _query(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     if memory is None or memory.used <= MAX_MEMORY_IN_USE * memory.total:
         return
-    users = _ask(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
-    # From inside a container the driver does not show who is outside it, and not always how much each one has.
+    users = _query(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
+    # In a container the driver does not show processes outside, and not always the memory of each one.
     user = max(users, key=lambda one: one.usedGpuMemory or 0, default=None)
     who = "" if user is None else f", most by process {user.pid}"
     yield NodeProblem(
-        f"{gpu.name} has {format_bytes(memory.used)} of {format_bytes(memory.total)} taken{who}, and no worker runs "
-        "yet: end what uses it (`nvidia-smi` shows it), or leave the GPU out with CUDA_VISIBLE_DEVICES"
+        f"{gpu.name} has {format_bytes(memory.used)} of {format_bytes(memory.total)} in use{who}, and no worker runs "
+        "yet: end the process (`nvidia-smi` shows it), or leave the GPU out with CUDA_VISIBLE_DEVICES"
     )
 
 
-def _tell_xids(gpu: _Gpu, xids: XidErrors) -> NodeProblem:
+def _describe_xids(gpu: _Gpu, xids: XidErrors) -> NodeProblem:
     ago = "" if xids.at is None else f", {max(0.0, time.monotonic() - xids.at) / 3600:.1f} h ago"
     times = "1 error" if xids.count == 1 else f"{xids.count} errors"
     return NodeProblem(
-        f"the kernel's log has {times} of {gpu.name}, the last one Xid {xids.last}{ago}: "
+        f"the kernel log has {times} of {gpu.name}, the last one Xid {xids.last}{ago}: "
         "see `dmesg | grep Xid` and https://docs.nvidia.com/deploy/xid-errors"
     )
 
 
 def _recovery_action(nvml: HealthNvml, handle: Any) -> int | None:
-    """What the driver wants done about the GPU, 0 for nothing; None when it is too old to say."""
-    values = _ask(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION_FIELD]))
+    """The recovery action that the driver requires, 0 for none; None if the driver is too old to report it."""
+    values = _query(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION_FIELD]))
     if not values or values[0].nvmlReturn != 0:
         return None
     return int(values[0].value.uiVal)
 
 
-def _ask(nvml: HealthNvml, question: Callable[[], Any]) -> Any:
-    """The answer, or None where this GPU or this driver cannot give it, as many of them cannot."""
+def _query(nvml: HealthNvml, question: Callable[[], Any]) -> Any:
+    """The result of a query, or None if this GPU or driver does not support it, as many do not."""
     try:
         return question()
     except nvml.NVMLError:

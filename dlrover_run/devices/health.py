@@ -1,6 +1,8 @@
-"""What a machine has left for the workers beside its devices: shared memory, disk, open files and processes.
+"""Problems of this machine that are known before its devices are tried: GPUs, shared memory, disk, open files,
+processes.
 
-Nothing here is severe: who needs much of it is known only to the training script.
+Nothing is started, no device is used, and nothing is waited for. Limits other than those of the GPUs are never severe:
+only the training script knows how much of them it needs. (psutil has neither inodes nor the limits of control groups.)
 """
 
 from __future__ import annotations
@@ -18,30 +20,29 @@ from dlrover_run.failures.oom_kills import cgroup_directories, format_bytes, rea
 MIB = 1 << 20
 
 SHM_PER_WORKER = 256 * MIB
-"""Bytes free in /dev/shm for each worker, below which it is told. The data loaders of torch hand each batch over there:
-64 images of 224 x 224 are 37 MiB, and each loader process keeps two batches ready. NCCL takes some MiB for each GPU
-besides. Containers are born with 64 MiB for all, and a worker that finds no more dies of SIGBUS without a word."""
+"""Minimum bytes free in /dev/shm per worker. Torch's data loaders pass each batch through it: 64 images of 224 x 224
+are 37 MiB, and each loader process keeps two batches ready. NCCL uses some MiB per GPU besides. Containers have 64 MiB
+by default, and a worker that finds no more dies of SIGBUS without a message."""
 
 MIN_DISK_BYTES = 1024 * MIB
-"""Bytes free where logs and temporary files go, below which it is told: workers write logs for days, and compilers of
-kernels (inductor, triton) put hundreds of MiB into the folder for temporary files."""
+"""Minimum bytes free for logs and temporary files: workers write logs for days, and kernel compilers (inductor, triton)
+put hundreds of MiB into the directory for temporary files."""
 
 MIN_INODES = 1000
-"""Files that can still be made there, below which it is told: a compiler's cache alone makes that many."""
+"""Minimum inodes free there: a compiler's cache alone uses that many."""
 
 MIN_OPEN_FILES = 1024
-"""Open files for each process, below which it is told. 1024 is what Linux gives, so whoever has less was given less; a
-worker with 64 ranks to talk to and 16 loaders, whose batches are a descriptor a tensor, needs several hundred."""
+"""Minimum limit of open files per process. 1024 is the default of Linux, so a lower limit was set on purpose; a worker
+with 64 peers and 16 loaders, whose batches use a descriptor per tensor, needs several hundred."""
 
 PIDS_PER_WORKER = 128
-"""Processes and threads that the control group has room for, for each worker, below which it is told. A worker with
-torch has a few dozen threads (its pools, NCCL, the pinning of memory), and each of its loaders is a process with
-threads of its own."""
+"""Minimum processes and threads per worker that the control group still allows. A worker with torch has a few dozen
+threads (thread pools, NCCL, memory pinning), and each of its loaders is a process with threads of its own."""
 
 
 @dataclass(frozen=True)
 class LimitSources:
-    """Where this look is taken; a test gives another place. `limit` is the soft limit of open files, None for none."""
+    """Where the limits are read; tests pass others. `limit` is the soft limit of open files, None for no limit."""
 
     statvfs: Callable[[str], os.statvfs_result] = os.statvfs
     limit: Callable[[], int | None] = lambda: _soft_limit(resource.RLIMIT_NOFILE)
@@ -56,18 +57,18 @@ def find_node_problems(
     nvml: HealthNvml | None = None,
     dev: Path = Path("/dev"),
 ) -> tuple[NodeProblem, ...]:
-    """What ails this machine as the place of that many workers, the severe first; empty for a healthy one.
+    """The problems of this machine for that many workers, severe ones first; empty for a healthy machine.
 
-    `environ` is that of the workers. `gpu_each` says that the person who started the job has asked for a GPU for each
-    worker; without it, few GPUs are a fault only where CUDA_VISIBLE_DEVICES names more. It takes some milliseconds on
-    a machine without an NVIDIA driver; with one NVML's own start is added, which is seconds where the driver is
-    in no persistence mode and has to wake its GPUs, so whoever runs a loop asks in a thread. Raises nothing.
+    `environ` is that of the workers. `gpu_each`: the user requested a GPU for each worker; without it, too few GPUs are
+    severe only if CUDA_VISIBLE_DEVICES names more. This takes some milliseconds on a machine without an NVIDIA driver.
+    With a driver, initialising NVML takes seconds if persistence mode is off and the GPUs have to wake up, so an event
+    loop calls this in a thread. Raises nothing.
     """
     found = [
         *find_gpu_problems(workers, environ, gpu_each, nvml, dev),
         *find_limit_problems(workers, log_dir, environ, dev),
     ]
-    return tuple(sorted(found, key=lambda ailment: not ailment.severe))
+    return tuple(sorted(found, key=lambda problem: not problem.severe))
 
 
 def find_limit_problems(
@@ -77,7 +78,7 @@ def find_limit_problems(
     dev: Path = Path("/dev"),
     machine: LimitSources | None = None,
 ) -> Iterator[NodeProblem]:
-    """What is short on this machine for that many workers, whose environment is `environ`."""
+    """The limits of this machine that are too low for that many workers with the environment `environ`."""
     machine = machine or LimitSources()
     yield from _shared_memory(workers, dev / "shm", machine)
     yield from _disks(log_dir, environ.get("TMPDIR") or "/tmp", machine)
@@ -101,7 +102,7 @@ def _shared_memory(workers: int, place: Path, machine: LimitSources) -> Iterator
     if whole < wanted:
         remedy = "start the container with --shm-size=8g (Kubernetes: an emptyDir with medium: Memory)"
     else:
-        remedy = "remove what ended programs have left there (`ls -l` shows it)"
+        remedy = "remove the files of ended programs (`ls -l` lists them)"
     yield NodeProblem(
         f"{place} has {format_bytes(free)} free of {format_bytes(whole)}: data loaders with workers need more, about "
         f"{format_bytes(SHM_PER_WORKER)} in each worker of the job; {remedy}"
@@ -109,7 +110,7 @@ def _shared_memory(workers: int, place: Path, machine: LimitSources) -> Iterator
 
 
 def _disks(log_dir: str | None, temporary: str, machine: LimitSources) -> Iterator[NodeProblem]:
-    """The file systems of the logs and of temporary files, each once where they are the same."""
+    """The file systems of logs and of temporary files, once if they are the same."""
     seen: set[tuple[int, int]] = set()
     for what, wanted in (("logs go there", log_dir), ("temporary files go there", temporary)):
         if wanted is None:
@@ -119,7 +120,7 @@ def _disks(log_dir: str | None, temporary: str, machine: LimitSources) -> Iterat
             space, device = machine.statvfs(str(place)), os.stat(place).st_dev
         except OSError as error:
             yield NodeProblem(
-                f"{place} cannot be used ({error.strerror}), and {what}: mend it or choose another folder"
+                f"{place} cannot be used ({error.strerror}), and {what}: repair it or choose another directory"
             )
             continue
         name = (device, space.f_fsid)
@@ -131,22 +132,22 @@ def _disks(log_dir: str | None, temporary: str, machine: LimitSources) -> Iterat
 def _disk(place: Path, what: str, space: os.statvfs_result) -> Iterator[NodeProblem]:
     free = _free_bytes(space)
     if space.f_flag & os.ST_RDONLY:
-        yield NodeProblem(f"{place} is mounted read-only, and {what}: choose another folder (--log-dir, TMPDIR)")
+        yield NodeProblem(f"{place} is mounted read-only, and {what}: choose another directory (--log-dir, TMPDIR)")
     elif free < MIN_DISK_BYTES:
         yield NodeProblem(
             f"the disk of {place} has {format_bytes(free)} free of {format_bytes(_all_bytes(space))}, and {what}: "
-            "make room, or choose another folder (--log-dir, TMPDIR)"
+            "make room, or choose another directory (--log-dir, TMPDIR)"
         )
-    # A file system that makes inodes as they are needed, such as btrfs, counts none.
+    # A file system that creates inodes on demand, such as btrfs, reports a total of 0.
     elif space.f_files and space.f_favail < MIN_INODES:
         yield NodeProblem(
             f"the disk of {place} has room for {space.f_favail} more files of {space.f_files}, and {what}: "
-            "remove small files, or choose another folder (--log-dir, TMPDIR)"
+            "remove small files, or choose another directory (--log-dir, TMPDIR)"
         )
 
 
 def _existing(wanted: str) -> Path:
-    """The folder, or the nearest one above it that is there: it will be made in that one."""
+    """The directory, or its nearest existing ancestor, in which it will be created."""
     place = Path(os.path.abspath(wanted))
     return next((here for here in (place, *place.parents) if os.path.exists(here)), Path("/"))
 
@@ -161,7 +162,7 @@ def _open_files(machine: LimitSources) -> Iterator[NodeProblem]:
 
 
 def _processes(workers: int, machine: LimitSources) -> Iterator[NodeProblem]:
-    left = min(_rooms(machine.proc), key=lambda room: room[1] - room[0], default=None)
+    left = min(_process_limits(machine.proc), key=lambda each: each[1] - each[0], default=None)
     if left is None:
         return
     used, limit = left
@@ -173,8 +174,8 @@ def _processes(workers: int, machine: LimitSources) -> Iterator[NodeProblem]:
         )
 
 
-def _rooms(proc: Path) -> Iterator[tuple[int, int]]:
-    """For this process's control group and those above it: how many processes and threads it has, and may have."""
+def _process_limits(proc: Path) -> Iterator[tuple[int, int]]:
+    """The number and the limit of processes and threads, for this process's control group and its ancestors."""
     for group in [*cgroup_directories(proc, "cgroup2", ""), *cgroup_directories(proc, "cgroup", "pids")]:
         used, limit = read_cgroup_number(group / "pids.current"), read_cgroup_number(group / "pids.max")
         if used is not None and limit is not None:

@@ -1,7 +1,7 @@
-"""Which CPUs a worker is bound to with `--numa-binding`, so that it runs near its GPU.
+"""The CPUs to which `--numa-binding` binds a worker, so that it runs near its GPU.
 
-A pure function over a sysfs tree, with torchrun's four meanings. The result is for `sched_setaffinity` in the worker,
-so the program `numactl` is not needed. Local rank N goes with the Nth visible GPU.
+A pure function of a sysfs tree, with torchrun's four modes. The result is for `sched_setaffinity` in the worker, so the
+program `numactl` is not needed. Local rank N belongs to the Nth visible GPU. (psutil does not report NUMA topology.)
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Mode = Literal["node", "socket", "exclusive", "core-complex"]
 
 
 class Gpu(Protocol):
-    """A GPU as far as its place on the PCI bus goes; `DeviceId` of `devices` is one."""
+    """A GPU with a PCI address, such as `count.DeviceId`."""
 
     @property
     def pci_bus_id(self) -> str: ...
 
 
 def binding_gpus(mode: Mode, environ: Mapping[str, str], nvml: Nvml | None = None) -> list[DeviceId]:
-    """The GPUs that workers are bound near, at least one, in the order of local ranks. Raises `SpecError`."""
+    """The GPUs near which workers are bound, at least one, in the order of local ranks. Raises SpecError."""
     try:
         gpus = visible_devices(environ, nvml)
     except NvmlUnavailable as problem:
@@ -45,17 +45,17 @@ def cpus_for_rank(
     sysfs: Path = Path("/sys"),
     allowed_cpus: AbstractSet[int] | None = None,
 ) -> frozenset[int]:
-    """The logical CPUs for one worker, always some and only allowed ones.
+    """The logical CPUs for one worker: never empty, and only allowed ones.
 
     - `node`: all CPUs of the NUMA node that holds the worker's GPU.
     - `socket`: all CPUs of every NUMA node of that node's socket.
-    - `exclusive`: whole physical cores of the node, shared out evenly among the GPUs on it; where they do not come out
-      even, the first GPUs get one core more.
-    - `core-complex`: the CPUs of one last-level cache of the node, another one for each GPU as far as there are enough;
-      the caches with the most allowed CPUs go first.
+    - `exclusive`: whole physical cores of the node, divided evenly among its GPUs; the first GPUs get the remaining
+      cores, one each.
+    - `core-complex`: the CPUs of one last-level cache of the node, a different one for each GPU as long as there are
+      enough; the caches with the most allowed CPUs are used first.
 
-    `allowed_cpus` None is this process's own affinity, which a worker inherits. Raises `SpecError` when there is no
-    such GPU or the topology is not known or too small.
+    `allowed_cpus` None is this process's own affinity, which a worker inherits. Raises SpecError if there is no such
+    GPU, or the topology is unknown or too small.
     """
     machine = _Machine(mode, sysfs, frozenset(os.sched_getaffinity(0) if allowed_cpus is None else allowed_cpus))
     if local_rank >= len(gpus):
@@ -92,7 +92,7 @@ def cpus_for_rank(
 
 
 class _Machine:
-    """One sysfs tree read for one flag; every error of it is a `SpecError` that names the flag and the file."""
+    """Reads one sysfs tree for one flag; every error is a SpecError that names the flag and the file."""
 
     def __init__(self, mode: Mode, sysfs: Path, allowed: frozenset[int]) -> None:
         self._mode = mode
@@ -120,7 +120,7 @@ class _Machine:
             raise self._unknown(path, getattr(problem, "strerror", None) or problem) from None
 
     def node_of(self, gpu: Gpu) -> int:
-        # The kernel writes -1 where the firmware names no node, most often because there is only one.
+        # The kernel has -1 if the firmware names no node, most often because there is only one.
         return max(0, self._number(self._sysfs / "bus/pci/devices" / sysfs_address(gpu.pci_bus_id) / "numa_node"))
 
     def allowed_cpus_of(self, node: int) -> frozenset[int]:
@@ -131,7 +131,7 @@ class _Machine:
         together: frozenset[int] = frozenset()
         for other in sorted(self._ranges(self._node_root / "online")):
             cpus = self.allowed_cpus_of(other)
-            # A node may hold memory only, or no CPU that this process may use; it says nothing of its socket then.
+            # A node may have only memory, or no CPU that this process may use; its socket is then unknown.
             if cpus and self._socket_of(min(cpus)) == wanted:
                 together |= cpus
         return together
@@ -140,11 +140,11 @@ class _Machine:
         return self._number(self._cpu_root / f"cpu{cpu}" / "topology" / "physical_package_id")
 
     def core_of(self, cpu: int) -> int:
-        """A name for the physical core: its lowest hardware thread."""
+        """The id of the physical core: its lowest hardware thread."""
         return min(self._ranges(self._cpu_root / f"cpu{cpu}" / "topology" / "thread_siblings_list"))
 
     def cache_of(self, cpu: int) -> int:
-        """A name for the last-level cache: the lowest CPU that shares it."""
+        """The id of the last-level cache: the lowest CPU that shares it."""
         root = self._cpu_root / f"cpu{cpu}" / "cache"
         levels: dict[int, Path] = {}
         for index in sorted(root.glob("index[0-9]*")):
@@ -162,7 +162,7 @@ class _Machine:
 
     @staticmethod
     def grouped(cpus: Iterable[int], name_of: Callable[[int], int]) -> list[frozenset[int]]:
-        """The CPUs in groups of one name, in the order of the names."""
+        """The CPUs grouped by the id that `name_of` returns, in the order of the ids."""
         groups: dict[int, set[int]] = {}
         for cpu in cpus:
             groups.setdefault(name_of(cpu), set()).add(cpu)

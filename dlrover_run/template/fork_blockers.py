@@ -1,8 +1,8 @@
-"""Whether a process may be forked and its copies used as workers: nothing in it may be lost or shared by the fork.
+"""Reasons why a process must not be forked into workers.
 
 A fork copies only the thread that calls it, so a lock that another thread holds stays locked for ever in the copy. An
-accelerator's context does not survive it. A socket or a pipe would be one object in the hands of all workers. Each
-answer here is a reason for the line "--start-method=forkserver: REASON; workers are spawned instead".
+accelerator's context does not survive a fork. A socket or a pipe would be shared by all workers. Each result is the
+REASON of the message "--start-method=forkserver: REASON; workers are spawned instead".
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/de
 HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 SETTLING_FORKS = 3
-"""Trial forks before a thread counts as there to stay. Libraries such as OpenBLAS end theirs at a fork, and a thread
-that has just ended can stay listed for a moment."""
+"""Trial forks before a thread counts as persistent. Libraries such as OpenBLAS end their threads at a fork, and a
+thread that has just ended may be listed for a moment longer."""
 
 
 def thread_names(proc: str = "/proc") -> list[str]:
-    """The kernel's names of the threads of this process beside the main one."""
+    """The kernel's names of this process's threads except the main thread."""
     names = []
     for task in os.listdir(f"{proc}/self/task"):
         if int(task) != os.getpid():
@@ -35,7 +35,7 @@ def thread_names(proc: str = "/proc") -> list[str]:
 
 
 def trial_fork() -> None:
-    """Fork a child that does nothing, so that libraries which stop their threads before a fork do it now."""
+    """Fork a child that does nothing, so that libraries that stop their threads before a fork stop them now."""
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -43,7 +43,7 @@ def trial_fork() -> None:
 
 
 def persistent_threads() -> list[str]:
-    """The names of threads that are still there after trial forks; Python's own names where it knows them."""
+    """The names of threads that exist after trial forks; Python's names if Python knows the threads."""
     for _ in range(SETTLING_FORKS):
         if not thread_names():
             return []
@@ -66,13 +66,13 @@ def child_processes(proc: str = "/proc") -> list[int]:
 
 
 def end_children() -> None:
-    """Kill what imports started in a process that will not be used."""
+    """Kill the processes that imports started in a process that will not be used."""
     for child in child_processes():
         os.kill(child, signal.SIGKILL)
 
 
 def descriptor_blocker(descriptors: dict[int, tuple[str, int]]) -> str | None:
-    """Why open files forbid a fork, or None; each descriptor comes with its target and its mode (`st_mode`)."""
+    """The reason why open files forbid a fork, or None; each descriptor has its target and its mode (`st_mode`)."""
     for target, mode in descriptors.values():
         if target.startswith(ACCELERATORS):
             return f"the accelerator {target} is open"
@@ -84,7 +84,7 @@ def descriptor_blocker(descriptors: dict[int, tuple[str, int]]) -> str | None:
 
 
 def open_descriptors(ours: Collection[int], proc: str = "/proc") -> dict[int, tuple[str, int]]:
-    """The descriptors of this process above the standard three, without `ours`."""
+    """The descriptors of this process except the standard three and `ours`."""
     found = {}
     for entry in os.listdir(f"{proc}/self/fd"):
         fd = int(entry)
@@ -97,7 +97,7 @@ def open_descriptors(ours: Collection[int], proc: str = "/proc") -> dict[int, tu
 
 
 def quick_fork_blocker(ours: Collection[int]) -> str | None:
-    """The checks that cost microseconds, made before each fork. `ours` are descriptors that the worker will close."""
+    """The checks that take microseconds, made before each fork. `ours` are descriptors that the worker closes."""
     descriptor = descriptor_blocker(open_descriptors(ours))
     if descriptor is not None:
         return descriptor
@@ -114,12 +114,12 @@ def quick_fork_blocker(ours: Collection[int]) -> str | None:
 
 
 def fork_blocker_between_imports(ours: Collection[int]) -> str | None:
-    """The checks between two imports: the cheap ones, and all of them once a thread is seen, which may yet end."""
+    """The checks between two imports: the quick ones, or all once a thread exists, because it may still end."""
     return fork_blocker(ours) if thread_names() else quick_fork_blocker(ours)
 
 
 def fork_blocker(ours: Collection[int]) -> str | None:
-    """All checks, made after imports: the cheap ones, threads that stay, and processes that were started."""
+    """All checks, made after imports: the quick ones, persistent threads, and child processes."""
     threads = persistent_threads()
     if threads:
         return f"the thread {threads[0]} is running"

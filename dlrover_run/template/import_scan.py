@@ -1,8 +1,8 @@
-"""Which modules may be imported ahead of the workers, found by reading the script and running none of it.
+"""The modules that can be preloaded for a script, found by parsing it, without running any of it.
 
-A module is *shared* when it lives in the standard library or in a site-packages (dist-packages) directory, and the
-user's *own* when it lives anywhere else: next to the script, under PYTHONPATH, behind an editable install. Only shared
-modules are imported ahead; own modules are parsed, to learn what they import in turn.
+A module is *shared* if it is in the standard library or in a site-packages (dist-packages) directory, and the user's
+*own* if it is anywhere else: next to the script, in PYTHONPATH, in an editable install. Only shared modules are
+preloaded; own modules are parsed for the modules that they import.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 SITE_DIRECTORIES = ("site-packages", "dist-packages")
 
 NEVER_PRELOADED = frozenset({"__main__", "this", "antigravity", "idlelib", "test", "turtledemo", "site"})
-"""Modules whose import is an act of its own, such as opening a browser or printing."""
+"""Modules whose import has a visible effect, such as opening a browser or printing."""
 
 MAX_OWN_FILES = 2000
 MAX_SOURCE_BYTES = 4_000_000
 
 
 class ImportRoots:
-    """The directories that modules come from: `shared` ones, and the user's `own`, both in the order of sys.path.
+    """The directories of modules: `shared` ones, and the user's `own`, both in the order of sys.path.
 
-    `ours` are the launcher's own, which are shared wherever they lie.
+    `ours` are the launcher's own directories, which are shared wherever they are.
     """
 
     def __init__(self, shared: Sequence[str], own: Sequence[str], ours: Sequence[str] = ()) -> None:
@@ -35,9 +35,9 @@ class ImportRoots:
         self.ours = tuple(ours)
 
     def is_shared(self, path: str) -> bool:
-        """Whether a file is shared: the deepest of the directories that hold it decides.
+        """Whether a file is shared: the deepest directory that contains it decides.
 
-        A project directory often holds its virtual environment, and a script may live inside an installed package.
+        A project directory often contains its virtual environment, and a script may be inside an installed package.
         """
         return _depth(path, (*self.shared, *self.ours)) > _depth(path, self.own)
 
@@ -49,10 +49,10 @@ def _depth(path: str, directories: Iterable[str]) -> int:
 def find_import_roots(
     search_path: Sequence[str], script_directory: str | None, stdlib: str, ours: Sequence[str] = ()
 ) -> ImportRoots:
-    """Tell shared directories from the user's own.
+    """Separate shared directories from the user's own.
 
-    `search_path` is sys.path without the script's directory, which is the user's own unless it is a shared one itself.
-    `stdlib` is the directory of the standard library; what lies in one of `ours` is shared too.
+    `search_path` is sys.path without the script's directory, which is the user's own unless it is shared itself.
+    `stdlib` is the directory of the standard library. Directories in one of `ours` are shared too.
     """
     archive = os.path.join(
         os.path.dirname(os.path.dirname(stdlib)), "lib", f"python{sys.version_info[0]}{sys.version_info[1]}.zip"
@@ -71,9 +71,9 @@ def find_import_roots(
 
 
 def resolve(name: str, search_path: Sequence[str], finders: Sequence[Any] = ()) -> ModuleSpec | None:
-    """Find a module by its dotted name without executing it or its parents; None when there is none.
+    """Find a module by its dotted name without executing it or its parents; None if it does not exist.
 
-    `finders` are asked first for the top-level name, as an editable install's finder would be.
+    `finders` are tried first for the top-level name, as is the finder of an editable install.
     """
     spec: ModuleSpec | None = None
     parts = name.split(".")
@@ -103,8 +103,8 @@ def _top_level(name: str, search_path: Sequence[str], finders: Sequence[Any]) ->
 
 
 def origin_of(spec: ModuleSpec) -> str | None:
-    """The file or directory that a module comes from; None for one that is built in or frozen."""
-    # A loader that only borrows a file says where it is, and that it has no location (setuptools' `distutils`).
+    """The file or directory of a module; None if it is built in or frozen."""
+    # A loader may set an origin although the module has no location (setuptools' `distutils`).
     if spec.origin is not None and (spec.has_location or os.path.isabs(spec.origin)):
         return spec.origin
     if spec.submodule_search_locations:
@@ -113,7 +113,7 @@ def origin_of(spec: ModuleSpec) -> str | None:
 
 
 def is_shared(spec: ModuleSpec, where: ImportRoots) -> bool:
-    """Whether a module is the standard library's or an installed one."""
+    """Whether a module is in the standard library or installed."""
     origin = origin_of(spec)
     if origin is None:
         return spec.origin in ("built-in", "frozen")
@@ -121,7 +121,7 @@ def is_shared(spec: ModuleSpec, where: ImportRoots) -> bool:
 
 
 def can_preload(name: str, where: ImportRoots, search_path: Sequence[str], finders: Sequence[Any] = ()) -> bool:
-    """Whether a worker would find this module in a shared place, so that it can be imported ahead of it."""
+    """Whether a worker would find this module in a shared directory, so that it can be preloaded."""
     if name.split(".")[0] in NEVER_PRELOADED:
         return False
     spec = resolve(name, search_path, finders)
@@ -129,10 +129,10 @@ def can_preload(name: str, where: ImportRoots, search_path: Sequence[str], finde
 
 
 class Scan:
-    """A walk through the entry script and the user's own modules that it imports, in the order of execution.
+    """Walks through the entry script and the user's own modules that it imports, in the order of execution.
 
-    `names` holds the shared modules found; `package:name` stands for `from package import name` where `name` may be a
-    submodule. `stopped_at` is the line, if any, that changes what later imports do; nothing after it is noted.
+    `names` has the shared modules; `package:name` is `from package import name` if `name` may be a submodule.
+    `stopped_at` is the line, if any, that changes the effect of later imports; nothing after it is added.
     """
 
     def __init__(self, where: ImportRoots, search_path: Sequence[str], finders: Sequence[Any] = ()) -> None:
@@ -144,7 +144,7 @@ class Scan:
         self._seen: set[str] = set()
 
     def file(self, path: str, package: str, entry: bool) -> None:
-        """Note what one source file imports; `package` is what its relative imports start from."""
+        """Add the imports of one source file; `package` is the base of its relative imports."""
         if path in self._seen or len(self._seen) >= MAX_OWN_FILES:
             return
         self._seen.add(path)
@@ -165,7 +165,7 @@ class Scan:
                     self._from(base, [alias.name for alias in node.names if alias.name != "*"])
 
     def module(self, name: str) -> None:
-        """Note an imported module, or read it when it is the user's own."""
+        """Add a shared module, or parse one of the user's own."""
         parts = name.split(".")
         for depth in range(len(parts)):
             full = ".".join(parts[: depth + 1])
@@ -201,8 +201,8 @@ def scan_imports(
 ) -> Scan:
     """Find the shared modules that a program imports while it starts.
 
-    `kind` is `script`, `module` or `run_path`; `search_path` is a worker's sys.path, the script's directory included.
-    A program that cannot be read or parsed imports nothing here; its worker will tell.
+    `kind` is `script`, `module` or `run_path`; `search_path` is a worker's sys.path with the script's directory. A
+    program that cannot be read or parsed has no imports here; its worker reports the error.
     """
     scan = Scan(where, search_path, finders)
     if kind == "module":
@@ -226,8 +226,8 @@ def scan_imports(
 def executed_statements(body: Sequence[ast.stmt], entry: bool) -> Iterator[ast.stmt]:
     """The simple statements that run while a module is imported, in the order of the text.
 
-    Bodies of functions are left out, since nobody knows whether they are called, and so are exception handlers, which
-    hold the second choice. A body under `if __name__ == "__main__"` counts for the entry script alone.
+    Bodies of functions are left out, because they may never be called, and so are exception handlers, which hold the
+    second choice. A body under `if __name__ == "__main__"` counts only for the entry script.
     """
     for node in body:
         if isinstance(node, ast.If):
@@ -246,9 +246,9 @@ def executed_statements(body: Sequence[ast.stmt], entry: bool) -> Iterator[ast.s
 
 
 def changes_later_imports(statement: ast.stmt) -> bool:
-    """Whether a statement may change what libraries read, or where they are found, when they are imported after it.
+    """Whether a statement may change the settings or the location of libraries that are imported after it.
 
-    That is a change of os.environ, and one of sys.path other than at its end.
+    That is a change of os.environ, or of sys.path other than at its end.
     """
     for node in ast.walk(statement):
         if isinstance(node, ast.Call):
@@ -260,7 +260,7 @@ def changes_later_imports(statement: ast.stmt) -> bool:
             if _is_sys_path(getattr(node.func, "value", None)) and called in ("insert", "remove", "pop", "clear"):
                 return True
         elif isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
-            # Setting a part, such as environ["X"], or the whole.
+            # An item, such as environ["X"], or the whole object is set.
             changed = node.value if isinstance(node, ast.Subscript) else node
             if _last_name(changed) == "environ" or (_is_sys_path(changed) and not isinstance(statement, ast.AugAssign)):
                 return True

@@ -1,9 +1,9 @@
-"""Import modules into the template, the shared ones alone, and notice what makes it unfit to be forked.
+"""Import modules into the template, shared ones only, and record which modules workers import.
 
-While modules are imported here, `sys.path` holds the shared directories only and finders that installed packages put
-into `sys.meta_path` may answer with shared modules only, so the user's own modules cannot get in. Where a worker would
-have found one of the user's own modules in place of what was imported here, the template is not what a fresh
-interpreter would be, and says so.
+While modules are imported here, `sys.path` has the shared directories only, and finders that installed packages put
+into `sys.meta_path` may return shared modules only, so none of the user's own modules is imported. If a worker would
+have found one of the user's own modules in place of an imported one, the template differs from a fresh interpreter, and
+`find_shadowed_import` reports it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from .import_scan import ImportRoots, is_shared, origin_of, resolve
 
 OURS = "_dlrover_template"
-"""The name under which this folder is imported here."""
+"""The package name of this folder in the template."""
 
 
 class SharedFinder:
-    """Asks the finders that were set aside, and lets only shared modules through."""
+    """Replaces other finders in `sys.meta_path` and returns only the shared modules that they find."""
 
     def __init__(self, finders: Sequence[Any], where: ImportRoots) -> None:
         self.finders = tuple(finders)
@@ -35,7 +35,7 @@ class SharedFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The first shared answer of the finders that were set aside."""
+        """The first spec of the replaced finders if it is shared."""
         for finder in self.finders:
             spec: ModuleSpec | None = finder.find_spec(fullname, path, target)
             if spec is not None:
@@ -47,21 +47,21 @@ class SharedFinder:
 
 
 class MissedImports:
-    """Stands last in `sys.meta_path` and notes the top-level modules that nobody found."""
+    """The last finder in `sys.meta_path`: records the top-level modules that no other finder found."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Note the name."""
+        """Record the name."""
         if path is None:
             self.names.add(fullname)
 
 
 class Preloader:
-    """The state of `sys.path` and `sys.meta_path` while the template imports, and while a worker runs.
+    """`sys.path` and `sys.meta_path` while the template imports, and in a worker.
 
-    `search_path` is what a worker has in sys.path after the script's directory.
+    `search_path` is a worker's sys.path after the script's directory.
     """
 
     def __init__(self, where: ImportRoots, search_path: Sequence[str], startup_modules: Sequence[str]) -> None:
@@ -77,18 +77,18 @@ class Preloader:
         sys.path[:] = where.shared
 
     def load(self, name: str) -> str | None:
-        """Import one module (`package:name` as `from package import name` does); why it was skipped, or None."""
+        """Import one module (`package:name` like `from package import name`); the reason if it was skipped, or None."""
         base, _, attribute = name.partition(":")
         try:
             module = importlib.import_module(base)
             if attribute and not hasattr(module, attribute):
                 importlib.import_module(f"{base}.{attribute}")
-        except BaseException as error:  # An import may raise anything, SystemExit included; the worker meets it again.
+        except BaseException as error:  # An import may raise anything, even SystemExit; the worker will raise it again.
             return f"{name}: {type(error).__name__}: {str(error)[:200]}"
         return None
 
-    def drop_strays(self) -> list[str]:
-        """Forget modules that came from elsewhere after all, for instance through a path that a library added."""
+    def drop_unshared(self) -> list[str]:
+        """Remove modules that are not shared after all, for instance found in a path that a library added."""
         strays = []
         for name, module in list(sys.modules.items()):
             spec = getattr(module, "__spec__", None)
@@ -100,11 +100,11 @@ class Preloader:
                 strays.append(name)
         return strays
 
-    def why_not_the_same(self) -> str | None:
-        """Why a fresh interpreter would have imported something else here, or None.
+    def find_shadowed_import(self) -> str | None:
+        """The reason why a fresh interpreter would have imported another module, or None.
 
-        The user's directories come first in a worker's path, so a file of theirs named as an installed module wins
-        there.
+        The user's directories come first in a worker's path, so a file there with the name of an installed module has
+        precedence.
         """
         looked_for = {name.partition(".")[0] for name in sys.modules} - self._startup | self.missed.names
         for name in sorted(looked_for - self._known_good):
@@ -117,14 +117,14 @@ class Preloader:
         return None
 
     def worker_path(self) -> list[str]:
-        """sys.path as a worker has it, after the script's directory: the original and what libraries added."""
+        """A worker's sys.path after the script's directory: the original entries and those that libraries added."""
         added = [entry for entry in sys.path if entry not in self.where.shared]
         first = sys.path.index(self.where.shared[0]) if self.where.shared and self.where.shared[0] in sys.path else 0
         front = [entry for entry in added if sys.path.index(entry) < first]
         return [*front, *self._search_path, *(entry for entry in added if entry not in front)]
 
     def worker_finders(self) -> list[Any]:
-        """sys.meta_path as a worker has it: the original, and what libraries added at their end of it."""
+        """A worker's sys.meta_path: the original finders, and those that libraries added, before or after them."""
         known: list[Any] = [*self._original_finders, self.gate, self.missed]
         added = [finder for finder in sys.meta_path if finder not in known]
         first = sys.meta_path.index(self.gate) if self.gate in sys.meta_path else 0
@@ -137,8 +137,8 @@ def import_modules(
 ) -> tuple[list[str], list[str], str | None, str]:
     """Import modules one by one, until there is a reason not to fork.
 
-    Answers the modules imported, a note on each one skipped, and the reason with the module that brought it; the reason
-    is None, and the module empty, when all went well.
+    Returns the imported modules, a note on each skipped one, and the reason with the module that caused it; the reason
+    is None and the module empty on success.
     """
     imported: list[str] = []
     skipped: list[str] = []
@@ -161,14 +161,18 @@ _HEADER = 8
 
 
 class ImportLog:
-    """A list of module names in memory that processes forked later share: one of them writes, the template reads."""
+    """The names of modules that a worker imports, in shared memory: the worker writes, the template reads.
+
+    Anonymous shared memory leaves no descriptor open in the worker, can neither block nor raise a signal there, and is
+    gone with its last process. When it is full, further names are dropped.
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._memory = mmap.mmap(-1, capacity)
         self._capacity = capacity
 
     def append(self, name: str) -> bool:
-        """Add a name; False when there is no room or nobody wants more."""
+        """Add a name; False if there is no room or the template wants no more."""
         if self._memory[4]:
             return False
         used = int.from_bytes(self._memory[:4], "little")
@@ -177,21 +181,21 @@ class ImportLog:
         if start + len(line) > self._capacity:
             return False
         self._memory[start : start + len(line)] = line
-        # The count comes last, so that a reader never sees half a name.
+        # The count is written last, so that the reader never sees half a name.
         self._memory[:4] = (used + len(line)).to_bytes(4, "little")
         return True
 
     def finish(self) -> list[str]:
-        """Tell the writer to stop, and read what it wrote."""
+        """Stop the writer and return the names."""
         self._memory[4] = 1
         used = int.from_bytes(self._memory[:4], "little")
         return self._memory[_HEADER : _HEADER + used].decode("utf-8", "replace").splitlines()
 
 
 class ImportRecorder:
-    """Stands first in `sys.meta_path` of one worker, notes each module looked for there and finds none of them.
+    """The first finder in a worker's `sys.meta_path`: records each module that is looked for, and finds none.
 
-    It leaves by itself once the log takes no more, and in any process forked from the worker.
+    It removes itself once the log takes no more, and in any process that is forked from the worker.
     """
 
     def __init__(self, log: ImportLog) -> None:

@@ -1,8 +1,7 @@
 """Make `ps` and /proc show a forked worker's own command line and environment.
 
-The kernel knows both as two ranges of the process's memory. PR_SET_MM_MAP points them at a new place and needs no
-privilege; where the kernel was built without it, the old command line is overwritten where it stands, cut to its
-length.
+The kernel reads both from two ranges of the process's memory. PR_SET_MM_MAP moves these ranges and needs no privilege.
+If the kernel was built without it, the old command line is overwritten in place, truncated to its length.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class _MemoryMap(ctypes.Structure):
 
 
 def set_process_title(argv: Sequence[str], env: Mapping[str, str]) -> None:
-    """Show these in /proc/PID/cmdline and /proc/PID/environ; what cannot be shown stays as it was."""
+    """Set /proc/PID/cmdline and /proc/PID/environ; what cannot be set stays unchanged."""
     try:
         with open("/proc/self/stat") as stat:
             text = stat.read()
-        # The second field is the name in parentheses and may hold anything; the third field has index 0 here.
+        # The second field is the name in parentheses and may contain anything; the third field has index 0 here.
         fields = [int(field) if field.lstrip("-").isdigit() else 0 for field in text[text.rindex(")") + 2 :].split()]
         if not _repoint(argv, env, fields):
             _overwrite(argv, fields)
@@ -67,6 +66,6 @@ def _overwrite(argv: Sequence[str], fields: Sequence[int]) -> None:
     start, end = fields[48 - 3], fields[49 - 3]
     if end - start < 2:
         return
-    # A last byte other than NUL tells the kernel that the line is one string, which ends at its first NUL.
+    # If the last byte is not NUL, the kernel takes the range for one string that ends at its first NUL.
     words = b" ".join(os.fsencode(word) for word in argv)[: end - start - 2]
     ctypes.memmove(start, words.ljust(end - start - 1, b"\0") + b".", end - start)

@@ -1,11 +1,11 @@
-"""The template's loop: answer the agent's requests in order, and fork.
+"""The template's loop: handle the agent's requests in order, and fork.
 
-`serve` returns only in a worker, at the top of the interpreter's stack, so that the script runs and ends there as in
-any interpreter. A worker is forked twice: the process in the middle ends at once, so the worker becomes the agent's own
-child and the template's death does not touch it.
+`serve` returns only in a worker, at the top of the interpreter's stack, so that the script runs and ends as in any
+interpreter. A worker is forked twice: the intermediate process ends at once, so the worker becomes a child of the
+agent, and the template's death does not affect it.
 
-A request is one packet whose first descriptor is a memory file that holds JSON, so its size has no limit that matters.
-An answer is one packet of JSON.
+A request is one packet whose first descriptor is a memory file with JSON, so its size is practically unlimited. A reply
+is one packet of JSON.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .termination_signals import TERMINATION_SIGNALS
 from .worker import EXIT_ABANDONED, EXIT_NOT_STARTED, TemplateState, Worker, die_with_parent
 
 MAX_ANSWER = 60_000
-"""Bytes of an answer; lists in it are cut to fit."""
+"""Maximum bytes of a reply; lists in it are shortened to fit."""
 
 MAX_DESCRIPTORS = 5
-"""The request, up to three streams, and for a worker the pipe on which the agent tells it to begin."""
+"""The request, up to three streams, and for a worker the pipe through which the agent lets it begin."""
 
 MAX_TRIAL_IMPORTS = 3
-"""How often modules are imported in a throwaway child, one found unfit left out each time, before learning gives up."""
+"""Trial imports of learned modules in a throwaway child; after each one the module that forbids a fork is left out."""
 
 
 class Unsafe(Exception):
-    """The template must not be forked; the text says why."""
+    """The template must not be forked; the text is the reason."""
 
 
 class Server:
@@ -66,7 +66,7 @@ class Server:
         self.unsafe: str | None = None
 
     def answer(self, request: dict[str, Any], received: Sequence[int]) -> dict[str, Any] | Worker:
-        """Do what a request asks; a Worker when this process has become one."""
+        """Handle a request; returns a Worker if this process has become one."""
         if request["op"] == "prepare":
             return self._prepare(request)
         if self.unsafe is not None:
@@ -104,17 +104,17 @@ class Server:
             imported, skipped, reason, module = import_modules(
                 preloader.load, names, lambda: fork_blockers.fork_blocker_between_imports(ours)
             )
-        skipped += [f"{stray}: it is not an installed module" for stray in preloader.drop_strays()]
+        skipped += [f"{name}: it is not an installed module" for name in preloader.drop_unshared()]
         if reason is None:
-            reason, module = preloader.why_not_the_same(), ""
+            reason, module = preloader.find_shadowed_import(), ""
         if reason is None:
             reason, module = fork_blockers.fork_blocker(ours), ""
         if reason is not None:
             self.unsafe = f"after `import {module.partition(':')[0]}` {reason}" if module else reason
             fork_blockers.end_children()
             raise Unsafe(self.unsafe)
-        # Objects that the collector never touches stay on pages that all workers share. The little garbage among them
-        # is not worth the time that it takes to find, for which somebody waits.
+        # Objects that the garbage collector never touches stay on pages that all workers share. The little garbage
+        # among them is not worth a collection, for which the start of the workers would wait.
         gc.freeze()
         return {"imported": imported, "skipped": skipped}
 
@@ -126,7 +126,7 @@ class Server:
         for _ in range(MAX_TRIAL_IMPORTS):
             if not names:
                 break
-            reason, module = self._rehearse(names)
+            reason, module = self._trial_import(names)
             if reason is None:
                 answer = self._import(names)
                 answer["skipped"] = notes + answer["skipped"]
@@ -139,8 +139,8 @@ class Server:
     def _wanted(self, name: str) -> bool:
         return can_preload(name, self._where, self._worker_path, self._finders)
 
-    def _rehearse(self, names: Sequence[str]) -> tuple[str | None, str]:
-        """Import in a child that is thrown away: the reason why the template must not, and the module at fault."""
+    def _trial_import(self, names: Sequence[str]) -> tuple[str | None, str]:
+        """Import in a throwaway child; returns the reason why the template must not, and the module that causes it."""
         preloader = self._preloader
         assert preloader is not None
         reader, writer = os.pipe()
@@ -158,7 +158,7 @@ class Server:
                 ours = {self._control.fileno(), quiet, writer}
 
                 def why_not() -> str | None:
-                    return preloader.why_not_the_same() or fork_blockers.fork_blocker_between_imports(ours)
+                    return preloader.find_shadowed_import() or fork_blockers.fork_blocker_between_imports(ours)
 
                 _, _, reason, module = import_modules(preloader.load, names, why_not)
                 if reason is None:
@@ -169,15 +169,15 @@ class Server:
                 os._exit(0)
         os.close(writer)
         os.waitpid(child, 0)
-        # What the child started may hold the pipe open, so nobody waits for its end here.
+        # Processes that the child started may hold the pipe open, so its end is not waited for.
         try:
-            told = os.read(reader, 4096)
+            result = os.read(reader, 4096)
         except BlockingIOError:
-            told = b""
+            result = b""
         os.close(reader)
-        if not told:
-            return "the interpreter died while modules were imported in a rehearsal", ""
-        reason, module = json.loads(told)
+        if not result:
+            return "the interpreter died during a trial import", ""
+        reason, module = json.loads(result)
         return reason, module
 
     def _fork(self, request: dict[str, Any], received: Sequence[int]) -> dict[str, Any] | Worker:
@@ -187,10 +187,10 @@ class Server:
             self.unsafe = reason
             raise Unsafe(reason)
         log = ImportLog() if request["record"] and self._learns else None
-        told_reader, told_writer = os.pipe()
-        # What C code left in its buffers would otherwise be printed by every worker.
+        pid_reader, pid_writer = os.pipe()
+        # The content of C's output buffers would otherwise be printed by every worker.
         self._libc.fflush(None)
-        # The template ignores signals. One that is meant for the worker waits until it is no template any more.
+        # The template ignores signals. A signal for the worker stays pending until the worker handles signals itself.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
         try:
             middle = os.fork()
@@ -203,33 +203,33 @@ class Server:
             except OSError:
                 os._exit(1)
             if worker:
-                os.write(told_writer, str(worker).encode())
+                os.write(pid_writer, str(worker).encode())
                 os._exit(0)
-            os.close(told_writer)
+            os.close(pid_writer)
             try:
-                return self._worker(request, log, received, told_reader, mask)
+                return self._worker(request, log, received, pid_reader, mask)
             except BaseException as error:
-                # Nothing of this process may ever get back into the template's loop.
+                # This process must never return into the template's loop.
                 os.write(2, f"dlrover-run: a forked worker could not start: {error}\n".encode(errors="replace"))
                 os._exit(EXIT_NOT_STARTED)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(told_writer)
-        told = os.read(told_reader, 32)
-        os.close(told_reader)
+        os.close(pid_writer)
+        pid = os.read(pid_reader, 32)
+        os.close(pid_reader)
         os.waitpid(middle, 0)
-        if not told:
+        if not pid:
             raise OSError("the fork failed: the limit on processes or memory is reached")
         if log is not None:
             self._logs.append(log)
-        # The process in the middle is gone, so the worker now belongs to the agent, who lets it begin.
-        return {"pid": int(told)}
+        # The intermediate process has ended, so the worker is now a child of the agent, which lets it begin.
+        return {"pid": int(pid)}
 
     def _worker(
         self,
         request: dict[str, Any],
         log: ImportLog | None,
         received: Sequence[int],
-        told_reader: int,
+        pid_reader: int,
         mask: set[int | signal.Signals],
     ) -> Worker:
         if os.read(received[-1], 1) != b"g":
@@ -247,17 +247,17 @@ class Server:
             self._template,
             request,
             streams,
-            [*received, told_reader, self._control.detach()],
+            [*received, pid_reader, self._control.detach()],
             ImportRecorder(log) if log is not None else None,
         )
-        worker.become(preloader.worker_path(), preloader.worker_finders(), self._where.own)
+        worker.initialize(preloader.worker_path(), preloader.worker_finders(), self._where.own)
         return worker
 
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Import in here without the collector's looking again and again at what only grows, which takes an eighth of the
-    time of importing torch. What a module says of the collector stays said."""
+    """Import without garbage collections, which take an eighth of the time of importing torch and find nothing. A
+    setting of the collector that a module makes is kept."""
     before = gc.get_threshold()
     never = (2**31 - 1, *before[1:])
     gc.set_threshold(*never)
@@ -273,9 +273,9 @@ def _directory_of(script: str) -> str:
 
 
 def serve(control_fd: int, agent: int) -> Worker:
-    """Serve until the agent closes the socket, which ends the process; return in workers alone."""
+    """Serve until the agent closes the socket, which ends the process; returns only in workers."""
     die_with_parent(agent)
-    # The agent started this process with signals blocked. They are for the launcher and for workers.
+    # The agent started this process with signals blocked. Signals are for the launcher and for workers.
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in TERMINATION_SIGNALS}
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     control = socket.socket(fileno=control_fd)
@@ -299,7 +299,7 @@ def serve(control_fd: int, agent: int) -> Worker:
             return answer
         for fd in received:
             os.close(fd)
-        # The agent may have closed the socket meanwhile; that is heard with the next packet.
+        # The agent may have closed the socket meanwhile; the next receive reports that.
         with contextlib.suppress(ConnectionError):
             control.send(_packed(answer))
 
@@ -312,7 +312,7 @@ def _read(fd: int) -> dict[str, Any]:
 
 
 def _packed(answer: dict[str, Any]) -> bytes:
-    """The answer as JSON, with its lists halved until it fits into one packet."""
+    """The reply as JSON, with its lists halved until it fits into one packet."""
     while len(packed := json.dumps(answer).encode()) > MAX_ANSWER:
         answer = {
             key: value[: len(value) // 2] if isinstance(value, (list, str)) else value for key, value in answer.items()

@@ -1,9 +1,9 @@
 """Turn a process that was just forked from the template into a worker that looks like a fresh `python -u script args`.
 
-Everything that tells the two apart is put right here, in one order: the process (session, parent, descriptors,
-directory, environment), then what libraries keep per process (random generators, keys), then the interpreter (streams,
-path, `__main__`). What is left different is written down in docs/forkserver.md, among it one stack frame below the
-script, and a hash seed that all workers of a template share.
+The differences are removed in this order: the process (session, parent, descriptors, directory, environment), the state
+that libraries keep per process (random generators, keys), the interpreter (streams, path, `__main__`). The remaining
+differences are listed in docs/forkserver.md, among them one stack frame below the script, and a hash seed that all
+workers of a template share.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from .importer import OURS, ImportRecorder
 PR_SET_PDEATHSIG = 1
 
 EXIT_ABANDONED = 111
-"""The exit code of a worker whose agent or template died before it could start."""
+"""The exit code of a worker whose agent or template died before the worker could start."""
 
 EXIT_NOT_STARTED = 112
-"""The exit code of a worker that could not be given its directory, descriptors or processors."""
+"""The exit code of a worker whose directory, descriptors or CPUs could not be set."""
 
 Environment = Mapping[str, str]
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; end at once when that is not (or no longer) `parent`."""
+    """Have the kernel kill this process when its parent dies; exit at once if the parent is not (any more) `parent`."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(EXIT_ABANDONED)
 
 
 def env_delta(before: Environment, after: Environment) -> dict[str, tuple[str | None, str | None]]:
-    """How the environment was changed in between, by the interpreter's start or by imports: name -> (old, new)."""
+    """The changes of the environment by the interpreter's start and by imports: name -> (old, new)."""
     names = [*before, *(name for name in after if name not in before)]
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
 def apply_env_delta(env: Environment, change: Mapping[str, tuple[str | None, str | None]]) -> dict[str, str]:
-    """The environment as the same imports would leave it: a change applies where the old value is the same."""
+    """The environment as the same imports would change it: a change applies if the old value is the same."""
     result = dict(env)
     for name, (old, new) in change.items():
         if result.get(name) == old:
@@ -63,7 +63,7 @@ def apply_env_delta(env: Environment, change: Mapping[str, tuple[str | None, str
 
 
 class TemplateState:
-    """What the template was before it imported anything, for its workers to go back to."""
+    """The template's state before it imported anything, which its workers restore."""
 
     def __init__(self, boot_code: CodeType) -> None:
         main = vars(sys.modules["__main__"])
@@ -81,7 +81,7 @@ def _initial_environment() -> dict[str, str]:
 
 
 class Worker:
-    """One worker to be: `command` is the request as `agent/template_client.py` sends it.
+    """A process that becomes a worker: `command` is the request as `agent/template_client.py` sends it.
 
     `streams` are the descriptors for 0, 1 and 2 (None: closed), `ours` all descriptors that the worker must not have.
     """
@@ -100,8 +100,8 @@ class Worker:
         self._ours = ours
         self._recorder = recorder
 
-    def become(self, search_path: list[str], finders: list[Any], own_places: Sequence[str]) -> None:
-        """Do everything up to the program itself."""
+    def initialize(self, search_path: list[str], finders: list[Any], own_places: Sequence[str]) -> None:
+        """Do everything but load the program."""
         command = self._command
         self._take_descriptors()
         os.chdir(command["cwd"])
@@ -125,15 +125,15 @@ class Worker:
         try:
             return self._load()
         except BaseException:
-            self._show_only_the_script()
+            self._hide_template_frames()
             raise
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
-            self._show_only_the_script()
+            self._hide_template_frames()
 
     def _load(self) -> Callable[[], object]:
-        """What to call, at the top of the stack, to run the program."""
+        """The function to call, at the top of the stack, to run the program."""
         target, args = self._command["target"], self._command["args"]
         sys.argv[:] = [target, *args]
         if self._command["kind"] == "module":
@@ -152,8 +152,8 @@ class Worker:
         code = self._code(path, names)
         return partial(exec, code, names)
 
-    def _show_only_the_script(self) -> None:
-        """Leave the frames of the template out of the traceback that the interpreter is about to print."""
+    def _hide_template_frames(self) -> None:
+        """Remove the frames of the template from the traceback that the interpreter is about to print."""
         hook = getattr(sys, "excepthook", None)
         if hook is None:
             return
@@ -168,7 +168,7 @@ class Worker:
             except SystemExit:
                 raise
             except BaseException as error:
-                # The interpreter would say the same, with the frame of this function in it.
+                # The interpreter would print the same, but with the frame of this function in it.
                 sys.stderr.write("Error in sys.excepthook:\n")
                 within = error.__traceback__.tb_next if error.__traceback__ is not None else None
                 sys.__excepthook__(type(error), error.with_traceback(within), within)
@@ -195,7 +195,7 @@ class Worker:
             sys.path.insert(0, directory)
 
     def _clean_main(self) -> None:
-        # The module itself stays: libraries, multiprocessing among them, may hold it already.
+        # The module object stays: libraries, multiprocessing among them, may hold a reference to it.
         names = vars(sys.modules["__main__"])
         for name in [name for name in names if name not in self._template.main_names]:
             del names[name]
@@ -216,7 +216,7 @@ class Worker:
 
 
 def _holds_a_program(path: str) -> bool:
-    """Whether this is a directory or an archive, which runs by its `__main__.py`."""
+    """Whether this is a directory or an archive with a `__main__.py`."""
     for hook in sys.path_hooks:
         try:
             hook(path)
@@ -227,7 +227,7 @@ def _holds_a_program(path: str) -> bool:
 
 
 def _replace_environment(env: Environment) -> None:
-    # Through os.environ, so that C's getenv sees it too.
+    # Through os.environ, so that C's getenv sees the change too.
     os.environ.clear()
     os.environ.update(env)
     if "TZ" in env:
@@ -235,17 +235,17 @@ def _replace_environment(env: Environment) -> None:
 
 
 def _renew_per_process_state() -> None:
-    """Give libraries that are already loaded what each process has for itself."""
+    """Renew the state that loaded libraries keep per process."""
     loaded = sys.modules
     if "random" in loaded:
         loaded["random"].seed()
     if "numpy.random" in loaded:
         loaded["numpy.random"].seed()
     if hasattr(loaded.get("torch"), "default_generator"):
-        # Before an accelerator is used there is only the CPU's generator, whose seed is random in a fresh interpreter.
+        # Before an accelerator is used there is only the CPU's generator; its seed is random in a fresh interpreter.
         loaded["torch"].default_generator.seed()
     if hasattr(getattr(loaded.get("threading"), "_MainThread", None), "_set_native_id"):
-        # Python 3.11 leaves the template's thread number in the copy.
+        # Python 3.11 leaves the template's thread id in the copy.
         loaded["threading"].main_thread()._set_native_id()
     if "multiprocessing.process" in loaded:
         process = loaded["multiprocessing.process"]
@@ -258,7 +258,7 @@ def _renew_per_process_state() -> None:
 
 
 def _renew_streams() -> None:
-    """Make the standard streams anew, as `python -u` does, in the objects that libraries may hold already."""
+    """Reopen the standard streams as `python -u` does, in the same objects: libraries may hold references to them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         try:
