@@ -1,7 +1,7 @@
-"""The protocol of a scale request on one machine: one line with the request, one line with the reply.
+"""The request of `tf-ps-run scale` to a job on this machine, and its answer: one line each.
 
 The agent listens on an abstract unix socket that is named for the user and the job. Such a name has no owner in the
-file system, so each side asks the kernel for the user of its peer, and accepts only its own user.
+file system, so each side asks the kernel for the peer's user, and talks only to its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 
 MAX_BYTES = 4096
-"""The longest line that each side reads."""
+"""The longest line that either side reads."""
 
 _LONGEST_NAME = 107
 """Bytes of a unix socket's name after the first."""
@@ -34,12 +34,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def socket_prefix(uid: int) -> str:
-    """The prefix of the socket names of all jobs of one user, without the byte that makes them abstract."""
+    """How the socket names of all jobs of one user begin, without the byte that makes them abstract."""
     return f"tf-ps-run-{uid}-"
 
 
 def socket_name(uid: int, run_id: str) -> str:
-    """The socket name of one job; a name that is too long contains a hash of the job's name."""
+    """The socket name of one job; a long one contains a hash of the job's name."""
     name = socket_prefix(uid) + run_id
     if len(name.encode()) <= _LONGEST_NAME:
         return name
@@ -53,7 +53,7 @@ def socket_address(uid: int, run_id: str) -> bytes:
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user of the process at the other end, from the kernel."""
+    """The user of the process at the other end, as the kernel knows it."""
     _, uid, _ = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size),
     )
@@ -66,15 +66,15 @@ def request_line(request: DesiredReplicas) -> bytes:
 
 
 def read_request(line: bytes) -> DesiredReplicas:
-    """The request in a line. Raises msgspec.DecodeError for anything else."""
+    """The request of a line. Raises msgspec.DecodeError for an invalid one."""
     return msgspec.json.decode(line, type=DesiredReplicas)
 
 
 def reply_line(reply: Reply) -> bytes:
-    """The line of a reply."""
+    """The line of an answer."""
     return msgspec.json.encode(reply) + b"\n"
 
 
 def read_reply(line: bytes) -> Reply:
-    """The reply in a line. Raises msgspec.DecodeError for anything else."""
+    """The answer of a line. Raises msgspec.DecodeError for an invalid one."""
     return msgspec.json.decode(line, type=Reply)

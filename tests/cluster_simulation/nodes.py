@@ -23,13 +23,13 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStatus,
 )
 from tf_ps_runner.agent.reconcile import (
+    Action,
     Drain,
     Kill,
     ReconcileInput,
     Release,
     ReservePort,
     Start,
-    Step,
     TaskState,
     Terminate,
     WaitForPeers,
@@ -203,7 +203,7 @@ class Node:
             end=slot.end,
         )
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: Action) -> None:
         random, after = self.world.timeline.random, self.world.timeline.after
         if isinstance(step, ReservePort):
             slot = self.slots[step.task.key] = Slot(step.task)

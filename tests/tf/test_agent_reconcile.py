@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, Task, TaskKey
 from tf_ps_runner.agent.reconcile import (
+    Action,
     Drain,
     Kill,
     ReconcileInput,
     Release,
     ReservePort,
     Start,
-    Step,
     TaskState,
     Terminate,
     WaitForPeers,
@@ -52,11 +52,11 @@ CHIEF, WORKER = task(Role.CHIEF), task(Role.WORKER)
 ORDER = NodeOrder(version=1, tasks=(CHIEF, PS, PS1, WORKER), servers=SERVERS, chief="h:1", workers=("h:1",), open=True)
 
 
-def steps(order: NodeOrder | None, *known: TaskState, **more: bool) -> tuple[Step, ...]:
+def steps(order: NodeOrder | None, *known: TaskState, **more: bool) -> tuple[Action, ...]:
     return reconcile(ReconcileInput(order, known, **more))
 
 
-def kinds(found: tuple[Step, ...]) -> list[str]:
+def kinds(found: tuple[Action, ...]) -> list[str]:
     return sorted(
         f"{type(step).__name__} {step.task.key if isinstance(step, ReservePort | Start) else step.key}"
         for step in found

@@ -31,12 +31,12 @@ def cause(role: Role, code: int, stderr: str = "", **more: object) -> EndCause:
 def test_code_0_is_success_but_for_a_server_which_never_ends() -> None:
     assert cause(Role.WORKER, 0) is EndCause.SUCCESS
     assert cause(Role.PS, 0) is EndCause.FAILURE
-    assert cause(Role.PS, 0, dismissed=True) is EndCause.SUCCESS
+    assert cause(Role.PS, 0, asked_to_end=True) is EndCause.SUCCESS
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_code_0_of_a_task_that_the_launcher_stopped_is_no_success(role: Role) -> None:
-    found = ExitInfo(role, end(0, stopped=signal.SIGTERM), 9.0, dismissed=True)
+    found = ExitInfo(role, end(0, stopped=signal.SIGTERM), 9.0, asked_to_end=True)
     assert classify_exit(found).cause is EndCause.RESHAPED
 
 
@@ -45,7 +45,7 @@ def test_code_75_is_a_change_of_membership() -> None:
 
 
 def test_what_was_given_up_is_silent_whatever_its_code() -> None:
-    told = classify_exit(ExitInfo(Role.PS, end(-9), 9.0, silent="lives, and does not answer any more"))
+    told = classify_exit(ExitInfo(Role.PS, end(-9), 9.0, hung="lives, and does not answer any more"))
     assert (told.cause, told.what) == (EndCause.SILENT, "lives, and does not answer any more")
 
 
@@ -55,7 +55,7 @@ def test_a_kill_for_memory_is_told_in_its_own_words() -> None:
 
 
 def test_a_task_that_the_launcher_stopped_costs_nothing() -> None:
-    found = ExitInfo(Role.WORKER, end(-15, stopped=signal.SIGTERM), 9.0, dismissed=True)
+    found = ExitInfo(Role.WORKER, end(-15, stopped=signal.SIGTERM), 9.0, asked_to_end=True)
     assert classify_exit(found).cause is EndCause.RESHAPED
 
 

@@ -1,8 +1,8 @@
-"""The agent's end of the channel to its TensorFlow processes: who connects is known, and what they say is checked.
+"""The agent's end of the connections to its TensorFlow processes: each is authenticated, and each message is checked.
 
-A process is handed the address and a token of its own in its environment. Whoever connects must be of this user, as the
-kernel says, and know the token of a process that is expected. The first process that greets with a token keeps it while
-it is connected, for its children inherit its environment; when it connects again, the latest accepted counts.
+A process gets the address and a token of its own in its environment. The peer must be a process of this user, as the
+kernel reports it, and present the token of an expected task. The first process that presents a token keeps it while it
+is connected, because its children inherit its environment; when it connects again, the latest connection counts.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from tf_ps_runner.agent.connection import Connection
 from tf_ps_runner.agent.protocol import Answer, Disconnected, Note, OrderMessage, ProcessHello, Request, TaskEvent
 
 HELLO_TIMEOUT = 10.0
-"""Seconds after which a connection is ended that has not said whose it is; a process says so at once."""
+"""Seconds until a connection is closed that has not sent its hello; a process does that at once."""
 
 MAX_UNAUTHENTICATED = 64
-"""Connections that have not said whose they are. With one more the oldest is ended."""
+"""Connections without a hello. With one more the oldest is closed."""
 
 MAX_PENDING_REQUESTS = 128
-"""Requests of one process that may wait for their answers. With more, its connection is ended."""
+"""Requests of one process that may wait for their answers. With more, its connection is closed."""
 
 ACCEPT_PAUSE = 1.0
 """Seconds until the next connection is accepted after the system had no descriptor or memory for one."""
 
 ACCEPT_AT_ONCE = 16
-"""Connections that are accepted before the loop looks at what else there is to do."""
+"""Connections that are accepted in one turn of the loop."""
 
 _BACKLOG = 1024
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class RequestHandler(Protocol):
-    """Who answers the requests of the processes of this node. It is never waited for."""
+    """Answers the requests of this node's processes. Its methods do not block."""
 
     def ask(self, task: TaskKey, ask: Request, reply: Callable[[Answer], None]) -> None:
-        """Somebody asks; `reply` is called once, now or whenever it is known, or never if `gone` comes before."""
+        """Answer a request; `reply` is called once, now or later, or never if `gone` comes before."""
 
     def gone(self, task: TaskKey) -> None:
-        """The connection of a task has ended; what it holds is free, and its requests need no answer any more."""
+        """The connection of a task has ended; what it holds is free, and its requests need no answer."""
 
 
 class TaskChannel:
-    """Make one, `open` it, `expect` each process before it starts, and `finish` it when it has ended.
+    """The connections of all tasks of a node: `open`, `expect` each process before it starts, and `finish` it when it
+    has ended.
 
     `on_event` is called with each message of a process. For each connection `ProcessHello` always comes first and
     `Disconnected` always last. To be used in the thread of a running loop; no call blocks.
@@ -70,7 +71,7 @@ class TaskChannel:
         self._unauthenticated: dict[Connection, asyncio.TimerHandle] = {}
         self._orders: dict[TaskKey, OrderMessage] = {}
         self._pause: asyncio.TimerHandle | None = None
-        # Only a process of this machine can know it, and nothing of it is left when this process ends.
+        # An abstract name: reachable on this machine only, and nothing of it is left when this process ends.
         self.address = f"@tf-ps-run-{secrets.token_hex(16)}"
 
     def open(self) -> None:
@@ -86,7 +87,7 @@ class TaskChannel:
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """End all connections, with an event for each, and listen no more."""
+        """Close all connections, with an event for each, and stop listening."""
         if self._pause is not None:
             self._pause.cancel()
         if self._listener is not None:
@@ -100,15 +101,15 @@ class TaskChannel:
         self._orders.clear()
 
     def expect(self, task: TaskKey) -> str:
-        """A process is about to start; the token that it is to be given, which stands in no log."""
+        """A process is about to start; returns the token that it is to be given, which appears in no log."""
         token = secrets.token_hex(32)
         self._tasks.pop(self._tokens.pop(task, ""), None)
         self._tasks[token], self._tokens[task] = task, token
         return token
 
     def tell(self, task: TaskKey, order: OrderMessage) -> None:
-        """What is wanted of a task from now on: told after it has greeted, and when it is another thing than before.
-        For a task that is not expected this does nothing."""
+        """The order for a task from now on: sent after its hello, and when it has changed. For a task that is not
+        expected this does nothing."""
         if task not in self._tokens or self._orders.get(task) == order:
             return
         self._orders[task] = order
@@ -117,9 +118,9 @@ class TaskChannel:
             connection.tell(protocol.order_line(order))
 
     def finish(self, task: TaskKey) -> None:
-        """The process of a task has ended: hear its last words, with `Disconnected` at the end, and forget it."""
+        """The process of a task has ended: read its last messages, with `Disconnected` at the end, and forget it."""
         if task not in self._connections:
-            # It may have connected, spoken and ended since the loop last looked.
+            # It may have connected, sent messages and ended since the last turn of the loop.
             self._accept(_BACKLOG)
             for stranger in list(self._unauthenticated):
                 stranger.read_now()
@@ -137,7 +138,7 @@ class TaskChannel:
                 accepted, _ = self._listener.accept()
             except OSError as error:
                 if error.errno in _EXHAUSTED and self._pause is None:
-                    # Else the loop would do nothing but look at it again.
+                    # Else the loop would be busy with nothing but this listener.
                     self._loop.remove_reader(self._listener.fileno())
                     self._pause = self._loop.call_later(ACCEPT_PAUSE, self._accept_again)
                 return
@@ -155,7 +156,7 @@ class TaskChannel:
             return
         if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
             oldest = next(iter(self._unauthenticated))
-            # A flood of strangers may have kept us from hearing whose it is.
+            # A flood of connections may have kept its hello from being read.
             oldest.read_now()
             if oldest in self._unauthenticated:
                 oldest.close()
@@ -181,7 +182,8 @@ class TaskChannel:
         elif bad.ask is not None:
             connection.answer(protocol.answer_line(bad.ask, Answer(error=f"this cannot be asked: {bad}")))
         elif connection not in self._malformed:
-            # It goes on, for its line is its only way to its data. One word is enough to look for the reason.
+            # The connection stays, because it is the process's only way to its data. One note is enough to look for the
+            # reason.
             self._malformed.add(connection)
             self._on_event(task, Note(f"said what its agent does not understand: {bad}"))
 
@@ -213,7 +215,7 @@ class TaskChannel:
             self._handler.ask(task, ask, partial(self._reply, connection, number))
 
     def _reply(self, connection: Connection, number: int, answer: Answer) -> None:
-        # Whoever is not known any more has nobody who would read it.
+        # A connection that is not known any more has no reader.
         if connection in self._task_of:
             self._pending[connection] -= 1
             connection.answer(protocol.answer_line(number, answer))

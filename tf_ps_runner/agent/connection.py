@@ -1,7 +1,7 @@
-"""One connection of a process to its agent: lines come in and go out, and none of it can hold up or fill the agent.
+"""One connection of a process to its agent: lines in both directions, which can neither block nor fill the agent.
 
-The socket is read by hand, so that what a process said just before its end is heard even when it could not be told
-something any more: a stream of asyncio drops the one with the other.
+The socket is read by hand, so that the last messages of a process are read even when nothing can be written to it any
+more: a stream of asyncio drops them together with the connection.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from collections.abc import Callable
 from tf_ps_runner.agent.protocol import MAX_LINE
 
 LINES_PER_SECOND = 2000
-"""Lines that one process may say each second on average. One that says more waits, and nobody else does."""
+"""Lines that one process may send each second on average. A faster one waits, and no other process does."""
 
 LINES_AT_ONCE = 200
-"""Lines that one process may say at once, before its pace counts."""
+"""Lines that one process may send at once, before its rate counts."""
 
 MAX_UNREAD = 128
-"""Answers that may wait for a process that does not read. With more, its connection is ended: it asks, and does not
-listen."""
+"""Answers that may wait for a process that does not read. With more, its connection is closed."""
 
 MAX_FINAL_BYTES = 1024 * 1024
-"""Bytes that are read of a process that has ended: several times what a socket holds. There is more only when a child
-of it writes on."""
+"""Bytes that are read of a process that has ended: several times what a socket holds. There is more only if a child of
+it writes on."""
 
 _PEER = struct.Struct("3i")
 
@@ -56,7 +55,7 @@ class Connection:
         self._answers: deque[bytes] = deque()
         self._sending = memoryview(b"")
         self._blocked = False
-        # Of the one who connected, as the kernel knows them: nobody can say to be another one.
+        # The peer as the kernel knows it, which no process can fake.
         self.pid: int
         self.uid: int
         self.pid, self.uid, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
@@ -65,11 +64,11 @@ class Connection:
 
     @property
     def other_user(self) -> bool:
-        """Whether another user has connected."""
+        """Whether the peer is a process of another user."""
         return self.uid != os.geteuid()
 
     def tell(self, line: bytes) -> None:
-        """Send a line in place of the last one that was told and is not on its way yet: only the latest counts."""
+        """Send a line in place of the last one given here that was not sent yet: only the latest counts."""
         self._latest = line
         self._send()
 
@@ -82,12 +81,12 @@ class Connection:
         self._send()
 
     def read_now(self) -> None:
-        """Hear what has come in, without waiting for the loop to see it."""
+        """Read what has arrived, without waiting for the loop."""
         if not self._closed and self._later is None:
             self._readable()
 
     def finish(self) -> None:
-        """Hear all that has been said up to now, at whatever pace, and close: the process has ended."""
+        """Read all that was sent up to now, at any rate, and close: the process has ended."""
         if self._later is not None:
             self._later.cancel()
             self._later = None
@@ -102,7 +101,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """End the connection; what was not heard is not heard any more."""
+        """Close the connection; what was not read is dropped."""
         if self._closed:
             return
         self._closed = True
@@ -120,13 +119,13 @@ class Connection:
             self._take_lines()
 
     def _receive(self) -> bytes | None:
-        """What has come in; empty at the end, None when there is nothing now."""
+        """What has arrived; empty at the end, None if there is nothing now."""
         try:
             data = self._socket.recv(MAX_LINE)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
-            # It ended without having read what it was told.
+            # It ended without reading what was sent.
             data = b""
         self._over = not data
         self._buffer += data
@@ -145,12 +144,12 @@ class Connection:
             self._buffer = data_[begin:]
         if self._closed or self._later is not None:
             return
-        # What has no end by now is no line, and what comes after the last end was broken off.
+        # What has no newline by now is not a line, and what follows the last newline was cut off.
         if self._over or len(self._buffer) >= MAX_LINE:
             self.close()
 
     def _must_wait(self) -> bool:
-        """Count one line; whether it is before its time. Then it is looked at again when that has come."""
+        """Count one line; whether it exceeds the rate. Then reading goes on after a pause."""
         now = time.monotonic()
         self._paid_until = max(self._paid_until, now - LINES_AT_ONCE / LINES_PER_SECOND)
         if self._paid_until > now:
@@ -185,7 +184,7 @@ class Connection:
                 self._block(True)
                 return
             except OSError:
-                # It has ended, which is heard when all that it said has been read.
+                # It has ended, which is noticed once all that it sent was read.
                 self._sending = memoryview(b"")
         self._block(False)
 

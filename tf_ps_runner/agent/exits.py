@@ -17,11 +17,11 @@ from tf_ps_runner.agent.report import EventPrinter
 from tf_ps_runner.agent.task_process import TaskProcess
 
 MAX_ENDS = 50
-"""Ends of tasks that are kept for the report on the last of them."""
+"""Ends of tasks that are kept for the report on the job's end."""
 
 
 class ExitClassifier:
-    """What is known of the ends of a node's tasks. `ends` are how the last of them have ended."""
+    """Classifies the ends of a node's tasks. `ends` are the last of them, with the exits of their processes."""
 
     def __init__(self, relay: RelayClient, events: EventPrinter) -> None:
         self._relay = relay
@@ -30,14 +30,14 @@ class ExitClassifier:
         self.ends: list[tuple[TaskEnd, WorkerExit]] = []
 
     async def classify(self, task: TaskProcess, process: ManagedProcess[ProcessSpec]) -> TaskEnd:
-        """How a task has ended whose process has, once its last words are known."""
+        """How a task has ended whose process has, once the end of its output is known."""
         assigned, output, memory = task.assigned, task.output, task.memory
         assert process.code is not None, "it has ended"
         assert output is not None, "it was given with the process"
         assert memory is not None, "it was given with the process"
-        stopped = process.stopped_with if not task.silent else None
-        killed = memory.killed_for_memory(process.code) if stopped is None and not task.silent else None
-        words = await output.stderr_tail_of(self._relay)
+        stopped = process.stopped_with if not task.hung else None
+        killed = memory.killed_for_memory(process.code) if stopped is None and not task.hung else None
+        text = await output.stderr_tail_of(self._relay)
         output.forget(self._relay)
         end = WorkerExit(
             rank=assigned.rank,
@@ -46,42 +46,42 @@ class ExitClassifier:
             code=process.code,
             unix_time=process.ended_at,
             stopped_with=stopped,
-            stderr_tail=words,
+            stderr_tail=text,
             stdout_path=output.stdout_path,
             stderr_path=output.stderr_path,
             name=str(assigned.key),
         )
         place = (assigned.role, assigned.rank)
-        told = classify_exit(
+        ended = classify_exit(
             ExitInfo(
                 role=assigned.role,
                 end=end,
                 lived=time.monotonic() - task.started_at,
-                silent=task.silent,
+                hung=task.hung,
                 memory=killed,
-                dismissed=stopped is not None or task.leaving,
+                asked_to_end=stopped is not None or task.leaving,
                 stepped=task.past_beginning,
                 before=self._raised.get(place),
             )
         )
-        self._events.ended(task.key, told, task.step)
+        self._events.task_ended(task.key, ended, task.step)
         if (exception := exception_text(end)) is not None:
             self._raised[place] = exception
         else:
             self._raised.pop(place, None)
-        self.ends = [*self.ends[-MAX_ENDS:], (told, end)]
-        return told
+        self.ends = [*self.ends[-MAX_ENDS:], (ended, end)]
+        return ended
 
 
 EXIT_RESHAPED = 75
-"""The exit code of a task that leaves because of a change of membership, as the bootstrap and the hooks have it."""
+"""The exit code of a task that leaves because the cluster changes; the bootstrap and the hooks use the same."""
 
 REPEATED_WITHIN = 10.0
-"""Seconds from a task's start within which the very exception that ended its predecessor is a sign that the next start
-would meet it again. A mistake in a script shows when it begins; what comes later may have another cause."""
+"""Seconds from a task's start within which the same exception that ended its predecessor means that the next start
+would fail the same way. A mistake in a script shows when it begins; a later failure may have another cause."""
 
 REPEATED_BEFORE_STEP = 60.0
-"""The same for a task that is to make a step and has made none: importing TensorFlow and building a model take more
+"""The same for a task that should make steps and has made none: importing TensorFlow and building a model take more
 than ten seconds on a busy machine."""
 
 _PASSING = re.compile(
@@ -89,70 +89,71 @@ _PASSING = re.compile(
     r"|tempstate\d+|_temp_[0-9a-f]+|\btmp[a-z0-9_]{8}\b",
     re.IGNORECASE,
 )
-"""What differs in the words of one and the same exception: addresses, ids of processes, temporary files. Any other
-number may be the step that it was raised at, or that of a checkpoint."""
+"""What differs between two texts of the same exception: addresses, process ids, temporary files. Any other number may
+be the step that it was raised at, or that of a checkpoint."""
 
 _LOST_SERVER = re.compile(
     r"UnavailableError|AbortedError|Connection reset by peer|Socket closed|failed to connect to all addresses"
     r"|recvmsg:|Broken pipe|Graph handle is not found"
 )
-"""How TensorFlow says that a server has gone, or is another one by now. That server is the failure."""
+"""How TensorFlow reports that a server is gone, or is another one by now. That server is the failure."""
 
 
 @dataclass(frozen=True)
 class ExitInfo:
-    """How a process ended, and what is known of why.
+    """How a process ended, and what is known of the cause.
 
-    `silent` is why it was given up, if it was; `memory` why it was killed for memory. `dismissed` says that it was told
-    to leave, or stopped, by its agent. `stepped` says that it has made a step, as far as is known. `lived` are the
-    seconds from its start to its end, and `before` is what the predecessor of the same role and rank has raised.
+    `hung` is why it was killed as unresponsive, if it was; `memory` why it was killed for memory. `asked_to_end` means
+    that its agent asked it to leave, or stopped it. `stepped` means that it has made a step, as far as is known.
+    `lived` is the time from its start to its end in seconds, and `before` is the exception of its predecessor of the
+    same role and rank.
     """
 
     role: Role
     end: WorkerExit
     lived: float
-    silent: str | None = None
+    hung: str | None = None
     memory: str | None = None
-    dismissed: bool = False
+    asked_to_end: bool = False
     stepped: bool = True
     before: str | None = None
 
 
 def classify_exit(found: ExitInfo) -> TaskEnd:
-    """What the node tells the coordinator of the end."""
+    """What the node reports to the coordinator of the end. Pure."""
     end = found.end
-    if found.silent is not None:
-        return TaskEnd(EndCause.SILENT, found.silent[:MAX_WHAT])
+    if found.hung is not None:
+        return TaskEnd(EndCause.SILENT, found.hung[:MAX_WHAT])
     if found.memory is not None:
         return TaskEnd(EndCause.MEMORY, found.memory[:MAX_WHAT])
     if end.code == 0 and end.stopped_with is None:
-        if found.role is Role.PS and not found.dismissed:
+        if found.role is Role.PS and not found.asked_to_end:
             return _failure(end, "ended by itself with code 0, which no parameter server does")
         return TaskEnd(EndCause.SUCCESS, "has succeeded")
     if end.code == EXIT_RESHAPED:
         return TaskEnd(EndCause.RESHAPED, "left for a change of the cluster")
     if end.code == 0:
-        # A script that takes the signal as its end has not come to the end of its training.
+        # A script that ends orderly at a signal has not finished its training.
         return TaskEnd(EndCause.RESHAPED, "ended with code 0 because it was told to stop")
-    if found.dismissed:
+    if found.asked_to_end:
         return TaskEnd(EndCause.RESHAPED, failures.describe_exit(end)[:MAX_WHAT])
-    words = exception_text(end)
-    if words is not None and _LOST_SERVER.search(words):
+    text = exception_text(end)
+    if text is not None and _LOST_SERVER.search(text):
         return TaskEnd(EndCause.RESHAPED, f"lost a parameter server: {failures.describe_exit(end)}"[:MAX_WHAT])
     soon = found.lived <= (REPEATED_WITHIN if found.stepped else REPEATED_BEFORE_STEP)
-    if soon and words is not None and found.before is not None and _same(words, found.before):
+    if soon and text is not None and found.before is not None and _same(text, found.before):
         return _failure(end, f"{failures.describe_exit(end)}, as the one before it did", EndCause.REPEATED)
     return _failure(end, failures.describe_exit(end))
 
 
 def exception_text(end: WorkerExit) -> str | None:
-    """The exception that ended a task, by its own words; None where it left none."""
+    """The exception that ended a task, as the task printed it; None if it left none."""
     return None if end.code in (0, EXIT_RESHAPED) or end.code == -signal.SIGKILL else failures.summarize_error(end)
 
 
-def _same(words: str, before: str) -> bool:
-    """Whether two exceptions say the same, but for addresses, process ids and names of temporary files."""
-    return _PASSING.sub("", words) == _PASSING.sub("", before)
+def _same(text: str, before: str) -> bool:
+    """Whether two exceptions are the same, but for addresses, process ids and names of temporary files."""
+    return _PASSING.sub("", text) == _PASSING.sub("", before)
 
 
 def _failure(end: WorkerExit, what: str, cause: EndCause = EndCause.FAILURE) -> TaskEnd:

@@ -20,27 +20,27 @@ from dlrover_run.rendezvous.failure_detector import STALL_CHECK_INTERVAL, StallM
 from dlrover_run.transport import grpc_setup
 
 FIRST_RETRY_PAUSE = 0.05
-"""Seconds between the first two attempts to reach a server that has just been started."""
+"""Seconds between the first two attempts to reach a server that was just started."""
 
 MAX_RETRY_PAUSE = 0.5
-"""Seconds that no pause between two such attempts is longer than; so much later it may be found ready."""
+"""The longest pause in seconds between two such attempts; a server may be found ready this much later."""
 
 PROBE_INTERVAL = 2.0
-"""Seconds from one question to the next, once a server has answered."""
+"""Seconds from one probe to the next, once a server has answered."""
 
 PROBE_TIMEOUT = 2.5
-"""Seconds that an answer may take, which takes 3 ms. After that it counts as a miss."""
+"""Seconds until a probe, which takes 3 ms, counts as missed."""
 
 MAX_MISSES = 3
-"""Misses in a row after which a server is silent: one may be a moment in which the machine had no time for it."""
+"""Misses in a row after which a server is unresponsive: one may be a moment in which the machine was overloaded."""
 
 UNRESPONSIVE_AFTER = 6.0
-"""Seconds for which we must have listened in vain, beside the misses, before a server is silent. Those in which we were
-stopped or starved ourselves do not count: the answer may have been there, and was not taken."""
+"""Seconds without an answer, beside the misses, after which a server is unresponsive. Time in which this process was
+stopped or starved does not count: the answer may have been there."""
 
 
 class ProbeState(enum.Enum):
-    """What is known of a server: it has not answered yet, it is READY, or it lives and is SILENT, which is final."""
+    """What is known of a server: it has not answered yet, READY, or alive and UNRESPONSIVE, which is final."""
 
     STARTING = "awaited"
     READY = "ready"
@@ -48,7 +48,7 @@ class ProbeState(enum.Enum):
 
 
 class LivenessProbe:
-    """What one server has answered."""
+    """The answers of one server."""
 
     def __init__(self) -> None:
         self.state = ProbeState.STARTING
@@ -57,18 +57,18 @@ class LivenessProbe:
         self._listened = 0.0
 
     def record_answer(self) -> None:
-        """It has answered in time."""
+        """It answered in time."""
         self._misses, self._listened = 0, 0.0
         if self.state is ProbeState.STARTING:
             self.state = ProbeState.READY
 
     def record_timeout(self, took: float, late: float) -> None:
-        """It did not answer for `took` seconds, in which we were `late` seconds late ourselves."""
-        # A stop is seen as up to a beat shorter than it was.
+        """It did not answer for `took` seconds, in which this process was stalled for `late` seconds."""
+        # A stall is measured as up to one interval shorter than it was.
         self._note_miss(max(0.0, took - late - STALL_CHECK_INTERVAL) if late else took)
 
     def record_failure(self) -> None:
-        """It could not be reached: that is sure, however late we were."""
+        """It could not be reached: that is certain, however stalled this process was."""
         self._note_miss(PROBE_TIMEOUT)
 
     def _note_miss(self, listened: float) -> None:
@@ -82,7 +82,7 @@ class LivenessProbe:
             self.state = ProbeState.UNRESPONSIVE
 
     def pause(self, took: float) -> float:
-        """Seconds until the next question, when the last one took that many."""
+        """Seconds until the next probe, if the last one took that many."""
         if self.state is ProbeState.STARTING:
             return min(MAX_RETRY_PAUSE, FIRST_RETRY_PAUSE * 1.5 ** min(self._attempts, 16))
         return max(0.0, PROBE_INTERVAL - took)
@@ -94,7 +94,7 @@ METHOD = "/tensorflow.WorkerService/GetStatus"
 _OPTIONS: grpc_setup.Options = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # Each question has to find out for itself.
+    # Each probe has to find out for itself.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", int(1000 * PROBE_TIMEOUT)),
@@ -102,9 +102,9 @@ _OPTIONS: grpc_setup.Options = [
 
 
 class ServerMonitor:
-    """Watches servers of this node. `on_state` is called when one is READY, and when one is SILENT.
+    """Watches servers of this node. `on_state` is called when one is READY, and when one is UNRESPONSIVE.
 
-    To be used in the thread of a running loop. `watch` loads gRPC when it is called first, which takes a moment.
+    To be used in the thread of a running loop. The first `watch` loads gRPC, which takes a moment.
     """
 
     def __init__(self, on_state: Callable[[TaskKey, ProbeState], None]) -> None:
@@ -117,7 +117,7 @@ class ServerMonitor:
         self._beating: asyncio.TimerHandle | None = None
 
     def watch(self, server: TaskKey, port: int, address: str = "127.0.0.1") -> None:
-        """Ask the server there from now on. One that is watched already goes on being so."""
+        """Probe the server there from now on. One that is watched already stays so."""
         if server in self._watches:
             return
         if self._grpc is None:
@@ -128,7 +128,7 @@ class ServerMonitor:
         self._watches[server] = self._loop.create_task(self._watch(server, address, port))
 
     def forget(self, server: TaskKey) -> None:
-        """Ask it no more; harmless when nobody does."""
+        """Stop probing it; does nothing for a server that is not watched."""
         watching = self._watches.pop(server, None)
         if watching is not None:
             watching.cancel()
@@ -137,7 +137,7 @@ class ServerMonitor:
             self._beating = None
 
     async def close(self) -> None:
-        """Ask nobody any more, and return when all connections are closed."""
+        """Stop all probes, and return when all connections are closed."""
         watches = list(self._watches.values())
         for server in list(self._watches):
             self.forget(server)
@@ -181,7 +181,7 @@ class ServerMonitor:
             await channel.close()
 
     async def _ask(self, call: Any) -> Any:
-        """Ask once; None for an answer, else gRPC's word for why there is none."""
+        """Send one probe; None for an answer, else gRPC's code for why there is none."""
         try:
             with signals.blocked_in_new_threads():
                 asked = call(b"", timeout=PROBE_TIMEOUT)
@@ -194,11 +194,12 @@ class ServerMonitor:
 
 
 async def _listens(address: str, port: int) -> bool:
-    """Whether somebody listens there, on this machine: it says so at once, and costs less than gRPC's own attempts."""
+    """Whether a process listens there, on this machine: the kernel answers at once, and it costs less than gRPC's
+    attempts."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(OSError, asyncio.TimeoutError), socket.socket(family, socket.SOCK_STREAM) as knock:
         knock.setblocking(False)
-        # Where many connections wait to be accepted it would be tried for two minutes.
+        # With a full accept queue the kernel would try for two minutes.
         await asyncio.wait_for(asyncio.get_running_loop().sock_connect(knock, (address, port)), PROBE_TIMEOUT)
         return True
     return False

@@ -1,7 +1,7 @@
-"""The agent: one node's loop between the order of the cluster and its tasks.
+"""The agent: the loop between one node's order and its tasks.
 
-Everything that happens (a new order, the end of a task, a word of one, a signal, the loss of the watchdog) only marks
-that something happened; the loop then looks at the whole situation, asks `reconcile` for steps and carries them out.
+Each event (a new order, the end of a task, a message of one, a signal, the loss of the watchdog) only wakes the loop.
+The loop then looks at the whole situation, asks `reconcile` for actions and carries them out.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from tf_ps_runner.scale_protocol import Reply
 from tf_ps_runner.spec import PsJobSpec
 
 MOVE_TIMEOUT = 2.0
-"""Seconds that a node which was asked to leave gives the coordinator to begin with moving its tasks to others. What has
-begun by then has `--shutdown-timeout` to come to its end; if nothing has, nobody has room, and the tasks are ended."""
+"""Seconds that a node which was asked to leave gives the coordinator to begin moving its tasks to other nodes. A move
+that has begun by then gets `--shutdown-timeout` to finish. If none has, no node has room, and the tasks are ended."""
 
 NO_TASKS = NodeOrder(version=0)
-"""The order of a node that hosts nothing."""
+"""The order of a node without tasks."""
 
 
 class Agent:
-    """Runs one node's part of a job. `console` speaks to the person at the console."""
+    """Runs one node's part of a job. `console` shows messages to the user."""
 
     def __init__(
         self,
@@ -68,19 +68,19 @@ class Agent:
         self._starter = Starter(job, console.info, ours=[str(PACKAGE)])
         self._orphans = OrphanKiller(self._own_children)
         self._events = EventPrinter(console.info)
-        self._standing = NodeState(job)
+        self._node_state = NodeState(job)
         self._queues = Queues(self._membership())
         self._channel = TaskChannel(lambda key, event: self._tasks.on_event(key, event), self._queues)
         self._tasks = TaskSupervisor(
             spec, run_dir, relay, self._starter, self._orphans, self._channel, self._wake.set, self._events
         )
-        # What the template imports takes longer than anything else.
+        # Importing takes the template longer than anything else.
         self._tasks.warm()
         self._departure = Departure(job, self._take_signal, self._forward_signal, self._lose_launcher)
-        self._board = open_client(self._hear, self._print_job_line)
+        self._client = open_client(self._on_change, self._print_job_line)
         self._scale_server = ScaleServer(job.run_id, self._request_scale)
-        self._wish: DesiredReplicas | None = None
-        self._wishes = 0
+        self._desired: DesiredReplicas | None = None
+        self._scale_requests = 0
         self._waiting: Waiting | None = None
         self._moving = False
         self._over = False
@@ -88,10 +88,10 @@ class Agent:
     @property
     def pids_to_spare(self) -> set[int]:
         """Processes that outlive this agent on purpose."""
-        return self._board.pids
+        return self._client.pids
 
     async def run(self) -> JobResult:
-        """Take part in the job until it is over, and tell how it went."""
+        """Take part in the job until it is over, and return its result."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
         self._departure.listen(self._parent_pipes)
         if self._run_dir.path is not None and self._run_dir.keep:
@@ -111,15 +111,15 @@ class Agent:
     async def _follow_plan(self) -> None:
         while True:
             self._wake.clear()
-            wanted = self._board.assignment
+            wanted = self._client.assignment
             self._take(wanted)
             order = wanted.cluster or NO_TASKS
             self._queues.follow(order)
-            for step in reconcile(self._situation(wanted)):
-                if isinstance(step, Terminate):
-                    self._tasks.terminate(step.key, *self._farewell)
+            for action in reconcile(self._situation(wanted)):
+                if isinstance(action, Terminate):
+                    self._tasks.terminate(action.key, *self._stop_signal)
                 else:
-                    self._tasks.carry_out(step, order)
+                    self._tasks.carry_out(action, order)
             self._tasks.follow(order)
             self._publish()
             if self._tasks.problem is not None:
@@ -138,9 +138,9 @@ class Agent:
         )
 
     @property
-    def _farewell(self) -> tuple[signal.Signals, float, float | None]:
-        """The signal that ends a task when this node goes, or all is over, the seconds that it gets after that, and
-        when it got the signal from elsewhere (see `ManagedProcess.send`)."""
+    def _stop_signal(self) -> tuple[signal.Signals, float, float | None]:
+        """The signal that ends a task when this node leaves or the job is over, the grace period after it, and when the
+        task got the signal from elsewhere (see `ManagedProcess.send`)."""
         if self._departure.orphaned:
             return signal.SIGKILL, 0.0, None
         if self._departure.signal is not None:
@@ -149,17 +149,17 @@ class Agent:
 
     @property
     def _is_over(self) -> bool:
-        return self._board.assignment.phase in OVER or self._board.problem is not None
+        return self._client.assignment.phase in OVER or self._client.problem is not None
 
-    def _hear(self) -> None:
-        """Something of the board has changed."""
+    def _on_change(self) -> None:
+        """The assignment or the state of the connection has changed."""
         self._wake.set()
 
     def _take(self, wanted: Assignment) -> None:
-        """Take what the coordinator wants."""
+        """Take the coordinator's assignment."""
         if not self._departure.wanted:
-            # A node that goes takes nothing more; it stays what it is until its tasks have ended.
-            self._standing.accept(wanted)
+            # A node that leaves takes nothing more; it keeps its state until its tasks have ended.
+            self._node_state.accept(wanted)
         if not self._goes_alone:
             self._show_waiting(wanted)
             self._events.follow(wanted)
@@ -171,8 +171,7 @@ class Agent:
 
     @property
     def _goes_alone(self) -> bool:
-        """Whether this is the only node, and is told to go: nobody is left who could wait for what its end leaves no
-        room for."""
+        """Whether this is the only node and is asked to leave: no other node can wait for the room that it leaves."""
         return self._departure.wanted and self._spec.job.backend == "memory"
 
     def _print_job_line(self, line: str) -> None:
@@ -191,7 +190,7 @@ class Agent:
 
     def _publish(self) -> None:
         if not self._over:
-            self._board.report(self._status(self._phase))
+            self._client.report(self._status(self._phase))
 
     @property
     def _phase(self) -> NodePhase:
@@ -206,10 +205,13 @@ class Agent:
             else task
             for task in self._tasks.statuses
         )
-        hosting = NodeTasks(
-            capacity=self._spec.capacity, tasks=tasks, scale_request=self._wish, scale_request_number=self._wishes
+        node_tasks = NodeTasks(
+            capacity=self._spec.capacity,
+            tasks=tasks,
+            scale_request=self._desired,
+            scale_request_number=self._scale_requests,
         )
-        return msgspec.structs.replace(self._standing.report(phase), cluster=hosting)
+        return msgspec.structs.replace(self._node_state.report(phase), cluster=node_tasks)
 
     def _membership(self) -> Membership | None:
         """What shows other nodes that this one belongs to the job; None if it is the only one."""
@@ -218,29 +220,29 @@ class Agent:
             return None
         return Membership(job.run_id, job.master.token if job.master is not None else "")
 
-    def _request_scale(self, wish: DesiredReplicas) -> int:
-        """Pass a wish on, together with what was wished before and is not decided yet."""
-        order = self._board.assignment.cluster
-        decided = order is not None and order.scale_answered >= self._wishes
-        before = DesiredReplicas() if decided or self._wish is None else self._wish
-        self._wish = DesiredReplicas(
-            ps=before.ps if wish.ps is None else wish.ps,
-            workers=before.workers if wish.workers is None else wish.workers,
+    def _request_scale(self, request: DesiredReplicas) -> int:
+        """Pass a scale request on, together with earlier ones that are not decided yet."""
+        order = self._client.assignment.cluster
+        decided = order is not None and order.scale_answered >= self._scale_requests
+        before = DesiredReplicas() if decided or self._desired is None else self._desired
+        self._desired = DesiredReplicas(
+            ps=before.ps if request.ps is None else request.ps,
+            workers=before.workers if request.workers is None else request.workers,
         )
-        self._wishes += 1
+        self._scale_requests += 1
         self._wake.set()
-        return self._wishes
+        return self._scale_requests
 
     async def _conclude(self, gave_up: Exception | None = None) -> JobResult:
-        wanted, problem = self._board.assignment, self._board.problem
+        wanted, problem = self._client.assignment, self._client.problem
         self._over = True
         self._console.clear_waiting()
-        self._board.report(self._status(NodePhase.LEFT))
+        self._client.report(self._status(NodePhase.LEFT))
         await self._scale_server.close()
         self._channel.close()
         await self._queues.close()
         await self._tasks.close()
-        # Who reads our output in a pager takes the time that he likes; what dead tasks have left does not wait for him.
+        # The console may block (a pager), so draining it has no timeout; orphans of dead tasks are killed meanwhile.
         sweep = asyncio.get_running_loop().call_later(tree.ORPHAN_GRACE, self._orphans.kill_orphans)
         await self._relay.end_round((), timeout=None)
         sweep.cancel()
@@ -248,26 +250,26 @@ class Agent:
             JobEnd(
                 wanted=wanted,
                 ends=tuple(self._tasks.ends),
-                host=self._standing.host,
+                host=self._node_state.host,
                 stopped_by=self._departure.signal,
                 problem=problem,
                 gave_up=gave_up,
-                mistaken=self._board.is_user_error,
+                mistaken=self._client.is_user_error,
             ),
             self._spec.job.compat_exit_codes,
         )
         await self._starter.close()
         self._orphans.close()
-        await self._board.close()
-        self._standing.close()
+        await self._client.close()
+        self._node_state.close()
         return verdict
 
     def _own_children(self) -> set[int]:
-        return {self._relay.pid} | self._starter.pids | self._tasks.pids | self._board.pids
+        return {self._relay.pid} | self._starter.pids | self._tasks.pids | self._client.pids
 
     def _take_signal(self, number: signal.Signals, meant: signal.Signals, told_at: float | None) -> None:
         if self._departure.signal is None:
-            self._standing.leave_signal = number.name
+            self._node_state.leave_signal = number.name
         self._hurry()
         if self._departure.signal is None:
             seconds, key = self._spec.job.shutdown_timeout, number is signal.SIGINT
@@ -276,12 +278,13 @@ class Agent:
             live = seconds if self._tasks.live else None
             then = render_shutdown("tasks", live, alone=self._spec.job.alone, again=key)
             if self._tasks.live and number is signal.SIGTERM and self._spec.job.backend in ("master", "etcd"):
-                # Whoever evicts a node says it like this, and what it hosts may go on elsewhere with nothing lost.
+                # A cluster manager that evicts a node sends SIGTERM, and the node's tasks may continue elsewhere with
+                # nothing lost.
                 self._moving = True
-                asyncio.get_running_loop().call_later(MOVE_TIMEOUT, self._look_at_move)
+                asyncio.get_running_loop().call_later(MOVE_TIMEOUT, self._check_move)
                 then = f"what runs here is moved to other nodes if they have room, within {seconds:g} s"
             self._console.info(f"{received_words(number, meant)}: {then}")
-            # The next look at the situation passes it on.
+            # The next turn of the loop forwards it.
             return
         self._moving = False
         self._tasks.send(meant, told_at)
@@ -289,18 +292,18 @@ class Agent:
     def _forward_signal(self, number: signal.Signals, told_at: float | None) -> None:
         self._tasks.forward(number, told_at)
 
-    def _look_at_move(self) -> None:
-        order = self._board.assignment.cluster
+    def _check_move(self) -> None:
+        order = self._client.assignment.cluster
         if order is not None:
             wanted = {task.key for task in order.tasks}
             left = {one.key for one in self._tasks.known if one.live} - wanted
             if left or order.next_servers or order.pause:
                 rest = max(0.0, self._spec.job.shutdown_timeout - MOVE_TIMEOUT)
-                asyncio.get_running_loop().call_later(rest, self._move_no_more)
+                asyncio.get_running_loop().call_later(rest, self._end_move)
                 return
-        self._move_no_more()
+        self._end_move()
 
-    def _move_no_more(self) -> None:
+    def _end_move(self) -> None:
         self._moving = False
         self._wake.set()
 
@@ -310,6 +313,6 @@ class Agent:
         self._tasks.send(signal.SIGKILL)
 
     def _hurry(self) -> None:
-        """Wait no longer for what may take its time."""
+        """End all waits that only serve a user or another node."""
         self._wake.set()
         self._relay.stop_waiting()

@@ -55,7 +55,7 @@ def _tell(spec: PsJobSpec, verdict: JobResult, console: Console) -> None:
         return
     from dlrover_run.console.failure_report import FailureReport, render_failure, render_remote_failure
 
-    # What the coordinator says of a task of this node may be in other words than the node's own; nobody else tells it.
+    # The coordinator may describe a task of this node in other words than the node did; no other node reports it.
     own = isinstance(root, Failure) and root.host == display_name(spec.job)
     if isinstance(root, Failure) and not own and not is_verbose(os.environ):
         console.error(render_remote_failure(verdict.reason, root, verdict.exit_code))

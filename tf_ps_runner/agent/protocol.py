@@ -1,7 +1,8 @@
-"""What a TensorFlow process and its agent say to each other: JSON lines of bounded size and checked shape.
+"""The messages between a TensorFlow process and its agent: JSON lines of bounded size and checked shape.
 
-A process says what has happened (`say`), and asks for data (`ask`). The agent tells it what the cluster is at (`tell`),
-and answers. The process's interpreter may have no msgspec, so that its side of this is plain JSON.
+A process reports events (`say`) and requests data (`ask`). The agent sends it the state of the cluster (`tell`), and
+answers. The process's interpreter may not have msgspec, so its side uses plain JSON. A process of another node requests
+data with the same lines.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from dlrover_run.transport.messages import JobId, Mac, Nonce
 from tf_ps_runner.data.state import QueueName, QueueSpec, SavedState
 
 MAX_LINE = 64 * 1024
-"""Bytes of one line with its end: more than the state of all queues of a job needs."""
+"""Bytes of one line with its newline: more than the state of all queues of a job needs."""
 
 MAX_TEXT = 1000
-"""Characters of one line for the person; what is longer is cut."""
+"""Characters of one line for the user; a longer text is cut."""
 
 MAX_SKIPPED = 1000
-"""Checkpoints that a chief tells it has skipped."""
+"""Checkpoints that a chief may report as skipped."""
 
 Text = Annotated[str, Meta(max_length=16_384)]
 Path = Annotated[str, Meta(max_length=8192)]
@@ -32,8 +33,8 @@ RequestId = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class ProtocolError(ValueError):
-    """A line that is none of the words expected here; the text is a clause that says what is wrong with it. `ask` is
-    the number of the request that it would have been, for that can be answered."""
+    """A line that is not a valid message; the text is a clause that says why. `ask` is the number of the request that
+    it would have been, because that can be answered."""
 
     def __init__(self, clause: str, ask: int | None = None) -> None:
         super().__init__(clause)
@@ -41,8 +42,8 @@ class ProtocolError(ValueError):
 
 
 class ProcessHello(msgspec.Struct, frozen=True, tag_field="say", tag="hello", forbid_unknown_fields=True):
-    """Always the first word, with the token that the process was given. `pid` is what it takes its own to be; an event
-    has the one that the kernel knows, and no token."""
+    """The first line of a process, with the token that it was given. `pid` is what the process takes its own to be; as
+    an event it has the pid that the kernel knows, and no token."""
 
     token: Annotated[str, Meta(max_length=200)]
     pid: int
@@ -53,9 +54,9 @@ class Ready(msgspec.Struct, frozen=True, tag_field="say", tag="ready", forbid_un
 
 
 class Restored(msgspec.Struct, frozen=True, tag_field="say", tag="restored", forbid_unknown_fields=True):
-    """The chief has a whole model, of global step `step`: from the checkpoint at `path`, the live one, or a fresh one.
-    The step is -1 where the script counts none that can be found. `skipped` are sentences about checkpoints that could
-    not be used."""
+    """The chief has a complete model, of global step `step`: from the checkpoint at `path`, a live one, or a fresh one.
+    The step is -1 if the script has no step counter that can be found. `skipped` are sentences about checkpoints that
+    could not be used."""
 
     step: Annotated[int, Meta(ge=-1, le=2**53)]
     how: Annotated[str, Meta(pattern=r"\A(checkpoint|live|fresh)\Z")]
@@ -64,7 +65,7 @@ class Restored(msgspec.Struct, frozen=True, tag_field="say", tag="restored", for
 
 
 class Step(msgspec.Struct, frozen=True, tag_field="say", tag="step", forbid_unknown_fields=True):
-    """The global step that the process is at."""
+    """The global step of the process."""
 
     step: Total
 
@@ -77,14 +78,14 @@ class Saved(msgspec.Struct, frozen=True, tag_field="say", tag="saved", forbid_un
 
 
 class Note(msgspec.Struct, frozen=True, tag_field="say", tag="note", forbid_unknown_fields=True):
-    """One line for the person. `server_bounds` reports what the tables of a chief ask of the number of servers."""
+    """One line for the user. `server_bounds` reports what the tables of a chief require of the number of servers."""
 
     text: Text
     server_bounds: ServerBounds | None = None
 
 
 class Disconnected(msgspec.Struct, frozen=True):
-    """The connection of the process has ended, mostly with the process. Never said, only found."""
+    """The connection of the process has ended, mostly with the process. Never sent, only observed."""
 
 
 TaskMessage = ProcessHello | Ready | Restored | Step | Saved | Note
@@ -92,14 +93,14 @@ TaskEvent = TaskMessage | Disconnected
 
 
 class Take(msgspec.Struct, frozen=True, tag_field="what", tag="take"):
-    """The next part of a queue. The first who names a queue makes it, with this spec."""
+    """Request the next part of a queue. The first task that names a queue creates it, with this spec."""
 
     queue: QueueName
     spec: QueueSpec
 
 
 class Used(msgspec.Struct, frozen=True, tag_field="what", tag="used"):
-    """A part has been used up to the offset `next`, which is the first that has not been used."""
+    """A part was used up to the offset `next`, the first one that was not used."""
 
     queue: QueueName
     shard: Total
@@ -107,7 +108,7 @@ class Used(msgspec.Struct, frozen=True, tag_field="what", tag="used"):
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag_field="what", tag="snapshot"):
-    """The state of all queues, to be kept beside a checkpoint that is written after this was answered."""
+    """Request the state of all queues, to be stored beside a checkpoint that is written after the answer."""
 
 
 class Rollback(msgspec.Struct, frozen=True, tag_field="what", tag="rollback"):
@@ -132,10 +133,10 @@ class QueueAccess(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a request is answered with. To a take: the offsets from `begin` to before `end` are the asker's, under the
-    number `shard`, or all is `over`. To a snapshot: `state`. `error` is a sentence for whoever asked; with `lost` it
-    says that the part belongs to the asker no more, who lets go of it and takes another one. With `queue`, the queues
-    are on another node, and the process has to ask there."""
+    """The answer to a request. To a take: the offsets from `begin` to before `end` are the task's, under the number
+    `shard`, or all is `over`. To a snapshot: `state`. `error` is a sentence for the script's user; with `lost` the part
+    does not belong to the task any more, and the task takes another one. With `queue`, the queues are on another node,
+    and the process has to ask there."""
 
     shard: int | None = None
     begin: int | None = None
@@ -149,8 +150,8 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OrderMessage(msgspec.Struct, frozen=True):
-    """What the cluster wants of the process, as in `Order`: `open` lets workers in, `pause` has them leave after the
-    step that they are at, `save` has the chief save and leave, `ending` tells that the chief has succeeded."""
+    """What the cluster asks of the process, as in `NodeOrder`: `open` lets workers in, `pause` has them leave after the
+    current step, `save` has the chief save and leave, `ending` means that the chief has succeeded."""
 
     version: int
     open: bool = False
@@ -201,7 +202,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def read_line(line: bytes) -> TaskMessage | tuple[int, Request]:
-    """What a process said, or the number of its request and the request. Raises BadLine."""
+    """A message of a process, or the number of its request and the request. Raises ProtocolError."""
     kind = _decode(_kind, line)
     if (kind.say is None) == (kind.ask is None):
         raise ProtocolError("it neither says nor asks anything")
@@ -239,7 +240,7 @@ def refusal_line(reason: str) -> bytes:
 
 
 def order_line(order: OrderMessage) -> bytes:
-    """The line that tells a process what is wanted of it."""
+    """The line that sends an order to a process."""
     return _encoder.encode({"tell": "order", **msgspec.structs.asdict(order)}) + b"\n"
 
 
@@ -249,13 +250,13 @@ def answer_line(number: int, answer: Answer) -> bytes:
 
 
 def printable(text: str) -> str:
-    """A text of a process as it may stand on a terminal: one line, of bounded length, without control characters."""
+    """A text of a process as it may be shown on a terminal: one line, of bounded length, without control characters."""
     words = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * MAX_TEXT])
     return " ".join(words.split())[:MAX_TEXT]
 
 
 def sanitize(said: TaskMessage) -> TaskMessage:
-    """The same, with its texts as they may stand on a terminal."""
+    """The same message, with its texts as they may be shown on a terminal."""
     # Only the texts are replaced, so that no field can be lost on the way.
     if isinstance(said, Note):
         bounds = said.server_bounds

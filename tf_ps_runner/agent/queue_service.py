@@ -26,7 +26,8 @@ class _Waiting:
 
 
 class QueueService:
-    """The queues, and who waits for a part. A reply may end a connection, so that `gone` is called within a call."""
+    """The queues, and the tasks that wait for a part. Requests are answered at once, or, if there is no part now, as
+    soon as there is one or all is over. A reply may end a connection, so `gone` may be called within a call."""
 
     def __init__(self) -> None:
         self._queues: ShardQueues[TaskKey] = ShardQueues()
@@ -34,7 +35,7 @@ class QueueService:
         self._waiting: dict[str, deque[_Waiting]] = {}
 
     def ask(self, task: TaskKey, ask: Request, reply: Reply) -> None:
-        """Somebody asks; `reply` is called once, unless `gone` comes before."""
+        """Answer a request; `reply` is called once, unless `gone` comes before."""
         try:
             if isinstance(ask, Take):
                 self._take(_Waiting(task, ask, reply))
@@ -54,15 +55,15 @@ class QueueService:
             reply(Answer(error=f"the state of the queues cannot be gone back to: {error}"))
 
     def gone(self, task: TaskKey) -> None:
-        """A task has ended: what it holds goes back to the queues."""
+        """A task has ended: its parts go back to the queues."""
         for name, waiting in self._waiting.items():
             self._waiting[name] = deque(each for each in waiting if each.task != task)
         self._queues.give_back(task)
         self._settle()
 
     def reset(self) -> None:
-        """The servers are new, and so are all tasks. Until a chief tells which state belongs to its model, everything
-        counts as unused: what is used again is not lost."""
+        """All servers and tasks are new. Until a chief says which state belongs to its model, everything counts as
+        unused: what is used again is not lost."""
         self._waiting.clear()
         self._queues.roll_back(None)
 
@@ -75,7 +76,7 @@ class QueueService:
             waiting.reply(Answer(shard=part.number, begin=part.begin, end=part.end, epoch=part.epoch))
 
     def _settle(self) -> None:
-        """Give those who wait what there is now."""
+        """Give waiting tasks what there is now."""
         for name in list(self._waiting):
             self._give(name)
             self._dismiss(name)
@@ -98,7 +99,7 @@ class QueueService:
             first.reply(Answer(shard=part.number, begin=part.begin, end=part.end, epoch=part.epoch))
 
     def _dismiss(self, name: str) -> None:
-        """Tell those that all is over who need not wait for what may come back."""
+        """Answer that all is over to the tasks that need not wait for parts that may come back."""
         queue, waiting = self._queues.named(name), self._waiting.get(name)
         if queue is None or not waiting or not queue.all_given:
             return

@@ -19,10 +19,9 @@ from tf_ps_runner.agent.protocol import Note, Restored, Saved, printable
 
 @dataclass(frozen=True)
 class JobResult:
-    """The end of a job on this node. `root` is the task of this node that the job could not go on after, `failure` what
-    is known of one on another node; `error` is a sentence when it was no task that ended the job, or this node's part
-    in it. `why_over` is a clause that says why that end was not followed by another start. `warning` is a sentence
-    about a job that has succeeded all the same."""
+    """The end of a job on this node. `root` is the task of this node that ended the job, `failure` what is known of one
+    on another node; `error` is a sentence if no task ended the job, or this node's part in it. `why_over` is a clause
+    that says why there was no further start. `warning` is a sentence about a job that has succeeded all the same."""
 
     exit_code: int
     reason: str
@@ -35,12 +34,12 @@ class JobResult:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """All that the verdict depends on.
+    """All that the result depends on.
 
-    `wanted` is the coordinator's last word. `ends` are the last ends of this node's tasks, as they were told and as
-    they were observed, in that order, and `host` is what this node is called. `stopped_by` is a signal that told this
-    node to go, `problem` why it could take no part in the job, which is `mistaken` if the person's settings are why;
-    `gave_up` is what kept it from starting or stopping tasks.
+    `wanted` is the last assignment. `ends` are the last ends of this node's tasks, as reported and as observed, in that
+    order, and `host` is the name of this node. `stopped_by` is a signal that asked this node to leave, `problem` why it
+    could take no part in the job; `mistaken` means that the user's settings are the reason. `gave_up` is what kept it
+    from starting or stopping tasks.
     """
 
     wanted: Assignment
@@ -53,7 +52,7 @@ class JobEnd:
 
 
 def resolve_result(ending: JobEnd, compat: bool) -> JobResult:
-    """The verdict on a job that is over for this node; `compat` asks for one code for all failures."""
+    """The result of a job that is over for this node; with `compat` there is one code for all failures."""
     wanted = ending.wanted
     failed = wanted.phase is PlanPhase.FAILED
     root = _own_root(ending.ends, wanted.failure, ending.host) if failed else None
@@ -73,18 +72,18 @@ def resolve_result(ending: JobEnd, compat: bool) -> JobResult:
 
 
 def _own_root(ends: Sequence[tuple[TaskEnd, WorkerExit]], failure: Failure | None, host: str) -> WorkerExit | None:
-    """The end of the task that the coordinator names, if that was one of this node's."""
+    """The end of the task that the coordinator names, if it was one of this node's."""
     if failure is None or failure.host != host:
         return None
     for told, end in reversed(ends):
-        # A coordinator that had been heard of with few words knows only those.
+        # A coordinator that recovered from short reports knows only those.
         if end.rank == failure.rank and failure.what in (told.what, told.what[:SHORT_END]):
             return end
     return None
 
 
 def _why_over(wanted: Assignment, root: WorkerExit | None) -> str:
-    """The coordinator's sentence without its first part, which says what the report says in its own words."""
+    """The coordinator's sentence without its first part, which the report puts in its own words."""
     _, separator, rest = wanted.reason.rpartition("; ")
     return rest if separator else "" if root is not None else wanted.reason
 
@@ -132,7 +131,7 @@ def _error(ending: JobEnd) -> str | None:
 
 
 class EventPrinter:
-    """Tells with `say`."""
+    """Prints a line for each event of this node's tasks and of the cluster, with `say`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -141,7 +140,7 @@ class EventPrinter:
         self._order: NodeOrder | None = None
 
     def follow(self, wanted: Assignment) -> None:
-        """What the coordinator wants now, and why."""
+        """The coordinator's assignment, and its reason."""
         if wanted.cluster is None:
             return
         self._order = wanted.cluster
@@ -149,8 +148,8 @@ class EventPrinter:
         if self._reason != before:
             self._say(new_part(before, self._reason))
 
-    def limited(self, kept_by: str) -> None:
-        """A task has a limit of memory, which is kept in that way."""
+    def memory_limited(self, kept_by: str) -> None:
+        """A task has a memory limit that is enforced in this way."""
         if kept_by == "watch" and not self._told_watch:
             self._told_watch = True
             self._say(
@@ -158,16 +157,16 @@ class EventPrinter:
                 "one takes more than its limit before it is killed"
             )
 
-    def ended(self, key: TaskKey, end: TaskEnd, step: int) -> None:
-        """A process has ended, whose last known step was that; -1 where it has told of none."""
+    def task_ended(self, key: TaskKey, end: TaskEnd, step: int) -> None:
+        """A process has ended; `step` is its last known step, -1 if it reported none."""
         if key.role is Role.CHIEF and end.cause is EndCause.SUCCESS and step < 0:
             self._say(
                 f"warning: {key} has succeeded without a session in the cluster: does the script read TF_CONFIG? One "
                 "that does not trains alone in each of its processes"
             )
 
-    def said(self, key: TaskKey, event: Note | Restored | Saved) -> None:
-        """A process has said something that a person should know."""
+    def task_message(self, key: TaskKey, event: Note | Restored | Saved) -> None:
+        """A process has sent a message for the user."""
         if isinstance(event, Note):
             self._say(f"{key}: {printable(event.text)}")
         elif isinstance(event, Saved):
@@ -180,7 +179,7 @@ class EventPrinter:
 
 
 def _model(event: Restored) -> str:
-    # How many steps that has cost the coordinator says, who hears of those of all nodes.
+    # The coordinator reports how many steps were lost, because it knows the reports of all nodes.
     known = event.step >= 0
     if event.how == "checkpoint":
         return f"has restored {printable(event.path or '?')}, and goes on{f' after step {event.step}' if known else ''}"

@@ -1,4 +1,4 @@
-"""Where `tf-ps-run scale` on this machine says what somebody wishes of the job that this node is a part of."""
+"""Receives the requests of `tf-ps-run scale` on this machine for the job that this node is a part of."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tf_ps_runner import scale_protocol
 from tf_ps_runner.scale_protocol import Reply
 
 READ_TIMEOUT = 5.0
-"""Seconds that somebody who has connected gets to say his wish in one line; then the connection is ended."""
+"""Seconds that a client has to send its request in one line; then its connection is closed."""
 
 MAX_CONNECTIONS = 16
-"""Connections at one time; with more, newcomers are not listened to until others have gone."""
+"""Connections at one time; with more, new ones are not served until others have ended."""
 
 
 OVER = Reply(granted=False, text="the job is coming to its end")
-"""The answer to whoever comes too late."""
+"""The answer to a request that comes too late."""
 
 
 class ScaleServer:
@@ -43,8 +43,8 @@ class ScaleServer:
         self._over = False
 
     async def open(self, alone: bool) -> str | None:
-        """Listen; a sentence when that is not possible. Where several nodes of a job are on one machine the first of
-        them listens for all; nodes that are `alone` in their jobs should have names of their own."""
+        """Listen; returns a sentence if that is not possible. If several nodes of a job run on one machine, the first
+        of them listens for all; nodes that are `alone` in their jobs should have names of their own."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self._address)
@@ -60,14 +60,14 @@ class ScaleServer:
         return None
 
     def answer_up_to(self, number: int, answer: Reply) -> None:
-        """The coordinator has decided on all wishes up to that number, of which each contains those before it."""
+        """The coordinator has decided on all requests up to that number, each of which includes those before it."""
         for each in [each for each in self._waiting if each <= number]:
             for future in self._waiting.pop(each):
                 if not future.done():
                     future.set_result(answer)
 
     async def close(self) -> None:
-        """Listen no more, and tell those who wait that nothing follows."""
+        """Stop listening, and answer waiting clients that nothing follows."""
         self._over = True
         if self._server is not None:
             self._server.close()
@@ -90,7 +90,7 @@ class ScaleServer:
                     writer.write(scale_protocol.reply_line(reply))
                     await asyncio.wait_for(writer.drain(), READ_TIMEOUT)
         except (TimeoutError, OSError, ValueError):
-            # Whoever asked has gone, or does not read.
+            # The client is gone, or does not read.
             pass
         finally:
             self._serving.discard(serving)

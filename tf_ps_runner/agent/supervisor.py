@@ -19,15 +19,14 @@ from tf_ps_runner.agent import task_start
 from tf_ps_runner.agent.channel import TaskChannel
 from tf_ps_runner.agent.exits import ExitClassifier
 from tf_ps_runner.agent.liveness import ProbeState, ServerMonitor
-from tf_ps_runner.agent.protocol import Note, Restored, Saved, TaskEvent
-from tf_ps_runner.agent.protocol import Step as StepSaid
+from tf_ps_runner.agent.protocol import Note, Restored, Saved, Step, TaskEvent
 from tf_ps_runner.agent.reconcile import (
+    Action,
     Drain,
     Kill,
     Release,
     ReservePort,
     Start,
-    Step,
     TaskState,
     Terminate,
     WaitForPeers,
@@ -48,8 +47,8 @@ class TaskPorts:
         self._held: dict[tuple[Role, int], list[HeldPort]] = {}
 
     def take(self, role: Role, rank: int, in_use: Container[int]) -> int:
-        """The port for a task: the first of that role and rank that is not in use, and a new one where all are, as for
-        the server of a version to come beside that of the present one. Raises OSError when there is none."""
+        """The port for a task: the first one of this role and rank that is not in use, or a new one if all are, as for
+        the server of the next version beside that of the present one. Raises OSError if no port is free."""
         ports = self._held.setdefault((role, rank), [])
         for port in ports:
             if port.number not in in_use:
@@ -58,7 +57,7 @@ class TaskPorts:
         return ports[-1].number
 
     def close(self) -> None:
-        """Let go of all."""
+        """Release all ports."""
         for ports in self._held.values():
             for port in ports:
                 port.release()
@@ -66,21 +65,21 @@ class TaskPorts:
 
 
 PEER_TIMEOUT = 5.0
-"""Seconds that a task waits for the addresses of workers that are being replaced; then it starts without them, for it
-may be that they have succeeded and come no more."""
+"""Seconds that a task waits for the addresses of workers that are being replaced. Then it starts without them, because
+they may have succeeded and not come back."""
 
 STEP_REPORT_INTERVAL = 2.0
-"""Seconds for which steps of the chief are gathered before the others are told: it makes some hundred a second."""
+"""Seconds between two reports of the chief's steps: it makes some hundred a second."""
 
 MEMORY_CHECK_INTERVAL = 1.0
-"""Seconds between two looks at how much memory a task with a limit takes: nobody tells us. What comes closer to its
-limit within that time is ended for it, as if nobody had looked."""
+"""Seconds between two checks of how much memory a task with a limit uses: the kernel does not notify. A task that
+reaches its limit within that time is killed for it."""
 
 
 class TaskSupervisor:
-    """All tasks of one node. `wake` is called when there is more to say of one, `events` tells the person.
+    """All tasks of one node. `wake` is called when a status has changed, `events` shows messages to the user.
 
-    `problem` is what keeps this node from going on, for the loop to raise.
+    `problem` is an error that keeps this node from continuing, for the loop to raise.
     """
 
     def __init__(
@@ -115,12 +114,12 @@ class TaskSupervisor:
 
     @property
     def known(self) -> tuple[TaskState, ...]:
-        """What the next steps depend on."""
+        """What the next actions depend on."""
         return tuple(task.known for task in self._tasks.values())
 
     @property
     def statuses(self) -> tuple[TaskStatus, ...]:
-        """What is to be said of each task."""
+        """What is reported to the coordinator of each task."""
         return tuple(task.status for _, task in sorted(self._tasks.items()))
 
     @property
@@ -130,21 +129,21 @@ class TaskSupervisor:
 
     @property
     def ends(self) -> Sequence[tuple[TaskEnd, WorkerExit]]:
-        """How the last of the tasks have ended whose processes have."""
+        """How the last tasks have ended, with the exits of their processes."""
         return self._exits.ends
 
     @property
     def pids(self) -> set[int]:
-        """The processes of tasks that run."""
+        """The running processes of tasks."""
         processes = (task.process for task in self._tasks.values())
         return {process.pid for process in processes if process is not None and process.live}
 
     def warm(self) -> None:
-        """Have a template ready before there is a task: what it imports takes longer than anything else."""
+        """Prepare a template before there is a task: what it imports takes longer than anything else."""
         self._ready = self._ready or self._do(self._starter.prepare([self._start_builder.common]))
 
     def follow(self, order: NodeOrder) -> None:
-        """Take what the order says of tasks that are here, and tell it to their processes."""
+        """Take what the order says of the tasks here, and send it to their processes."""
         for assigned in order.tasks:
             task = self._tasks.get(assigned.key)
             if task is not None and task.assigned.version == assigned.version and task.assigned.rank == assigned.rank:
@@ -155,39 +154,39 @@ class TaskSupervisor:
             if order.ending and task.live and task.only_serves and not (task.dying or task.ending):
                 task.terminate(signal.SIGTERM, self._spec.grace)
 
-    def carry_out(self, step: Step, order: NodeOrder) -> None:
-        """Do one step; what takes time goes on by itself. Raises OSError when a port cannot be had."""
-        if isinstance(step, ReservePort):
-            self._reserve_port(step.task)
+    def carry_out(self, action: Action, order: NodeOrder) -> None:
+        """Carry out one action; what takes time goes on in the background. Raises OSError if no port is free."""
+        if isinstance(action, ReservePort):
+            self._reserve_port(action.task)
             return
-        task = self._tasks[step.task.key if isinstance(step, Start) else step.key]
-        if isinstance(step, Start):
-            self._start_later(task, order, step)
-        elif isinstance(step, WaitForPeers):
+        task = self._tasks[action.task.key if isinstance(action, Start) else action.key]
+        if isinstance(action, Start):
+            self._begin_start(task, order, action)
+        elif isinstance(action, WaitForPeers):
             task.later("gaps", PEER_TIMEOUT, lambda: self._start_without_peers(task), again=False)
-        elif isinstance(step, Drain):
+        elif isinstance(action, Drain):
             task.drain(self._spec.grace)
             self._channel.tell(task.key, task.message(order))
-        elif isinstance(step, Terminate):
+        elif isinstance(action, Terminate):
             raise AssertionError("how a task is terminated is the loop's to say")
-        elif isinstance(step, Kill):
+        elif isinstance(action, Kill):
             task.kill()
-        elif isinstance(step, Release):
+        elif isinstance(action, Release):
             task.close()
-            del self._tasks[step.key]
+            del self._tasks[action.key]
 
     def terminate(self, key: TaskKey, number: signal.Signals, grace: float, told_at: float | None) -> None:
-        """End a task by this signal, and kill it after that many seconds; `told_at` is as in `ManagedProcess.send`."""
+        """End a task by this signal, and kill it after `grace` seconds; `told_at` is as in `ManagedProcess.send`."""
         self._tasks[key].terminate(number, grace, told_at)
 
     def forward(self, number: signal.Signals, told_at: float | None) -> None:
-        """Pass a signal on, after which they go on, to every task that runs."""
+        """Forward a signal that does not end a task to all running tasks."""
         for task in self._tasks.values():
             if task.process is not None:
                 task.process.forward(number, told_at)
 
     def send(self, number: signal.Signals, told_at: float | None = None) -> None:
-        """Send a signal that shall end it to every task that runs."""
+        """Send a signal that ends a task to all running tasks."""
         for task in self._tasks.values():
             if task.process is not None:
                 task.process.send(number, told_at)
@@ -195,7 +194,7 @@ class TaskSupervisor:
                 task.starting.cancel()
 
     async def close(self) -> None:
-        """No task runs any more: let go of ports and of whom we ask."""
+        """Release ports and stop probing; no task runs any more."""
         for job in list(self._jobs):
             job.cancel()
         if self._jobs:
@@ -208,7 +207,7 @@ class TaskSupervisor:
         self._ports.close()
 
     def on_event(self, key: TaskKey, event: TaskEvent) -> None:
-        """A process has said something."""
+        """Apply a message of a process."""
         task = self._tasks.get(key)
         if task is None:
             return
@@ -217,8 +216,8 @@ class TaskSupervisor:
         if isinstance(event, Restored):
             task.reached, self._reached = self._reached, event.step
         if isinstance(event, Note | Restored | Saved):
-            self._events.said(key, event)
-        if isinstance(event, StepSaid) and key.role is not Role.EVALUATOR:
+            self._events.task_message(key, event)
+        if isinstance(event, Step) and key.role is not Role.EVALUATOR:
             self._reached = max(self._reached, event.step)
             if key.role is Role.CHIEF and event.step > before:
                 self._await_next_step(task)
@@ -244,12 +243,13 @@ class TaskSupervisor:
         task.waited = True
         self._wake()
 
-    def _start_later(self, task: TaskProcess, order: NodeOrder, step: Start) -> None:
+    def _begin_start(self, task: TaskProcess, order: NodeOrder, action: Start) -> None:
         task.cancel("gaps")
-        task.take(step.task)
-        task.servers = servers_of(order, step.task)
-        variables = task_variables(order, step.task, step.config, task_start.master_address(self._spec))
-        # Once for all that start together: what the first of them imports is not learned before it has had the time.
+        task.take(action.task)
+        task.servers = servers_of(order, action.task)
+        variables = task_variables(order, action.task, action.config, task_start.master_address(self._spec))
+        # One template for all tasks that start together: it can only learn what the first of them imports after a
+        # while.
         self.warm()
         task.starting = self._do(self._start(task, variables, order))
 
@@ -257,7 +257,7 @@ class TaskSupervisor:
         try:
             if self._ready is not None:
                 await asyncio.wait([self._ready])
-            # One after the other: a process that is being forked is our child before anybody knows its number.
+            # One at a time: a process that is being forked is a child of the agent before its pid is known.
             async with self._turn:
                 own = {task_start.AGENT: self._channel.address, task_start.TOKEN: self._channel.expect(task.key)}
                 start, task.output, task.memory = self._start_builder.build(task.assigned, {**variables, **own})
@@ -287,25 +287,25 @@ class TaskSupervisor:
         self._starter.learn_later()
         self._channel.tell(task.key, task.message(order))
         if task.assigned.memory:
-            self._look_at_memory(task)
+            self._check_memory(task)
         self._wake()
 
     def _abandon(self, task: TaskProcess) -> None:
-        """Its start came to nothing, and nobody waits for it: as if it had only been held."""
+        """A start has failed: the task is as if only its port were reserved."""
         self._channel.finish(task.key)
         if task.output is not None:
             task.output.forget(self._relay)
         task.close()
         task.dying = task.ending = False
 
-    def _look_at_memory(self, task: TaskProcess) -> None:
+    def _check_memory(self, task: TaskProcess) -> None:
         if task.memory is None:
             return
         near_memory_limit = task.memory.near_memory_limit
         if near_memory_limit and not task.near_memory_limit:
             task.near_memory_limit = True
             self._wake()
-        task.later("memory", MEMORY_CHECK_INTERVAL, lambda: self._look_at_memory(task))
+        task.later("memory", MEMORY_CHECK_INTERVAL, lambda: self._check_memory(task))
 
     def _on_probe_state(self, key: TaskKey, state: ProbeState) -> None:
         task = self._tasks.get(key)
@@ -318,7 +318,7 @@ class TaskSupervisor:
 
     def _kill_hung(self, task: TaskProcess, why: str) -> None:
         if task.live and not (task.dying or task.ending or task.leaving):
-            task.silent = why
+            task.hung = why
             task.kill()
 
     def _report_stuck(self, process: ManagedProcess[ProcessSpec]) -> None:
@@ -337,7 +337,7 @@ class TaskSupervisor:
         self._do(self._classify(task, process))
 
     async def _classify(self, task: TaskProcess, process: ManagedProcess[ProcessSpec]) -> None:
-        """Say how a task has ended, once its last words are known."""
+        """Classify how a task has ended, once the end of its output is known."""
         task.end = await self._exits.classify(task, process)
         task.close()
         task.over = True

@@ -1,4 +1,4 @@
-"""One task on this node, from the port that is held for it to what is known of its end."""
+"""One task on this node, from the port that is reserved for it to how it ended."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tf_ps_runner.agent.task_start import TaskOutput
 from tf_ps_runner.memory.enforcer import MemoryEnforcer
 
 ASSUME_READY_AFTER = 30.0
-"""Seconds after which a task that runs, and has said nothing of how far it is, counts as ready. A script that makes no
-session of TensorFlow's usual kind says nothing, and nobody waits for it at the gate either."""
+"""Seconds after which a running task that has not reported its progress counts as ready. A script that creates no
+session of TensorFlow's usual kind reports nothing, and does not wait at the gate either."""
 
 
 class TaskProcess:
-    """A task that this node holds a port for, runs, or has run. `on_change` is called when its status has changed."""
+    """A task that has a reserved port here, runs, or has run. `on_change` is called when its status has changed."""
 
     def __init__(self, assigned: Task, port: int, on_change: Callable[[], None]) -> None:
         self.assigned = assigned
@@ -43,7 +43,7 @@ class TaskProcess:
         self.process: ManagedProcess[ProcessSpec] | None = None
         self.output: TaskOutput | None = None
         self.memory: MemoryEnforcer | None = None
-        self.silent: str | None = None
+        self.hung: str | None = None
         self.end: TaskEnd | None = None
         self.started_at = 0.0
         self.dying = self.ending = self.leaving = self.waited = False
@@ -54,12 +54,12 @@ class TaskProcess:
 
     @property
     def key(self) -> TaskKey:
-        """Which task it is."""
+        """The role and id of the task."""
         return self.assigned.key
 
     @property
     def live(self) -> bool:
-        """Whether its process runs or is about to, or its end is not known in full yet."""
+        """Whether its process runs or is being started, or its end is not classified yet."""
         return not self.over and (self.starting is not None or self.process is not None)
 
     @property
@@ -74,13 +74,13 @@ class TaskProcess:
     @property
     def only_serves(self) -> bool:
         """Whether it is a worker that makes no steps of its own: a server for the chief of a `ParameterServerStrategy`,
-        which does not come to an end by itself."""
+        which does not end by itself."""
         return self.assigned.role is Role.WORKER and self.begun and self.step < 0
 
     @property
     def past_beginning(self) -> bool:
-        """Whether it has made a step. One that tells of none, as an evaluator or a script without TensorFlow's usual
-        sessions, is taken to have made one."""
+        """Whether it has made a step. A task that reports no steps, such as an evaluator or a script without
+        TensorFlow's usual sessions, counts as having made one."""
         tells_nothing = self.assigned.role is Role.EVALUATOR or (self.ready and not self.begun and self.restored < 0)
         return tells_nothing or self.step > self.restored
 
@@ -90,7 +90,7 @@ class TaskProcess:
 
     @property
     def known(self) -> TaskState:
-        """What the next step depends on."""
+        """What the next action for it depends on."""
         return TaskState(
             key=self.key,
             rank=self.assigned.rank,
@@ -106,7 +106,7 @@ class TaskProcess:
 
     @property
     def status(self) -> TaskStatus:
-        """What is to be said of it."""
+        """What is reported to the coordinator."""
         return TaskStatus(
             key=self.key,
             stage=self.stage,
@@ -121,13 +121,14 @@ class TaskProcess:
         )
 
     def message(self, order: NodeOrder) -> OrderMessage:
-        """What is told to its process: of what is meant for its role, and for itself."""
+        """The order for its process: the part that concerns its role and itself."""
         role = self.assigned.role
         same = self.assigned.version == order.version
         return OrderMessage(
             version=order.version,
             open=order.open,
-            # A chief hears of it too: one whose workers serve it leaves first, for those do not leave by themselves.
+            # The chief gets it too: a chief whose workers serve it leaves first, because those do not leave by
+            # themselves.
             pause=(order.pause and same and role in (Role.CHIEF, Role.WORKER)) or self.leaving,
             save=order.save and same and role is Role.CHIEF,
             ending=order.ending,
@@ -140,21 +141,21 @@ class TaskProcess:
         on_end: Callable[[ManagedProcess[ProcessSpec]], None],
         on_stuck: Callable[[ManagedProcess[ProcessSpec]], None],
     ) -> None:
-        """Its process has been started."""
+        """Its process was started."""
         self.process = ManagedProcess(pid, spec, on_end, on_stuck)
         self.started_at = time.monotonic()
         if self.assigned.role is not Role.PS:
             self.later("ready", ASSUME_READY_AFTER, self.mark_ready)
 
     def mark_ready(self) -> None:
-        """It is ready, as it has said or as nobody will ever say."""
+        """It has reported that it is ready, or never will."""
         self.cancel("ready")
         if not self.ready:
             self.ready = True
             self._on_change()
 
     def on_event(self, event: TaskEvent) -> None:
-        """Take what its process has said."""
+        """Apply a message of its process."""
         if isinstance(event, Ready):
             self.begun = True
             if self.assigned.role is not Role.PS:
@@ -183,19 +184,19 @@ class TaskProcess:
         self.assigned = assigned
 
     def later(self, name: str, seconds: float, what: Callable[[], None], again: bool = True) -> None:
-        """Do something in some seconds. What was to be done under that name is put off, or not even that."""
+        """Call `what` in some seconds. A call that waits under the same name is replaced, or kept if not `again`."""
         if name in self._timers and not again:
             return
         self.cancel(name)
         self._timers[name] = self._loop.call_later(seconds, what)
 
     def cancel(self, name: str) -> None:
-        """Do not do it, if it is still to be done."""
+        """Cancel the call that waits under this name, if any."""
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
 
     def kill(self) -> None:
-        """End it at once, also while it is being started."""
+        """Kill it, also while it is being started."""
         self.dying = True
         if self.process is not None:
             self.process.send(signal.SIGKILL)
@@ -203,7 +204,7 @@ class TaskProcess:
             self.starting.cancel()
 
     def terminate(self, number: signal.Signals, grace: float, told_at: float | None = None) -> None:
-        """Ask it to end by a signal, and kill it after that many seconds; `told_at` is as in `ManagedProcess.send`."""
+        """End it by a signal, and kill it after `grace` seconds; `told_at` is as in `ManagedProcess.send`."""
         self.ending = True
         if self.process is not None:
             self.process.stop(number, grace, told_at)
@@ -211,7 +212,7 @@ class TaskProcess:
             self.starting.cancel()
 
     def drain(self, grace: float) -> None:
-        """Give it that many seconds to leave as it was told to, and as many after a SIGTERM."""
+        """Give it `grace` seconds to leave as its order asks, and as many again after a SIGTERM."""
         self.leaving = True
         if self.process is None:
             self.kill()
@@ -219,7 +220,7 @@ class TaskProcess:
             self.later("leaving", grace, lambda: self.terminate(signal.SIGTERM, grace))
 
     def close(self) -> None:
-        """Its process has ended: nothing is to be done later."""
+        """Its process has ended: cancel what waits and release its memory limit."""
         for name in list(self._timers):
             self.cancel(name)
         if self.memory is not None:

@@ -27,42 +27,42 @@ from tf_ps_runner.memory.enforcer import MemoryEnforcer
 from tf_ps_runner.spec import PsJobSpec
 
 PACKAGE = Path(__file__).resolve().parent.parent
-"""The package, of which the template may import what tasks need."""
+"""The package, from which the template may import what tasks need."""
 
 WORKER_PATH = PACKAGE / "worker_path"
-"""The directory that stands first in the search path of tasks; there is only the bootstrap in it."""
+"""The first directory of the tasks' search path; it contains the bootstrap only."""
 
 BOOT = WORKER_PATH / "tf_ps_boot.py"
-"""What runs in front of the script in a task that is not forked from a template that has run it."""
+"""What runs before the script in a task that is not forked from a template that has run it."""
 
 AGENT = "TF_PS_AGENT"
 """The variable with the address of the agent."""
 
 TOKEN = "TF_PS_TASK_TOKEN"
-"""The variable with what a process shows its agent to be known; worth nothing to another user of this machine."""
+"""The variable with the token that a process shows its agent; useless to another user of this machine."""
 
 
 SCRATCH = "TF_PS_SCRATCH"
-"""The variable with a directory for files that shall not outlive the job."""
+"""The variable with a directory for files that must not outlive the job."""
 
 
 def common_environment(parent: Mapping[str, str], scratch: str | None) -> dict[str, str]:
-    """What all tasks of this node have in common; `parent` is the launcher's own environment. A place in a cluster that
-    the launcher itself was given is not theirs. `scratch` is a directory that is removed with the job, if there is one.
+    """The environment that all tasks of this node share; `parent` is the launcher's own. A place in a cluster that the
+    launcher itself was given is not passed on. `scratch` is a directory that is removed with the job, if there is one.
     """
     environment = {key: value for key, value in parent.items() if key not in ("TF_CONFIG", AGENT, TOKEN, SCRATCH)}
     if scratch is not None:
         environment[SCRATCH] = scratch
     paths = [str(WORKER_PATH), *filter(None, [parent.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
-    # Without it a line of a script may be held back in its buffer until the end, which servers never have.
+    # Without it a line of a script may stay in its buffer until the end, which servers never reach.
     environment.setdefault("PYTHONUNBUFFERED", "1")
     return environment
 
 
 def make_scratch(run_dir: RunDir) -> str | None:
-    """A directory for `SCRATCH`, for the caller to remove; None where none can be made, and files stay where they are
-    made without one. A run's directory that is kept is for what somebody has asked for."""
+    """A directory for `SCRATCH`, for the caller to remove; None if none can be made, and files stay where they are
+    without it. The directory of a run that is kept is only for what the user asked for."""
     try:
         return tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=None if run_dir.keep else run_dir.path)
     except OSError:
@@ -70,8 +70,7 @@ def make_scratch(run_dir: RunDir) -> str | None:
 
 
 def boot_command(entrypoint: Entrypoint, args: Sequence[str]) -> tuple[str, ...]:
-    """The command line of a task, with the bootstrap in front of the script; a program of which nothing is known is run
-    as it is."""
+    """The command line of a task, with the bootstrap before the script; any program but Python is run as it is."""
     program = python_program(entrypoint)
     if program is None:
         return command_line(entrypoint, args)
@@ -81,14 +80,14 @@ def boot_command(entrypoint: Entrypoint, args: Sequence[str]) -> tuple[str, ...]
 
 
 def master_address(spec: PsJobSpec) -> str:
-    """Where the nodes of the job meet, for `DLROVER_MASTER_ADDR`; empty where there is only one."""
+    """Where the nodes of the job rendezvous, for `DLROVER_MASTER_ADDR`; empty for one node."""
     master = spec.job.master
     return f"{master.host}:{master.port}" if master is not None else ""
 
 
 @dataclass(frozen=True)
 class TaskOutput:
-    """The outputs of one task. `stdio` are the descriptors that become 0, 1 and 2, closed with `release`; the paths are
+    """The outputs of one task. `stdio` are the descriptors that become 0, 1 and 2, closed by `release`; the paths are
     those of its log files, None without them."""
 
     name: str
@@ -97,7 +96,7 @@ class TaskOutput:
     stderr_path: str | None = None
 
     def release(self) -> None:
-        """Close our copies, once the task has its own or will not be started."""
+        """Close the agent's copies, once the task has its own or is not started."""
         for fd in set(self.stdio):
             if fd > 2:
                 os.close(fd)
@@ -109,18 +108,18 @@ class TaskOutput:
         return (await relay.tails([self.name])).get(self.name, "")
 
     def forget(self, relay: RelayClient) -> None:
-        """Nothing more comes of this task: what is still on its way to the console gets there."""
+        """The task writes no more: what is on its way to the console still gets there."""
         relay.release([self.name], [path for path in (self.stdout_path, self.stderr_path) if path is not None])
 
 
 def open_task_output(logs: LogSpec, run_dir: RunDir, relay: RelayClient, name: str) -> TaskOutput:
-    """Open the outputs of the task `name`: to the console, with `--redirects` to files alone, and else to both where a
-    directory was asked for. Raises SpecError when the files cannot be had."""
+    """Open the outputs of the task `name`: to the console; with a log directory to files as well, or with `--redirects`
+    to files only. Raises SpecError if the files cannot be opened."""
     filed = run_dir.path is not None and run_dir.keep
     prefix = f"[{name}]:"
     if not filed or run_dir.path is None:
         stderr = relay.open_stderr(name, show=True, prefix=prefix)
-        # What a task writes to the two has an order that people rely on, which only one way to one console keeps.
+        # Users rely on the order of what a task writes to both, which only one pipe to one console keeps.
         stdout = stderr if relay.single_console else relay.open_stdout(name, prefix)
         return TaskOutput(name, (0, stdout, stderr))
     directory = os.path.join(run_dir.path, name)
@@ -157,7 +156,7 @@ class TaskStartBuilder:
         self._events = events
         self._scratch = make_scratch(run_dir)
         if self._scratch is not None:
-            # The relay is the last to end, also when watchdog and agent are killed together.
+            # The relay ends last, also when watchdog and agent are killed together.
             relay.remove_at_end(self._scratch)
         self.common = common_environment(os.environ, self._scratch)
 
@@ -166,7 +165,7 @@ class TaskStartBuilder:
         entrypoint = self._spec.job.entrypoint
         output = open_task_output(self._spec.job.logs, self._run_dir, self._relay, str(assigned.key))
         memory = MemoryEnforcer.open(str(assigned.key), assigned.memory)
-        self._events.limited(memory.kept_by)
+        self._events.memory_limited(memory.kept_by)
         args = fill_macros(entrypoint.args, assigned.rank)
         start = ProcessSpec(
             name=str(assigned.key),
