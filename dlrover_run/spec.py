@@ -203,6 +203,6 @@ class JobSpec:
         return tuple(filter(None, found))
 
     @property
-    def alone(self) -> bool:
-        """Whether the job has one node only."""
+    def single_node(self) -> bool:
+        """Whether the job has exactly one node."""
         return self.backend == "memory" or (self.backend == "static" and self.rules.max_nodes == 1)

@@ -310,7 +310,7 @@ class Agent:
             key = number is signal.SIGINT
             if key:
                 self._console.break_line()
-            then = render_shutdown("workers", seconds, alone=self._spec.alone, again=key)
+            then = render_shutdown("workers", seconds, alone=self._spec.single_node, again=key)
             self._console.info(f"{received_words(number, meant)}: {then}")
             if not self._stopping:
                 # The stop that follows now passes it on.

@@ -128,7 +128,7 @@ class ProgressReporter:
     def begin_round(self, seat: RankAssignment) -> None:
         """A round begins in which this node has that seat. Each node says so in one line. torchrun's block of twelve is
         for scripts that search a log for it: one node of those that meet has it, and all with LOGLEVEL=INFO."""
-        if not self._spec.alone:
+        if not self._spec.single_node:
             from dlrover_run.console.rounds import render_rank_assignment
 
             self._console.info(render_rank_assignment(seat))

@@ -276,7 +276,7 @@ class Agent:
             if key:
                 self._console.break_line()
             live = seconds if self._tasks.live else None
-            then = render_shutdown("tasks", live, alone=self._spec.job.alone, again=key)
+            then = render_shutdown("tasks", live, alone=self._spec.job.single_node, again=key)
             if self._tasks.live and number is signal.SIGTERM and self._spec.job.backend in ("master", "etcd"):
                 # A cluster manager that evicts a node sends SIGTERM, and the node's tasks may continue elsewhere with
                 # nothing lost.
