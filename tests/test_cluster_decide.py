@@ -308,7 +308,7 @@ class TestOthers:
     def test_a_worker_that_has_succeeded_is_not_started_again(self) -> None:
         job = running()
         job.end("worker-0", how=SUCCESS)
-        assert (job.ids(Role.WORKER), job.cluster.succeeded_workers) == (["worker-1"], (0,))
+        assert (job.ids(Role.WORKER), job.spent(Role.WORKER).succeeded) == (["worker-1"], (0,))
 
     def test_but_is_needed_again_when_the_model_goes_back(self) -> None:
         job = running()
@@ -335,7 +335,7 @@ class TestOthers:
             job.end(f"evaluator-{number}")
             job.obey()
         assert (job.plan.phase, job.stage, job.ids(Role.EVALUATOR)) == (PlanPhase.TRAINING, Stage.TRAINING, [])
-        assert (job.cluster.evaluator_failed, job.cluster.outcome) == (True, None)
+        assert (job.spent(Role.EVALUATOR).given_up, job.cluster.outcome) == (True, None)
         assert "training goes on" in job.plan.reason
         # Neither another version nor another coordinator starts it again.
         job.end("ps-0")
@@ -350,7 +350,7 @@ class TestOthers:
     def test_an_evaluator_that_fails_in_the_same_way_again_is_given_up_at_once(self) -> None:
         job = running(evaluator=1)
         job.end("evaluator-0", how=REPEATED)
-        assert (job.plan.phase, job.cluster.evaluator_failed) == (PlanPhase.TRAINING, True)
+        assert (job.plan.phase, job.spent(Role.EVALUATOR).given_up) == (PlanPhase.TRAINING, True)
 
     def test_an_evaluator_that_fails_after_the_chief_has_succeeded_is_told_of_at_the_end(self) -> None:
         job = running(evaluator=1)

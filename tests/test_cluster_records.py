@@ -37,7 +37,7 @@ from dlrover_run.policies.parameter_servers.model import (
     NodeTasks,
     RecoveryHint,
     Role,
-    RoleUsage,
+    RoleState,
     ScaleAnswer,
     Stage,
     Task,
@@ -86,13 +86,12 @@ CLUSTER = Cluster(
     version=3,
     stage=Stage.TRAINING,
     tasks=(task("ps", 4, 0, "a"), task("ps", 5, 1, "b"), task("chief", 2, 0, "b"), task("worker", 7, 1, "b")),
-    usage=(
-        RoleUsage(Role.PS, ids=6, failures=1),
-        RoleUsage(Role.CHIEF, ids=3),
-        RoleUsage(Role.WORKER, ids=8, failures=2),
+    roles=(
+        RoleState(Role.PS, ids=6, failures=1),
+        RoleState(Role.CHIEF, ids=3),
+        RoleState(Role.WORKER, ids=8, failures=2, succeeded=(0,)),
     ),
     desired=DesiredReplicas(workers=2),
-    succeeded_workers=(0,),
     ports_held_at=1.0,
     servers_ready_at=1.0,
     opened_at=1.0,
@@ -227,7 +226,12 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
         for rank in range(MAX_NODE_TASKS)
     )
     addresses = (f"{address}:65535",) * MAX_TASKS
-    account = RecoveryHint(version=MAX_ROUND, servers=1, tasks=MAX_TASKS, succeeded_workers=tuple(range(MAX_TASKS)))
+    account = RecoveryHint(
+        version=MAX_ROUND,
+        servers=1,
+        tasks=MAX_TASKS,
+        roles=(RoleState(Role.WORKER, succeeded=tuple(range(MAX_TASKS))),),
+    )
     order = NodeOrder(version=MAX_ROUND, tasks=hosted, servers=addresses[:1], workers=addresses, hint=account)
     data = encode(Assigned(Assignment(cluster=order, reason="x" * 2 * MAX_WHAT)))
     assert MAX_NODE_MESSAGE < len(data) < MAX_MASTER_MESSAGE
@@ -276,13 +280,13 @@ def test_from_what_all_nodes_repeat_the_cluster_is_made_again() -> None:
     assert {member.key for member in plan.members} == {A, B}
     cluster = plan.cluster
     assert {one.key: one for one in cluster.tasks} == {one.key: one for one in CLUSTER.tasks}
-    assert (cluster.version, cluster.stage, cluster.desired, cluster.succeeded_workers) == (
+    assert (cluster.version, cluster.stage, cluster.desired, cluster.role_state(Role.WORKER).succeeded) == (
         3,
         Stage.TRAINING,
         CLUSTER.desired,
         (0,),
     )
-    assert set(cluster.usage) == set(CLUSTER.usage)
+    assert set(cluster.roles) == set(CLUSTER.roles)
     assert (cluster.ports_held_at, cluster.servers_ready_at, cluster.opened_at, cluster.step) == (
         100.0,
         100.0,
@@ -299,7 +303,7 @@ def test_who_is_still_to_be_heard_is_waited_for_and_then_his_servers_are_lost() 
     lost = next(one for one in plan.cluster.tasks if (one.role, one.rank) == (Role.PS, 0))
     assert lost.node_id == "unknown-ps-0"
     assert lost.key.id == 6, "one that nobody had"
-    assert RoleUsage(Role.PS, ids=7, failures=1) in plan.cluster.usage
+    assert RoleState(Role.PS, ids=7, failures=1) in plan.cluster.roles
     assert NodeKey("unknown-ps-0", "unknown") in {member.key for member in plan.members}
 
 
@@ -344,7 +348,7 @@ def test_between_two_versions_the_account_goes_on() -> None:
     assert plan is not None
     assert plan.cluster is not None
     assert (plan.phase, plan.key.number) == (PlanPhase.GATHERING, 3)
-    assert set(plan.cluster.usage) == set(CLUSTER.usage)
+    assert set(plan.cluster.roles) == set(CLUSTER.roles)
 
 
 def test_until_the_cluster_is_known_again_each_node_goes_on_as_it_is() -> None:
@@ -395,7 +399,7 @@ def test_of_many_ends_the_longest_are_told_in_few_words() -> None:
 
 # What no node of ours says.
 
-SPENT = RoleUsage(Role.PS, ids=MAX_ID + 1)
+SPENT = RoleState(Role.PS, ids=MAX_ID + 1)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +413,7 @@ SPENT = RoleUsage(Role.PS, ids=MAX_ID + 1)
         (NodeTasks(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, saved=-2),)), "step"),
         (NodeTasks(tasks=(TaskStatus(key=key("ps", 1), stage=TaskStage.HELD, reached=MAX_STEP + 1),)), "step"),
         (NodeTasks(hint=RecoveryHint(version=MAX_ROUND + 1)), "repeats"),
-        (NodeTasks(hint=RecoveryHint(usage=(SPENT,))), "repeats"),
+        (NodeTasks(hint=RecoveryHint(roles=(SPENT,))), "repeats"),
         (NodeTasks(hint=RecoveryHint(servers=MAX_TASKS + 1)), "repeats"),
         (NodeTasks(hint=RecoveryHint(assigned=(AssignedTask(key("ps", MAX_ID + 1), 0, 1),))), "repeats"),
         (NodeTasks(hint=RecoveryHint(assigned=(AssignedTask(key("ps", 1), 0, MAX_ROUND + 1),))), "repeats"),

@@ -160,9 +160,7 @@ BROKEN: dict[str, Variant] = {
     "a change never ends": steps_without("conclude"),
     "the gate never opens": steps_without("open_gate"),
     "the end of the chief is not noticed": steps_without("end_job"),
-    "an id is given again": patched(
-        (placement, "new_task"), (versions, "new_task"), (failures, "new_task"), by=give_old_id
-    ),
+    "an id is given again": patched((placement, "new_task"), (failures, "new_task"), by=give_old_id),
     "nothing is charged": patched((failures, "charge"), by=charge_nothing),
     "all is charged twice": patched((failures, "charge"), by=charge_twice),
     "old processes may live on when the gate opens": with_step(versions.open_gate, by=open_gate_early),

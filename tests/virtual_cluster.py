@@ -17,7 +17,7 @@ from dlrover_run.policies.parameter_servers.model import (
     NodeOrder,
     NodeTasks,
     Role,
-    RoleUsage,
+    RoleState,
     Stage,
     Task,
     TaskEnd,
@@ -78,8 +78,8 @@ class VirtualCluster:
         tasks = sorted((task for task in self.cluster.tasks if task.role is role), key=lambda task: task.rank)
         return [task.host for task in tasks]
 
-    def spent(self, role: Role) -> RoleUsage:
-        return next((spent for spent in self.cluster.usage if spent.role is role), RoleUsage(role))
+    def spent(self, role: Role) -> RoleState:
+        return next((spent for spent in self.cluster.roles if spent.role is role), RoleState(role))
 
     def order(self, name: str) -> NodeOrder:
         """What a node is told, as one that hosts something."""

@@ -93,9 +93,14 @@ def _implausible_hosting(hosting: NodeTasks, last_version: int, address: str) ->
     if account is None:
         return None
     versions = [account.version, *(given.version for given in account.assigned)]
-    ids = [number for spent in account.usage for number in (spent.ids, spent.failures, spent.memory)]
+    ids = [number for spent in account.roles for number in (spent.ids, spent.failures, spent.memory)]
     ids += [given.key.id for given in account.assigned]
-    ranks = [*account.succeeded_workers, account.servers, account.tasks, *(given.rank for given in account.assigned)]
+    ranks = [
+        *(rank for state in account.roles for rank in state.succeeded),
+        account.servers,
+        account.tasks,
+        *(given.rank for given in account.assigned),
+    ]
     if max(versions) > last_version or max(ids, default=0) > MAX_ID or max(ranks) > MAX_TASKS:
         return "a status repeats a cluster that no job has"
     return None

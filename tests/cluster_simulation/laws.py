@@ -12,7 +12,7 @@ from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,
     Role,
-    RoleUsage,
+    RoleState,
     Stage,
     Task,
     TaskEnd,
@@ -201,7 +201,7 @@ class Laws:
         most = limits.max_workers
         if cluster.desired.workers is not None:
             most = max(limits.min_workers, min(most, cluster.desired.workers))
-        missing = {Role.CHIEF: {0}, Role.WORKER: set(range(most)) - set(cluster.succeeded_workers)}
+        missing = {Role.CHIEF: {0}, Role.WORKER: set(range(most)) - set(cluster.role_state(Role.WORKER).succeeded)}
         for role, ranks in missing.items():
             mine = [task for task in cluster.tasks if task.role is role]
             statuses = [p.report.cluster for p in present.values() if p.report.cluster is not None]
@@ -264,8 +264,8 @@ def _cut_off(node: Node) -> bool:
     return node.cut or node.stale
 
 
-def _spent(cluster: Cluster, role: Role) -> RoleUsage:
-    return next((spent for spent in cluster.usage if spent.role is role), RoleUsage(role))
+def _spent(cluster: Cluster, role: Role) -> RoleState:
+    return next((spent for spent in cluster.roles if spent.role is role), RoleState(role))
 
 
 def _told(present: Members, task: Task) -> TaskStatus | None:

@@ -10,11 +10,11 @@ from dlrover_run.policies.parameter_servers.model import (
     EndCause,
     MemoryLimit,
     Role,
-    RoleUsage,
     Task,
     UnexpectedExits,
 )
 from dlrover_run.policies.parameter_servers.rules import MEMORY_FACTOR, ClusterRules
+from dlrover_run.policies.parameter_servers.text import Code
 from dlrover_run.policies.parameter_servers.view import LostTask
 
 FREE_EXITS = 3
@@ -22,21 +22,10 @@ FREE_EXITS = 3
 always exits with that code would be restarted for ever; each further exit counts as a failure."""
 
 
-def usage_of(cluster: Cluster, role: Role) -> RoleUsage:
-    """What that role has used so far."""
-    return next((usage for usage in cluster.usage if usage.role is role), RoleUsage(role))
-
-
-def with_usage(cluster: Cluster, usage: RoleUsage) -> Cluster:
-    """The cluster in which a role has used that much."""
-    others = [other for other in cluster.usage if other.role is not usage.role]
-    return msgspec.structs.replace(cluster, usage=tuple(sorted([*others, usage], key=lambda one: one.role)))
-
-
 def may_try_servers(limits: ClusterRules, cluster: Cluster) -> bool:
     """Whether new servers may be started beside those that train. If these fail too often the job continues, but no
     further ones are tried."""
-    return usage_of(cluster, Role.PS).failures <= limits.max_restarts
+    return cluster.role_state(Role.PS).failures <= limits.max_restarts
 
 
 def limit_of(limits: ClusterRules, cluster: Cluster, role: Role, rank: int) -> int:
@@ -72,9 +61,9 @@ def charge(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tu
         cluster, cause = _count_exit(cluster, loss)
         problem = ""
         if cause is EndCause.REPEATED:
-            problem = text.repeated()
+            problem = Code.REPEATED()
         elif cause is EndCause.MEMORY and 0 < limits.max_memory <= loss.task.memory:
-            problem = text.memory_exhausted(limits.max_memory)
+            problem = Code.MEMORY_EXHAUSTED(most=limits.max_memory)
         elif cause is EndCause.MEMORY:
             cluster = raise_limit(limits, cluster, loss.task)
         if not problem and cause is not EndCause.RESHAPED and cause not in charged:
@@ -86,15 +75,10 @@ def charge(limits: ClusterRules, cluster: Cluster, losses: list[LostTask]) -> tu
 
 
 def _use_restart(limits: ClusterRules, cluster: Cluster, role: Role, cause: EndCause) -> tuple[Cluster, str]:
-    usage = usage_of(cluster, role)
-    if cause is EndCause.MEMORY:
-        used, most = usage.memory, limits.memory_restarts
-        paid = msgspec.structs.replace(usage, memory=used + 1)
-    else:
-        used, most = usage.failures, limits.max_restarts
-        paid = msgspec.structs.replace(usage, failures=used + 1)
-    problem = text.restarts_used(most, role, cause is EndCause.MEMORY) if used >= most else ""
-    return with_usage(cluster, paid), problem
+    state, is_memory = cluster.role_state(role), cause is EndCause.MEMORY
+    used, most = (state.memory, limits.memory_restarts) if is_memory else (state.failures, limits.max_restarts)
+    problem = text.restarts_used(most, role, is_memory) if used >= most else ""
+    return cluster.with_role(state, **{"memory" if is_memory else "failures": used + 1}), problem
 
 
 def _count_exit(cluster: Cluster, loss: LostTask) -> tuple[Cluster, EndCause]:

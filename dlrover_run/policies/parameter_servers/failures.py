@@ -13,6 +13,7 @@ from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role
 from dlrover_run.policies.parameter_servers.placement import desired_ranks, find_node, min_tasks, new_task
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
 from dlrover_run.policies.parameter_servers.rules import ROLES, Loss
+from dlrover_run.policies.parameter_servers.text import Code
 from dlrover_run.policies.parameter_servers.versions import begin_version, fail
 from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, host_of, tasks_of, with_task, without
 
@@ -53,8 +54,10 @@ def move_from_leaving(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan |
         place = find_node(view, without(cluster, task), task.role)
         if place is not None:
             moved, successor = new_task(view, without(cluster, task), task.role, task.rank, cluster.version, place)
-            leaving = text.departure(task, view.present[node].report.ended_by)
-            return view.update(plan, with_task(moved, successor), text.moves(leaving, successor, task))
+            leaving = text.node_leaves(task, view.present[node].report.ended_by)
+            return view.update(
+                plan, with_task(moved, successor), Code.MOVES(leaving=leaving, successor=successor, task=task)
+            )
     return None
 
 
@@ -72,9 +75,8 @@ def _replace(view: ClusterView, plan: Plan, cluster: Cluster, loss: LostTask) ->
     task, spec = loss.task, ROLES[loss.task.role]
     rest = without(cluster, task)
     if loss.end.cause is EndCause.SUCCESS:
-        if task.role is Role.EVALUATOR:
-            return view.update(plan, rest, evaluator_succeeded=True)
-        return view.update(plan, rest, succeeded_workers=tuple(sorted({*cluster.succeeded_workers, task.rank})))
+        state = rest.role_state(task.role)
+        return view.update(plan, rest.with_role(state, succeeded=tuple(sorted({*state.succeeded, task.rank}))))
     leaves = task.role is Role.WORKER and cluster.stage in LEAVING_STAGES
     if leaves and loss.end.cause is EndCause.RESHAPED:
         return view.update(plan, rest)
@@ -85,21 +87,25 @@ def _replace(view: ClusterView, plan: Plan, cluster: Cluster, loss: LostTask) ->
     rest, reason = without(charged, task), text.lost_tasks([loss])
     if problem and not spec.required:
         # An evaluator only reads checkpoints, so training does not need it.
-        reason = f"{reason}{problem}{text.NO_EVALUATION}"
-        return view.update(plan, rest, reason, evaluator_failed=True, outcome=None)
+        reason = f"{reason}{problem}{Code.NO_EVALUATION()}"
+        return view.update(plan, _given_up(rest, task.role), reason, outcome=None)
     if problem:
         return fail(view, plan, charged, f"{reason}{problem}", loss)
     if leaves or task.rank not in desired_ranks(view.limits, rest, task.role):
         return view.update(plan, rest, reason)
     place = find_node(view, rest, task.role, host_of(task))
     if place is None:
-        return view.update(plan, rest, reason + text.NO_SLOT)
+        return view.update(plan, rest, reason + Code.NO_SLOT())
     if place != host_of(task) and _is_bound(cluster, task.role):
         if view.pending_reconnect(plan) is not None:
             return plan
-        return begin_version(view, plan, rest, reason + text.CHIEF_MOVES, rolled_back=True)
+        return begin_version(view, plan, rest, reason + Code.CHIEF_MOVES(), rolled_back=True)
     rest, successor = new_task(view, rest, task.role, task.rank, cluster.version, place)
     return view.update(plan, with_task(rest, successor), f"{reason}; {text.replacements([loss], [successor])}")
+
+
+def _given_up(cluster: Cluster, role: Role) -> Cluster:
+    return cluster.with_role(cluster.role_state(role), given_up=True)
 
 
 def fill(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -115,18 +121,19 @@ def fill(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             continue
         if _is_bound(cluster, role):
             if view.pending_reconnect(plan) is None:
-                return begin_version(view, plan, cluster, text.CHIEF_FITS, rolled_back=True)
+                return begin_version(view, plan, cluster, Code.CHIEF_FITS(), rolled_back=True)
             continue
         cluster, task = new_task(view, cluster, role, rank, cluster.version, place)
         cluster = with_task(cluster, task)
         added.append(task)
-    return view.update(plan, cluster, text.added(added)) if added else None
+    return view.update(plan, cluster, Code.ADDED(tasks=added)) if added else None
 
 
 def _missing(view: ClusterView, cluster: Cluster) -> list[tuple[Role, int]]:
     """The ranks without a task. Servers are complete in every version, and a task that would have to leave again is not
     started."""
-    roles = (Role.CHIEF,) if cluster.stage in LEAVING_STAGES else (Role.CHIEF, Role.EVALUATOR, Role.WORKER)
+    leaving = cluster.stage in LEAVING_STAGES
+    roles = [role for role, spec in ROLES.items() if spec.loss is not Loss.NEW_VERSION and (spec.saves or not leaving)]
     present = {(task.role, task.rank) for task in cluster.tasks}
     wanted = [(role, rank) for role in roles for rank in desired_ranks(view.limits, cluster, role)]
     return [place for place in wanted if place not in present]
@@ -139,7 +146,7 @@ def _dismiss(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     extra = [task for task in surplus if view.loss_of(cluster, task) is None]
     if not extra:
         return None
-    return view.update(plan, without(cluster, *extra), text.too_many_workers(len(wanted), extra))
+    return view.update(plan, without(cluster, *extra), Code.TOO_MANY_WORKERS(wanted=len(wanted), extra=extra))
 
 
 def run_short(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -154,7 +161,8 @@ def run_short(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         return view.update(plan, cluster, insufficient_since=view.now)
     if view.now < cluster.insufficient_since + view.rules.pend_timeout:
         return None
-    short = text.insufficient(workers, least if has_chief else None, view.rules.pend_timeout)
+    code = Code.TOO_FEW_WORKERS if has_chief else Code.NO_CHIEF
+    short = code(workers=workers, least=least, seconds=view.rules.pend_timeout)
     return fail(view, plan, cluster, plan.reason + short)
 
 
@@ -167,7 +175,7 @@ def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             return view.update(
                 plan,
                 without(cluster, chief),
-                text.chief_succeeded(chief),
+                Code.CHIEF_SUCCEEDED(chief=chief),
                 stage=Stage.ENDING,
                 since=view.now,
                 until=view.now + view.limits.end_grace,
@@ -175,22 +183,23 @@ def end_job(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
                 next_ports_held_at=None,
                 insufficient_since=None,
             )
-    return fail(view, plan, cluster, text.LEFT_BEFORE_SUCCESS) if view.all_have_left else None
+    return fail(view, plan, cluster, Code.LEFT_BEFORE_SUCCESS()) if view.all_have_left else None
 
 
 def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
     """The plan once the other tasks have ended, or their grace is over. The servers are stopped last."""
     others = [task for task in cluster.tasks if ROLES[task.role].ends_itself]
     late = [task for task in others if _has_to_end(view, cluster, task)]
-    if any(_has_failed(view, cluster, task) for task in others if not ROLES[task.role].required):
-        cluster = msgspec.structs.replace(cluster, evaluator_failed=True)
+    for task in others:
+        if not ROLES[task.role].required and _has_failed(view, cluster, task):
+            cluster = _given_up(cluster, task.role)
     if late and cluster.until is not None and view.now < cluster.until:
         over = [task for task in others if task not in late]
         return view.update(plan, without(cluster, *over)) if over else plan
     reason = plan.reason
     if late:
-        reason += text.did_not_end(late, view.limits.end_grace)
-    if cluster.evaluator_failed:
+        reason += Code.DID_NOT_END(tasks=late, seconds=view.limits.end_grace)
+    if any(state.given_up for state in cluster.roles):
         reason += f"; {text.EVALUATION_FAILED}"
     done = msgspec.structs.replace(cluster, until=None)
     phase = PlanPhase.FINISHED

@@ -9,7 +9,7 @@ for the newest state.
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -149,13 +149,17 @@ class DesiredReplicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Count | None = None
 
 
-class RoleUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a role has used so far: ids given out, restarts after failures, and restarts with more memory."""
+class RoleState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What has happened in a role so far: how many ids were given out, and how many restarts were used after failures
+    and for more memory. `succeeded` are the ranks that have succeeded and are not needed again; with `given_up` the
+    restarts are used up, and the job continues without the role."""
 
     role: Role
     ids: Total = 0
     failures: Total = 0
     memory: Total = 0
+    succeeded: Annotated[tuple[Count, ...], Meta(max_length=MAX_TASKS)] = ()
+    given_up: bool = False
 
 
 class AssignedTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,10 +183,7 @@ class RecoveryHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     servers: Count = 0
     tasks: Count = 0
     desired: DesiredReplicas = DesiredReplicas()
-    usage: Annotated[tuple[RoleUsage, ...], Meta(max_length=len(Role))] = ()
-    succeeded_workers: Annotated[tuple[Count, ...], Meta(max_length=MAX_TASKS)] = ()
-    evaluator_succeeded: bool = False
-    evaluator_failed: bool = False
+    roles: Annotated[tuple[RoleState, ...], Meta(max_length=len(Role))] = ()
     assigned: Annotated[tuple[AssignedTask, ...], Meta(max_length=MAX_NODE_TASKS)] = ()
 
 
@@ -292,12 +293,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `version` counts from 1, and is the number of the plan's round. `tasks` are those of this version, `next_servers`
     the servers of the next one while it is prepared. `until` is the job time at which the stage is given up. `step` and
     `saved` are the newest reported before this version opened, and from then on the step at which it began.
-    `scale_answers` are the answers to the last request of each node. `succeeded_workers` are the ranks of workers that
-    have succeeded, and `evaluator_succeeded` says that the evaluator has; `evaluator_failed` that it has failed too
-    often and is not started again. `server_bounds` are the numbers of servers that the tables of the model allow, None
-    for any; `proven_servers` is the number of servers of the last version in which the chief had a model, 0 before
-    that. `outcome` is the end of a task after which the job cannot continue. `paused` says that all tasks that trained
-    had left before this version began, so that `step` is exactly the last step.
+    `scale_answers` are the answers to the last request of each node. `server_bounds` are the numbers of servers that
+    the tables of the model allow, None for any; `proven_servers` is the number of servers of the last version in which
+    the chief had a model, 0 before that. `outcome` is the end of a task after which the job cannot continue. `paused`
+    says that all tasks that trained had left before this version began, so that `step` is exactly the last step.
 
     Milestones of this version, in job time, None before: `ports_held_at`, when all addresses were known, so that its
     tasks may start; `servers_ready_at`, when all its servers answered; `opened_at`, when the chief had a complete
@@ -312,15 +311,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     desired: DesiredReplicas = DesiredReplicas()
     tasks: tuple[Task, ...] = ()
     next_servers: tuple[Task, ...] = ()
-    succeeded_workers: tuple[Count, ...] = ()
-    usage: tuple[RoleUsage, ...] = ()
+    roles: tuple[RoleState, ...] = ()
     memory_limits: tuple[MemoryLimit, ...] = ()
     step: int = -1
     saved: int = -1
     scale_answers: tuple[ScaleAnswer, ...] = ()
     outcome: TaskEnd | None = None
-    evaluator_succeeded: bool = False
-    evaluator_failed: bool = False
     ports_held_at: float | None = None
     servers_ready_at: float | None = None
     opened_at: float | None = None
@@ -330,6 +326,16 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     server_bounds: ServerBounds | None = None
     proven_servers: Count = 0
     paused: bool = False
+
+    def role_state(self, role: Role) -> RoleState:
+        """What has happened in that role so far."""
+        return next((state for state in self.roles if state.role is role), RoleState(role))
+
+    def with_role(self, state: RoleState, **changes: Any) -> Cluster:
+        """The cluster with that state of a role, and these changes of it."""
+        state = msgspec.structs.replace(state, **changes)
+        others = [other for other in self.roles if other.role is not state.role]
+        return msgspec.structs.replace(self, roles=tuple(sorted([*others, state], key=lambda one: one.role)))
 
 
 class NodeOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

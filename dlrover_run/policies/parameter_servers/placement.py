@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 from dlrover_run.coordination.records import NodeKey
-from dlrover_run.policies.parameter_servers.budgets import limit_of, usage_of, with_usage
+from dlrover_run.policies.parameter_servers.budgets import limit_of
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, Task, TaskKey
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.policies.parameter_servers.view import ClusterView, host_of, tasks_of
@@ -16,34 +14,28 @@ Places = dict[int, NodeKey]
 """The node of each rank of a role."""
 
 
+def replica_bounds(limits: ClusterRules, cluster: Cluster, role: Role) -> tuple[int, int]:
+    """The fewest and the most tasks of a role; of servers, also as the tables of the model allow."""
+    least, most = limits.replicas(role)
+    if role is Role.PS and cluster.server_bounds is not None:
+        return max(least, cluster.server_bounds.least), min(most, cluster.server_bounds.most)
+    return least, most
+
+
 def desired_ranks(limits: ClusterRules, cluster: Cluster, role: Role) -> list[int]:
     """The ranks that tasks of the role shall have if capacity allows; those that have succeeded are not needed
     again."""
-    if role is Role.CHIEF:
-        return [0]
-    if role is Role.EVALUATOR:
-        is_over = cluster.evaluator_succeeded or cluster.evaluator_failed
-        return [0] if limits.evaluator and not is_over else []
-    if role is Role.PS:
-        bounds = cluster.server_bounds
-        most = limits.max_ps if bounds is None else min(limits.max_ps, bounds.most)
-        return list(range(clamp(cluster.desired.ps, min_servers(limits, cluster), most)))
-    number = clamp(cluster.desired.workers, limits.min_workers, limits.max_workers)
-    return [rank for rank in range(number) if rank not in cluster.succeeded_workers]
+    desired = {Role.PS: cluster.desired.ps, Role.WORKER: cluster.desired.workers}
+    number = clamp(desired.get(role), *replica_bounds(limits, cluster, role))
+    state = cluster.role_state(role)
+    return [] if state.given_up else [rank for rank in range(number) if rank not in state.succeeded]
 
 
 def min_tasks(limits: ClusterRules, cluster: Cluster, role: Role) -> int:
     """How many tasks of the role the job cannot do without."""
-    if role is Role.PS:
-        return min_servers(limits, cluster)
-    if role is Role.WORKER:
-        return min(limits.min_workers, len(desired_ranks(limits, cluster, role)))
-    return int(role is Role.CHIEF)
-
-
-def min_servers(limits: ClusterRules, cluster: Cluster) -> int:
-    """How many parameter servers the job cannot do without."""
-    return limits.min_ps if cluster.server_bounds is None else max(limits.min_ps, cluster.server_bounds.least)
+    least, _ = replica_bounds(limits, cluster, role)
+    # Servers never succeed, so all of them stay needed.
+    return least if role is Role.PS else min(least, len(desired_ranks(limits, cluster, role)))
 
 
 def clamp(desired: int | None, least: int, most: int) -> int:
@@ -119,8 +111,8 @@ def new_task(
     view: ClusterView, cluster: Cluster, role: Role, rank: int, version: int, node: NodeKey
 ) -> tuple[Cluster, Task]:
     """A new task on that node, with an id that was never given out."""
-    usage = usage_of(cluster, role)
-    number = max(usage.ids, view.next_unseen_id(role))
+    state = cluster.role_state(role)
+    number = max(state.ids, view.next_unseen_id(role))
     task = Task(
         key=TaskKey(role, number),
         rank=rank,
@@ -131,7 +123,7 @@ def new_task(
         memory=limit_of(view.limits, cluster, role, rank),
         since=view.now,
     )
-    return with_usage(cluster, msgspec.structs.replace(usage, ids=number + 1)), task
+    return cluster.with_role(state, ids=number + 1), task
 
 
 def new_tasks(

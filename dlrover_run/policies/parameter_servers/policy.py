@@ -30,6 +30,7 @@ from dlrover_run.policies.parameter_servers.failures import (
 from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, NodeTasks, Role, Stage, Task
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES, conclude, reshape
 from dlrover_run.policies.parameter_servers.scaling import apply_scale, bound_servers
+from dlrover_run.policies.parameter_servers.text import Code
 from dlrover_run.policies.parameter_servers.versions import (
     gather,
     gather_deadlines,
@@ -91,7 +92,7 @@ def waiting(rules: JobRules, plan: Plan, present: Members, now: float) -> Waitin
     """What a node without tasks waits for: who is here, what there are too few slots for, and for how long."""
     view, cluster = ClusterView(rules, present, now), plan.cluster or Cluster()
     if plan.phase is PlanPhase.TRAINING:
-        return Waiting(text.ENDING if cluster.stage is Stage.ENDING else text.training(cluster))
+        return Waiting(Code.ENDING() if cluster.stage is Stage.ENDING else text.training(cluster))
     words, until = gather_text(view, plan, cluster)
     return Waiting(words, None if until is None else max(0.0, until - now))
 

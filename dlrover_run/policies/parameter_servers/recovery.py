@@ -12,7 +12,6 @@ import msgspec
 
 from dlrover_run.coordination.adoption import latest_round
 from dlrover_run.coordination.records import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import (
     AssignedTask,
     Cluster,
@@ -21,7 +20,7 @@ from dlrover_run.policies.parameter_servers.model import (
     NodeTasks,
     RecoveryHint,
     Role,
-    RoleUsage,
+    RoleState,
     Stage,
     Task,
     TaskEnd,
@@ -30,6 +29,7 @@ from dlrover_run.policies.parameter_servers.model import (
     TaskStatus,
 )
 from dlrover_run.policies.parameter_servers.rules import ROLES
+from dlrover_run.policies.parameter_servers.text import Code
 
 MAX_ENDS_BYTES = 48 * 1024
 """Bytes of the ends in one status that are sent in full. When a server dies each process of the node may leave a
@@ -46,10 +46,7 @@ def recovery_hint(cluster: Cluster) -> RecoveryHint:
         servers=sum(task.role is Role.PS for task in cluster.tasks),
         tasks=len(cluster.tasks),
         desired=cluster.desired,
-        usage=cluster.usage,
-        succeeded_workers=cluster.succeeded_workers,
-        evaluator_succeeded=cluster.evaluator_succeeded,
-        evaluator_failed=cluster.evaluator_failed,
+        roles=cluster.roles,
     )
 
 
@@ -120,22 +117,19 @@ def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, n
         # The job has been running without any cluster, or its nodes have lost what they had to report back.
         return msgspec.structs.replace(fresh, key=latest) if waited and latest != RoundKey() else None
     # An id is never given out twice, so later hints of one job count more ids.
-    hint = max((one.hint for one in nodes), key=lambda hint: (hint.version, sum(usage.ids for usage in hint.usage)))
+    hint = max((one.hint for one in nodes), key=lambda hint: (hint.version, sum(state.ids for state in hint.roles)))
     tasks = _tasks(nodes, hint.version)
     if not waited and len(tasks) < hint.tasks:
         return None
-    usage = _usage(nodes)
+    states = _role_states(nodes)
     if tasks:
-        tasks += _unknown(hint, tasks, usage)
+        tasks += _unknown(hint, tasks, states)
     cluster = Cluster(
         version=hint.version,
         since=now,
         desired=hint.desired,
         tasks=tuple(sorted(tasks, key=lambda task: task.key)),
-        succeeded_workers=tuple(sorted({rank for one in nodes for rank in one.hint.succeeded_workers})),
-        evaluator_succeeded=any(one.hint.evaluator_succeeded for one in nodes),
-        evaluator_failed=any(one.hint.evaluator_failed for one in nodes),
-        usage=tuple(usage[role] for role in Role if role in usage),
+        roles=tuple(states[role] for role in Role if role in states),
         memory_limits=tuple(MemoryLimit(task.role, task.rank, task.memory) for task in tasks if task.memory),
     )
     members = {NodeKey(task.node_id, task.incarnation): task.host for task in tasks}
@@ -144,7 +138,7 @@ def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, n
         key=latest,
         phase=PlanPhase.TRAINING if tasks else PlanPhase.GATHERING,
         members=tuple(Member(*key, host, 0) for key, host in members.items()),
-        reason=text.RECOVERED,
+        reason=Code.RECOVERED(),
         cluster=_with_milestones(cluster, nodes, now),
     )
 
@@ -178,24 +172,30 @@ def _task(node: NodeReport, assigned: AssignedTask, status: TaskStatus | None) -
     )
 
 
-def _usage(nodes: Iterable[_Repeated]) -> dict[Role, RoleUsage]:
-    """What each role has used: the most that any node knows of."""
-    found: dict[Role, RoleUsage] = {}
-    for one in (usage for node in nodes for usage in node.hint.usage):
+def _role_states(nodes: Iterable[_Repeated]) -> dict[Role, RoleState]:
+    """What has happened in each role: the most that any node knows of."""
+    found: dict[Role, RoleState] = {}
+    for one in (state for node in nodes for state in node.hint.roles):
         known = found.get(one.role, one)
-        most = (max(known.ids, one.ids), max(known.failures, one.failures), max(known.memory, one.memory))
-        found[one.role] = RoleUsage(one.role, *most)
+        found[one.role] = RoleState(
+            role=one.role,
+            ids=max(known.ids, one.ids),
+            failures=max(known.failures, one.failures),
+            memory=max(known.memory, one.memory),
+            succeeded=tuple(sorted({*known.succeeded, *one.succeeded})),
+            given_up=known.given_up or one.given_up,
+        )
     return found
 
 
-def _unknown(hint: RecoveryHint, tasks: Iterable[Task], usage: dict[Role, RoleUsage]) -> list[Task]:
+def _unknown(hint: RecoveryHint, tasks: Iterable[Task], states: dict[Role, RoleState]) -> list[Task]:
     """A chief and servers in the places of those that no node hosts."""
     known = {(task.role, task.rank) for task in tasks}
     wanted = [(Role.CHIEF, 0), *((Role.PS, rank) for rank in range(hint.servers))]
     made_up = []
     for role, rank in (place for place in wanted if place not in known):
-        before = usage.get(role, RoleUsage(role))
-        usage[role] = msgspec.structs.replace(before, ids=before.ids + 1)
+        before = states.get(role, RoleState(role))
+        states[role] = msgspec.structs.replace(before, ids=before.ids + 1)
         made_up.append(
             Task(
                 key=TaskKey(role, before.ids),
@@ -203,7 +203,7 @@ def _unknown(hint: RecoveryHint, tasks: Iterable[Task], usage: dict[Role, RoleUs
                 version=hint.version,
                 node_id=f"unknown-{role.value}-{rank}",
                 incarnation="unknown",
-                host=text.unknown_node(role, rank),
+                host=Code.UNKNOWN_NODE(role=role.value, rank=rank),
             )
         )
     return made_up

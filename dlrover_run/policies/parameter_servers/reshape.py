@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from dlrover_run.coordination.records import Plan
+from dlrover_run.coordination.words import join_names
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import (
     charge,
@@ -13,18 +14,17 @@ from dlrover_run.policies.parameter_servers.budgets import (
     may_try_servers,
     more_memory,
     raise_limit,
-    usage_of,
-    with_usage,
 )
 from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task, TaskStage
 from dlrover_run.policies.parameter_servers.placement import (
     Places,
     all_slots,
     desired_ranks,
-    min_servers,
+    min_tasks,
     new_tasks,
     server_places,
 )
+from dlrover_run.policies.parameter_servers.text import Code
 from dlrover_run.policies.parameter_servers.versions import begin_version
 from dlrover_run.policies.parameter_servers.view import ClusterView, host_of, tasks_of
 
@@ -62,12 +62,13 @@ def conclude(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             continue
         # A chief that was ended with its node before it had saved is a loss.
         if not loss.free or (status is not None and status.saved >= max(0, status.step)):
-            saved = text.saved(chief, status.saved if status is not None else -1)
+            saved = Code.SAVED(chief=chief, step=status.saved) if status is not None and status.saved >= 0 else ""
             return begin_version(view, plan, cluster, text.reshaped(before, after, saved), rolled_back=False)
     if cluster.until is not None and view.now >= cluster.until:
         if view.pending_reconnect(plan) is not None:
             return plan
-        late = text.not_saved(tasks_of(cluster, Role.WORKER), view.limits.save_timeout)
+        workers = join_names([str(task.key) for task in tasks_of(cluster, Role.WORKER)])
+        late = Code.NOT_SAVED(late=workers or "the chief", seconds=view.limits.save_timeout)
         return begin_version(view, plan, cluster, text.reshaped(before, after, late), rolled_back=True)
     return None
 
@@ -76,17 +77,18 @@ def _raise_memory(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | Non
     """Give a server that is near its memory limit more before it is killed for that."""
     limits = view.limits
     for task in tasks_of(cluster, Role.PS):
-        status, usage = view.status_of(task), usage_of(cluster, Role.PS)
+        status, state = view.status_of(task), cluster.role_state(Role.PS)
         if status is None or not status.near_memory_limit or not view.is_ready(task):
             continue
         raised = limit_of(limits, cluster, Role.PS, task.rank) > task.memory
         if raised or more_memory(limits, task.memory) == task.memory:
             continue
-        if usage.memory >= limits.memory_restarts or not may_try_servers(limits, cluster):
+        if state.memory >= limits.memory_restarts or not may_try_servers(limits, cluster):
             continue
-        cluster = with_usage(cluster, msgspec.structs.replace(usage, memory=usage.memory + 1))
-        cluster = raise_limit(limits, cluster, task)
-        return view.update(plan, cluster, text.near_limit(task, limit_of(limits, cluster, Role.PS, task.rank)))
+        cluster = raise_limit(limits, cluster.with_role(state, memory=state.memory + 1), task)
+        return view.update(
+            plan, cluster, Code.NEAR_LIMIT(task=task, memory=limit_of(limits, cluster, Role.PS, task.rank))
+        )
     return None
 
 
@@ -94,25 +96,25 @@ def _wanted(view: ClusterView, cluster: Cluster) -> tuple[Places, str] | None:
     """Where the servers are wanted, and why, if that differs from where they are and from the memory they have."""
     limits, current = view.limits, tasks_of(cluster, Role.PS)
     places = server_places(view, cluster)
-    if len(places) < min_servers(limits, cluster):
+    if len(places) < min_tasks(limits, cluster, Role.PS):
         return None
     if len(places) > len(current) or len(desired_ranks(limits, cluster, Role.PS)) < len(current):
-        return places, text.other_number_wanted(len(places), len(current))
+        return places, Code.OTHER_NUMBER(wanted=len(places), current=len(current))
     leaving = [task for task in current if view.is_leaving(host_of(task))]
     if leaving:
-        return places, text.nodes_leave([_departure(view, task) for task in leaving])
+        return places, join_names(list(dict.fromkeys(_departure(view, task) for task in leaving)))
     chiefs = [task for task in tasks_of(cluster, Role.CHIEF) if view.is_leaving(host_of(task))]
     if chiefs and all_slots(view, Role.CHIEF):
         # It saves before its node leaves: the data queues are on that node, and their state is saved with the
         # checkpoint.
-        return places, text.chief_leaves(_departure(view, chiefs[0]))
+        return places, Code.CHIEF_LEAVES(leaving=_departure(view, chiefs[0]))
     small = [task for task in current if task.memory < limit_of(limits, cluster, Role.PS, task.rank)]
-    return (places, text.more_memory_needed(small)) if small else None
+    return (places, Code.MORE_MEMORY(tasks=small)) if small else None
 
 
 def _departure(view: ClusterView, task: Task) -> str:
     p = view.present.get(host_of(task))
-    return text.departure(task, p.report.ended_by if p is not None else "")
+    return text.node_leaves(task, p.report.ended_by if p is not None else "")
 
 
 def _begin(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
@@ -123,7 +125,7 @@ def _begin(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         return None
     places, why = wanted
     cluster, tasks = new_tasks(view, cluster, Role.PS, places, cluster.version + 1)
-    return _with_next(view, plan, cluster, text.next_servers_start(why, tasks), Stage.CHANGING, tasks)
+    return _with_next(view, plan, cluster, Code.NEXT_START(why=why, tasks=tasks), Stage.CHANGING, tasks)
 
 
 def _with_next(
@@ -144,10 +146,11 @@ def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         # Training continues, so a change that uses up the restarts is given up, not the job.
         charged, problem = charge(view.limits, cluster, losses)
         charged = msgspec.structs.replace(charged, outcome=None)
-        return _with_next(view, plan, charged, text.change_failed(losses, problem), Stage.TRAINING)
+        given_up = problem + Code.CHANGE_GIVEN_UP() if problem else ""
+        return _with_next(view, plan, charged, text.lost_tasks(losses) + given_up, Stage.TRAINING)
     wanted = _wanted(view, cluster)
     if is_known and (wanted is None or not _fits(view, cluster, wanted[0])):
-        return _with_next(view, plan, cluster, text.OTHER_SERVERS_WANTED, Stage.TRAINING)
+        return _with_next(view, plan, cluster, Code.OTHERS_WANTED(), Stage.TRAINING)
     chief_is_ready = any(view.is_ready(task) for task in tasks_of(cluster, Role.CHIEF))
     if not chief_is_ready or not all(view.is_ready(task) for task in cluster.next_servers):
         return None
@@ -156,7 +159,7 @@ def _prepare(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     return view.update(
         plan,
         cluster,
-        text.next_servers_ready(len(cluster.next_servers)),
+        Code.NEXT_READY(number=len(cluster.next_servers)),
         stage=Stage.PAUSING,
         since=view.now,
         until=view.now + view.limits.save_timeout,

@@ -62,6 +62,16 @@ class ClusterRules:
         """The minimum and maximum of parameter servers, as text."""
         return f"{self.min_ps} to {self.max_ps}"
 
+    def replicas(self, role: Role) -> tuple[int, int]:
+        """The fewest and the most tasks of a role."""
+        numbers = {
+            Role.PS: (self.min_ps, self.max_ps),
+            Role.CHIEF: (1, 1),
+            Role.EVALUATOR: (0, self.evaluator),
+            Role.WORKER: (self.min_workers, self.max_workers),
+        }
+        return numbers[role]
+
     def memory_of(self, role: Role) -> int:
         """The memory limit with which tasks of that role begin."""
         return self.ps_memory if role is Role.PS else self.worker_memory
@@ -96,7 +106,8 @@ class RoleSpec:
     checkpoints only, and goes on when the servers change. With `required` the job ends when its restarts are used up,
     or when there is no slot for its minimum. `ready_after` is when its time to become ready begins; None for no limit.
     With `ends_itself` it has a grace to end after the chief has succeeded; a server never ends by itself, and is
-    stopped last. With `numbered` there may be several, so texts give the rank.
+    stopped last. With `saves` it saves the model, so it also starts while the workers leave. With `numbered` there may
+    be several, so texts give the rank.
     """
 
     label: str
@@ -106,12 +117,13 @@ class RoleSpec:
     required: bool = True
     ready_after: Milestone | None = Milestone.ADDRESSES
     ends_itself: bool = True
+    saves: bool = False
     numbered: bool = True
 
 
 ROLES = {
     Role.PS: RoleSpec("parameter servers", Loss.NEW_VERSION, ends_itself=False),
-    Role.CHIEF: RoleSpec("the chief", Loss.RESTART_IN_PLACE, ready_after=Milestone.SERVERS, numbered=False),
+    Role.CHIEF: RoleSpec("the chief", Loss.RESTART_IN_PLACE, ready_after=Milestone.SERVERS, saves=True, numbered=False),
     Role.EVALUATOR: RoleSpec(
         "the evaluator",
         Loss.RESTART,

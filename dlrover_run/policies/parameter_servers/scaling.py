@@ -25,6 +25,7 @@ from dlrover_run.policies.parameter_servers.model import (
 from dlrover_run.policies.parameter_servers.placement import all_slots
 from dlrover_run.policies.parameter_servers.reshape import LEAVING_STAGES
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
+from dlrover_run.policies.parameter_servers.text import Code
 from dlrover_run.policies.parameter_servers.versions import begin_version, fail
 from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, tasks_of
 
@@ -79,7 +80,7 @@ def _refusal(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredRe
     current = len(tasks_of(cluster, Role.PS))
     trains = plan.phase is PlanPhase.TRAINING
     if trains and request.ps != current and not may_try_servers(view.limits, cluster):
-        return text.servers_not_tried(current)
+        return Code.SERVERS_NOT_TRIED(present=current)
     return ""
 
 
@@ -90,7 +91,8 @@ def out_of_range(request: DesiredReplicas, limits: ClusterRules) -> str:
         ("--workers", request.workers, limits.min_workers, limits.max_workers),
     ):
         if number is not None and not least <= number <= most:
-            return text.out_of_range(flag, number, least, most)
+            code = Code.OUT_OF_FIXED if least == most else Code.OUT_OF_RANGE
+            return code(flag=flag, wanted=number, least=least, most=most)
     return ""
 
 
@@ -98,10 +100,11 @@ def _too_few_slots(view: ClusterView, plan: Plan, cluster: Cluster, request: Des
     """What a running version has too few slots for; one that gathers uses the slots that there are then."""
     if plan.phase is not PlanPhase.TRAINING:
         return ""
-    workers = [rank for rank in range(request.workers or 0) if rank not in cluster.succeeded_workers]
+    succeeded = cluster.role_state(Role.WORKER).succeeded
+    workers = [rank for rank in range(request.workers or 0) if rank not in succeeded]
     needed = {Role.PS: request.ps or 0, Role.WORKER: len(workers)}
-    short = [(role, number) for role in needed if (number := all_slots(view, role)) < needed[role]]
-    return text.no_slots(short) if short else ""
+    short = [text.replicas(role, found) for role in needed if (found := all_slots(view, role)) < needed[role]]
+    return Code.NO_SLOTS(slots=" and ".join(short)) if short else ""
 
 
 def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: DesiredReplicas) -> str:
@@ -112,14 +115,14 @@ def _consequences(view: ClusterView, plan: Plan, cluster: Cluster, request: Desi
             continue
         current = len(tasks_of(cluster, role))
         if plan.phase is not PlanPhase.TRAINING:
-            how = text.when_it_trains(all_slots(view, role))
+            how = Code.WHEN_IT_TRAINS(slots=all_slots(view, role))
         elif role is Role.PS and cluster.stage in LEAVING_STAGES:
-            how = text.NEXT_SET_FITS if number == len(cluster.next_servers) else text.NEW_SET
+            how = (Code.NEXT_SET_FITS if number == len(cluster.next_servers) else Code.NEW_SET)()
         elif number == current:
-            how = text.already_there(number)
+            how = Code.ALREADY_THERE(number=number)
         else:
-            how = text.NEW_SET if role is Role.PS else text.WORKERS_CHANGE
-        parts.append(text.scale_follows(role, number, how))
+            how = (Code.NEW_SET if role is Role.PS else Code.WORKERS_CHANGE)()
+        parts.append(text.replicas(role, number) + how)
     return "; ".join(parts)
 
 
@@ -157,14 +160,14 @@ def _with_other_servers(view: ClusterView, plan: Plan, cluster: Cluster, chief: 
     limits, known, present = view.limits, cluster.server_bounds, len(tasks_of(cluster, Role.PS))
     number = cluster.proven_servers if cluster.proven_servers not in (0, present) else bounds.least
     was_tried = known is not None and known.least == known.most == present
-    what, remedy = text.not_restored(bounds, present), ""
+    what, remedy = (Code.PARTS_DIFFER if bounds.parts else Code.PARTS_UNKNOWN)(bounds=bounds, present=present), ""
     if number in (0, present) or was_tried:
-        remedy = text.AS_WHEN_WRITTEN
+        remedy = Code.AS_WHEN_WRITTEN()
     elif not limits.min_ps <= number <= limits.max_ps:
-        remedy = text.start_with(number)
+        remedy = Code.START_WITH(number=number)
     if remedy:
         loss = LostTask(chief, TaskEnd(EndCause.FAILURE, what + remedy))
         return fail(view, plan, cluster, text.lost_tasks([loss]), loss)
     exact = msgspec.structs.replace(bounds, least=number, most=number, refused=0)
-    why = f"{text.lost_tasks([LostTask(chief, TaskEnd(EndCause.FAILURE, what))])}{text.servers_needed(number)}"
+    why = f"{text.lost_tasks([LostTask(chief, TaskEnd(EndCause.FAILURE, what))])}{Code.SERVERS_NEEDED(number=number)}"
     return begin_version(view, plan, msgspec.structs.replace(cluster, server_bounds=exact), why, rolled_back=True)

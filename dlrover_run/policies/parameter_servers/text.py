@@ -1,14 +1,17 @@
-"""Every text about a cluster, in one place: a function for each reason, whose arguments are its parameters.
+"""Every text about a cluster, in one place. The decisions give a code and its parameters, and hold no sentences.
 
-The decisions pass what they know and hold no sentences of their own. A text that continues a reason begins with `; `.
+A template takes Python's format fields, and `#noun` for a number of things, `one|many` for a word that depends on the
+number, and the names of `_FORMATS`. A text that continues another one begins with its separator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from dlrover_run.coordination import words
-from dlrover_run.coordination.words import counted, join_names
+from dlrover_run.coordination.words import counted, departure_text, join_names
 from dlrover_run.policies.parameter_servers.model import Cluster, DesiredReplicas, Role, ServerBounds, Task
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.policies.parameter_servers.view import LostTask
@@ -19,10 +22,102 @@ MAX_ENDS_SHOWN = 3
 EVALUATION_FAILED = "the evaluation has failed: see the output of the evaluator"
 """Part of the reason of a finished job whose evaluator has failed."""
 
-_NOUNS = {Role.PS: "parameter server", Role.WORKER: "worker"}
 
+class Code(enum.Enum):
+    """What the coordinator reports of a cluster; the value is the template of the text. A call renders it."""
 
-# Parts of sentences.
+    # While no version runs.
+    NODES_HERE = "{hosts:#node} {hosts:is|are} here"
+    LAST_CALL_OVER = ", and nobody else came for {seconds:g} s"
+    TOO_FEW_NODES = "after {seconds:g} s {here}: {short}"
+    EVERY_NODE_LEFT = "every node has left"
+    NO_NODE_LEFT = ", and no node is here any more"
+    JOB_IS_FOR = "the job is for {size}"
+    OTHERS_MAY_COME = "others may come, for there is room for {slots}"
+    RECOVERED = "the job was running when its coordinator began"
+    UNKNOWN_NODE = "the node that had {role} {rank}"
+
+    # A version that begins.
+    VERSION = "version {number}: {why}"
+    ALL_RESTART = ", and all other processes are started again too"
+    FEWER_SERVERS = "there is room for {number:#parameter server}"
+    LEFTOVER = "; {task} of before on {host} does not end, so nobody may train"
+
+    # Ends, and what they cost.
+    RESTARTS_USED = "; {most:the one restart|all {most} restarts} of {whose} {most:was|were} used"
+    NO_RESTARTS = "; no restart of {whose} is allowed"
+    REPEATED = ", twice soon after its start, so another start would not help"
+    MEMORY_EXHAUSTED = "; more than {most} MiB are not allowed (--max-memory)"
+    NO_EVALUATION = "; the evaluator is not started again, and training goes on without evaluation"
+    NO_SLOT = "; there is no room for another one now"
+    CHIEF_MOVES = ", and with it the place in the data"
+    CHIEF_FITS = "there is room for a chief again"
+    MOVES = "{leaving}; {successor:name} takes the place of {task.key}"
+    ADDED = "{tasks:names} {tasks:is|are} added"
+    TOO_MANY_WORKERS = "{wanted:#worker} {wanted:is|are} wanted, so {extra:names} {extra:leaves|leave}"
+    NO_CHIEF = "; after {seconds:g} s there is no room for a chief"
+    TOO_FEW_WORKERS = "; after {seconds:g} s there is room for {workers} of at least {least} workers"
+
+    # The end of the job.
+    CHIEF_SUCCEEDED = "{chief.key} on {chief.host} has succeeded"
+    LEFT_BEFORE_SUCCESS = "every node has left before the chief had succeeded"
+    DID_NOT_END = "; {tasks:keys} had {seconds:g} s to end, and did not"
+
+    # A planned change of the servers.
+    NEAR_LIMIT = "{task:name} is near its limit of {task.memory:size}, and is to get {memory:size}"
+    OTHER_NUMBER = "{wanted:#parameter server} {wanted:is|are} wanted instead of {current}"
+    NODE_LEAVES = "{host} {departure}"
+    CHIEF_LEAVES = "{leaving}, and the chief moves"
+    MORE_MEMORY = "{tasks:keys} {tasks:needs|need} more memory"
+    NEXT_START = "{why}: {tasks:keys} {tasks:is|are} started while training goes on"
+    NEXT_READY = "{number:#parameter server} of the next version {number:answers|answer}, so training pauses"
+    CHANGE_GIVEN_UP = "; the change is given up, and training goes on"
+    OTHERS_WANTED = "other parameter servers are wanted by now"
+    RESIZED = "{after:#parameter server} instead of {before}"
+    STARTED_ANEW = "{after:#parameter server}, started anew"
+    SAVED = "; {chief.key} saved at step {step}"
+    NOT_SAVED = "; {late} did not leave within {seconds:g} s, so what was not saved is lost"
+
+    # The numbers of servers that the tables of the model allow.
+    BOUNDED = (
+        "the number of parameter servers {number}: the table {bounds.table!r} has {bounds.parts:#part} and is looked "
+        'up with partition_strategy="mod", so with another number of parts each id would get the row of another id'
+    )
+    PARTS_UNKNOWN = (
+        "did not restore the checkpoint: how many parts it holds of the table {bounds.table!r} cannot be read"
+    )
+    PARTS_DIFFER = (
+        "did not restore the checkpoint: it holds {bounds.parts:#part} of the table {bounds.table!r}, and the script "
+        "makes {bounds.refused} with {present:#parameter server}"
+    )
+    SERVERS_NEEDED = ", so {number:#parameter server} are needed"
+    AS_WHEN_WRITTEN = "; use as many servers as when the checkpoint was written"
+    START_WITH = "; start the job with --ps={number}"
+
+    # Scale requests.
+    REFUSED = ", which is refused: {refusal}"
+    OUT_OF_FIXED = "the job was started with {flag}={least}, so it cannot have {wanted}: start it with {flag}=MIN:MAX"
+    OUT_OF_RANGE = "the job was started with {flag}={least}:{most}, so it cannot have {wanted}: give {least} to {most}"
+    SERVERS_NOT_TRIED = (
+        "new parameter servers have failed too often to be tried again, so training goes on with {present}"
+    )
+    NO_SLOTS = "there is room for {slots} now: start more nodes first, or ask for less"
+    WHEN_IT_TRAINS = ", once the job trains, if there is room by then: there is room for {slots} now"
+    ALREADY_THERE = " {number:is|are} there already"
+    WORKERS_CHANGE = ": nobody else pauses for that"
+    NEXT_SET_FITS = ": the set that all go on with already has as many"
+    NEW_SET = (
+        ": a new set is started while training goes on; then the workers pause, the chief saves, and all go on with "
+        "the new set"
+    )
+
+    # What a node without tasks waits for while others train.
+    TRAINING = "{size} train{succeeded}; this node steps in should another one be needed"
+    ENDING = "the chief has succeeded, and the others come to their end"
+
+    def __call__(self, **params: object) -> str:
+        """The text with these parameters."""
+        return _FORMATTER.format(self.value, **params)
 
 
 def task_name(task: Task) -> str:
@@ -41,96 +136,44 @@ def new_part(before: str, reason: str) -> str:
     return reason[len(before) + 2 :] if before and reason.startswith(f"{before}; ") else reason
 
 
-def servers(number: int) -> str:
-    """That many parameter servers."""
-    return counted(number, "parameter server")
-
-
-def job_size(rules: ClusterRules) -> str:
-    """What a job consists of: `1 to 4 parameter servers, a chief and 2 workers`."""
-    parts = [_range(rules.min_ps, rules.max_ps, "parameter server"), "a chief"]
-    parts += [_range(rules.min_workers, rules.max_workers, "worker")] if rules.max_workers else []
-    parts += ["an evaluator"] if rules.evaluator else []
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def departure(task: Task, signal: str) -> str:
-    """That the task's node leaves, and because of which signal if that is known."""
-    return f"{task.host} {words.departure_text(signal)}"
+def join(*parts: str) -> str:
+    """The parts that are not empty, one after the other."""
+    return "; ".join(part for part in parts if part)
 
 
 def lost_tasks(losses: Sequence[LostTask]) -> str:
     """How these tasks have ended."""
     shown = [f"{task_name(loss.task)} {loss.end.what}" for loss in losses[:MAX_ENDS_SHOWN]]
     more = len(losses) - MAX_ENDS_SHOWN
-    return "; ".join([*shown, f"and {more} more"] if more > 0 else shown)
+    return join(*shown, f"and {more} more" if more > 0 else "")
 
 
 def replacements(losses: Sequence[LostTask], tasks: Sequence[Task]) -> str:
     """Which of the tasks take the places of those that were lost."""
-    ranks = {loss.task.rank for loss in losses}
-    successors = [task for task in tasks if task.rank in ranks]
+    before = {loss.task.rank: loss.task for loss in losses}
+    successors = [task for task in tasks if task.rank in before]
     if not successors:
         return ""
     moved = {task.host for task in successors} - {loss.task.host for loss in losses}
     where = f" on {join_names(sorted(moved))}" if moved else ""
     is_one = len(successors) == 1
     text = f"{_keys(successors)}{where} {'takes its place' if is_one else 'take their places'}"
-    before = {loss.task.rank: loss.task.memory for loss in losses}
-    more = [task for task in successors if task.memory != before[task.rank]]
+    more = [task for task in successors if task.memory != before[task.rank].memory]
     if not more:
         return text
     gets = [
-        f"{'and' if is_one else task.key} gets {memory_size(task.memory)} instead of {memory_size(before[task.rank])}"
+        f"{'and' if is_one else task.key} gets {memory_size(task.memory)} instead of "
+        f"{memory_size(before[task.rank].memory)}"
         for task in more[:MAX_ENDS_SHOWN]
     ]
     others = f", and {len(more) - MAX_ENDS_SHOWN} others get more too" if len(more) > MAX_ENDS_SHOWN else ""
     return f"{text}{' ' if is_one else ', '}{', '.join(gets)}{others}"
 
 
-# Before the first version, and between two of them.
-
-
-def nodes_here(hosts: Sequence[str]) -> str:
-    return f"{counted(len(hosts), 'node')} {'is' if len(hosts) == 1 else 'are'} here"
-
-
-def last_call_over(seconds: float) -> str:
-    return f", and nobody else came for {seconds:g} s"
-
-
-def too_few_nodes(hosts: Sequence[str], seconds: float, short: str) -> str:
-    here = f"{join_names(hosts)} {'is' if len(hosts) == 1 else 'are'} here" if hosts else "no node is here"
-    return f"after {seconds:g} s {here}: {short}"
-
-
-def shortage(missing: Sequence[tuple[Role, int, int]], cluster: Cluster, limits: ClusterRules) -> str:
-    """What there is no slot for that every version needs: the role, how many there are, and the minimum."""
-    parts = []
-    for role, number, least in missing:
-        if role is Role.PS:
-            bounds = cluster.server_bounds
-            exactly = "exactly" if bounds is not None and bounds.most == least else "at least"
-            why = ""
-            if bounds is not None and bounds.least > limits.min_ps:
-                part = counted(bounds.parts, "part")
-                why = f" (the table {bounds.table!r} has {part}, which another number would change)"
-            parts.append(f"{number} of {exactly} {servers(least)}{why}")
-        else:
-            parts.append("no chief" if role is Role.CHIEF else f"{number} of at least {least} {ROLES[role].label}")
-    return f"there is room for {' and '.join(parts)}" if parts else ""
-
-
-def version_begins(number: int, why: str, successors: str, fewer: int | None) -> str:
-    """`fewer` is the number of servers where that is less than is desired."""
-    left = "" if fewer is None else f"there is room for {servers(fewer)}"
-    return "; ".join(part for part in (f"version {number}: {why}", successors, left) if part)
-
-
-ALL_RESTART = ", and all other processes are started again too"
-EVERY_NODE_LEFT = "every node has left"
-NO_NODE_LEFT = ", and no node is here any more"
-LEFT_BEFORE_SUCCESS = "every node has left before the chief had succeeded"
+def restarts_used(most: int, role: Role, with_memory: bool) -> str:
+    """That all restarts of the role are used up."""
+    whose = ROLES[role].label + " with more memory" * with_memory
+    return Code.RESTARTS_USED(most=most, whose=whose) if most else Code.NO_RESTARTS(whose=whose)
 
 
 def restored(step: int, before: int, paused: bool) -> str:
@@ -149,240 +192,117 @@ def restored(step: int, before: int, paused: bool) -> str:
     return f"{where}, {'' if paused else 'at least '}{counted(lost, 'step')} lost"
 
 
-RECOVERED = "the job was running when its coordinator began"
-
-
-def unknown_node(role: Role, rank: int) -> str:
-    return f"the node that had {role.value} {rank}"
-
-
-def leftover(key: object, host: str) -> str:
-    return f"; {key or 'a process'} of before on {host} does not end, so nobody may train"
-
-
-# Losses and restarts.
-
-
-def restarts_used(most: int, role: Role, with_memory: bool) -> str:
-    whose = f"of {ROLES[role].label}{' with more memory' if with_memory else ''}"
-    if not most:
-        return f"; no restart {whose} is allowed"
-    return f"; the one restart {whose} was used" if most == 1 else f"; all {most} restarts {whose} were used"
-
-
-def repeated() -> str:
-    return ", twice soon after its start, so another start would not help"
-
-
-def memory_exhausted(most: int) -> str:
-    return f"; more than {most} MiB are not allowed (--max-memory)"
-
-
-NO_EVALUATION = "; the evaluator is not started again, and training goes on without evaluation"
-CHIEF_MOVES = ", and with it the place in the data"
-NO_SLOT = "; there is no room for another one now"
-CHIEF_FITS = "there is room for a chief again"
-
-
-def moves(leaving: str, successor: Task, task: Task) -> str:
-    return f"{leaving}; {task_name(successor)} takes the place of {task.key}"
-
-
-def added(tasks: Sequence[Task]) -> str:
-    return f"{_named(tasks)} {_is(tasks)} added"
-
-
-def too_many_workers(wanted: int, extra: Sequence[Task]) -> str:
-    leave = "leaves" if len(extra) == 1 else "leave"
-    return f"{counted(wanted, 'worker')} {'is' if wanted == 1 else 'are'} wanted, so {_named(extra)} {leave}"
-
-
-def insufficient(workers: int, least: int | None, seconds: float) -> str:
-    """Why a version cannot go on after so many seconds: without a chief, or with fewer workers than `least`."""
-    what = "no room for a chief" if least is None else f"room for {workers} of at least {least} workers"
-    return f"; after {seconds:g} s there is {what}"
-
-
-# The end.
-
-
-def chief_succeeded(chief: Task) -> str:
-    return f"{chief.key} on {chief.host} has succeeded"
-
-
-def did_not_end(late: Sequence[Task], seconds: float) -> str:
-    return f"; {_keys(late)} had {seconds:g} s to end, and did not"
-
-
-# Planned changes.
-
-
-def near_limit(task: Task, memory: int) -> str:
-    return f"{task_name(task)} is near its limit of {memory_size(task.memory)}, and is to get {memory_size(memory)}"
-
-
-def other_number_wanted(wanted: int, current: int) -> str:
-    return f"{servers(wanted)} {'is' if wanted == 1 else 'are'} wanted instead of {current}"
-
-
-def nodes_leave(departures: Sequence[str]) -> str:
-    return join_names(list(dict.fromkeys(departures)))
-
-
-def chief_leaves(leaving: str) -> str:
-    return f"{leaving}, and the chief moves"
-
-
-def more_memory_needed(tasks: Sequence[Task]) -> str:
-    return f"{_keys(tasks)} {'needs' if len(tasks) == 1 else 'need'} more memory"
-
-
-def next_servers_start(why: str, tasks: Sequence[Task]) -> str:
-    return f"{why}: {_keys(tasks)} {_is(tasks)} started while training goes on"
-
-
-def next_servers_ready(number: int) -> str:
-    return f"{servers(number)} of the next version {'answers' if number == 1 else 'answer'}, so training pauses"
-
-
-def change_failed(losses: Sequence[LostTask], problem: str) -> str:
-    return f"{lost_tasks(losses)}{f'{problem}; the change is given up, and training goes on' if problem else ''}"
-
-
-OTHER_SERVERS_WANTED = "other parameter servers are wanted by now"
-
-
-def reshaped(before: int, after: int, how: str) -> str:
-    number = f"{servers(after)} instead of {before}" if after != before else f"{servers(after)}, started anew"
-    return f"{number}; {how}" if how else number
-
-
-def saved(chief: Task, step: int) -> str:
-    return f"{chief.key} saved at step {step}" if step >= 0 else ""
-
-
-def not_saved(workers: Sequence[Task], seconds: float) -> str:
-    late = _keys(workers) or "the chief"
-    return f"{late} did not leave within {seconds:g} s, so what was not saved is lost"
-
-
-# Numbers of servers that the tables of the model allow.
-
-
-def bounded(bounds: ServerBounds | None) -> str:
-    """How many parameter servers the tables of the model allow, and why."""
-    if bounds is None:
-        return ""
-    number = f"stays {bounds.least}" if bounds.least == bounds.most else f"must be at least {bounds.least}"
-    return (
-        f"the number of parameter servers {number}: the table {bounds.table!r} has {counted(bounds.parts, 'part')} and "
-        'is looked up with partition_strategy="mod", so with another number of parts each id would get the row of '
-        "another id"
-    )
-
-
-def not_restored(bounds: ServerBounds, present: int) -> str:
-    """Why the chief of a version with `present` servers did not restore the model, as text that follows its name."""
-    before = "did not restore the checkpoint: "
-    if not bounds.parts:
-        return f"{before}how many parts it holds of the table {bounds.table!r} cannot be read"
-    held = f"it holds {counted(bounds.parts, 'part')} of the table {bounds.table!r}"
-    return f"{before}{held}, and the script makes {bounds.refused} with {servers(present)}"
-
-
-def servers_needed(number: int) -> str:
-    return f", so {servers(number)} are needed"
-
-
-AS_WHEN_WRITTEN = "; use as many servers as when the checkpoint was written"
-
-
-def start_with(number: int) -> str:
-    return f"; start the job with --ps={number}"
-
-
-# Scale requests.
-
-
-def scale_requested(host: str, request: DesiredReplicas, refusal: str) -> str:
-    numbers = [] if request.ps is None else [servers(request.ps)]
-    numbers += [] if request.workers is None else [counted(request.workers, "worker")]
-    asked = f"{host} asked for {'; and for '.join(numbers) or 'nothing'}"
-    return f"{asked}, which is refused: {refusal}" if refusal else asked
-
-
-def out_of_range(flag: str, wanted: int, least: int, most: int) -> str:
-    began = f"{flag}={least}" if least == most else f"{flag}={least}:{most}"
-    remedy = f"start it with {flag}=MIN:MAX" if least == most else f"give {least} to {most}"
-    return f"the job was started with {began}, so it cannot have {wanted}: {remedy}"
-
-
-def servers_not_tried(present: int) -> str:
-    return f"new parameter servers have failed too often to be tried again, so training goes on with {present}"
-
-
-def no_slots(numbers: Sequence[tuple[Role, int]]) -> str:
-    room = " and ".join(counted(number, _NOUNS[role]) for role, number in numbers)
-    return f"there is room for {room} now: start more nodes first, or ask for less"
-
-
-def scale_follows(role: Role, number: int, how: str) -> str:
-    return f"{counted(number, _NOUNS[role])}{how}"
-
-
-def when_it_trains(slots: int) -> str:
-    return f", once the job trains, if there is room by then: there is room for {slots} now"
-
-
-def already_there(number: int) -> str:
-    return f" {'is' if number == 1 else 'are'} there already"
-
-
-WORKERS_CHANGE = ": nobody else pauses for that"
-NEXT_SET_FITS = ": the set that all go on with already has as many"
-NEW_SET = (
-    ": a new set is started while training goes on; then the workers pause, the chief saves, and all go on with "
-    "the new set"
-)
-
-
-# What a node without tasks waits for.
-
-ENDING = "the chief has succeeded, and the others come to their end"
-
-
-def training(cluster: Cluster) -> str:
-    numbers = [sum(task.role is role for task in cluster.tasks) for role in (Role.PS, Role.WORKER)]
-    size = f"{servers(numbers[0])}, a chief and {counted(numbers[1], 'worker')}"
-    over = [counted(len(cluster.succeeded_workers), "worker")] if cluster.succeeded_workers else []
-    over += ["the evaluator"] if cluster.evaluator_succeeded else []
-    has = "has" if len(cluster.succeeded_workers) + cluster.evaluator_succeeded == 1 else "have"
-    succeeded = f", and {join_names(over)} {has} succeeded" if over else ""
-    return f"{size} train{succeeded}; this node steps in should another one be needed"
+def shortage(missing: Sequence[tuple[Role, int, int]], cluster: Cluster, limits: ClusterRules) -> str:
+    """What there is no slot for that every version needs: the role, how many there are, and the minimum."""
+    parts = []
+    for role, number, least in missing:
+        if role is Role.PS:
+            bounds = cluster.server_bounds
+            exactly = "exactly" if bounds is not None and bounds.most == least else "at least"
+            parts.append(f"{number} of {exactly} {counted(least, _NOUNS[role])}")
+            if bounds is not None and bounds.least > limits.min_ps:
+                held = f"the table {bounds.table!r} has {counted(bounds.parts, 'part')}"
+                parts[-1] += f" ({held}, which another number would change)"
+        else:
+            parts.append("no chief" if role is Role.CHIEF else f"{number} of at least {least} {ROLES[role].label}")
+    return f"there is room for {' and '.join(parts)}" if parts else ""
+
+
+def too_few_nodes(hosts: Sequence[str], seconds: float, short: str) -> str:
+    """That too few nodes have come in that time."""
+    here = f"{join_names(hosts)} {'is' if len(hosts) == 1 else 'are'} here" if hosts else "no node is here"
+    return Code.TOO_FEW_NODES(here=here, seconds=seconds, short=short)
 
 
 def gathering(hosts: Sequence[str], rest: str) -> str:
-    return f"{nodes_here(hosts)}{(hosts and f': {join_names(hosts)}') or ''}; {rest}"
+    """Which nodes are here, and what they wait for."""
+    return join(Code.NODES_HERE(hosts=hosts) + (f": {join_names(hosts)}" if hosts else ""), rest)
 
 
-def others_may_come(slots: dict[Role, int], limits: ClusterRules) -> str:
+def others_may_come(slots: Mapping[Role, int], limits: ClusterRules) -> str:
     """The slots of the nodes that are here, as far as the job would use them."""
     most = {Role.PS: limits.max_ps, Role.WORKER: limits.max_workers}
-    room = " and ".join(f"{min(slots[role], most[role])} of {counted(most[role], _NOUNS[role])}" for role in most)
-    return f"others may come, for there is room for {room}"
+    room = [f"{min(slots[role], most[role])} of {counted(most[role], _NOUNS[role])}" for role in most]
+    return Code.OTHERS_MAY_COME(slots=" and ".join(room))
+
+
+def job_size(rules: ClusterRules) -> str:
+    """What a job consists of: `1 to 4 parameter servers, a chief and 2 workers`."""
+
+    def between(least: int, most: int, role: Role) -> str:
+        return counted(most, _NOUNS[role]) if least == most else f"{least} to {counted(most, _NOUNS[role])}"
+
+    parts = [between(rules.min_ps, rules.max_ps, Role.PS), "a chief"]
+    parts += [between(rules.min_workers, rules.max_workers, Role.WORKER)] if rules.max_workers else []
+    parts += ["an evaluator"] if rules.evaluator else []
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def training(cluster: Cluster) -> str:
+    """Which tasks train, and which have succeeded."""
+    numbers = [sum(task.role is role for task in cluster.tasks) for role in (Role.PS, Role.WORKER)]
+    size = f"{counted(numbers[0], 'parameter server')}, a chief and {counted(numbers[1], 'worker')}"
+    workers, evaluator = (len(cluster.role_state(role).succeeded) for role in (Role.WORKER, Role.EVALUATOR))
+    over = ([counted(workers, "worker")] if workers else []) + (["the evaluator"] if evaluator else [])
+    has = "has" if workers + evaluator == 1 else "have"
+    return Code.TRAINING(size=size, succeeded=f", and {join_names(over)} {has} succeeded" if over else "")
+
+
+def node_leaves(task: Task, signal: str) -> str:
+    """That the task's node leaves, and because of which signal if that is known."""
+    return Code.NODE_LEAVES(host=task.host, departure=departure_text(signal))
+
+
+def reshaped(before: int, after: int, how: str) -> str:
+    """Which servers a planned change has put in place of the former ones."""
+    return (Code.RESIZED if after != before else Code.STARTED_ANEW)(after=after, before=before) + how
+
+
+def bounded(bounds: ServerBounds) -> str:
+    """How many parameter servers the tables of the model allow, and why."""
+    number = f"stays {bounds.least}" if bounds.least == bounds.most else f"must be at least {bounds.least}"
+    return Code.BOUNDED(number=number, bounds=bounds)
+
+
+def scale_requested(host: str, request: DesiredReplicas, refusal: str) -> str:
+    """What was requested through a node, and why it is refused if it is."""
+    numbers = {Role.PS: request.ps, Role.WORKER: request.workers}
+    asked = "; and for ".join(counted(number, _NOUNS[role]) for role, number in numbers.items() if number is not None)
+    return f"{host} asked for {asked or 'nothing'}{Code.REFUSED(refusal=refusal) if refusal else ''}"
+
+
+def replicas(role: Role, number: int) -> str:
+    """That many tasks of a role."""
+    return counted(number, _NOUNS[role])
+
+
+_NOUNS = {Role.PS: "parameter server", Role.WORKER: "worker"}
 
 
 def _keys(tasks: Sequence[Task]) -> str:
     return join_names([str(task.key) for task in tasks])
 
 
-def _named(tasks: Sequence[Task]) -> str:
-    return join_names([task_name(task) for task in tasks])
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "name": task_name,
+    "names": lambda tasks: join_names([task_name(task) for task in tasks]),
+    "keys": _keys,
+    "size": memory_size,
+}
 
 
-def _is(tasks: Sequence[Task]) -> str:
-    return "is" if len(tasks) == 1 else "are"
+class _Formatter(string.Formatter):
+    """Renders the templates."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        number = len(value) if isinstance(value, list | tuple) else value
+        if format_spec.startswith("#"):
+            return counted(number, format_spec[1:])
+        if "|" in format_spec:
+            one, many = format_spec.split("|")
+            return one if number == 1 else many
+        render = _FORMATS.get(format_spec)
+        return super().format_field(value, format_spec) if render is None else render(value)
 
 
-def _range(least: int, most: int, noun: str) -> str:
-    return counted(most, noun) if least == most else f"{least} to {counted(most, noun)}"
+_FORMATTER = _Formatter()

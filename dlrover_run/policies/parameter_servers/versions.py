@@ -10,42 +10,39 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
 from dlrover_run.coordination.records import Failure, Plan, PlanPhase, RoundKey
 from dlrover_run.policies.parameter_servers import text
-from dlrover_run.policies.parameter_servers.model import Cluster, Role, Stage, Task, TaskStage
+from dlrover_run.policies.parameter_servers.model import Cluster, Role, RoleState, Stage, Task, TaskStage
 from dlrover_run.policies.parameter_servers.placement import (
     all_slots,
     desired_ranks,
-    find_node,
     min_tasks,
-    new_task,
     new_tasks,
     server_places,
     slots,
     spread,
 )
 from dlrover_run.policies.parameter_servers.rules import ROLES, Loss
+from dlrover_run.policies.parameter_servers.text import Code
 from dlrover_run.policies.parameter_servers.view import ClusterView, LostTask, host_of, tasks_of
 
 
 def gather(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     """The plan that follows while no version runs; None when nothing changes now."""
     if view.all_have_left:
-        reason = f"{plan.reason}{text.NO_NODE_LEFT}" if cluster.version else text.EVERY_NODE_LEFT
+        reason = f"{plan.reason}{Code.NO_NODE_LEFT()}" if cluster.version else Code.EVERY_NODE_LEFT()
         return fail(view, plan, plan.cluster, reason)
     if _is_empty(view, plan):
         return None
-    hosts = [p.report.host for p in view.hosts]
-    short = shortage(view, cluster)
-    if short:
-        if view.now < _gather_deadline(view, plan).at:
-            return None
-        before = f"{plan.reason}; " if plan.key.number else ""
-        return fail(view, plan, plan.cluster, f"{before}{text.too_few_nodes(hosts, _patience(view, plan), short)}")
-    complete = _complete_at(view, plan, cluster)
-    if complete is not None and view.now < complete.at:
+    short, deadline = _awaited(view, plan, cluster)
+    if deadline is not None and view.now < deadline.at:
         return None
-    why = plan.reason if plan.key.number else text.nodes_here(hosts)
+    hosts = [p.report.host for p in view.hosts]
+    if short:
+        before = plan.reason if plan.key.number else ""
+        reason = text.join(before, text.too_few_nodes(hosts, _patience(view, plan), short))
+        return fail(view, plan, plan.cluster, reason)
+    why = plan.reason if plan.key.number else Code.NODES_HERE(hosts=hosts)
     if not plan.key.number and not _is_full(view, cluster):
-        why += text.last_call_over(view.rules.last_call_timeout)
+        why += Code.LAST_CALL_OVER(seconds=view.rules.last_call_timeout)
     return begin_version(view, plan, cluster, why, rolled_back=bool(plan.key.number))
 
 
@@ -53,19 +50,17 @@ def gather_deadlines(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[D
     """When to decide again while no version runs."""
     if _is_empty(view, plan):
         return ()
-    if shortage(view, cluster):
-        return (_gather_deadline(view, plan), *deadline_if(view.pending_reconnect(plan), DeadlineReason.LOST))
-    complete = _complete_at(view, plan, cluster)
-    return () if complete is None else (complete,)
+    short, deadline = _awaited(view, plan, cluster)
+    found = () if deadline is None else (deadline,)
+    return (*found, *deadline_if(view.pending_reconnect(plan), DeadlineReason.LOST)) if short else found
 
 
 def gather_text(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[str, float | None]:
     """What nodes wait for while no version runs, and until when."""
     hosts = [p.report.host for p in view.hosts]
     if _is_empty(view, plan):
-        return text.gathering(hosts, f"the job is for {text.job_size(view.limits)}"), None
-    short = shortage(view, cluster)
-    deadline = _gather_deadline(view, plan) if short else _complete_at(view, plan, cluster)
+        return text.gathering(hosts, Code.JOB_IS_FOR(size=text.job_size(view.limits))), None
+    short, deadline = _awaited(view, plan, cluster)
     others = text.others_may_come({role: all_slots(view, role) for role in (Role.PS, Role.WORKER)}, view.limits)
     return text.gathering(hosts, short or others), None if deadline is None else deadline.at
 
@@ -79,19 +74,18 @@ def _patience(view: ClusterView, plan: Plan) -> float:
     return view.rules.pend_timeout if plan.key.number else view.rules.join_timeout
 
 
-def _gather_deadline(view: ClusterView, plan: Plan) -> Deadline:
-    """Until when too few nodes wait for others."""
-    reason = DeadlineReason.REPLACEMENT if plan.key.number else DeadlineReason.JOIN
-    return Deadline(plan.since + _patience(view, plan), reason)
-
-
-def _complete_at(view: ClusterView, plan: Plan, cluster: Cluster) -> Deadline | None:
-    """When it is known who takes part, if no node comes or goes before that."""
+def _awaited(view: ClusterView, plan: Plan, cluster: Cluster) -> tuple[str, Deadline | None]:
+    """What there are too few slots for, and until when nodes wait: for others if so, else until it is known which nodes
+    take part, if no node comes or goes before that."""
+    short = shortage(view, cluster)
+    if short:
+        reason = DeadlineReason.REPLACEMENT if plan.key.number else DeadlineReason.JOIN
+        return short, Deadline(plan.since + _patience(view, plan), reason)
     found = [*deadline_if(view.pending_reconnect(plan), DeadlineReason.LOST)]
     if not plan.key.number and not _is_full(view, cluster):
         last_call = max(p.joined_at for p in view.hosts) + view.rules.last_call_timeout
         found.append(Deadline(last_call, DeadlineReason.LAST_CALL))
-    return max(found, key=lambda deadline: deadline.at, default=None)
+    return "", max(found, key=lambda deadline: deadline.at, default=None)
 
 
 def _is_full(view: ClusterView, cluster: Cluster) -> bool:
@@ -130,22 +124,23 @@ def begin_version(
     common: dict[str, Any] = {"since": view.now, "failure": None}
     if short:
         # All tasks end, and the nodes wait for others.
-        reason = f"{why}; {short}" if why else short
+        reason = text.join(why, short)
         return update_plan(
             plan, view.now, phase=PlanPhase.GATHERING, cluster=_starting(view, cluster, ()), reason=reason, **common
         )
-    chief_node = find_node(view, empty, Role.CHIEF, before[Role.CHIEF].get(0))
-    assert chief_node is not None, "there is a slot for a chief"
-    cluster, chief = new_task(view, empty, Role.CHIEF, 0, number, chief_node)
-    places = spread(desired_ranks(limits, cluster, Role.WORKER), slots(view, Role.WORKER), before[Role.WORKER])
-    cluster, workers = new_tasks(view, cluster, Role.WORKER, places, number)
+    cluster, tasks = empty, [*next_servers]
+    for role, spec in ROLES.items():
+        if spec.loss is not Loss.NEW_VERSION and not spec.outlives_versions:
+            places = spread(desired_ranks(limits, cluster, role), slots(view, role), before[role])
+            cluster, new = new_tasks(view, cluster, role, places, number)
+            tasks += new
     successors = text.replacements(losses, next_servers)
     if successors and len(next_servers) > len(losses):
-        successors += text.ALL_RESTART
+        successors += Code.ALL_RESTART()
     is_fewer = len(next_servers) < len(desired_ranks(limits, cluster, Role.PS))
-    reason = text.version_begins(number, why, successors, len(next_servers) if is_fewer else None)
-    tasks = (*next_servers, chief, *workers, *kept)
-    cluster = msgspec.structs.replace(_starting(view, cluster, tasks), version=number)
+    fewer = Code.FEWER_SERVERS(number=len(next_servers)) if is_fewer else ""
+    reason = text.join(Code.VERSION(number=number, why=why), successors, fewer)
+    cluster = msgspec.structs.replace(_starting(view, cluster, (*tasks, *kept)), version=number)
     key = RoundKey(plan.epoch, number)
     return update_plan(plan, view.now, phase=PlanPhase.TRAINING, key=key, cluster=cluster, reason=reason, **common)
 
@@ -166,12 +161,16 @@ def _close_version(view: ClusterView, cluster: Cluster, rolled_back: bool) -> Cl
         cluster,
         step=max([cluster.step, *(status.step for status in reported)]),
         saved=max([cluster.saved, *(status.saved for status in reported)]),
-        succeeded_workers=() if rolled_back else cluster.succeeded_workers,
+        roles=tuple(_rolled_back(state) for state in cluster.roles) if rolled_back else cluster.roles,
         # No task has trained in a version that was never opened.
         paused=not rolled_back or (cluster.paused and cluster.opened_at is None),
         # The others may have left because of a server.
         unexpected_exits=tuple(one for one in cluster.unexpected_exits if ROLES[one.role].loss is Loss.NEW_VERSION),
     )
+
+
+def _rolled_back(state: RoleState) -> RoleState:
+    return state if ROLES[state.role].outlives_versions else msgspec.structs.replace(state, succeeded=())
 
 
 def _next_servers(view: ClusterView, cluster: Cluster, number: int) -> tuple[Cluster, tuple[Task, ...]]:
@@ -248,7 +247,12 @@ def open_gate(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
         if deadline is None or view.now < deadline:
             return None
         node, key = left[0]
-        return fail(view, plan, cluster, plan.reason + text.leftover(key, view.present[node].report.host))
+        return fail(
+            view,
+            plan,
+            cluster,
+            plan.reason + Code.LEFTOVER(task=key or "a process", host=view.present[node].report.host),
+        )
     status = view.status_of(chief)
     step, reached = (status.restored, status.reached) if status is not None else (-1, -1)
     return view.update(
