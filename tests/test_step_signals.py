@@ -21,8 +21,13 @@ from cluster import Cluster, is_master
 from harness import WORKERS, Mailbox, finish, launch
 from meeting_places import AtMaster
 
-from dlrover_run.agent.delivery import SAME_SIGNAL_SECONDS, WITNESS_SECONDS, Deliveries, Delivery
-from dlrover_run.agent.departure import Departure
+from dlrover_run.agent.shutdown import (
+    SAME_SIGNAL_SECONDS,
+    WITNESS_SECONDS,
+    AcceptedSignal,
+    ShutdownRequest,
+    SignalDeduplicator,
+)
 from dlrover_run.cli import parse
 from dlrover_run.process_tree import event_loop, signals, watchdog
 from dlrover_run.process_tree.watchdog import ReceivedSignal
@@ -325,61 +330,61 @@ class TestDeliveries:
     """Whether the workers have a signal already."""
 
     def test_what_a_person_sends_is_passed_on_at_once(self) -> None:
-        assert Deliveries().to_launcher(sent(PERSON, 5.0, above=False), 5.0) == [Delivery(TERM, None)]
+        assert SignalDeduplicator().to_launcher(sent(PERSON, 5.0, above=False), 5.0) == [AcceptedSignal(TERM, None)]
 
     @pytest.mark.parametrize("agent_first", [True, False])
     def test_a_sender_that_signals_launcher_and_agent_signals_workers(self, agent_first: bool) -> None:
-        deliveries = Deliveries()
+        deliveries = SignalDeduplicator()
         if agent_first:
             assert deliveries.to_agent(TERM, 5.0, 5.0) == []
-            assert deliveries.to_launcher(sent(STEPD, 5.1), 5.1) == [Delivery(TERM, 5.0)]
+            assert deliveries.to_launcher(sent(STEPD, 5.1), 5.1) == [AcceptedSignal(TERM, 5.0)]
         else:
             assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == []
-            assert deliveries.to_agent(TERM, 5.1, 5.1) == [Delivery(TERM, 5.0)]
+            assert deliveries.to_agent(TERM, 5.1, 5.1) == [AcceptedSignal(TERM, 5.0)]
         assert deliveries.due is None
 
     @pytest.mark.parametrize("agent_first", [True, False])
     def test_a_loop_that_reads_late_compares_when_the_signals_came(self, agent_first: bool) -> None:
-        deliveries = Deliveries()
+        deliveries = SignalDeduplicator()
         if agent_first:
             assert deliveries.to_agent(TERM, 5.0, 9.0) == []
-            assert deliveries.to_launcher(sent(STEPD, 5.1), 9.0) == [Delivery(TERM, 5.0)]
+            assert deliveries.to_launcher(sent(STEPD, 5.1), 9.0) == [AcceptedSignal(TERM, 5.0)]
         else:
             assert deliveries.to_launcher(sent(STEPD, 5.0), 9.0) == []
             # The agent's own copy is looked for from now on, however old the signal is.
             assert deliveries.due == 9.0 + WITNESS_SECONDS
-            assert deliveries.to_agent(TERM, 5.0, 9.0) == [Delivery(TERM, 5.0)]
+            assert deliveries.to_agent(TERM, 5.0, 9.0) == [AcceptedSignal(TERM, 5.0)]
         assert deliveries.due is None
 
     def test_signals_that_came_long_apart_and_are_read_together_are_two(self) -> None:
-        deliveries = Deliveries()
+        deliveries = SignalDeduplicator()
         assert deliveries.to_launcher(sent(STEPD, 1.0), 9.0) == []
         assert deliveries.to_launcher(sent(SUPERVISOR, 8.0), 9.0) == []
-        assert deliveries.to_agent(TERM, 8.0, 9.0) == [Delivery(TERM, 8.0)]
-        assert deliveries.look(9.0 + WITNESS_SECONDS) == [Delivery(TERM, None)]
+        assert deliveries.to_agent(TERM, 8.0, 9.0) == [AcceptedSignal(TERM, 8.0)]
+        assert deliveries.look(9.0 + WITNESS_SECONDS) == [AcceptedSignal(TERM, None)]
 
     def test_a_sender_that_signals_the_launcher_alone_does_not(self) -> None:
-        deliveries = Deliveries()
+        deliveries = SignalDeduplicator()
         assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == []
         assert deliveries.due == 5.0 + WITNESS_SECONDS
-        assert deliveries.look(5.0 + WITNESS_SECONDS) == [Delivery(TERM, None)]
+        assert deliveries.look(5.0 + WITNESS_SECONDS) == [AcceptedSignal(TERM, None)]
 
     def test_one_copy_proves_one_signal(self) -> None:
-        deliveries = Deliveries()
+        deliveries = SignalDeduplicator()
         deliveries.to_agent(TERM, 5.0, 5.0)
-        assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == [Delivery(TERM, 5.0)]
+        assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == [AcceptedSignal(TERM, 5.0)]
         assert deliveries.to_launcher(sent(STEPD, 5.5), 5.5) == []
-        assert deliveries.look(6.0) == [Delivery(TERM, None)]
+        assert deliveries.look(6.0) == [AcceptedSignal(TERM, None)]
 
     def test_a_supervisor_that_passes_on_what_all_have_got_repeats_nothing(self) -> None:
-        deliveries = Deliveries()
+        deliveries = SignalDeduplicator()
         deliveries.to_agent(TERM, 5.0, 5.0)
-        assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == [Delivery(TERM, 5.0)]
+        assert deliveries.to_launcher(sent(STEPD, 5.0), 5.0) == [AcceptedSignal(TERM, 5.0)]
         assert deliveries.to_launcher(sent(SUPERVISOR, 5.2), 5.2) == []
         assert deliveries.due is None
         later = 5.0 + SAME_SIGNAL_SECONDS
         assert deliveries.to_launcher(sent(SUPERVISOR, later), later) == []
-        assert deliveries.look(later + WITNESS_SECONDS) == [Delivery(TERM, None)]
+        assert deliveries.look(later + WITNESS_SECONDS) == [AcceptedSignal(TERM, None)]
 
 
 @pytest.fixture
@@ -400,8 +405,11 @@ def test_workers_that_a_busy_agent_starts_after_a_signal_have_not_got_it(launche
     lifeline, watchdog_end = os.pipe()
 
     async def start_workers() -> float:
-        departure = Departure(
-            parse([__file__], {}), lambda number, meant, told_at: came.append(told_at), lambda *_: None, lambda: None
+        departure = ShutdownRequest(
+            parse([__file__], {}),
+            lambda number, for_workers, delivered_at: came.append(delivered_at),
+            lambda *_: None,
+            lambda: None,
         )
         departure.listen([lifeline])
         to_launcher = [lambda: watchdog.send(watchdog_end, sent(STEPD, time.monotonic()))]
@@ -417,6 +425,6 @@ def test_workers_that_a_busy_agent_starts_after_a_signal_have_not_got_it(launche
     started = event_loop.run(start_workers())
     os.close(lifeline)
     os.close(watchdog_end)
-    (told_at,) = came
-    assert told_at is not None
-    assert told_at < started
+    (delivered_at,) = came
+    assert delivered_at is not None
+    assert delivered_at < started

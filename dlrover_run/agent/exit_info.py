@@ -1,4 +1,4 @@
-"""What is found out about a worker that has ended, from what it left behind."""
+"""Collects how a worker has ended: exit code, traceback, standard error, memory limit, full disk."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dlrover_run.output import streams
 def collect_exit_info(
     worker: Worker, placed: streams.RankStreams, tail: str | None, memory: failures.OomMonitor
 ) -> WorkerExit:
-    """How a worker ended. `tail` is the end of its standard error as the relay saw it, None where nobody asked it yet.
+    """How a worker has ended. `tail` is the end of its standard error from the relay, None if it was not requested yet.
 
-    Raises ValueError while the worker runs.
+    Raises ValueError if the worker still runs.
     """
     if worker.code is None:
         raise ValueError(f"{worker.spec.name} still runs")
@@ -44,7 +44,7 @@ def collect_exit_info(
 
 
 def _full_disk(placed: streams.RankStreams) -> str | None:
-    """A clause on the first of a worker's directories whose disk is full: what it had to say may have found no room."""
+    """A clause on the first of a worker's directories whose disk is full, so that its output may be missing."""
     written = [path for path in (placed.stderr.path, placed.stdout.path, placed.error_file) if path]
     for directory in dict.fromkeys([*map(os.path.dirname, written), tempfile.gettempdir()]):
         try:

@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlrover_run import failures
-from dlrover_run.agent.departure import Departure, received_words
 from dlrover_run.agent.events import EventLog
 from dlrover_run.agent.health_check import HealthCheckRunner
 from dlrover_run.agent.node_state import NodeState, build_report, leave_report
 from dlrover_run.agent.progress_reporter import ProgressReporter
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
 from dlrover_run.agent.result import JobEnd, JobResult, resolve_result
+from dlrover_run.agent.shutdown import ShutdownRequest, received_text
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient
 
 RESTART_DRAIN_TIMEOUT = 0.5
-"""Seconds without progress after which a restart no longer waits for a slow console to show the old workers' end."""
+"""Seconds without progress after which a restart no longer waits for a console to print the old workers' output."""
 
 
 class Agent:
@@ -55,7 +55,7 @@ class Agent:
         relay: RelayClient,
         parent_pipes: Sequence[int],
         console: Console,
-        open_board: Callable[[OnChange], RendezvousClient],
+        open_client: Callable[[OnChange], RendezvousClient],
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
@@ -65,22 +65,22 @@ class Agent:
         self._wake = asyncio.Event()
         self._starter = Starter(spec, console.info)
         if spec.backend in ("master", "etcd"):
-            # Its place may come at any moment. What the template imports takes longer than anything else, so it begins
-            # before the board imports what it needs.
+            # Ranks may be assigned at any moment. The imports of the template take longer than anything else, so they
+            # begin before the rendezvous client imports what it needs.
             self._starter.warm(os.environ)
-        self._board = open_board(self._hear)
-        self._standing = NodeState(spec)
+        self._client = open_client(self._on_change)
+        self._node_state = NodeState(spec)
         self._plugin = _logs_plugin(spec)
-        self._asking: asyncio.Future[LogsDestinations] | None = None
+        self._plugin_answer: asyncio.Future[LogsDestinations] | None = None
         self._orphans = OrphanKiller(self._own_children)
         find_problems = partial(_severe_node_problems, spec, console.info)
-        self._check = HealthCheckRunner(
+        self._health_check = HealthCheckRunner(
             spec, self._starter, self._orphans.paused, self._wake.set, find_problems, console.info
         )
-        self._narration = ProgressReporter(spec, console)
+        self._progress = ProgressReporter(spec, console)
         self._check_file = HealthFile(run_dir, console.info)
         self._events = EventLog(spec, relay.write)
-        self._departure = Departure(spec, self._take_signal, self._forward_signal, self._lose_launcher)
+        self._shutdown = ShutdownRequest(spec, self._on_stop_signal, self._on_forwarded_signal, self._on_parent_lost)
         self._round: WorkerRound | None = None
         self._stopping = False
         self._reporting: asyncio.Handle | None = None
@@ -88,16 +88,16 @@ class Agent:
 
     @property
     def pids_to_spare(self) -> set[int]:
-        """Processes that outlive this agent on purpose."""
-        return self._board.pids
+        """The pids of processes that outlive this agent on purpose."""
+        return self._client.pids
 
     async def run(self) -> JobResult:
-        """Take part in the job until it is over, and tell how it went."""
+        """Take part in the job until it is over, and return its result."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
-        self._departure.listen(self._parent_pipes)
-        self._narration.begin(self._run_dir)
+        self._shutdown.listen(self._parent_pipes)
+        self._progress.begin(self._run_dir)
         try:
-            await self._follow_plan()
+            await self._reconcile_until_done()
         except (StuckProcess, SpecError, OSError) as error:
             if self._round is not None:
                 with contextlib.suppress(StuckProcess):
@@ -105,7 +105,7 @@ class Agent:
             return await self._conclude(error)
         return await self._conclude()
 
-    async def _follow_plan(self) -> None:
+    async def _reconcile_until_done(self) -> None:
         while True:
             self._report()
             situation = self._situation()
@@ -118,64 +118,66 @@ class Agent:
                 await self._stop_workers()
             else:
                 if situation.wanted is None:
-                    # And no worker runs: the devices are free.
-                    self._check.update(self._board.assignment.check_task, self._board.assignment.health)
+                    # No worker runs, so the devices are free.
+                    self._health_check.update(self._client.assignment.check_task, self._client.assignment.health)
                 await self._wake.wait()
                 self._wake.clear()
 
     def _situation(self) -> Situation:
         return Situation(
             over=self._is_over,
-            wanted=self._standing.round,
+            wanted=self._node_state.round,
             started=self._round.key if self._round else None,
             live=self._round is not None and self._round.group.live,
-            leaving=self._departure.wanted,
+            leaving=self._shutdown.wanted,
         )
 
     @property
     def _is_over(self) -> bool:
-        wanted = self._board.assignment
+        wanted = self._client.assignment
         dismissed = wanted.health is not None and wanted.health.dismissed
-        return dismissed or wanted.phase in OVER or self._board.problem is not None
+        return dismissed or wanted.phase in OVER or self._client.problem is not None
 
-    def _hear(self) -> None:
-        """Something of the board has changed."""
+    def _on_change(self) -> None:
+        """The assignment or the state of the rendezvous client has changed."""
         self._wake.set()
         if self._reporting is None:
-            # The loop may be waiting for the end of workers, and the others need not wait for that too. Not at once,
-            # because the board may be speaking of what is just being put on it.
+            # The loop may be waiting for the end of workers; the report does not wait for that. It is not sent
+            # immediately, because the client may call this while it takes a report.
             self._reporting = asyncio.get_running_loop().call_soon(self._report_meanwhile)
 
     def _report_meanwhile(self) -> None:
         with contextlib.suppress(OSError):
-            # The loop meets the same, and ends with a sentence.
+            # The loop gets the same error, and ends with a message.
             self._report()
 
     def _report(self) -> None:
-        """Take what the coordinator wants, and tell it what has become of that."""
+        """Accept the latest assignment, and report the state of this node."""
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None
         if self._over:
             return
-        wanted = self._board.assignment
-        if not self._departure.wanted:
-            # A node that goes takes no further seat; it stays a member of its round until its workers have ended.
-            self._standing.accept(wanted)
-            self._narration.update(wanted)
-            self._check_file.follow(wanted, self._check.devices)
-        if self._round is not None and (self._is_over or self._round.key != self._standing.round):
+        wanted = self._client.assignment
+        if not self._shutdown.wanted:
+            # A leaving node accepts no new ranks; it stays a member of its round until its workers have ended.
+            self._node_state.accept(wanted)
+            self._progress.update(wanted)
+            self._check_file.follow(wanted, self._health_check.devices)
+        if self._round is not None and (self._is_over or self._round.key != self._node_state.round):
             self._round.cancel()
-        self._board.report(self._check.add_to_report(build_report(self._standing, self._round, self._departure.wanted)))
+        self._client.report(
+            self._health_check.add_to_report(build_report(self._node_state, self._round, self._shutdown.wanted))
+        )
 
     async def _start_round(self) -> None:
-        seat = self._standing.seat
-        assert seat is not None, "only a seat is a reason to start"
-        await self._check.suspend()
+        seat = self._node_state.seat
+        assert seat is not None, "a round is started only with ranks"
+        await self._health_check.suspend()
         if not self._is_wanted(seat):
             return
         if self._round is not None:
-            await self._leave_behind(self._round, seat)
+            await self._finish_round(self._round, seat)
             if not self._is_wanted(seat):
                 return
             self._round.close()
@@ -185,104 +187,105 @@ class Agent:
             placed = await self._ask_plugin(self._plugin, seat)
             if placed is None or not self._is_wanted(seat):
                 return
-        port = self._standing.take_port()
+        port = self._node_state.take_port()
         specs = build_worker_specs(self._spec, seat, os.environ, self._run_dir.path, self._relay, placed)
-        self._narration.begin_round(seat)
-        self._round = WorkerRound(specs, port, self._relay, self._note_end, self._wake.set)
+        self._progress.begin_round(seat)
+        self._round = WorkerRound(specs, port, self._relay, self._on_worker_end, self._wake.set)
         with self._orphans.paused():
             await self._round.start(self._starter)
         self._starter.learn_later()
         self._events.round_started(seat)
 
     def _is_wanted(self, seat: RankAssignment) -> bool:
-        """Whether that is still this node's place; what it waited for may have taken a while."""
-        return not self._departure.wanted and self._standing.round == seat.key
+        """Whether these are still this node's ranks after a wait."""
+        return not self._shutdown.wanted and self._node_state.round == seat.key
 
-    async def _leave_behind(self, ended: WorkerRound, seat: RankAssignment) -> None:
-        """Be done with a round that is over, and say why there is another one."""
+    async def _finish_round(self, ended: WorkerRound, seat: RankAssignment) -> None:
+        """Collect the exits of an ended round, and print why there is another one."""
         if self._spec.backend == "static":
-            # The next round needs the very port that a child of the dead rank 0 may still listen on.
+            # The next round needs the same port, on which a child of the ended rank 0 may still listen.
             tree.end_children(self._own_children())
         else:
             self._orphans.kill_orphans()
         await ended.collect_exit_info(RESTART_DRAIN_TIMEOUT)
         if self._is_wanted(seat):
-            self._narration.end_round(ended, self._board.assignment, seat)
+            self._progress.end_round(ended, self._client.assignment, seat)
 
     async def _ask_plugin(self, plugin: LogsSpecsClient, seat: RankAssignment) -> LogsDestinations | None:
-        """A plugin's word on where the output goes; None when a signal came before it answered."""
-        self._asking = asyncio.ensure_future(plugin.ask(launcher_environments(self._spec, seat, os.environ)))
+        """The plugin's answer where the output goes; None if a signal was received before it answered."""
+        self._plugin_answer = asyncio.ensure_future(plugin.ask(launcher_environments(self._spec, seat, os.environ)))
         try:
-            return await self._asking
+            return await self._plugin_answer
         except asyncio.CancelledError:
             return None
         finally:
-            self._asking = None
+            self._plugin_answer = None
 
     async def _stop_workers(self) -> None:
         if self._round is None:
             return
         self._stopping = True
         try:
-            if self._departure.orphaned:
+            if self._shutdown.orphaned:
                 await self._round.group.stop(signal.SIGKILL, 0)
             else:
-                stop_signal, told_at = self._departure.stop_signal, self._departure.told_at
-                await self._round.group.stop(stop_signal, self._spec.shutdown_timeout, told_at)
+                stop_signal, delivered_at = self._shutdown.stop_signal, self._shutdown.delivered_at
+                await self._round.group.stop(stop_signal, self._spec.shutdown_timeout, delivered_at)
         finally:
             self._stopping = False
 
     async def _conclude(self, gave_up: Exception | None = None) -> JobResult:
-        wanted, problem = self._board.assignment, self._board.problem
-        # The others form their next round as soon as they know; what follows may wait for somebody at the console.
-        succeeded = self._say_goodbye(gave_up)
-        await self._check.close()
+        wanted, problem = self._client.assignment, self._client.problem
+        # The other nodes form their next round after this report; what follows may wait for the console.
+        succeeded = self._report_leaving(gave_up)
+        await self._health_check.close()
         ends: tuple[WorkerExit, ...] = ()
         results: dict[int, bytes] = {}
         if self._round is not None:
-            # Who reads our output in a pager takes the time that he likes, as he would with a worker's own. What dead
-            # workers left behind does not wait for him; at a usual end the sweep after this function finds it sooner.
-            sweep = asyncio.get_running_loop().call_later(tree.ORPHAN_GRACE, self._orphans.kill_orphans)
+            # The console may block (a pager), so draining it has no timeout. Orphans of the workers are killed
+            # meanwhile; usually `tree.end_children` after this function finds them sooner.
+            kill_orphans = asyncio.get_running_loop().call_later(tree.ORPHAN_GRACE, self._orphans.kill_orphans)
             await self._round.collect_exit_info(None)
-            sweep.cancel()
+            kill_orphans.cancel()
             ends, results = self._round.ends, self._round.results()
             self._round.close()
         ending = JobEnd(
             wanted,
-            self._standing.seat,
+            self._node_state.seat,
             ends,
             succeeded,
             results,
-            self._departure.signal,
+            self._shutdown.signal,
             problem,
             gave_up,
-            self._board.is_user_error,
+            self._client.is_user_error,
         )
         verdict = resolve_result(ending, self._spec.compat_exit_codes)
         if verdict.root is not None:
-            self._pass_on(verdict.root)
+            self._copy_error_file(verdict.root)
         await self._starter.close()
         if self._plugin is not None:
             await self._plugin.close()
         self._orphans.close()
-        await self._board.close()
-        self._standing.close()
+        await self._client.close()
+        self._node_state.close()
         self._events.job_ended(wanted.phase, verdict.restarts, verdict.reason)
         return verdict
 
-    def _say_goodbye(self, gave_up: Exception | None) -> bool:
-        """Tell the others that this node takes no part any more; whether all its workers had succeeded."""
+    def _report_leaving(self, gave_up: Exception | None) -> bool:
+        """Report that this node has left; returns whether all its workers had succeeded."""
         self._over = True
-        self._narration.end()
+        self._progress.end()
         current = self._round
-        succeeded = current is not None and current.key == self._standing.round and current.group.succeeded
-        if not succeeded or self._board.assignment.phase in OVER:
-            self._board.report(leave_report(self._standing, gave_up))
-        # Else its last word is that they have, and the others need no round without them.
+        succeeded = current is not None and current.key == self._node_state.round and current.group.succeeded
+        if not succeeded or self._client.assignment.phase in OVER:
+            self._client.report(leave_report(self._node_state, gave_up))
+        # Otherwise its last report is their success, and the other nodes need no round without them.
         return succeeded
 
-    def _pass_on(self, root: WorkerExit) -> None:
-        """Hand the first failure's record to whoever started this launcher with an error file (as torchrun)."""
+    def _copy_error_file(self, root: WorkerExit) -> None:
+        """Copy the record of the first failure to the error file of the process that started this launcher (as
+        torchrun)."""
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             problem = failures.copy_root_cause(root, error_file)
             if problem is not None:
@@ -291,48 +294,48 @@ class Agent:
     def _own_children(self) -> set[int]:
         plugin = self._plugin.pids if self._plugin is not None else set()
         workers = self._round.group.pids if self._round is not None else set()
-        return {self._relay.pid} | self._starter.pids | self._check.pids | plugin | workers | self._board.pids
+        return {self._relay.pid} | self._starter.pids | self._health_check.pids | plugin | workers | self._client.pids
 
-    def _note_end(self, worker: Worker) -> None:
+    def _on_worker_end(self, worker: Worker) -> None:
         self._wake.set()
         self._orphans.reap()
         if self._round is not None and self._round.group.live:
-            # At the end of the round all that is left goes, whatever session it hides in.
+            # At the end of the round all orphans are killed, whatever their session.
             self._orphans.kill_session(worker.pid)
 
-    def _take_signal(self, number: signal.Signals, meant: signal.Signals, told_at: float | None) -> None:
-        if self._departure.signal is None:
-            self._standing.leave_signal = number.name
-        self._hurry()
-        if self._departure.signal is None:
+    def _on_stop_signal(self, number: signal.Signals, for_workers: signal.Signals, delivered_at: float | None) -> None:
+        if self._shutdown.signal is None:
+            self._node_state.leave_signal = number.name
+        self._stop_waiting()
+        if self._shutdown.signal is None:
             live = self._round is not None and self._round.group.live
             seconds = self._spec.shutdown_timeout if live else None
             key = number is signal.SIGINT
             if key:
                 self._console.break_line()
             then = render_shutdown("workers", seconds, alone=self._spec.single_node, again=key)
-            self._console.info(f"{received_words(number, meant)}: {then}")
+            self._console.info(f"{received_text(number, for_workers)}: {then}")
             if not self._stopping:
-                # The stop that follows now passes it on.
+                # The stop that follows sends the signal to the workers.
                 return
         if self._round is not None:
-            self._round.group.send(meant, told_at)
+            self._round.group.send(for_workers, delivered_at)
 
-    def _forward_signal(self, number: signal.Signals, told_at: float | None) -> None:
+    def _on_forwarded_signal(self, number: signal.Signals, delivered_at: float | None) -> None:
         if self._round is not None:
-            self._round.group.forward(number, told_at)
+            self._round.group.forward(number, delivered_at)
 
-    def _lose_launcher(self) -> None:
-        self._hurry()
+    def _on_parent_lost(self) -> None:
+        self._stop_waiting()
         if self._round is not None:
             self._round.group.send(signal.SIGKILL)
 
-    def _hurry(self) -> None:
-        """Say at once that this node goes, and wait no longer for what may take its time."""
-        self._hear()
+    def _stop_waiting(self) -> None:
+        """Report immediately that this node leaves, and stop waiting for slow operations."""
+        self._on_change()
         self._relay.stop_waiting()
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._plugin_answer is not None:
+            self._plugin_answer.cancel()
         if self._round is not None:
             self._round.cancel()
 

@@ -1,4 +1,4 @@
-"""What the kernel refused us, in words that say which limit to raise."""
+"""Explains errors of the operating system, with the limit to raise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 
 
 def explain_os_error(error: OSError) -> str:
-    """The error as a clause for a person: what was refused, for which file if any, and what helps against it."""
+    """The error as a clause for the user: what failed, for which file if any, and what to do."""
     if error.errno == errno.EMFILE:
         return f"too many files are open; raise the limit with `ulimit -n` (it is {_limit(resource.RLIMIT_NOFILE)})"
     if error.errno == errno.EAGAIN:

@@ -1,4 +1,4 @@
-"""One round on this node, from the start of its workers to the evidence of how they ended."""
+"""The workers of one round on this node, from their start to the exit information of the last."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dlrover_run.supervisor.ports import HeldPort
 
 
 class WorkerRound:
-    """The workers of one round with all that was made for them.
+    """The workers of one round and the resources opened for them.
 
-    `port` is the store's, held for the worker that hosts it, or None where that is another node's business. `on_end` is
-    called with each worker that ends, `on_news` when there is more to say of a failure.
+    `port` is the port of the store, held for the worker that hosts it, or None if another node hosts it. `on_end` is
+    called with each worker that ends, `on_news` when more is known about a failure.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class WorkerRound:
         await self.group.start(starter.start)
 
     def cancel(self) -> None:
-        """Start no further worker: a template may import for minutes, and a signal does not wait for that."""
+        """Start no further worker: a template may import for minutes, and a shutdown does not wait for it."""
         if self._starting is not None:
             self._starting.cancel()
 
     @property
     def failure(self) -> WorkerExit | None:
-        """The worker that failed first of itself, once it is known how; None while none did.
+        """The worker whose failure is the root cause, as soon as the cause is known; None while no worker has failed.
 
-        It is another one when a worker failed that the first one lost as a peer.
+        It changes if a worker fails whose loss explains the failure known before.
         """
         if self._asking is not None and self._asking.done():
-            self._asking.result()  # Raises what went wrong, for nobody else asks.
+            self._asking.result()  # Raises the error of the task, which is awaited nowhere else.
         return failures.root_cause(self._failed)
 
     async def collect_exit_info(self, patience: float | None) -> None:
@@ -105,7 +105,7 @@ class WorkerRound:
         return {end.rank: results.read(end.local_rank) for end in self.ends if end.code == 0}
 
     def close(self) -> None:
-        """Let go of the port, of the results and of what was being asked."""
+        """Release the port and the results, and cancel pending requests."""
         if self._asking is not None:
             self._asking.cancel()
         if self._port is not None:
@@ -124,7 +124,7 @@ class WorkerRound:
         self.lasted = time.monotonic() - self._started
         if worker.code != 0 and worker.stopped_with is None:
             if self._asking is None:
-                # Before the others end too: the kernel forgets their connections.
+                # Before the other workers end too: the kernel forgets their connections.
                 self.has_trained = self._specs.startup_probe.has_trained()
                 looks = (failures.inspect_worker(one.spec.rank, one.pid) for one in self.group.running)
                 self._live = [one for one in looks if one is not None]
@@ -134,9 +134,9 @@ class WorkerRound:
         self._on_end(worker)
 
     async def _ask(self) -> None:
-        """Find out how workers failed, each once: their last words are with the relay.
+        """Collect how workers failed, each once; the end of their standard error is at the relay.
 
-        Without these a worker that has only lost a peer looks like the culprit, and the whole job would be told so.
+        Without it, a worker that has only lost a peer would look like the root cause, and be reported to the job.
         """
         try:
             while self._to_ask and all(failures.lost_peer(end) for end in self._failed):
@@ -148,5 +148,5 @@ class WorkerRound:
 
 
 def _key(worker: Worker) -> str:
-    """The worker's name at the relay."""
+    """The key of the worker at the relay."""
     return str(worker.spec.local_rank)

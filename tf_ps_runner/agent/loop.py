@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dlrover_run.agent.departure import Departure, received_words
 from dlrover_run.agent.node_state import NodeState
+from dlrover_run.agent.shutdown import ShutdownRequest, received_text
 from dlrover_run.agent.starter import Starter
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
@@ -76,7 +76,7 @@ class Agent:
         )
         # Importing takes the template longer than anything else.
         self._tasks.warm()
-        self._departure = Departure(job, self._take_signal, self._forward_signal, self._lose_launcher)
+        self._shutdown = ShutdownRequest(job, self._on_stop_signal, self._on_forwarded_signal, self._on_parent_lost)
         self._client = open_client(self._on_change, self._print_job_line)
         self._scale_server = ScaleServer(job.run_id, self._request_scale)
         self._desired: DesiredReplicas | None = None
@@ -93,7 +93,7 @@ class Agent:
     async def run(self) -> JobResult:
         """Take part in the job until it is over, and return its result."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._orphans.reap)
-        self._departure.listen(self._parent_pipes)
+        self._shutdown.listen(self._parent_pipes)
         if self._run_dir.path is not None and self._run_dir.keep:
             self._console.info(f"logs in {self._run_dir.path}")
         try:
@@ -102,13 +102,13 @@ class Agent:
             problem = await self._scale_server.open(alone=self._spec.job.backend == "memory")
             if problem is not None:
                 self._console.info(problem)
-            await self._follow_plan()
+            await self._reconcile_until_done()
         except (StuckProcess, SpecError, OSError) as error:
             self._tasks.send(signal.SIGKILL)
             return await self._conclude(error)
         return await self._conclude()
 
-    async def _follow_plan(self) -> None:
+    async def _reconcile_until_done(self) -> None:
         while True:
             self._wake.clear()
             wanted = self._client.assignment
@@ -124,7 +124,7 @@ class Agent:
             self._publish()
             if self._tasks.problem is not None:
                 raise self._tasks.problem
-            if (self._is_over or self._departure.wanted) and not self._tasks.live:
+            if (self._is_over or self._shutdown.wanted) and not self._tasks.live:
                 return
             await self._wake.wait()
 
@@ -133,7 +133,7 @@ class Agent:
             order=wanted.cluster,
             known=self._tasks.known,
             over=self._is_over,
-            departing=self._departure.wanted and not self._moving,
+            departing=self._shutdown.wanted and not self._moving,
             sparse=self._spec.sparse,
         )
 
@@ -141,10 +141,10 @@ class Agent:
     def _stop_signal(self) -> tuple[signal.Signals, float, float | None]:
         """The signal that ends a task when this node leaves or the job is over, the grace period after it, and when the
         task got the signal from elsewhere (see `ManagedProcess.send`)."""
-        if self._departure.orphaned:
+        if self._shutdown.orphaned:
             return signal.SIGKILL, 0.0, None
-        if self._departure.signal is not None:
-            return self._departure.stop_signal, self._spec.job.shutdown_timeout, self._departure.told_at
+        if self._shutdown.signal is not None:
+            return self._shutdown.stop_signal, self._spec.job.shutdown_timeout, self._shutdown.delivered_at
         return signal.SIGTERM, self._spec.grace, None
 
     @property
@@ -157,7 +157,7 @@ class Agent:
 
     def _take(self, wanted: Assignment) -> None:
         """Take the coordinator's assignment."""
-        if not self._departure.wanted:
+        if not self._shutdown.wanted:
             # A node that leaves takes nothing more; it keeps its state until its tasks have ended.
             self._node_state.accept(wanted)
         if not self._goes_alone:
@@ -172,7 +172,7 @@ class Agent:
     @property
     def _goes_alone(self) -> bool:
         """Whether this is the only node and is asked to leave: no other node can wait for the room that it leaves."""
-        return self._departure.wanted and self._spec.job.backend == "memory"
+        return self._shutdown.wanted and self._spec.job.backend == "memory"
 
     def _print_job_line(self, line: str) -> None:
         if not self._goes_alone:
@@ -194,7 +194,7 @@ class Agent:
 
     @property
     def _phase(self) -> NodePhase:
-        if self._departure.wanted:
+        if self._shutdown.wanted:
             return NodePhase.LEAVING
         return NodePhase.RUNNING if self._tasks.known else NodePhase.WAITING
 
@@ -251,7 +251,7 @@ class Agent:
                 wanted=wanted,
                 ends=tuple(self._tasks.ends),
                 host=self._node_state.host,
-                stopped_by=self._departure.signal,
+                stopped_by=self._shutdown.signal,
                 problem=problem,
                 gave_up=gave_up,
                 mistaken=self._client.is_user_error,
@@ -267,11 +267,11 @@ class Agent:
     def _own_children(self) -> set[int]:
         return {self._relay.pid} | self._starter.pids | self._tasks.pids | self._client.pids
 
-    def _take_signal(self, number: signal.Signals, meant: signal.Signals, told_at: float | None) -> None:
-        if self._departure.signal is None:
+    def _on_stop_signal(self, number: signal.Signals, for_workers: signal.Signals, delivered_at: float | None) -> None:
+        if self._shutdown.signal is None:
             self._node_state.leave_signal = number.name
-        self._hurry()
-        if self._departure.signal is None:
+        self._stop_waiting()
+        if self._shutdown.signal is None:
             seconds, key = self._spec.job.shutdown_timeout, number is signal.SIGINT
             if key:
                 self._console.break_line()
@@ -283,14 +283,14 @@ class Agent:
                 self._moving = True
                 asyncio.get_running_loop().call_later(MOVE_TIMEOUT, self._check_move)
                 then = f"what runs here is moved to other nodes if they have room, within {seconds:g} s"
-            self._console.info(f"{received_words(number, meant)}: {then}")
+            self._console.info(f"{received_text(number, for_workers)}: {then}")
             # The next turn of the loop forwards it.
             return
         self._moving = False
-        self._tasks.send(meant, told_at)
+        self._tasks.send(for_workers, delivered_at)
 
-    def _forward_signal(self, number: signal.Signals, told_at: float | None) -> None:
-        self._tasks.forward(number, told_at)
+    def _on_forwarded_signal(self, number: signal.Signals, delivered_at: float | None) -> None:
+        self._tasks.forward(number, delivered_at)
 
     def _check_move(self) -> None:
         order = self._client.assignment.cluster
@@ -307,12 +307,12 @@ class Agent:
         self._moving = False
         self._wake.set()
 
-    def _lose_launcher(self) -> None:
+    def _on_parent_lost(self) -> None:
         self._moving = False
-        self._hurry()
+        self._stop_waiting()
         self._tasks.send(signal.SIGKILL)
 
-    def _hurry(self) -> None:
+    def _stop_waiting(self) -> None:
         """End all waits that only serve a user or another node."""
         self._wake.set()
         self._relay.stop_waiting()

@@ -175,21 +175,21 @@ class TaskSupervisor:
             task.close()
             del self._tasks[action.key]
 
-    def terminate(self, key: TaskKey, number: signal.Signals, grace: float, told_at: float | None) -> None:
-        """End a task by this signal, and kill it after `grace` seconds; `told_at` is as in `ManagedProcess.send`."""
-        self._tasks[key].terminate(number, grace, told_at)
+    def terminate(self, key: TaskKey, number: signal.Signals, grace: float, delivered_at: float | None) -> None:
+        """End a task with a signal, and kill it after `grace`; `delivered_at` is as in `ManagedProcess.send`."""
+        self._tasks[key].terminate(number, grace, delivered_at)
 
-    def forward(self, number: signal.Signals, told_at: float | None) -> None:
+    def forward(self, number: signal.Signals, delivered_at: float | None) -> None:
         """Forward a signal that does not end a task to all running tasks."""
         for task in self._tasks.values():
             if task.process is not None:
-                task.process.forward(number, told_at)
+                task.process.forward(number, delivered_at)
 
-    def send(self, number: signal.Signals, told_at: float | None = None) -> None:
+    def send(self, number: signal.Signals, delivered_at: float | None = None) -> None:
         """Send a signal that ends a task to all running tasks."""
         for task in self._tasks.values():
             if task.process is not None:
-                task.process.send(number, told_at)
+                task.process.send(number, delivered_at)
             elif task.starting is not None:
                 task.starting.cancel()
 

@@ -203,11 +203,11 @@ class TaskProcess:
         elif self.starting is not None:
             self.starting.cancel()
 
-    def terminate(self, number: signal.Signals, grace: float, told_at: float | None = None) -> None:
-        """End it by a signal, and kill it after `grace` seconds; `told_at` is as in `ManagedProcess.send`."""
+    def terminate(self, number: signal.Signals, grace: float, delivered_at: float | None = None) -> None:
+        """End it by a signal, and kill it after `grace` seconds; `delivered_at` is as in `ManagedProcess.send`."""
         self.ending = True
         if self.process is not None:
-            self.process.stop(number, grace, told_at)
+            self.process.stop(number, grace, delivered_at)
         elif self.starting is not None:
             self.starting.cancel()
 
