@@ -29,7 +29,7 @@ def talk(spec: EtcdSpec, conversation: Callable[[EtcdStore], Awaitable[Answer]])
     """Hold a conversation with etcd, beginning at the first endpoint."""
 
     async def whole() -> Answer:
-        client = EtcdStore(spec, RENEW_TIMEOUT, chance=lambda: 0.0)
+        client = EtcdStore(spec, RENEW_TIMEOUT, rng=lambda: 0.0)
         try:
             return await asyncio.wait_for(conversation(client), WAIT)
         finally:

@@ -65,7 +65,7 @@ def test_a_call_that_was_broken_off_is_no_cancellation_of_who_waits_for_it() -> 
         waiting = asyncio.ensure_future(wait_for_call(work))
         await asyncio.sleep(0)
         work.cancel()
-        with pytest.raises(CallCancelled, match="the connection was broken off"):
+        with pytest.raises(CallCancelled, match="the connection was closed on this side"):
             await waiting
 
     assert complaints(conversation) == []

@@ -8,15 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from dlrover_run.etcd.errors import error_for_status
-from dlrover_run.rendezvous import master_client
 from dlrover_run.spec import EtcdSpec, TlsSpec
-from dlrover_run.transport import auth, grpc_errors
+from dlrover_run.transport import auth, connection, grpc_errors
 
 FIRST = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:2379: "
 
 
 def of_master(details: str, *, encrypted: bool = False) -> str:
-    return master_client._clause(SimpleNamespace(details=lambda: details), encrypted)
+    return connection.describe_failure(SimpleNamespace(details=lambda: details), encrypted)
 
 
 def of_etcd(details: str) -> str:
@@ -29,20 +28,24 @@ def of_etcd(details: str) -> str:
         ("connect: Connection refused (111)", grpc_errors.REFUSED, grpc_errors.REFUSED),
         (
             "Failed parsing HTTP/2",
-            "another program listens there, which is no master: give --rdzv-endpoint another port",
-            "another program listens there, which is no etcd",
+            "another program listens there, which is not a master: give --rdzv-endpoint another port",
+            "another program listens there, which is not etcd",
         ),
         (
             "connection attempt timed out before receiving SETTINGS frame",
-            "whoever listens there says nothing: another program, or a master that is stopped",
-            "whoever listens there says nothing: another program, or a member that is stopped",
+            "the program that listens there does not answer: another program, or a master that is stopped",
+            "the program that listens there does not answer: another program, or a member that is stopped",
         ),
         (
             "Socket closed",
-            "it closed the connection, as a master with TLS does to a node without",
-            "it closed the connection",
+            "it closed the connection, as a master with TLS does to a node without tls_ca",
+            "it closed the connection, as etcd with TLS does to a node without protocol=https",
         ),
-        ("recvmsg: Connection reset by peer", "it closed the connection", "it closed the connection"),
+        (
+            "recvmsg: Connection reset by peer",
+            "it closed the connection, as a master with TLS does to a node without tls_ca",
+            "it closed the connection, as etcd with TLS does to a node without protocol=https",
+        ),
         ("odd\n  words", "UNAVAILABLE: ipv4:10.0.0.1:2379: odd words", "UNAVAILABLE: ipv4:10.0.0.1:2379: odd words"),
     ],
 )
@@ -57,7 +60,7 @@ def test_the_same_words_mean_the_same_of_a_master_and_of_etcd(words: str, master
         ("security handshaker failed: Hostname Verification Check failed", "its certificate is for another name"),
         ("security handshaker failed: WRONG_VERSION_NUMBER", "it does not use TLS"),
         ("security handshaker creation failed", "tls_cert and tls_key do not belong together"),
-        ("recvmsg: Connection reset by peer", "as a master does that does not trust tls_cert, or asks for one"),
+        ("recvmsg: Connection reset by peer", "as a master does if it does not use TLS, does not trust tls_cert"),
     ],
 )
 def test_what_a_master_with_tls_does_is_said(words: str, clause: str) -> None:
@@ -72,5 +75,5 @@ def test_the_files_of_tls_are_read_in_the_order_of_grpc(tmp_path: Path) -> None:
 
 
 def test_a_file_of_tls_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(auth.TlsFileError, match=r"a file of TLS cannot be read \(No such file.*\): .*/gone"):
+    with pytest.raises(auth.TlsFileError, match=r"a TLS file cannot be read \(No such file.*\): .*/gone"):
         auth.read_tls_files(TlsSpec(ca=f"{tmp_path}/gone"))

@@ -22,7 +22,7 @@ from etcd_conversation import (
 )
 from etcd_server import Etcd
 
-from dlrover_run.etcd import codec, endpoints
+from dlrover_run.etcd import codec, connection
 from dlrover_run.etcd.operations import (
     Compacted,
     EtcdUnavailable,
@@ -110,9 +110,9 @@ def test_calls_that_are_given_up_while_their_member_dies_leave_nothing_in_the_te
     complaints: list[str] = []
     working: list[asyncio.Future[Any]] = []
     all_asked = asyncio.Event()
-    ask = endpoints.unary_call(codec.load().method("KV.Txn"), codec.load().message("TxnRequest")())
+    ask = connection.unary_call(codec.load().method("KV.Txn"), codec.load().message("TxnRequest")())
 
-    async def ask_to_the_end(channel: Any, metadata: endpoints.Metadata) -> Any:
+    async def ask_to_the_end(channel: Any, metadata: connection.Metadata) -> Any:
         """As a call of gRPC does when it is cancelled in the moment in which it fails."""
         asking = asyncio.ensure_future(ask(channel, metadata))
         working.append(asking)
@@ -127,7 +127,7 @@ def test_calls_that_are_given_up_while_their_member_dies_leave_nothing_in_the_te
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
         await read(client)
         etcd.members[0].stop()
-        calls = [asyncio.ensure_future(client._connection.carry_out(ask_to_the_end)) for _ in range(10)]
+        calls = [asyncio.ensure_future(client._connection.call(ask_to_the_end)) for _ in range(10)]
         await all_asked.wait()
         for call in calls:
             call.cancel()
@@ -146,7 +146,7 @@ def test_calls_that_are_given_up_while_their_member_dies_leave_nothing_in_the_te
 def test_clients_begin_at_different_members(etcd_cluster: Etcd) -> None:
     async def conversation() -> None:
         for chances in ([0.5, 0.1, 0.9], [0.1, 0.5, 0.9], [0.9, 0.5, 0.1]):
-            client = EtcdStore(EtcdSpec(etcd_cluster.places), RENEW_TIMEOUT, chance=iter(chances).__next__)
+            client = EtcdStore(EtcdSpec(etcd_cluster.places), RENEW_TIMEOUT, rng=iter(chances).__next__)
             await read(client)
             await client.close()
 
@@ -158,7 +158,7 @@ def test_where_nobody_listens_etcd_is_away_and_each_endpoint_is_named(etcd: Etcd
     ports = [quiet_port(), quiet_port()]
     etcd.kill()
     for places in ([*etcd.places], [("127.0.0.1", port) for port in ports]):
-        with pytest.raises(EtcdUnavailable, match="the connection was refused, so nobody listens there"):
+        with pytest.raises(EtcdUnavailable, match="the connection was refused, so nothing listens there"):
             talk(EtcdSpec(tuple(places)), read)
     with pytest.raises(
         EtcdUnavailable, match=r"127.0.0.1:\d+: the connection was refused.*; no-such-host.invalid:2379: no-such-"
@@ -206,7 +206,7 @@ def test_whoever_has_let_go_of_etcd_asks_in_vain(etcd: Etcd) -> None:
     async def conversation(client: EtcdStore) -> None:
         await read(client)
         await client.close()
-        with pytest.raises(EtcdUnavailable, match="has let go"):
+        with pytest.raises(EtcdUnavailable, match="has closed the connection"):
             await read(client)
 
     talk(EtcdSpec(etcd.places), conversation)

@@ -10,8 +10,8 @@ import pytest
 from etcd_conversation import read, talk
 from etcd_server import Etcd
 
-from dlrover_run.etcd import diagnosis, endpoints
-from dlrover_run.etcd.endpoints import AddressCache
+from dlrover_run.etcd import connection
+from dlrover_run.etcd.connection import AddressCache
 from dlrover_run.etcd.errors import EndpointFailed
 from dlrover_run.etcd.operations import EtcdUnavailable
 from dlrover_run.etcd.store import EtcdStore
@@ -52,8 +52,7 @@ class NameServer:
 def name_server(monkeypatch: pytest.MonkeyPatch) -> NameServer:
     server = NameServer()
     monkeypatch.setattr(addresses, "resolve", server.look_up)
-    monkeypatch.setattr(endpoints, "LOOKUP_SHARE", 0.01)
-    monkeypatch.setattr(diagnosis, "PROBE_TIMEOUT", 0.01)
+    monkeypatch.setattr(connection, "RESOLVE_SHARE", 0.01)
     return server
 
 
@@ -93,7 +92,9 @@ def test_a_name_that_has_moved_is_found_where_it_is_now(name_server: NameServer)
 def test_an_answer_that_comes_late_serves_whoever_asks_next(name_server: NameServer) -> None:
     async def question(names: AddressCache) -> None:
         for _ in range(3):
-            with pytest.raises(EndpointFailed, match=r"no name server told the address of etcd\.test within 0\.01 s"):
+            with pytest.raises(
+                EndpointFailed, match=r"no name server returned an address for etcd\.test within 0\.01 s"
+            ):
                 await names.find("etcd.test", 2379, 0.01)
         name_server.speak([HERE])
         assert await names.find("etcd.test", 2379, 1) == [HERE]
@@ -120,7 +121,7 @@ def test_a_lease_is_renewed_over_a_new_connection_while_no_name_server_answers(
 
 def test_a_name_server_that_never_answers_is_said_and_holds_up_no_call(etcd: Etcd, name_server: NameServer) -> None:
     async def conversation(client: EtcdStore) -> None:
-        with pytest.raises(EtcdUnavailable, match=r"no name server told the address of etcd\.test"):
+        with pytest.raises(EtcdUnavailable, match=r"no name server returned an address for etcd\.test"):
             await asyncio.gather(*(read(client) for _ in range(5)))
         name_server.speak([HERE])
         await read(client)

@@ -207,7 +207,7 @@ def test_a_watch_that_knows_more_than_etcd_does_is_not_deaf_but_says_so(etcd: Et
 
     async def conversation(client: EtcdStore) -> None:
         revision = (await client.commit(put("/a"))).revision
-        with pytest.raises(EtcdUnavailable, match="does not know yet what others have told"):
+        with pytest.raises(EtcdUnavailable, match="its data is older than what other members have sent"):
             await anext(resumed(client, [ALL], revision + 2))
         async with client.watch([ALL]) as watch:
             with pytest.raises(EtcdUnavailable, match="lost data since the watch began"):

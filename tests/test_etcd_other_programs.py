@@ -21,9 +21,9 @@ from etcd_conversation import (
 )
 from harness import WAIT
 
-from dlrover_run.etcd import codec, diagnosis
-from dlrover_run.etcd.endpoints import AddressCache
+from dlrover_run.etcd import codec
 from dlrover_run.etcd.operations import (
+    EtcdMisconfigured,
     EtcdUnavailable,
 )
 from dlrover_run.etcd.store import EtcdStore
@@ -72,7 +72,7 @@ def test_a_server_of_grpc_that_is_no_etcd_is_away() -> None:
     async def conversation() -> None:
         async with gateway() as spec:
             client = EtcdStore(spec, RENEW_TIMEOUT)
-            with pytest.raises(EtcdUnavailable, match="another program listens there, which is no etcd v3"):
+            with pytest.raises(EtcdUnavailable, match="another program listens there, which is not etcd v3"):
                 await read(client)
             await client.close()
 
@@ -99,20 +99,21 @@ def other_program(says: bytes | None) -> Iterator[tuple[str, int]]:
     server.close()
 
 
+@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0-Other\r\n"])
+def test_another_program_is_no_etcd(etcd_certificates: Path, says: bytes) -> None:
+    with other_program(says) as place:
+        with pytest.raises(EtcdUnavailable, match="another program listens there, which is not etcd"):
+            talk(EtcdSpec((place,)), read)
+        with pytest.raises(EtcdMisconfigured, match="it does not use TLS"):
+            talk(EtcdSpec((place,), tls=files(etcd_certificates)), read)
+
+
 @pytest.mark.parametrize("tls", [False, True])
-@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0-Other\r\n", b""])
-def test_another_program_is_no_etcd(etcd_certificates: Path, says: bytes, tls: bool) -> None:
-    with (
-        other_program(says) as place,
-        pytest.raises(EtcdUnavailable, match="another program listens there, which is no etcd"),
-    ):
+def test_a_program_that_closes_each_connection_is_away(etcd_certificates: Path, tls: bool) -> None:
+    with other_program(b"") as place, pytest.raises(EtcdUnavailable, match="it closed the connection"):
         talk(EtcdSpec((place,), tls=files(etcd_certificates) if tls else None), read)
 
 
-def test_a_program_that_says_nothing_is_no_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "PROBE_TIMEOUT", 0.2)
-    with other_program(None) as place:
-        found = asyncio.run(diagnosis.examine(EtcdSpec((place,)), AddressCache()))
-    assert found == {
-        f"127.0.0.1:{place[1]}": "whoever listens there says nothing: another program, or a member that is stopped"
-    }
+def test_a_program_that_says_nothing_is_no_etcd() -> None:
+    with other_program(None) as place, pytest.raises(EtcdUnavailable, match="did not answer"):
+        talk(EtcdSpec((place,)), read)

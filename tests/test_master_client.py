@@ -460,7 +460,7 @@ def test_a_refusal_that_may_pass_is_met_with_patience() -> None:
             assert "node id n0 is in use" in node.client.assignment.waiting.text
             await node.until(lambda: node.client.assignment.reason == "taken in")
         async with meeting(refuse) as (node, _):
-            node.client._search.refusal_patience = 0.0
+            node.client._backoff.refusal_timeout = 0.0
             await node.until(lambda: node.client.problem)
             assert node.client.problem is not None
             assert node.client.problem.endswith("node id n0 is in use")

@@ -11,8 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from harness import calls_of
-from hypothesis import given
-from hypothesis import strategies as st
 from master_node import FAST, status
 from node_truth import Truth
 
@@ -25,7 +23,6 @@ from dlrover_run.coordination.rules import CHECK_ONCE, RESULT_RETENTION, JobRule
 from dlrover_run.master.handshake import RequestRefused
 from dlrover_run.master.job import STORE_RETRY, Job
 from dlrover_run.master.journal import Journal
-from dlrover_run.rendezvous.failure_detector import STALL_CHECK_INTERVAL, TOLERANCE, FailureDetector, StallMonitor
 from dlrover_run.rendezvous.reconnect import ID_IN_USE_TIMEOUT
 from dlrover_run.transport.messages import Assigned, Refused, Report, decode_from_master, decode_from_node, encode
 
@@ -113,51 +110,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
     monkeypatch.setattr(os, "write", maybe)
     return full
-
-
-def test_who_is_silent_is_found_in_the_order_of_their_silence() -> None:
-    silence: FailureDetector[str] = FailureDetector(9.0)
-    silence.heard("a", 0.0)
-    silence.heard("b", 1.0)
-    silence.heard("c", 2.0)
-    silence.heard("a", 5.0)
-    assert silence.next_look() == pytest.approx(10.0, abs=0.01)
-    assert silence.over_limit(10.0) == []
-    assert silence.over_limit(11.5) == ["b", "c"]
-    silence.forget("b")
-    silence.forget("c")
-    assert silence.next_look() == pytest.approx(14.0, abs=0.01)
-    silence.forget("a")
-    assert silence.next_look() is None
-
-
-@given(st.lists(st.tuples(st.floats(0.01, 5), st.sampled_from("abc"), st.floats(0, 30)), max_size=30))
-def test_excused_time_is_no_silence(events: list[tuple[float, str, float]]) -> None:
-    silence: FailureDetector[str] = FailureDetector(9.0)
-    now, excused, heard = 0.0, 0.0, {}
-    for pause, who, late in events:
-        now += pause + late
-        silence.excuse(late)
-        excused += late
-        silence.heard(who, now)
-        heard[who] = now - excused
-        now += 6
-        expected = {name for name, time in heard.items() if now - excused - time > 9.0 + 1e-6}
-        assert expected <= set(silence.over_limit(now)) <= {n for n, t in heard.items() if now - excused - t > 9 - 1e-6}
-
-
-@given(st.lists(st.floats(0, 40), min_size=1, max_size=30))
-def test_lateness_is_found_whole_but_for_one_beat(stops: list[float]) -> None:
-    punctuality, now = StallMonitor(100.0), 100.0
-    for stop in stops:
-        # The owner is on time until some moment, and wakes up a stop later.
-        now = punctuality.next_beat - STALL_CHECK_INTERVAL / 3
-        assert punctuality.late(now) == 0.0
-        now += stop
-        found = punctuality.late(now)
-        assert stop - STALL_CHECK_INTERVAL / 3 - TOLERANCE <= found <= stop
-        assert punctuality.late(now) == 0.0
-        assert punctuality.next_beat > now
 
 
 def test_a_node_that_says_nothing_is_lost_and_the_others_go_on() -> None:

@@ -13,9 +13,10 @@ from links import Link
 
 from dlrover_run.coordination.records import NodeReport
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.rendezvous.master_client import ConnectionLost, MasterConnection
+from dlrover_run.rendezvous.master_client import MasterSession
 from dlrover_run.spec import MasterSpec
 from dlrover_run.transport.addresses import Address
+from dlrover_run.transport.connection import ConnectionLost, GrpcConnection
 
 STATUS = NodeReport(node_id="n0", incarnation="a", host="here", address="", port=0, workers=1)
 
@@ -25,9 +26,9 @@ STATUS = NodeReport(node_id="n0", incarnation="a", host="here", address="", port
     [
         (
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
-            "another program listens there, which is no master: give",
+            "another program listens there, which is not a master: give",
         ),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "another program listens there, which is no master: give"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "another program listens there, which is not a master: give"),
         (b"", "it closed the connection, as a master with TLS does to a node without"),
     ],
 )
@@ -40,12 +41,12 @@ def test_another_program_at_the_endpoint_is_known_for_what_it_is(answer: bytes, 
     async def meet() -> str:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        session = MasterConnection(MasterSpec("127.0.0.1", port), [Address(socket.AF_INET, "127.0.0.1", port)])
+        connection = GrpcConnection(MasterSpec("127.0.0.1", port), [Address(socket.AF_INET, "127.0.0.1", port)])
         try:
             with pytest.raises(ConnectionLost) as ended:
-                await session.join("job", STATUS, JobRules())
+                await MasterSession(connection, "").join("job", STATUS, JobRules())
         finally:
-            await session.close()
+            await connection.close()
             server.close()
         return str(ended.value)
 

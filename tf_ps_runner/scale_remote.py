@@ -14,10 +14,10 @@ from dlrover_run.agent.host import host_name
 from dlrover_run.command_line import rdzv_conf, rendezvous_options
 from dlrover_run.command_line.parser import FlagValues
 from dlrover_run.coordination.records import OVER, NodePhase, NodeReport
-from dlrover_run.nursery import wait_until
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.rendezvous.backends import open_client
+from dlrover_run.rendezvous.reconnect import wait_for_event
 from dlrover_run.spec import Entrypoint, JobSpec
 from tf_ps_runner.command_line.rendezvous import resolve_rendezvous
 from tf_ps_runner.scale_protocol import Reply
@@ -89,7 +89,7 @@ async def _send_request(
                 return Outcome(problem=f"the job {spec.run_id!r} is over")
             if client.problem is not None:
                 return Outcome(problem=client.problem.rstrip("."))
-            if not await wait_until(changed, deadline - asyncio.get_running_loop().time()):
+            if not await wait_for_event(changed, deadline - asyncio.get_running_loop().time()):
                 waited = f", which waited for {assignment.waiting.text}" if assignment.waiting else ""
                 problem = f"the job {spec.run_id!r} has not received the request within {timeout:g} s"
                 problem += f" (--timeout){waited}"

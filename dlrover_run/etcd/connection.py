@@ -1,108 +1,269 @@
-"""The way to whichever member of etcd answers: one at a time, the next one when it does not, logged in if need be."""
+"""The connection to a cluster of etcd: one channel to one member at a time, the next member if it fails, with login.
+
+Whether a failure ends anything is left to the caller.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from dlrover_run.etcd import codec, diagnosis, endpoints
-from dlrover_run.etcd.endpoints import AddressCache, Answer, Call, EndpointChannel, Metadata
-from dlrover_run.etcd.errors import AuthNotEnabled, EndpointFailed, LoginRequired, join_clauses
-from dlrover_run.etcd.operations import EtcdUnavailable
+from dlrover_run.etcd import codec
+from dlrover_run.etcd.codec import Method
+from dlrover_run.etcd.errors import (
+    AuthNotEnabled,
+    EndpointFailed,
+    LoginRequired,
+    check_tls_files,
+    error_for_status,
+    join_clauses,
+)
+from dlrover_run.etcd.operations import EtcdMisconfigured, EtcdUnavailable
 from dlrover_run.spec import EtcdSpec
+from dlrover_run.transport import addresses, auth, grpc_errors, grpc_setup
+from dlrover_run.transport.addresses import Address, join_address
 
 CALL_TIMEOUT = 3.0
-"""Seconds that a member gets to answer, the look-up of its name and a new connection to it included; then the next one
-is asked. A cluster that has lost its leader chooses another one in one or two, but what it was asked just before may
-never be answered."""
+"""Seconds that a member gets to answer, including the resolution of its name and a new connection; then the next one is
+called. A cluster that has lost its leader elects another one in one or two seconds, but may never answer what it was
+asked just before."""
+
+MAX_RESPONSE = 64 * 1024 * 1024
+"""Bytes that a response of etcd may have: many times the statuses of the largest job, and safe for the memory."""
+
+PING_INTERVAL_MS = 6000
+"""Milliseconds between two of gRPC's own pings on a connection. etcd closes one that pings more often than each 5 s."""
+
+_OPTIONS = {
+    **dict(grpc_setup.CHANNEL_OPTIONS),
+    "grpc.max_receive_message_length": MAX_RESPONSE,
+    "grpc.max_send_message_length": MAX_RESPONSE,
+    "grpc.keepalive_time_ms": PING_INTERVAL_MS,
+    # etcd closes a connection that pings without an open call.
+    "grpc.keepalive_permit_without_calls": 0,
+}
+
+RESOLVE_SHARE = 0.5
+"""The part of a call's time that resolving a name may take. Then the name's previous addresses are used; if it never
+had any, the call fails and the next one waits for the same answer."""
+
+Metadata = tuple[tuple[str, str], ...]
+
+Answer = TypeVar("Answer")
+
+Call = Callable[[Any, Metadata], Coroutine[Any, Any, Answer]]
+"""What to do with a channel, and with the metadata that authenticate this node."""
+
+_Resolved = Sequence[Address] | addresses.UnresolvedHost
+
+
+def unary_call(method: Method, request: Any) -> Call[Any]:
+    """A call with one request and one response."""
+
+    async def call(channel: Any, metadata: Metadata) -> Any:
+        encode, decode = method.request.SerializeToString, method.response.FromString
+        rpc = channel.unary_unary(method.path, request_serializer=encode, response_deserializer=decode)
+        return await rpc(request, metadata=metadata)
+
+    return call
+
+
+def open_stream(channel: Any, method: Method, metadata: Metadata) -> Any:
+    """A call with streams in both directions."""
+    encode, decode = method.request.SerializeToString, method.response.FromString
+    rpc = channel.stream_stream(method.path, request_serializer=encode, response_deserializer=decode)
+    return rpc(metadata=metadata)
+
+
+class AddressCache:
+    """Resolves the endpoints' names, and keeps the last addresses for when the name server is slow or away."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], Sequence[Address]] = {}
+        self._resolving: dict[tuple[str, int], asyncio.Future[_Resolved]] = {}
+
+    async def find(self, host: str, port: int, timeout: float) -> Sequence[Address]:
+        """The current addresses of a name, or its previous ones if there is no answer within `timeout` seconds.
+
+        Raises EndpointFailed if it never had any. The resolution then goes on, so that the next call may find it
+        answered.
+        """
+        place = host, port
+        resolving = self._resolving.get(place)
+        if resolving is None:
+            resolving = self._resolving[place] = asyncio.ensure_future(self._resolve(host, port))
+        await asyncio.wait([resolving], timeout=timeout)
+        found = resolving.result() if resolving.done() and not resolving.cancelled() else None
+        if known := self._known.get(place):
+            return known
+        if found is None:
+            raise EndpointFailed(f"no name server returned an address for {host} within {timeout:g} s")
+        raise EndpointFailed(str(found))
+
+    def close(self) -> None:
+        """Cancel what is being resolved."""
+        for resolving in self._resolving.values():
+            resolving.cancel()
+
+    async def _resolve(self, host: str, port: int) -> _Resolved:
+        # A failure is a result, because nothing may wait for it any more.
+        try:
+            found = self._known[host, port] = await addresses.resolve(host, port)
+        except addresses.UnresolvedHost as problem:
+            return problem
+        finally:
+            del self._resolving[host, port]
+        return found
+
+
+class EndpointChannel:
+    """One channel to one endpoint, opened when it is first needed. A name with addresses of IPv4 and IPv6 is tried with
+    one family on even laps and with the other on odd ones."""
+
+    def __init__(self, spec: EtcdSpec, names: AddressCache, host: str, port: int, lap: int) -> None:
+        self.place = join_address(host, port)
+        self._spec, self._names = spec, names
+        self._host, self._port, self._lap = host, port, lap
+        self._grpc = grpc_setup.load_grpc()
+        self._channel: Any = None
+        self._closed = False
+
+    async def call(self, call: Call[Answer], metadata: Metadata, timeout: float) -> Answer:
+        """Make a call over the channel. Raises what `error_for_status` returns, or EndpointFailed after `timeout`."""
+
+        async def whole() -> Answer:
+            return await call(await self._open(timeout * RESOLVE_SHARE), metadata)
+
+        return await self.wait_for(whole(), timeout)
+
+    async def wait_for(self, work: Coroutine[Any, Any, Answer], timeout: float | None) -> Answer:
+        """Wait for work that uses the channel, as `call` does; None waits as long as the channel lives."""
+        try:
+            return await grpc_errors.wait_for_call(work, timeout)
+        except (grpc_errors.CallCancelled, grpc_errors.CallTimeout) as error:
+            raise EndpointFailed(str(error)) from None
+        except self._grpc.aio.AioRpcError as error:
+            raise error_for_status(error.code().name, error.details() or "", self._spec) from None
+        except (self._grpc.aio.BaseError, asyncio.InvalidStateError):
+            # The channel was closed a moment ago.
+            raise EndpointFailed(str(grpc_errors.CallCancelled())) from None
+
+    async def close(self) -> None:
+        """Close the channel; calls over it fail."""
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _open(self, timeout: float) -> Any:
+        if self._channel is None and not self._closed:
+            found = await self._names.find(self._host, self._port, timeout)
+            # Another call may have waited for the same addresses.
+            if self._channel is None and not self._closed:
+                families = list(dict.fromkeys(address.family for address in found))
+                self._channel = self._connect(found, families[self._lap % len(families)])
+        if self._closed:
+            raise grpc_errors.CallCancelled
+        return self._channel
+
+    def _connect(self, found: Sequence[Address], family: socket.AddressFamily) -> Any:
+        own = [address for address in found if address.family is family]
+        try:
+            return grpc_setup.open_channel(own, self.place, self._spec.tls, list(_OPTIONS.items()))
+        except auth.TlsFileError as error:
+            raise EndpointFailed(str(error)) from None
 
 
 class EtcdConnection:
-    """The endpoints, in an order by `chance` (a random number from 0 to 1), so that nodes share the load."""
+    """The endpoints, in an order by `rng` (a random number from 0 to 1), so that nodes share the load."""
 
-    def __init__(self, spec: EtcdSpec, chance: Callable[[], float]) -> None:
+    def __init__(self, spec: EtcdSpec, rng: Callable[[], float]) -> None:
         self.api = codec.load()
         self.spec = spec
-        self._endpoints = sorted(spec.endpoints, key=lambda _: chance())
+        self._endpoints = sorted(spec.endpoints, key=lambda _: rng())
         self.tries = max(2, len(self._endpoints))
         self._names = AddressCache()
         self._turn = 0
-        self._line = self._next_line()
+        self._channel = self._next_channel()
         self._reached = self._closed = False
         self._logging_in = asyncio.Lock()
-        # Empty without a user, and where the cluster knows none.
+        # Empty without a user, and where the cluster has no users.
         self._token = None if spec.user else ""
 
-    async def ask(self, method: str, request: Any, timeout: float = CALL_TIMEOUT) -> Any:
-        """Ask once and be answered once, as `carry_out` does."""
-        _, answer = await self.carry_out(endpoints.unary_call(self.api.method(method), request), timeout)
+    async def request(self, method: str, request: Any, timeout: float = CALL_TIMEOUT) -> Any:
+        """Send one request and return the response, as `call` does."""
+        _, answer = await self.call(unary_call(self.api.method(method), request), timeout)
         return answer
 
-    async def carry_out(self, action: Call[Answer], timeout: float = CALL_TIMEOUT) -> tuple[EndpointChannel, Answer]:
-        """Do something with the first endpoint that lets it be done, each for at most `timeout` seconds; also the line
-        over which it was done. Only one endpoint is tried twice.
+    async def call(self, call: Call[Answer], timeout: float = CALL_TIMEOUT) -> tuple[EndpointChannel, Answer]:
+        """Make a call to the first endpoint that answers it, each within `timeout` seconds; return also the channel
+        over which it was made. A single endpoint is tried twice.
 
-        Raises Away, Mistake, and what the answer means otherwise.
+        Raises EtcdUnavailable, EtcdMisconfigured, and what the answer means otherwise.
         """
-        problems: dict[str, str] = {}
+        problems: dict[str, EndpointFailed] = {}
         for _ in range(self.tries):
             if self._closed:
-                raise EtcdUnavailable("this node has let go of it")
-            tried = self._line
+                raise EtcdUnavailable("this node has closed the connection")
+            channel = self._channel
             try:
-                answer = await self._with_login(tried, action, timeout)
+                answer = await self._with_login(channel, call, timeout)
             except EndpointFailed as error:
-                problems[tried.place] = str(error)
-                await self.leave(tried)
+                problems[channel.place] = error
+                await self.leave(channel)
             else:
                 self._reached = True
-                return tried, answer
+                return channel, answer
         if not self._reached:
-            problems |= await diagnosis.examine(self.spec, self._names)
+            if self.spec.tls is not None:
+                check_tls_files(self.spec.tls)
+            if all(problem.is_user_error for problem in problems.values()):
+                clauses = (f"etcd at {place}: {problem}" for place, problem in problems.items())
+                raise EtcdMisconfigured(f"{'; '.join(clauses)}. Correct the TLS settings in --rdzv-conf.")
         raise EtcdUnavailable(join_clauses(problems))
 
-    async def leave(self, broken: EndpointChannel) -> None:
-        """Go on to the next endpoint, unless somebody else whom the same line has failed was quicker."""
-        if broken is self._line:
+    async def leave(self, failed: EndpointChannel) -> None:
+        """Go on to the next endpoint, unless another call over the same channel has already done so."""
+        if failed is self._channel:
             self._turn += 1
-            self._line = self._next_line()
-            await broken.close()
+            self._channel = self._next_channel()
+            await failed.close()
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection; calls over it fail."""
         self._closed = True
         self._names.close()
-        await self._line.close()
+        await self._channel.close()
 
-    def _next_line(self) -> EndpointChannel:
-        lap, place = divmod(self._turn, len(self._endpoints))
-        return EndpointChannel(self.spec, self._names, *self._endpoints[place], lap)
+    def _next_channel(self) -> EndpointChannel:
+        lap, index = divmod(self._turn, len(self._endpoints))
+        return EndpointChannel(self.spec, self._names, *self._endpoints[index], lap)
 
-    async def _with_login(self, tried: EndpointChannel, action: Call[Answer], timeout: float) -> Answer:
-        token = await self._log_in(tried, None) if self._token is None else self._token
+    async def _with_login(self, channel: EndpointChannel, call: Call[Answer], timeout: float) -> Answer:
+        token = await self._log_in(channel, None) if self._token is None else self._token
         try:
-            return await tried.carry_out(action, _metadata(token), timeout)
+            return await channel.call(call, _metadata(token), timeout)
         except LoginRequired as refusal:
             if not self.spec.user:
                 raise refusal.otherwise from None
-        token = await self._log_in(tried, token)
+        token = await self._log_in(channel, token)
         try:
-            return await tried.carry_out(action, _metadata(token), timeout)
+            return await channel.call(call, _metadata(token), timeout)
         except LoginRequired as refusal:
             raise refusal.otherwise from None
 
-    async def _log_in(self, tried: EndpointChannel, stale: str | None) -> str:
-        """A token other than the stale one, for all members."""
+    async def _log_in(self, channel: EndpointChannel, stale: str | None) -> str:
+        """A token other than the stale one, valid for all members."""
         async with self._logging_in:
             if self._token is None or self._token == stale:
                 method = self.api.method("Auth.Authenticate")
                 request = method.request(name=self.spec.user, password=self.spec.password)
                 try:
-                    answer = await tried.carry_out(endpoints.unary_call(method, request), (), CALL_TIMEOUT)
+                    answer = await channel.call(unary_call(method, request), (), CALL_TIMEOUT)
                     self._token = answer.token
                 except AuthNotEnabled:
-                    # As etcdctl does: users may be given before the administrator switches to them.
+                    # As etcdctl does: users may be created before the administrator enables authentication.
                     self._token = ""
             return self._token
 

@@ -1,14 +1,17 @@
-"""What the ways in which a request to etcd can fail mean for a node. Pure."""
+"""What the failures of a request to etcd mean for a node. Pure, but for `check_tls_files`."""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 
 from dlrover_run.etcd.operations import Compacted, EtcdMisconfigured, LeaseExpired, RequestRejected
-from dlrover_run.spec import EtcdSpec
+from dlrover_run.spec import EtcdSpec, TlsSpec
 from dlrover_run.transport import grpc_errors
+from dlrover_run.transport.auth import find_ca_file
+from dlrover_run.transport.grpc_errors import ConnectionProblem, ServerKind
 
-ETCD = grpc_errors.ServerKind("etcd", "member")
+ETCD = ServerKind("etcd", "member", "protocol=https", "cacert", "cert", "key")
 
 _CLAUSES = {
     "no leader": "its cluster has no leader now, as when most members are away",
@@ -16,7 +19,18 @@ _CLAUSES = {
     "request timed out": "the members of its cluster did not agree in time",
     "database space exceeded": "its database is full: an administrator has to compact it and clear the alarm",
 }
-"""What is said for etcd's own words for a failure that another member, or the same one later, may not have."""
+"""The clauses for etcd's own words for failures that another member, or the same one later, may not have."""
+
+_TLS_SETTINGS = frozenset(
+    {
+        ConnectionProblem.UNTRUSTED,
+        ConnectionProblem.OTHER_NAME,
+        ConnectionProblem.NO_TLS,
+        ConnectionProblem.REJECTED,
+        ConnectionProblem.BAD_TLS_FILES,
+    }
+)
+"""Problems that only a change of settings solves."""
 
 _NO_USER = (
     "etcd demands a user and none was given: add user=NAME to --rdzv-conf and put the password into "
@@ -25,12 +39,17 @@ _NO_USER = (
 
 
 class EndpointFailed(Exception):
-    """A request has failed for a reason that another member may not have; the message is a clause."""
+    """A request has failed for a reason that another member may not have; the message is a clause. `is_user_error` says
+    that only a change of settings helps."""
+
+    def __init__(self, reason: str, is_user_error: bool = False) -> None:
+        super().__init__(reason)
+        self.is_user_error = is_user_error
 
 
 class LoginRequired(Exception):
-    """A member does not take this node for the user that it is, or does not know its token any more. `otherwise` is
-    what is to be raised when a new login changes nothing, or when there is no user."""
+    """A member does not accept this node's user, or no longer knows its token. `otherwise` is the exception to raise if
+    a new login changes nothing, or if there is no user."""
 
     def __init__(self, otherwise: Exception) -> None:
         super().__init__(str(otherwise))
@@ -38,17 +57,17 @@ class LoginRequired(Exception):
 
 
 class AuthNotEnabled(Exception):
-    """The cluster knows no users, so nobody can log in and nobody has to."""
+    """The cluster has no users, so a login is neither possible nor needed."""
 
 
 def error_for_status(code: str, details: str, spec: EtcdSpec) -> Exception:
-    """What to raise for the status of a call, or with the code "" for the reason for which a watch was ended."""
+    """The exception for the status of a call, or with the code "" for the reason for which a watch was ended."""
     if "invalid auth token" in details or "revision of auth store is old" in details or code == "UNAUTHENTICATED":
-        return LoginRequired(EndpointFailed("it does not take the token that it has just given"))
+        return LoginRequired(EndpointFailed("it does not accept the token that it has just given"))
     if "user name is empty" in details:
         return LoginRequired(EtcdMisconfigured(_NO_USER))
     if "permission denied" in details:
-        # etcd 3.5.1 says this also of a watch whose token it does not know, or that comes without one.
+        # etcd 3.5.1 also says this of a watch whose token it does not know, or that has none.
         return LoginRequired(EtcdMisconfigured(_not_permitted(spec)))
     if "invalid user ID or password" in details:
         return EtcdMisconfigured(_wrong_password(spec))
@@ -59,20 +78,55 @@ def error_for_status(code: str, details: str, spec: EtcdSpec) -> Exception:
     if "has been compacted" in details:
         return Compacted()
     if code == "INVALID_ARGUMENT":
-        return RequestRejected(f"etcd takes no such request: {grpc_errors.last_error(details)}.{_limit(details)}")
+        return RequestRejected(f"etcd rejects the request: {grpc_errors.last_error(details)}.{_limit(details)}")
     if code == "UNIMPLEMENTED":
         return EndpointFailed(f"{ETCD.missing} v3")
-    if trouble := grpc_errors.classify(details):
-        return EndpointFailed(grpc_errors.describe(trouble, ETCD))
+    if problem := grpc_errors.classify(details):
+        clause = grpc_errors.describe(problem, ETCD, encrypted=spec.tls is not None)
+        return EndpointFailed(clause, is_user_error=problem in _TLS_SETTINGS)
     own = [clause for words, clause in _CLAUSES.items() if words in details]
     return EndpointFailed(own[0] if own else grpc_errors.last_error(details or code))
 
 
-def join_clauses(problems: Mapping[str, str]) -> str:
+def join_clauses(problems: Mapping[str, EndpointFailed]) -> str:
     """One clause from those of several endpoints."""
-    if len(set(problems.values())) == 1:
-        return next(iter(problems.values()))
-    return "; ".join(f"{place}: {clause}" for place, clause in problems.items())
+    clauses = {place: str(problem) for place, problem in problems.items()}
+    if len(set(clauses.values())) == 1:
+        return next(iter(clauses.values()))
+    return "; ".join(f"{place}: {clause}" for place, clause in clauses.items())
+
+
+def check_tls_files(tls: TlsSpec) -> None:
+    """Raise EtcdMisconfigured for files with which no TLS connection can be opened: gRPC does not name them."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if (ca := find_ca_file(tls)) is not None:
+            context.load_verify_locations(ca)
+    except OSError as error:
+        raise EtcdMisconfigured(
+            f"cacert, {tls.ca}, cannot be used ({_reason(error)}): give a PEM file with the authority's certificate."
+        ) from None
+    if tls.cert is None:
+        return
+    try:
+        # A password given here keeps OpenSSL from asking for one at the terminal.
+        context.load_cert_chain(tls.cert, tls.key, password="")
+    except OSError as error:
+        if _reason(error) == "KEY_VALUES_MISMATCH":
+            raise EtcdMisconfigured(
+                f"cert, {tls.cert}, and key, {tls.key}, do not belong together: give the key of that certificate."
+            ) from None
+        raise EtcdMisconfigured(
+            f"cert, {tls.cert}, or key, {tls.key}, cannot be used ({_reason(error)}): give PEM files, and a key "
+            "without a password."
+        ) from None
+
+
+def _reason(error: OSError) -> str:
+    """OpenSSL's name for the error, or the system's text."""
+    if isinstance(error, ssl.SSLError):
+        return error.reason or "OpenSSL cannot read it"
+    return error.strerror or str(error)
 
 
 def _wrong_password(spec: EtcdSpec) -> str:
@@ -90,10 +144,10 @@ def _wrong_password(spec: EtcdSpec) -> str:
 def _not_permitted(spec: EtcdSpec) -> str:
     if not spec.user and not (spec.tls and spec.tls.cert):
         return _NO_USER
-    who = f"The user {spec.user!r}" if spec.user else "The user that the certificate stands for"
+    user = f"The user {spec.user!r}" if spec.user else "The user of the certificate"
     return (
-        f"{who} may not read and write below {spec.prefix}/ in etcd: permit it a role of that user with `etcdctl role "
-        f"grant-permission --prefix ROLE readwrite {spec.prefix}/`, or give another prefix=PATH in --rdzv-conf."
+        f"{user} may not read and write below {spec.prefix}/ in etcd: grant that to a role of the user with `etcdctl "
+        f"role grant-permission --prefix ROLE readwrite {spec.prefix}/`, or give another prefix=PATH in --rdzv-conf."
     )
 
 

@@ -83,4 +83,4 @@ class Handshake:
 
 
 def _out_of_order(message: NodeMessage, wanted: str) -> RequestRefused:
-    return RequestRefused(f"the node said {type(message).__name__.lower()} where {wanted} was due")
+    return RequestRefused(f"the node sent {type(message).__name__.lower()} where {wanted} was expected")

@@ -82,7 +82,7 @@ class Job:
         self._report = report
         self._nodes: dict[NodeKey, _Node] = {}
         self._owed: set[NodeKey] = set()
-        self._silence: FailureDetector[NodeKey] = FailureDetector(coordinator.rules.heartbeat_timeout)
+        self._detector: FailureDetector[NodeKey] = FailureDetector(coordinator.rules.heartbeat_timeout)
         self._progress = WaitingThrottle(coordinator)
         self._stored = coordinator.plan
         self._retry_at: float | None = None
@@ -146,7 +146,7 @@ class Job:
 
     def excuse(self, late: float, now: float) -> None:
         """The master was late by that many seconds, and lays them to nobody's charge."""
-        self._silence.excuse(late)
+        self._detector.compensate_stall(late)
         self._coordinator.compensate_stall(late)
         if late >= self._coordinator.rules.lost_after:
             # Nodes may have given this master up.
@@ -155,7 +155,7 @@ class Job:
     def settle(self, now: float) -> None:
         """Decide on all that was heard and on the time that has passed, and tell everybody whom it concerns."""
         present = self._coordinator.members
-        for key in self._silence.over_limit(now):
+        for key in self._detector.failed_peers(now):
             limit = self._coordinator.rules.heartbeat_timeout
             name = display_names(self._coordinator.plan, [present[key]])[0] if key in present else self._nodes[key].host
             self._say(f"no sign of life from {name} for {limit:g} s")
@@ -180,7 +180,7 @@ class Job:
 
     def wake_at(self) -> float | None:
         """When to `settle` though nothing was heard; None for never."""
-        times = [self._silence.next_look()]
+        times = [self._detector.next_deadline()]
         if self._retry_at is not None:
             times.append(self._retry_at)
         elif self._over_at is None:
@@ -213,7 +213,7 @@ class Job:
 
     def _take(self, status: NodeReport, now: float) -> bool:
         first = self._nodes[status.key].told is None
-        self._silence.heard(status.key, now)
+        self._detector.heartbeat(status.key, now)
         news = self._coordinator.receive(status, now)
         if news:
             self._progress.outdated = True
@@ -226,7 +226,7 @@ class Job:
 
     def _disconnect(self, key: NodeKey, now: float) -> None:
         del self._nodes[key]
-        self._silence.forget(key)
+        self._detector.remove(key)
         self._coordinator.disconnect(key, now)
         self._progress.outdated = True
 

@@ -15,7 +15,7 @@ from dlrover_run.master.handshake import RequestRefused, internal_error
 from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.journal import Journal, JournalDamaged
 from dlrover_run.policies.parameter_servers.text import job_size
-from dlrover_run.rendezvous.failure_detector import StallMonitor
+from dlrover_run.rendezvous.failure_detector import StallDetector
 from dlrover_run.transport.messages import InvalidMessage, Join, Refused, Welcome, decode_rules
 
 MAX_JOBS = 1000
@@ -51,7 +51,7 @@ class Jobs:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._given_up: set[str] = set()
         self._complaint = ""
-        self._punctuality = StallMonitor(self._loop.time())
+        self._stalls = StallDetector(self._loop.time())
         self._beat: asyncio.TimerHandle | None = None
         self.last_one_over = False
 
@@ -124,7 +124,7 @@ class Jobs:
         self._jobs[name] = job
         self.last_one_over = False
         if self._beat is None:
-            self._punctuality = StallMonitor(now)
+            self._stalls = StallDetector(now)
             self._on_beat()
         return job
 
@@ -160,7 +160,7 @@ class Jobs:
     def _now(self) -> float:
         """The time; this master's own lateness up to now is laid to nobody's charge."""
         now = self._loop.time()
-        late = self._punctuality.late(now)
+        late = self._stalls.stalled_for(now)
         if late:
             for job in self._jobs.values():
                 job.excuse(late, now)
@@ -170,7 +170,7 @@ class Jobs:
 
     def _on_beat(self) -> None:
         self._now()
-        self._beat = self._loop.call_at(self._punctuality.next_beat, self._on_beat) if self._jobs else None
+        self._beat = self._loop.call_at(self._stalls.next_check, self._on_beat) if self._jobs else None
 
     def _settle_soon(self, name: str) -> None:
         if not self._unsettled:

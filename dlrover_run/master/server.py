@@ -29,6 +29,7 @@ from urllib.parse import unquote
 
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.session import NodeSession
+from dlrover_run.transport.connection import GrpcServerConnection
 from dlrover_run.transport.grpc_setup import SERVER_OPTIONS, load_grpc
 from dlrover_run.transport.messages import METHOD, Refused
 
@@ -269,7 +270,7 @@ class MasterServer:
         self._say(f"refused {peer}: {reason}{others}")
 
     async def _serve(self, _requests: Any, stream: Any) -> None:
-        session = NodeSession(stream, self.jobs, self._token, self.grpc)
+        session = NodeSession(GrpcServerConnection(stream, self.grpc), self.jobs, self._token)
         if len(self._strangers) >= MAX_UNAUTHENTICATED:
             session.end(Refused("too many nodes are in their handshake with this master", retry=True))
         self._sessions.add(session)

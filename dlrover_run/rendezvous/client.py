@@ -11,15 +11,15 @@ from dlrover_run.coordination.records import OVER, Assignment, NodeReport, Waiti
 from dlrover_run.policies.parameter_servers.recovery import OrderMemory
 
 OnChange = Callable[[], None]
-"""Called when something of a board has become another: its assignment or its problem."""
+"""Called when the assignment or the problem of a client has changed."""
 
 
 class RendezvousClient(Protocol):
-    """Where the records of coordination live, as one node sees it.
+    """One node's access to the records of coordination, wherever they live.
 
-    `assignment` is the latest one. `problem` is a sentence when this node can take no part in the job, or no further
-    one: it was refused, or nobody coordinates any more. `is_user_error` says that the user's settings are why,
-    so that the same command will fail again. `pids` are the processes that the board has started and that outlive this
+    `assignment` is the latest one in force. `problem` is a sentence if this node cannot take part in the job, or no
+    longer: it was refused, or no coordinator can be reached. `is_user_error` says that the user's settings are why, so
+    that the same command will fail again. `pids` are the processes that the client has started and that outlive this
     agent on purpose.
     """
 
@@ -36,41 +36,45 @@ class RendezvousClient(Protocol):
     def pids(self) -> set[int]: ...
 
     def report(self, status: NodeReport) -> None:
-        """Put this node's latest status on the board. It reaches the coordinator whenever one can be reached."""
+        """Report this node's latest status. It reaches the coordinator as soon as one can be reached."""
         ...
 
     async def close(self) -> None:
-        """Let the last status reach the coordinator, in a bounded time, and let go of the connection."""
+        """Let the last status reach the coordinator, in a bounded time, and disconnect."""
         ...
 
 
 class AssignmentTracker:
-    """The latest assignment that counts, the coordinator that it came from, and what is to be repeated of it."""
+    """Decides which assignment is in force when coordinators replace each other and messages arrive late. Pure.
+
+    `epoch` is that of the coordinator that this node obeys, and `memory` what it must repeat to a coordinator that has
+    lost its records.
+    """
 
     def __init__(self) -> None:
         self.assignment = Assignment()
         self.epoch = 0
         self.memory = OrderMemory()
 
-    def take(self, wanted: Assignment) -> bool:
-        """Hear a word; whether there is something new to do."""
-        if wanted.epoch < self.epoch:
-            # From a coordinator that has a successor and has not noticed yet.
+    def take(self, assignment: Assignment) -> bool:
+        """Take an assignment that has arrived; return whether it changes what this node has to do."""
+        if assignment.epoch < self.epoch:
+            # From a coordinator that has been replaced and has not noticed yet.
             return False
-        self.epoch = wanted.epoch
-        if wanted.cluster is not None and wanted.cluster.keep:
-            wanted = msgspec.structs.replace(wanted, cluster=self.assignment.cluster)
-        if wanted.key < self.assignment.key and wanted.phase not in OVER:
-            # From a coordinator that began anew and is still to hear of the latest round, whose workers go on.
+        self.epoch = assignment.epoch
+        if assignment.cluster is not None and assignment.cluster.keep:
+            assignment = msgspec.structs.replace(assignment, cluster=self.assignment.cluster)
+        if assignment.key < self.assignment.key and assignment.phase not in OVER:
+            # From a coordinator that began anew and does not know the latest round yet, whose workers go on.
             return False
-        if wanted == self.assignment:
+        if assignment == self.assignment:
             return False
-        self.assignment = wanted
-        self.memory = self.memory.follow(wanted.cluster)
+        self.assignment = assignment
+        self.memory = self.memory.follow(assignment.cluster)
         return True
 
-    def wait(self, waiting: Waiting) -> bool:
-        """Show what the node waits for while no coordinator says so; whether that is shown to anybody."""
+    def show_waiting(self, waiting: Waiting) -> bool:
+        """Show what the node waits for while no coordinator says so; return whether that changes anything."""
         order = self.assignment.cluster
         if self.assignment.ranks is not None or (order is not None and order.tasks):
             return False

@@ -35,7 +35,6 @@ from dlrover_run.etcd.operations import (
     TxnResult,
     Watch,
 )
-from dlrover_run.nursery import Nursery
 from dlrover_run.rendezvous.client import OnChange
 from dlrover_run.rendezvous.etcd_election import Election
 from dlrover_run.rendezvous.etcd_records import BucketMessage, Keys, bucket_of, decode_record, encode_record, rules_of
@@ -60,6 +59,10 @@ def renewal_timeout(rules: JobRules) -> float:
     """Seconds in which a member must renew the lease before the next one is asked. The wait before is a third of the
     lease at most, so two members that do not answer leave a sixth of it for one that does."""
     return lease_time(rules) / 4
+
+
+class _Finished(Exception):
+    """Raised in a task group whose main task is done, to cancel the others."""
 
 
 class EntryRefused(Exception):
@@ -91,7 +94,7 @@ class EtcdClient(RemoteClient):
         place = f"etcd at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
         # A dead process with this node's id is in the way until its lease has run out.
         super().__init__(spec, place, listener, say, chance, max(ID_IN_USE_TIMEOUT, 2.0 * self._ttl))
-        self._election = Election(store, self._keys, self._rules, self._orders, chance, self._tell_once)
+        self._election = Election(store, self._keys, self._rules, self._assignments, chance, self._say_once)
 
     async def close(self) -> None:
         """Let the last status be stored, if etcd can be reached now, and let go of the connection."""
@@ -109,15 +112,15 @@ class EtcdClient(RemoteClient):
             # What was missed is not kept any more, so it is read how things stand.
             return
         except EtcdUnavailable as away:
-            self._note_end(str(away), shown=True)
+            self._note_end(str(away), show_reason=True)
         except LeaseExpired:
             self._lease = 0
-            self._note_end("the lease of this node has run out, as it was not renewed in time", shown=True)
+            self._note_end("the lease of this node has run out, as it was not renewed in time", show_reason=True)
         except EtcdMisconfigured as mistake:
-            if self._met and (self._trains or not isinstance(mistake, RequestRejected)):
+            if self._ever_connected and (self._is_training or not isinstance(mistake, RequestRejected)):
                 # It was right before, so somebody has changed something at etcd, and may change it back.
                 self._note_end(str(mistake))
-                self._tell_once(str(mistake))
+                self._say_once(str(mistake))
             else:
                 if self._lease:
                     # Else the others would wait for its end.
@@ -125,12 +128,12 @@ class EtcdClient(RemoteClient):
                         await self._store.revoke(self._lease)
                 self._give_up(str(mistake), is_user_error=True)
         except EntryRefused as refused:
-            if self._visits:
+            if self._is_visitor:
                 await self._store.revoke(self._lease)
                 self._give_up(str(refused), is_user_error=True)
-            elif self._trains:
+            elif self._is_training:
                 self._note_end(str(refused))
-                self._tell_once(f"{refused}; the workers train on")
+                self._say_once(f"{refused}; the workers train on")
             else:
                 self._note_refusal(str(refused), retry=True)
                 await self._until_gone(refused)
@@ -142,7 +145,7 @@ class EtcdClient(RemoteClient):
             self._lease = 0
             self._lease = await self._store.grant(self._ttl)
         status = self._own_status()
-        if self._visits:
+        if self._is_visitor:
             self._election.retire()
         own = self._keys.node(status.node_id)
         outcome = await self._store.commit(self._entry(own, status))
@@ -159,7 +162,7 @@ class EtcdClient(RemoteClient):
             there = outcome.found.get(own)
         if there is not None and there.lease != self._lease:
             raise EntryRefused(_in_use(there), there)
-        if self._visits and there is not None and self._keys.leader not in outcome.found:
+        if self._is_visitor and there is not None and self._keys.leader not in outcome.found:
             await self._find_others(there)
         return outcome
 
@@ -171,7 +174,7 @@ class EtcdClient(RemoteClient):
 
     def _entry(self, own: str, status: NodeReport) -> Txn:
         over, reads = Range(self._keys.over), (Get(Range(own)), Get(self._words))
-        stand = Get(Range(self._keys.leader)) if self._visits else self._election.stand(status.key, self._lease)
+        stand = Get(Range(self._keys.leader)) if self._is_visitor else self._election.stand(status.key, self._lease)
         join = (Put(own, encode_record(status), self._lease), stand, *reads)
         return Txn((Absent(Range(own)), Absent(over)), join, (Get(over), Get(Range(self._keys.leader)), *reads))
 
@@ -195,20 +198,24 @@ class EtcdClient(RemoteClient):
 
     async def _stay(self, entry: TxnResult, watch: Watch) -> None:
         """Take part until the lease or etcd is lost, or until `close` has been carried out."""
-        nursery = Nursery()
         own = self._own_status().key
         self._note_connected()
         try:
-            self._election.begin(nursery, own, self._lease)
-            nursery.start(self._renew())
-            nursery.start(self._follow(entry, watch))
-            await nursery.until_done(nursery.start(self._report(entry.found.get(self._keys.node(own.node_id)))))
-            leaves = self.assignment.phase in OVER or self._own_status().phase is NodePhase.LEFT
-            if self._election.leading is not None and leaves:
-                # It ends by itself. Whoever is elected next would first have to find out that this node is gone.
-                await nursery.until_done(self._election.leading)
-        finally:
-            await nursery.close()
+            async with asyncio.TaskGroup() as tasks:
+                self._election.begin(tasks, own, self._lease)
+                tasks.create_task(self._renew())
+                tasks.create_task(self._follow(entry, watch))
+                await asyncio.wait([tasks.create_task(self._report(entry.found.get(self._keys.node(own.node_id))))])
+                leaves = self.assignment.phase in OVER or self._own_status().phase is NodePhase.LEFT
+                if self._election.leading is not None and leaves:
+                    # It ends by itself. An agent elected next would first have to find out that this node is gone.
+                    await asyncio.wait([self._election.leading])
+                raise _Finished
+        except ExceptionGroup as group:
+            # Of several failures the first one decides what follows.
+            for error in group.exceptions:
+                if not isinstance(error, _Finished):
+                    raise error from None
         await self._depart()
 
     async def _renew(self) -> None:
@@ -268,14 +275,14 @@ class EtcdClient(RemoteClient):
             word = decode_record(current.value, BucketMessage)
             rules = rules_of(word)
         except InvalidMessage as error:
-            self._tell_once(f"warning: what stands in etcd under {current.key} does not count: it is {error}")
+            self._say_once(f"warning: what stands in etcd under {current.key} does not count: it is {error}")
             return
-        self._search.join_timeout = rules.join_timeout
+        self._backoff.join_timeout = rules.join_timeout
         if problem := wrong_job_kind(rules, self._own_status()):
             self._give_up(f"this node cannot take part in the job {self._spec.run_id!r}: {problem}", is_user_error=True)
             return
-        if not self._visits and (notice := config_mismatch(rules, self._rules)):
-            self._tell_once(f"warning: {notice}")
+        if not self._is_visitor and (notice := config_mismatch(rules, self._rules)):
+            self._say_once(f"warning: {notice}")
         self._result_lease = current.lease if word.wanted.phase in OVER else 0
         self._take(word.assignment(self._own_status().key))
 
@@ -297,9 +304,9 @@ class EtcdClient(RemoteClient):
             return
         seeing = asyncio.ensure_future(see())
         try:
-            await asyncio.wait([seeing], timeout=self._search.refusal_patience)
+            await asyncio.wait([seeing], timeout=self._backoff.refusal_timeout)
             if seeing.done() and seeing.exception() is None:
-                self._search.invited()
+                self._backoff.retry_now()
         finally:
             seeing.cancel()
             await asyncio.gather(seeing, return_exceptions=True)
@@ -309,7 +316,7 @@ class EtcdClient(RemoteClient):
         a visitor, or somebody who is away may come back to learn how it ended."""
         await self._store.revoke(self._lease)
         self._lease = 0
-        if self._visits:
+        if self._is_visitor:
             return
         keys, plan = self._keys, Range(self._keys.plan)
         # By their names: what else stands below may be another job's, whose prefix has this one's name in it.

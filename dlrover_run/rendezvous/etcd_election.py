@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dlrover_run.coordination.records import OVER, NodeKey
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.etcd.operations import Absent, Delete, Get, KeyValue, KeyValueStore, ModRevisionIs, Put, Range, Txn
-from dlrover_run.nursery import Nursery
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.etcd_leader import EtcdLeader
 from dlrover_run.rendezvous.etcd_records import Keys
@@ -21,7 +20,7 @@ class Election:
     """The part of one node in it. `chance` returns a random number from 0 to 1; `say` prints one line for the person at
     the console.
 
-    What an agent knows that was elected outlives the loss of etcd: `begin` is called after each, with a nursery for the
+    What an agent knows that was elected outlives the loss of etcd: `begin` is called after each, with a group for the
     tasks and the lease that this node has now.
     """
 
@@ -45,9 +44,9 @@ class Election:
         self._standing: asyncio.Task[None] | None = None
         self.leading: asyncio.Task[None] | None = None
 
-    def begin(self, nursery: Nursery, own: NodeKey, lease: int) -> None:
+    def begin(self, tasks: asyncio.TaskGroup, own: NodeKey, lease: int) -> None:
         """Take part, under this lease."""
-        self._nursery = nursery
+        self._tasks = tasks
         self._own = own
         self._lease = lease
         self._standing = self.leading = None
@@ -72,9 +71,9 @@ class Election:
             self._resign()
         if leader is None:
             if self._orders.assignment.phase not in OVER and not self._retired:
-                self._standing = self._nursery.start(self._stand_soon())
+                self._standing = self._tasks.create_task(self._stand_soon())
         elif not leader.lease:
-            self._nursery.start(self._remove(leader))
+            self._tasks.create_task(self._remove(leader))
         elif leader.lease == self._lease:
             self._lead(leader, return_grace)
 
@@ -85,7 +84,7 @@ class Election:
                 self._store, self._keys, self._rules, self._own, leader, return_grace, self._say
             )
         if self.leading is None:
-            self.leading = self._nursery.start(self._leadership.lead())
+            self.leading = self._tasks.create_task(self._leadership.lead())
 
     def _resign(self) -> None:
         if self.leading is not None:

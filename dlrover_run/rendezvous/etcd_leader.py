@@ -20,7 +20,6 @@ from dlrover_run.coordination.records import OVER, NodeKey, NodePhase, NodeRepor
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteApplied
 from dlrover_run.etcd.operations import Change, Compacted, KeyValue, KeyValueStore, LeaseExpired, Range, Watch
-from dlrover_run.nursery import wait_until
 from dlrover_run.rendezvous.etcd_records import (
     Keys,
     StoredPlan,
@@ -29,7 +28,8 @@ from dlrover_run.rendezvous.etcd_records import (
     messages_by_bucket,
     rules_of,
 )
-from dlrover_run.rendezvous.failure_detector import StallMonitor
+from dlrover_run.rendezvous.failure_detector import StallDetector
+from dlrover_run.rendezvous.reconnect import wait_for_event
 from dlrover_run.transport.messages import InvalidMessage, encode_rules
 
 
@@ -141,7 +141,7 @@ class EtcdLeader:
         self._loop = asyncio.get_running_loop()
         self._writing = FencedWriter(store, keys, leader)
         self._attendance = MembershipWatch(keys, say)
-        self._punctuality = StallMonitor(self._loop.time())
+        self._stalls = StallDetector(self._loop.time())
         self._coordinator: Coordinator | None = None
         self._heard: list[Change] = []
         self._news = asyncio.Event()
@@ -182,7 +182,7 @@ class EtcdLeader:
         now = self._loop.time()
         coordinator = self._coordinator
         if coordinator is None:
-            self._punctuality = StallMonitor(now)
+            self._stalls = StallDetector(now)
             coordinator = self._begin(self._take_over(outcome.found.get(self._keys.plan), now))
         self._excuse(coordinator, now)
         if was_away:
@@ -241,15 +241,15 @@ class EtcdLeader:
                 watching.result()
             if not self._heard:
                 self._news.clear()
-                await wait_until(self._news, self._wake_at(coordinator) - self._loop.time())
+                await wait_for_event(self._news, self._wake_at(coordinator) - self._loop.time())
 
     def _wake_at(self, coordinator: Coordinator) -> float:
-        times = (coordinator.wake_at(), self._progress.due, self._renew_at, self._punctuality.next_beat)
+        times = (coordinator.wake_at(), self._progress.due, self._renew_at, self._stalls.next_check)
         return min(time for time in times if time is not None)
 
     def _excuse(self, coordinator: Coordinator, now: float) -> None:
         """Time in which this agent was stopped, or etcd away, counts for nobody."""
-        if late := self._punctuality.late(now):
+        if late := self._stalls.stalled_for(now):
             coordinator.compensate_stall(late)
 
     async def _settle(self, coordinator: Coordinator) -> Coordinator:

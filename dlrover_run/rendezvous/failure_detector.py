@@ -1,11 +1,9 @@
-"""How late the owner of a coordinator is himself, before he concludes anything from the time that has passed.
+"""Heartbeat timeouts, corrected for stalls of this process.
 
-Pure: times are told, in seconds of one monotonic clock.
+A process that was stopped, or whose machine is overloaded, finds its own timers late. Time in which it could not
+receive anything must not count against its peers (memberlist calls this local health awareness).
 
-
-Who has been silent for too long, judged by one who first asks how late he was himself.
-
-Pure: times are told, in seconds of one monotonic clock.
+Pure: times are passed in, in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -14,72 +12,83 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 STALL_CHECK_INTERVAL = 0.25
-"""Seconds between two beats by which a coordinator's owner measures his own lateness.
+"""Seconds between two checks for stalls by a coordinator's process.
 
-A stop of the process is seen as up to this much shorter than it was, so this is a fraction of `LOST_AFTER`.
+A stall is measured as up to this much shorter than it was, so this is a fraction of the default `lost_after`.
 """
 
-TOLERANCE = 0.02
-"""Seconds by which a beat may be late without anybody's patience being lengthened: a busy moment of the loop."""
+STALL_TOLERANCE = 0.02
+"""Seconds by which a check may be late without counting as a stall: a busy moment of the event loop."""
 
+LONG_STALL = 0.5
+"""Seconds by which a timer is late at times on a busy machine. By more, and this process was stopped or starved."""
 
-class StallMonitor:
-    """Measures how late its owner is, who promises to call `late` at `next_beat` at the latest."""
-
-    def __init__(self, now: float) -> None:
-        self.next_beat = now + STALL_CHECK_INTERVAL
-
-    def late(self, now: float) -> float:
-        """Seconds for which the owner was stopped or overloaded and that were not yet told; 0 when it is in time.
-
-        To be asked before anything is concluded from the time that has passed.
-        """
-        late = now - self.next_beat
-        if late < 0:
-            return 0.0
-        self.next_beat = now + STALL_CHECK_INTERVAL
-        return late if late > TOLERANCE else 0.0
-
-
-LOOK_MARGIN = 0.001
-"""Seconds after the limit at which to look, so that rounding never makes a look too early and the next one due at
+DEADLINE_MARGIN = 0.001
+"""Seconds after a timeout at which to check it, so that rounding never makes a check too early and the next one due at
 once."""
 
-Who = TypeVar("Who", bound=Hashable)
+Peer = TypeVar("Peer", bound=Hashable)
 
 
-class FailureDetector(Generic[Who]):
-    """Remembers when each of several was last heard."""
+class StallDetector:
+    """Measures how long this process was stopped or starved. The owner must call `stalled_for` at `next_check` or
+    earlier; a late call shows a stall."""
 
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._excused = 0.0
-        # In the order of their times, for whoever is heard moves to the end. Excused time does not pass.
-        self._heard: dict[Who, float] = {}
+    def __init__(self, now: float, interval: float = STALL_CHECK_INTERVAL) -> None:
+        self._interval = interval
+        self.next_check = now + interval
 
-    def heard(self, who: Who, now: float) -> None:
-        """A sign of life."""
-        self._heard.pop(who, None)
-        self._heard[who] = now - self._excused
+    def stalled_for(self, now: float) -> float:
+        """Seconds of stall since the last call; 0 if the call is in time.
 
-    def forget(self, who: Who) -> None:
-        """Nobody expects a sign of life any more."""
-        self._heard.pop(who, None)
+        Call this before anything is concluded from the time that has passed.
+        """
+        late = now - self.next_check
+        if late < 0:
+            return 0.0
+        self.next_check = now + self._interval
+        return late if late > STALL_TOLERANCE else 0.0
 
-    def excuse(self, late: float) -> None:
-        """That many seconds were the listener's own, and are added to his patience with everybody."""
-        self._excused += late
 
-    def over_limit(self, now: float) -> list[Who]:
-        """Who has been silent for longer than the limit; the longest silence comes first."""
+class FailureDetector(Generic[Peer]):
+    """Declares a peer failed if no heartbeat has come for `timeout` seconds, stalls of this process excluded."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._stalled = 0.0
+        # Ordered by time, because a heartbeat moves its peer to the end. The clock stands still during stalls.
+        self._heartbeats: dict[Peer, float] = {}
+
+    def heartbeat(self, peer: Peer, now: float) -> None:
+        """Record that a message from this peer has arrived."""
+        self._heartbeats.pop(peer, None)
+        self._heartbeats[peer] = now - self._stalled
+
+    def remove(self, peer: Peer) -> None:
+        """Stop watching this peer."""
+        self._heartbeats.pop(peer, None)
+
+    def compensate_stall(self, seconds: float) -> None:
+        """Give every peer that much more time."""
+        self._stalled += seconds
+
+    def failed_peers(self, now: float, due: float | None = None) -> list[Peer]:
+        """The peers that have exceeded the timeout, the longest silent one first.
+
+        `due` is when this check was due. If it is late by more than LONG_STALL, messages that arrived meanwhile may
+        still be unread, so every peer gets a whole timeout again.
+        """
+        if due is not None and now - due > LONG_STALL:
+            for peer in list(self._heartbeats):
+                self.heartbeat(peer, now)
         found = []
-        for who, heard in self._heard.items():
-            if now - self._excused - heard <= self._limit:
+        for peer, heartbeat in self._heartbeats.items():
+            if now - self._stalled - heartbeat <= self._timeout:
                 break
-            found.append(who)
+            found.append(peer)
         return found
 
-    def next_look(self) -> float | None:
-        """The time from which on somebody may be over the limit; None when nobody is expected."""
-        first = next(iter(self._heard.values()), None)
-        return None if first is None else first + self._excused + self._limit + LOOK_MARGIN
+    def next_deadline(self) -> float | None:
+        """When the next peer exceeds the timeout unless it sends something; None without peers."""
+        first = next(iter(self._heartbeats.values()), None)
+        return None if first is None else first + self._stalled + self._timeout + DEADLINE_MARGIN

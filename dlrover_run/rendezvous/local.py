@@ -1,5 +1,4 @@
-"""Records that live in this process: one node that needs no one else, and `static`, where flags say who the others
-are."""
+"""The client whose coordinator runs in this process: for one node, and for `static`, where flags give the ranks."""
 
 from __future__ import annotations
 
@@ -17,24 +16,28 @@ from dlrover_run.rendezvous.client import OnChange
 
 
 class LocalClient:
-    """Takes this node's status and has a coordinator of its own decide on the spot.
+    """Takes this node's status and lets a coordinator of its own decide at once.
 
-    With `static` (`node_rank` is given) nothing is ever heard of the other nodes, exactly as in torchrun: their
-    statuses are made up, they count as always having done what this node has done, and each node of the job decides on
-    its own. `say` prints one line for the person at the console.
+    With `static` (`node_rank` is given) nothing is ever received from the other nodes, exactly as in torchrun. Their
+    statuses are made up: they count as doing what this node does, and each node of the job decides by itself. `say`
+    prints one line to the console.
     """
 
     problem: str | None = None
     is_user_error = False
 
     def __init__(
-        self, rules: JobRules, node_rank: int | None, listener: OnChange, say: Callable[[str], None] = lambda line: None
+        self,
+        rules: JobRules,
+        node_rank: int | None,
+        on_change: OnChange,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        # Nothing can be asked of nodes that are made up.
+        # Nodes that are made up cannot be checked.
         self._rules = rules if node_rank is None else replace(rules, check=CHECK_NEVER)
         self._say = say
         self._node_rank = node_rank
-        self._listener = listener
+        self._on_change = on_change
         self._coordinator: Coordinator | None = None
         self._status: NodeReport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -42,20 +45,20 @@ class LocalClient:
 
     @property
     def pids(self) -> set[int]:
-        """Nobody."""
+        """No process."""
         return set()
 
     def report(self, status: NodeReport) -> None:
-        """Put this node's latest status on the board; the listener hears when that changed what it shall do."""
+        """Report this node's latest status; `on_change` is called if that changes the assignment."""
         if self._timer is not None and status == self._status:
-            # While a check goes on, what is waited for has another number of seconds each time that one looks.
+            # During a check the assignment says how many seconds are left, which differ each time it is built.
             return
         self._status = status
         self._decide(status)
 
     async def close(self) -> None:
-        """There is nothing to let go of but the next look at the time."""
-        self._rest()
+        """Cancel the timer of the next decision."""
+        self._cancel_timer()
 
     def _decide(self, status: NodeReport) -> None:
         loop = asyncio.get_running_loop()
@@ -68,24 +71,24 @@ class LocalClient:
         while coordinator.advance(now):
             pass
         lines = coordinator.take_log_lines()
-        self._rest()
-        part = coordinator.view(status.key)
-        waits = (self._rules.check != CHECK_NEVER or self._rules.cluster is not None) and part.waits
-        # Workers who train are waited for without a limit; processes of a cluster have deadlines of many kinds.
+        self._cancel_timer()
+        view = coordinator.view(status.key)
+        waits = (self._rules.check != CHECK_NEVER or self._rules.cluster is not None) and view.waits
+        # Running workers are waited for without a limit; processes of a parameter-server cluster have many deadlines.
         timed = waits or self._rules.cluster is not None
         if timed and (due := coordinator.wake_at()) is not None:
             self._timer = loop.call_at(due, self._decide, status)
         wanted = coordinator.assignment(status.key, coordinator.waiting(now) if waits else None)
         passed = wanted.health is not None and wanted.health.status is HealthStatus.PASSED
         for line in lines:
-            # A node that passes says so in one line of its own: those that others grep for compare nodes.
+            # A node that passes prints one line of its own. The other lines are for people who compare nodes.
             if not passed or line.startswith("warning: "):
                 self._say(line)
         if wanted != self.assignment:
             self.assignment = wanted
-            self._listener()
+            self._on_change()
 
-    def _rest(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

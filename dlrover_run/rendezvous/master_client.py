@@ -1,33 +1,26 @@
-"""One stream to a master: opened, both sides proved, messages in both directions, ended.
+"""The client of a master: one connection, kept up for as long as the node takes part in the job.
 
-It holds no policy: whoever owns it decides what a refusal or an end means.
-
-
-Records that live in a master: this node's end of the stream, kept up for as long as the node takes part in the job.
-
-The master may die, be silent, come back, or be another one. Workers never notice; what the coordinator wants is what
-it said last.
+The master may die, fall silent, come back, or be replaced by another process. Workers do not notice: the last
+assignment stays in force.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import socket
-from collections.abc import Callable, Sequence
-from typing import Any
+import random
+from collections.abc import Callable
 
 from dlrover_run.coordination.records import NodeReport
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.process_tree import signals
 from dlrover_run.rendezvous.client import OnChange
+from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.rendezvous.master_launcher import CannotLaunchMaster, MasterLauncher
-from dlrover_run.rendezvous.reconnect import RemoteClient, Silence
-from dlrover_run.spec import JobSpec, MasterSpec
-from dlrover_run.transport import auth, grpc_errors, grpc_setup, messages
+from dlrover_run.rendezvous.reconnect import RemoteClient
+from dlrover_run.spec import JobSpec
+from dlrover_run.transport import auth, messages
 from dlrover_run.transport.addresses import Address, UnresolvedHost, join_address, resolve, route_source
-from dlrover_run.transport.grpc_errors import ConnectionProblem
+from dlrover_run.transport.connection import Connect, Connection, ConnectionLost, GrpcConnection
 from dlrover_run.transport.messages import (
     Assigned,
     Challenge,
@@ -44,163 +37,110 @@ from dlrover_run.transport.messages import (
 )
 
 HANDSHAKE_TIMEOUT = 20.0
-"""Seconds from the first byte to the master's welcome. Two thousand nodes that come at once took 5 s with TLS; after
-this a node comes again later."""
+"""Seconds from the first byte to the master's welcome. Two thousand nodes that joined at once took 5 s with TLS; after
+this timeout the node retries."""
 
-_MASTER = grpc_errors.ServerKind("master", "master")
-
-_OF_TLS = {
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by tls_ca, or is not valid now",
-    "Hostname Verification": "its certificate is for another name than the endpoint's",
-    "WRONG_VERSION_NUMBER": "it does not use TLS, and this node does",
-}
-"""What is said for words of gRPC's about a handshake that failed."""
-
-
-class ConnectionLost(Exception):
-    """The stream has ended, or never began; the message is a clause that says why."""
+_MASTER = "master"
+"""The one peer of a node's failure detector."""
 
 
 class MasterRefused(Exception):
-    """The master lets this node in no more; the message is its reason. `retry` says that this may pass, and `proven`
-    that the sender is known to be a master of the job, as far as a token can show that."""
+    """The master refuses this node; the message is its reason. `retry` says that this may pass, and `authenticated`
+    that the sender has proved to be a master of the job, as far as a token can prove that."""
 
-    def __init__(self, reason: str, retry: bool, proven: bool) -> None:
+    def __init__(self, reason: str, retry: bool, authenticated: bool) -> None:
         super().__init__(reason)
         self.retry = retry
-        self.proven = proven
+        self.authenticated = authenticated
 
 
 class MasterNotAuthenticated(Exception):
-    """Whoever answered does not know the job's token, so it is not obeyed."""
+    """The server does not know the job's token, so this node does not obey it."""
 
 
-class MasterConnection:
-    """One stream, open until `close`. `addresses` are those of one family.
+class MasterSession:
+    """The protocol between a node and the master over one connection. What a refusal or an end means is left to the
+    caller."""
 
-    Raises ConnectionLost at once when the files of TLS cannot be read.
-    """
-
-    def __init__(self, spec: MasterSpec, addresses: Sequence[Address]) -> None:
-        grpc = grpc_setup.load_grpc()
-        self._failed: type[Exception] = grpc.aio.AioRpcError
-        self._token = spec.token
+    def __init__(self, connection: Connection, token: str) -> None:
+        self._connection = connection
+        self._token = token
         # Without a token there is nothing to prove.
-        self._proven = not spec.token
-        self._encrypted = spec.tls is not None
-        kind = "ipv6" if addresses[0].family is socket.AF_INET6 else "ipv4"
-        # A percent sign parts a link-local address from its interface, and gRPC takes this for a URI.
-        target = f"{kind}:{','.join(map(str, addresses))}".replace("%", "%25")
-        # TLS compares the certificate with the endpoint as it was named, not with what that stands for.
-        options = [*grpc_setup.CHANNEL_OPTIONS, ("grpc.default_authority", join_address(spec.host, spec.port))]
-        # gRPC's threads begin here, and no signal may go to one of them.
-        with signals.blocked_in_new_threads():
-            if spec.tls is None:
-                self._channel = grpc.aio.insecure_channel(target, options=options)
-            else:
-                try:
-                    credentials = grpc.ssl_channel_credentials(*auth.read_tls_files(spec.tls))
-                except auth.TlsFileError as error:
-                    raise ConnectionLost(str(error)) from None
-                self._channel = grpc.aio.secure_channel(target, credentials, options=options)
-            self._stream = self._channel.stream_stream(messages.METHOD)()
-        # Unlike `read()`, the iterator gives also what the master said just before it ended the stream.
-        self._incoming = aiter(self._stream)
+        self._authenticated = not token
 
     async def join(self, job: str, status: NodeReport, rules: JobRules) -> Welcome:
-        """Prove each other and take part. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
+        """Authenticate in both directions and join. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
         try:
-            return await asyncio.wait_for(self._join(job, status, rules), HANDSHAKE_TIMEOUT)
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                return await self._join(job, status, rules)
         except TimeoutError:
             raise ConnectionLost(f"it did not answer within {HANDSHAKE_TIMEOUT:g} s") from None
 
     async def _join(self, job: str, status: NodeReport, rules: JobRules) -> Welcome:
         hello = Hello(messages.PROTOCOL, job, status.node_id, status.incarnation, auth.new_nonce())
-        await self.tell(hello)
-        challenge = await self.hear()
+        await self.send(hello)
+        challenge = await self.receive()
         if not isinstance(challenge, Challenge):
-            raise ConnectionLost("it does not speak as a master does")
-        await self.tell(Proof(auth.node_mac(self._token, hello, challenge.nonce)))
-        await self.tell(Join(status, messages.encode_rules(rules)))
-        shown = await self.hear()
-        if not isinstance(shown, Proof):
-            raise ConnectionLost("it does not speak as a master does")
-        if self._token and not auth.macs_equal(shown.mac, auth.master_mac(self._token, hello, challenge.nonce)):
+            raise _not_a_master()
+        await self.send(Proof(auth.node_mac(self._token, hello, challenge.nonce)))
+        await self.send(Join(status, messages.encode_rules(rules)))
+        proof = await self.receive()
+        if not isinstance(proof, Proof):
+            raise _not_a_master()
+        if self._token and not auth.macs_equal(proof.mac, auth.master_mac(self._token, hello, challenge.nonce)):
             raise MasterNotAuthenticated
-        self._proven = True
-        welcome = await self.hear()
+        self._authenticated = True
+        welcome = await self.receive()
         if not isinstance(welcome, Welcome):
-            raise ConnectionLost("it does not speak as a master does")
+            raise _not_a_master()
         return welcome
 
-    async def tell(self, message: NodeMessage) -> None:
-        """Send a message. A stream that has ended says so, and why, to whoever hears it next."""
-        with contextlib.suppress(self._failed, asyncio.InvalidStateError):
-            await self._stream.write(messages.encode(message))
+    async def send(self, message: NodeMessage) -> None:
+        """Send a message. If the connection has ended, `receive` reports that."""
+        await self._connection.send(messages.encode(message))
 
-    async def hear(self) -> MasterMessage:
-        """The master's next word. Raises ConnectionLost, and MasterRefused for its last one."""
+    async def receive(self) -> MasterMessage:
+        """The master's next message. Raises ConnectionLost and MasterRefused."""
         try:
-            message = messages.decode_from_master(await self._next())
+            message = messages.decode_from_master(await self._connection.receive())
         except InvalidMessage as error:
-            raise ConnectionLost(f"what it said is {error}") from None
-        except self._failed as error:
-            raise ConnectionLost(_clause(error, self._encrypted)) from None
+            raise ConnectionLost(f"its message is {error}") from None
         if isinstance(message, Refused):
-            raise MasterRefused(message.reason, message.retry, self._proven)
+            raise MasterRefused(message.reason, message.retry, self._authenticated)
         return message
 
-    async def _next(self) -> bytes:
-        try:
-            data: bytes = await grpc_errors.wait_for_call(self._incoming.__anext__())
-        except grpc_errors.CallCancelled as error:
-            raise ConnectionLost(str(error)) from None
-        except StopAsyncIteration:
-            raise ConnectionLost(grpc_errors.ENDED) from None
-        return data
-
     async def finish(self) -> None:
-        """Say nothing more: the master ends the stream once it has read all that was said before."""
-        with contextlib.suppress(self._failed, asyncio.InvalidStateError):
-            await self._stream.done_writing()
-
-    async def close(self) -> None:
-        """Let go of the connection."""
-        await self._channel.close()
+        """Send nothing more; the master ends the connection once it has read all earlier messages."""
+        await self._connection.finish()
 
 
-def _clause(error: Any, encrypted: bool) -> str:
-    """Why an RPC failed, from gRPC's own words; `encrypted` by this node."""
-    details = grpc_errors.last_error(error.details() or error.code().name)
-    for words, clause in _OF_TLS.items():
-        if words in details:
-            return clause
-    trouble = grpc_errors.classify(details)
-    if trouble is ConnectionProblem.OTHER_PROGRAM:
-        return f"{_MASTER.missing}: give --rdzv-endpoint another port"
-    if trouble is not ConnectionProblem.REFUSED and "security handshaker" in details:
-        return "tls_cert and tls_key do not belong together, or tls_ca is damaged"
-    if trouble is ConnectionProblem.CLOSED and encrypted:
-        return f"{grpc_errors.CLOSED}, as a master does that does not trust tls_cert, or asks for one"
-    if trouble is ConnectionProblem.CLOSED and "Socket closed" in details:
-        return f"{grpc_errors.CLOSED}, as a master with TLS does to a node without"
-    return details if trouble is None else grpc_errors.describe(trouble, _MASTER)
+def _not_a_master() -> ConnectionLost:
+    return ConnectionLost("it does not follow the protocol of a master")
 
 
 class MasterClient(RemoteClient):
-    """Keeps one stream to the master of the job."""
+    """Keeps one connection to the master of the job. `connect` opens one; `rng` returns a random number from 0 to 1."""
 
-    def __init__(self, spec: JobSpec, listener: OnChange, say: Callable[[str], None]) -> None:
-        assert spec.master is not None, "the backend `master` comes with the place of one"
+    def __init__(
+        self,
+        spec: JobSpec,
+        on_change: OnChange,
+        say: Callable[[str], None],
+        connect: Connect = GrpcConnection,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        assert spec.master is not None, "the backend `master` comes with a master's endpoint"
         self._master = spec.master
         self._rules = spec.rules
-        self._hosting = MasterLauncher(spec.master, say)
-        super().__init__(spec, f"the master at {join_address(spec.master.host, spec.master.port)}", listener, say)
+        self._connect = connect
+        self._launcher = MasterLauncher(spec.master, say)
+        place = f"the master at {join_address(spec.master.host, spec.master.port)}"
+        super().__init__(spec, place, on_change, say, rng)
 
     @property
     def pids(self) -> set[int]:
-        """The master, where this node has started it: it outlives the agent for the sake of the other nodes."""
-        return set(self._hosting.pids)
+        """The master, if this node has started it. It outlives the agent because the other nodes need it."""
+        return set(self._launcher.pids)
 
     async def _attempt(self) -> None:
         try:
@@ -208,12 +148,12 @@ class MasterClient(RemoteClient):
         except ConnectionLost as ended:
             self._note_end(str(ended))
         except MasterNotAuthenticated:
-            self._note_unproven()
+            self._note_not_authenticated()
         except MasterRefused as refusal:
-            self._note_word(refusal)
+            self._note_refused(refusal)
         except CannotLaunchMaster as reason:
-            if self._met:
-                # It could once; workers may be running, and the directory may come back.
+            if self._ever_connected:
+                # It could before. Workers may be running, and the state directory may come back.
                 self._note_end(str(reason))
             else:
                 self._give_up(str(reason), is_user_error=True)
@@ -224,94 +164,97 @@ class MasterClient(RemoteClient):
             addresses = await resolve(self._master.host, self._master.port)
         except UnresolvedHost as unknown:
             raise ConnectionLost(str(unknown)) from None
-        if not self._visits and not self._leaves:
-            await self._hosting.ensure(addresses)
+        if not self._is_visitor and not self._is_leaving:
+            await self._launcher.ensure(addresses)
         ended = ConnectionLost("it has no address")
-        # A name may stand for addresses of two families, of which gRPC takes one at a time.
+        # A name may have addresses of two families, and gRPC takes those of one at a time.
         for _, group in itertools.groupby(addresses, lambda address: address.family):
             try:
-                return await self._meet(list(group))
+                return await self._take_part_at(list(group))
             except ConnectionLost as error:
                 if self._connected:
                     raise
                 ended = error
         raise ended
 
-    async def _meet(self, addresses: list[Address]) -> None:
+    async def _take_part_at(self, addresses: list[Address]) -> None:
         if self._spec.local_addr is None:
             self._own_address = route_source(addresses[0]) or self._own_address
-        session = MasterConnection(self._master, addresses)
+        connection = self._connect(self._master, addresses)
         try:
+            session = MasterSession(connection, self._master.token)
             status = self._own_status()
-            welcome = await session.join(self._spec.run_id, status, self._rules)
-            self._take_welcome(welcome)
+            self._apply_welcome(await session.join(self._spec.run_id, status, self._rules))
             await self._stay(session, status)
         finally:
-            await session.close()
+            await connection.close()
 
-    async def _stay(self, session: MasterConnection, joined: NodeReport) -> None:
-        """Report and listen until the stream ends, which is ConnectionLost, or `close` has been carried out."""
-        silence = Silence(self._rules.heartbeat_timeout, self._loop.time())
-        listening = asyncio.ensure_future(self._listen(session, silence))
-        reporting = asyncio.ensure_future(self._report(session, silence, joined, listening))
+    async def _stay(self, session: MasterSession, joined: NodeReport) -> None:
+        """Report and receive until the connection ends, which raises ConnectionLost, or `close` is carried out."""
+        detector: FailureDetector[str] = FailureDetector(self._rules.heartbeat_timeout)
+        detector.heartbeat(_MASTER, self._loop.time())
+        receiving = asyncio.ensure_future(self._receive(session, detector))
+        reporting = asyncio.ensure_future(self._report(session, detector, joined))
         try:
-            await asyncio.wait([reporting, listening], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([reporting, receiving], return_when=asyncio.FIRST_COMPLETED)
             if reporting.done():
                 reporting.result()
-            await listening
+            await receiving
         finally:
-            for task in (reporting, listening):
+            for task in (reporting, receiving):
                 task.cancel()
-            # Both may have failed; one has been heard.
-            await asyncio.gather(reporting, listening, return_exceptions=True)
+            # Both may have failed; one failure has been raised.
+            await asyncio.gather(reporting, receiving, return_exceptions=True)
 
-    async def _report(
-        self, session: MasterConnection, silence: Silence, sent: NodeReport, listening: asyncio.Future[None]
-    ) -> None:
-        """Send each change of the status, and a sign of life in each interval, until nobody listens any more."""
-        interval = self._rules.keep_alive_interval
+    async def _report(self, session: MasterSession, detector: FailureDetector[str], sent: NodeReport) -> None:
+        """Send each change of the status, and a heartbeat in each interval, until `close` is called.
+
+        Raises ConnectionLost if the master is silent.
+        """
+        interval, timeout = self._rules.keep_alive_interval, self._rules.heartbeat_timeout
         next_report = self._loop.time() + interval
-        # A cancellation is not enough: before Python 3.12 `wait_for` loses one that comes in the very moment in which
-        # what it waits for is done, and the end of a stream is what both of them wait for.
-        while not listening.done():
-            due = min(next_report, silence.deadline)
+        while True:
+            deadline = detector.next_deadline()
+            assert deadline is not None, "the master is watched"
+            due = min(next_report, deadline)
             if self._own_status() == sent and not self._closing:
                 await self._wait_for_change(due)
             now = self._loop.time()
-            if silence.too_long(due, now):
-                raise ConnectionLost(f"it has been silent for {self._rules.heartbeat_timeout:g} s")
+            if detector.failed_peers(now, due):
+                raise ConnectionLost(f"it has been silent for {timeout:g} s")
             status = self._own_status()
             if status != sent or now >= next_report:
                 try:
-                    await asyncio.wait_for(session.tell(Report(status)), self._rules.heartbeat_timeout)
+                    async with asyncio.timeout(timeout):
+                        await session.send(Report(status))
                 except TimeoutError:
-                    raise ConnectionLost(f"it has read nothing for {self._rules.heartbeat_timeout:g} s") from None
+                    raise ConnectionLost(f"it has read nothing for {timeout:g} s") from None
                 sent = status
                 next_report = now + interval
             if self._closing and self._own_status() == sent:
                 await session.finish()
                 return
 
-    async def _listen(self, session: MasterConnection, silence: Silence) -> None:
+    async def _receive(self, session: MasterSession, detector: FailureDetector[str]) -> None:
         while True:
-            message = await session.hear()
-            silence.hear(self._loop.time())
+            message = await session.receive()
+            detector.heartbeat(_MASTER, self._loop.time())
             if isinstance(message, Assigned):
                 self._take(message.assignment)
 
-    def _take_welcome(self, welcome: Welcome) -> None:
+    def _apply_welcome(self, welcome: Welcome) -> None:
         try:
             self._rules = decode_rules(welcome.rules)
         except InvalidMessage as error:
-            raise ConnectionLost(f"what it said is {error}") from None
-        self._search.join_timeout = self._rules.join_timeout
+            raise ConnectionLost(f"its message is {error}") from None
+        self._backoff.join_timeout = self._rules.join_timeout
         self._note_connected()
         if welcome.notice:
-            self._tell_once(f"warning: {welcome.notice}")
+            self._say_once(f"warning: {welcome.notice}")
 
-    def _note_unproven(self) -> None:
-        """Whoever sits at the endpoint of a running job cannot end it; at the start somebody has mistaken the token."""
-        if self._met:
+    def _note_not_authenticated(self) -> None:
+        """A process that has taken the endpoint of a running job cannot end it. At the start the token is wrong."""
+        if self._ever_connected:
             self._note_end("what answers there does not know the job's token")
         else:
             self._give_up(
@@ -319,24 +262,24 @@ class MasterClient(RemoteClient):
                 "give every node and the master the same one, by DLROVER_RDZV_TOKEN or --rdzv-conf token_file=PATH"
             )
 
-    def _note_word(self, refusal: MasterRefused) -> None:
-        """The master has ended the stream with a reason, or lets the node in no more."""
+    def _note_refused(self, refusal: MasterRefused) -> None:
+        """The master has ended the connection with a reason, or refuses the node."""
         reason = f"{self._place} refuses this node: {refusal}"
-        if (self._connected and refusal.retry) or (self._met and not refusal.proven):
-            # Another process may have taken the place of a lost master: it cannot end a job that has begun.
+        if (self._connected and refusal.retry) or (self._ever_connected and not refusal.authenticated):
+            # Another process may have taken the address of a lost master: it cannot end a job that has begun.
             self._note_end(str(refusal))
-        elif self._trains and not self._connected:
-            # A master that came back has nothing to set against workers that train: it may be the one that is wrong.
+        elif self._is_training and not self._connected:
+            # A master that came back must not end running workers: it may be the one that is wrong.
             self._note_end(str(refusal))
-            self._tell_once(f"{reason}; the workers train on")
+            self._say_once(f"{reason}; the workers train on")
         else:
             self._note_refusal(reason, refusal.retry)
 
     def _why_away(self, reason: str) -> str:
-        said = super()._why_away(self._hosting.problem or reason)
-        if self._met or self._hosting.problem is not None:
-            return said
-        return f"{said}; the node whose address that is starts one, or `python -m dlrover_run.master`"
+        text = super()._why_away(self._launcher.problem or reason)
+        if self._ever_connected or self._launcher.problem is not None:
+            return text
+        return f"{text}; the node whose address that is starts one, or `python -m dlrover_run.master`"
 
     def _why_not_yet(self, reason: str) -> str:
-        return self._hosting.problem or reason
+        return self._launcher.problem or reason

@@ -1,1 +1,1 @@
-"""What a master and its nodes send each other, how they authenticate, and how gRPC is set up."""
+"""Connections and messages between a node and the master: encoding, authentication, addresses, gRPC setup."""

@@ -1,6 +1,4 @@
-"""How the place of a server is written.
-
-Which addresses a name stands for, which of them are this machine's own, and how others reach this machine."""
+"""Network addresses: resolving host names, recognising local addresses, and choosing the one to advertise."""
 
 from __future__ import annotations
 
@@ -14,22 +12,21 @@ from typing import NamedTuple
 
 from dlrover_run.process_tree import signals
 
-
-def join_address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets round an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 RESOLVE_TIMEOUT = 10.0
-"""Seconds to look a name up; then the attempt that needed it has failed, and the next one asks again."""
+"""Seconds to resolve a host name. After this the connection attempt has failed; the next one resolves again."""
 
 
 class UnresolvedHost(Exception):
-    """A name that stands for no address; the message is a clause."""
+    """A host name without an address; the message is a clause."""
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Address(NamedTuple):
-    """A place that can be connected to; `host` is an IP address."""
+    """A socket address; `host` is an IP address."""
 
     family: socket.AddressFamily
     host: str
@@ -40,22 +37,22 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether nobody but this machine can reach it."""
+        """Whether only this machine can reach it."""
         return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
 
 
 async def resolve(host: str, port: int) -> list[Address]:
-    """The addresses of a name, the preferred one first. Raises UnresolvedHost.
+    """The addresses of a host name, the preferred one first. Raises UnresolvedHost.
 
-    The system's own resolver is asked, for it knows what the machine's administrator has set up, and gRPC's does not.
+    This uses the system's resolver, which follows what the administrator has set up; gRPC's own does not.
     """
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host.partition("%")[0])
-        return _look_up(host, port)
+        return _resolve(host, port)
     loop = asyncio.get_running_loop()
     found: asyncio.Future[list[Address]] = loop.create_future()
 
-    def settle(addresses: list[Address], problem: UnresolvedHost | None) -> None:
+    def set_result(addresses: list[Address], problem: UnresolvedHost | None) -> None:
         if found.done():
             return
         if problem is None:
@@ -63,58 +60,59 @@ async def resolve(host: str, port: int) -> list[Address]:
         else:
             found.set_exception(problem)
 
-    def ask() -> None:
+    def run() -> None:
         addresses: list[Address] = []
         problem: UnresolvedHost | None = None
         try:
-            addresses = _look_up(host, port)
-        except UnresolvedHost as unknown:
-            problem = unknown
-        # The loop may be closed by the time that the answer comes.
+            addresses = _resolve(host, port)
+        except UnresolvedHost as error:
+            problem = error
+        # The loop may be closed by the time the answer comes.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, addresses, problem)
+            loop.call_soon_threadsafe(set_result, addresses, problem)
 
-    # The resolver can only be asked by waiting for it. A daemon, because an agent's end waits for no name server.
+    # getaddrinfo blocks. The thread is a daemon because an agent must not wait for a name server when it exits.
     with signals.blocked_in_new_threads():
-        threading.Thread(target=ask, name="look-up", daemon=True).start()
+        threading.Thread(target=run, name="resolve", daemon=True).start()
     try:
-        return await asyncio.wait_for(found, RESOLVE_TIMEOUT)
+        async with asyncio.timeout(RESOLVE_TIMEOUT):
+            return await found
     except TimeoutError:
-        raise UnresolvedHost(f"no name server told the address of {host} within {RESOLVE_TIMEOUT:g} s") from None
+        raise UnresolvedHost(f"no name server returned an address for {host} within {RESOLVE_TIMEOUT:g} s") from None
 
 
-def _look_up(host: str, port: int) -> list[Address]:
+def _resolve(host: str, port: int) -> list[Address]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UnresolvedHost(f"{host} has no address ({reason})") from None
-    places = dict.fromkeys(Address(family, str(place[0]), port) for family, _, _, _, place in found)
-    # One node may say localhost and another one on this machine 127.0.0.1, and they mean the same.
-    return sorted(places, key=lambda place: place.loopback and place.family is socket.AF_INET6)
+    addresses = dict.fromkeys(Address(family, str(place[0]), port) for family, _, _, _, place in found)
+    # One node may use localhost and another one on the same machine 127.0.0.1: both must reach the same server.
+    return sorted(addresses, key=lambda address: address.loopback and address.family is socket.AF_INET6)
 
 
 def route_source(address: Address) -> str | None:
-    """The address of this machine from which it reaches `address`; None without a route. Nothing is sent."""
+    """The address of this machine from which it reaches `address`; None without a route. No packet is sent."""
     if address.loopback:
         return "127.0.0.1"
     with contextlib.suppress(OSError), socket.socket(address.family, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket only has the kernel choose a route.
+        # Connecting a datagram socket only makes the kernel choose a route.
         probe.connect((address.host, address.port or 1))
         return str(probe.getsockname()[0])
     return None
 
 
 def is_local_address(address: Address) -> bool:
-    """Whether the address is one of this machine's."""
+    """Whether the address belongs to this machine."""
     return bind_error(address._replace(port=0)) is None
 
 
 def bind_error(address: Address) -> OSError | None:
-    """What the kernel would say to a server that wants to listen at `address` now; None when it may."""
+    """The error that a server would get if it listened at `address` now; None if it can."""
     try:
         with socket.socket(address.family, socket.SOCK_STREAM) as probe:
-            # As gRPC does it: a connection that ended a moment ago is no obstacle, a server that listens is one.
+            # As gRPC does: a connection that has just ended does not prevent listening, a listening server does.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((address.host, address.port))
     except OSError as error:
@@ -123,5 +121,5 @@ def bind_error(address: Address) -> OSError | None:
 
 
 def is_in_use(error: OSError) -> bool:
-    """Whether `bind_error` said that somebody listens already."""
+    """Whether `bind_error` found a server that listens already."""
     return error.errno == errno.EADDRINUSE

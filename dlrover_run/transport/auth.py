@@ -1,9 +1,10 @@
-"""How nodes and servers authenticate each other: the proof of the job's token, and the files of TLS.
+"""Authentication between nodes and servers: the HMAC proof of the job's token, and the TLS files.
 
-For the token each side sends a random text and an HMAC-SHA256 of everything that was said so far, keyed with it. An
-answer is good for one stream, one job and one direction only, so one that was overheard opens nothing. The node proves
-itself first: the master's HMAC would let anyone who can connect search for a short token offline. What is said
-afterwards is neither hidden nor protected by this; that takes TLS."""
+For the token each side sends a random nonce and an HMAC-SHA256, keyed with the token, over everything exchanged so far.
+A proof is valid for one stream, one job and one direction only, so a recorded one is useless. The node proves itself
+first: with the master's HMAC, anyone who can connect could search for a short token offline. The proof neither encrypts
+nor protects later messages; that takes TLS.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +19,14 @@ from typing import NamedTuple
 
 from dlrover_run.spec import TlsSpec
 from dlrover_run.transport.messages import Hello
+
+_CA_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+"""Where distributions keep the certificate authorities that they trust, in one file (as in Go's crypto/x509)."""
 
 
 def new_nonce() -> str:
@@ -36,33 +45,24 @@ def node_mac(token: str, hello: Hello, nonce: str) -> str:
 
 
 def macs_equal(one: str, other: str) -> bool:
-    """Whether two proofs are equal, in a time that does not tell where they differ."""
+    """Whether two proofs are equal, in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 
 def _mac(token: str, side: str, hello: Hello, nonce: str) -> str:
     if not token:
         return ""
-    # As a JSON list, so that no two different conversations give the same text.
-    said = [side, hello.protocol, hello.job, hello.node_id, hello.incarnation, hello.nonce, nonce]
-    return hmac.new(token.encode(), json.dumps(said).encode(), hashlib.sha256).hexdigest()
-
-
-_BUNDLES = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-)
-"""Where distributions keep the authorities that they trust in one file (as in Go's crypto/x509)."""
+    # A JSON list, so that no two different exchanges give the same text.
+    exchange = [side, hello.protocol, hello.job, hello.node_id, hello.incarnation, hello.nonce, nonce]
+    return hmac.new(token.encode(), json.dumps(exchange).encode(), hashlib.sha256).hexdigest()
 
 
 class TlsFileError(Exception):
-    """A file that cannot be read now; the message is a clause. One that is being renewed may be there again soon."""
+    """A TLS file that cannot be read now; the message is a clause. A file that is being renewed may be back soon."""
 
 
 class TlsFiles(NamedTuple):
-    """What `grpc.ssl_channel_credentials` takes, in its order."""
+    """The arguments of `grpc.ssl_channel_credentials`, in its order."""
 
     root_certificates: bytes | None
     private_key: bytes | None
@@ -70,22 +70,22 @@ class TlsFiles(NamedTuple):
 
 
 def read_tls_files(tls: TlsSpec) -> TlsFiles:
-    """What is in the files. Raises TlsFileError."""
+    """Read the files of a TLS configuration. Raises TlsFileError."""
     return TlsFiles(*map(_read, (find_ca_file(tls), tls.key, tls.cert)))
 
 
 def find_ca_file(tls: TlsSpec) -> str | None:
-    """The file with the certificates of those who may sign a server's; None where the system has none.
+    """The file with the authorities that may sign a server's certificate; None where the system has none.
 
-    Without one gRPC trusts a list of its own, which does not know an authority that an administrator has added.
+    Without a file gRPC trusts a list of its own, which lacks authorities that an administrator has added.
     """
     if tls.ca is not None:
         return tls.ca
-    return ssl.get_default_verify_paths().cafile or next(filter(os.path.isfile, _BUNDLES), None)
+    return ssl.get_default_verify_paths().cafile or next(filter(os.path.isfile, _CA_BUNDLES), None)
 
 
 def _read(path: str | None) -> bytes | None:
     try:
         return None if path is None else Path(path).read_bytes()
     except OSError as error:
-        raise TlsFileError(f"a file of TLS cannot be read ({error.strerror}): {path}") from None
+        raise TlsFileError(f"a TLS file cannot be read ({error.strerror}): {path}") from None

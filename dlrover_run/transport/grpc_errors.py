@@ -1,4 +1,4 @@
-"""Waits for calls over a channel of gRPC, and what gRPC's words for one that failed mean."""
+"""Waiting for gRPC calls, and translating gRPC's error details into sentences for the user."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from collections.abc import Awaitable
 from enum import Enum, auto
 from typing import NamedTuple, TypeVar
 
-_MOST_DETAILS = 300
-"""Characters of somebody else's words that are worth a place in a sentence."""
+_MAX_DETAILS = 300
+"""Characters of a foreign error text that are worth quoting."""
 
-REFUSED = "the connection was refused, so nobody listens there"
+REFUSED = "the connection was refused, so nothing listens there"
 ENDED = "it ended the connection"
 CLOSED = "it closed the connection"
 
+Answer = TypeVar("Answer")
+
 
 class ServerKind(NamedTuple):
-    """What was to be reached: the `program` that should listen there, and what one process of it is called."""
+    """The kind of server that was called: the `program`, what one `process` of it is called, and the options of
+    --rdzv-conf that switch TLS on and hold the CA file, the certificate and the key."""
 
     program: str
     process: str
+    tls: str
+    ca: str
+    cert: str
+    key: str
 
     @property
     def missing(self) -> str:
-        """The clause for a place where something else listens."""
-        return f"another program listens there, which is no {self.program}"
-
-    @property
-    def silent(self) -> str:
-        """The clause for a place where somebody listens and says nothing."""
-        return f"whoever listens there says nothing: another program, or a {self.process} that is stopped"
+        """The clause for an address where another program listens."""
+        return f"another program listens there, which is not {self.program}"
 
 
 class ConnectionProblem(Enum):
@@ -38,72 +40,95 @@ class ConnectionProblem(Enum):
     REFUSED = auto()
     SILENT = auto()
     OTHER_PROGRAM = auto()
+    UNTRUSTED = auto()
+    OTHER_NAME = auto()
+    NO_TLS = auto()
+    REJECTED = auto()
+    BAD_TLS_FILES = auto()
     CLOSED = auto()
 
 
-_WORDS = {
+_DETAILS = {
+    "CERTIFICATE_VERIFY_FAILED": ConnectionProblem.UNTRUSTED,
+    "Hostname Verification": ConnectionProblem.OTHER_NAME,
+    "WRONG_VERSION_NUMBER": ConnectionProblem.NO_TLS,
+    # With TLS 1.3 a server checks the client's certificate after the handshake, and sends an alert.
+    "ALERT_BAD_CERTIFICATE": ConnectionProblem.REJECTED,
+    "ALERT_CERTIFICATE_REQUIRED": ConnectionProblem.REJECTED,
+    "ALERT_UNKNOWN_CA": ConnectionProblem.REJECTED,
     "Connection refused": ConnectionProblem.REFUSED,
     "before receiving SETTINGS": ConnectionProblem.SILENT,
     "Failed parsing HTTP/2": ConnectionProblem.OTHER_PROGRAM,
     "http2 header with status": ConnectionProblem.OTHER_PROGRAM,
-    # A server of gRPC, but of other calls.
+    # A gRPC server, but with other methods.
     "Method not found": ConnectionProblem.OTHER_PROGRAM,
     "Socket closed": ConnectionProblem.CLOSED,
     "Connection reset": ConnectionProblem.CLOSED,
+    "security handshaker": ConnectionProblem.BAD_TLS_FILES,
 }
+"""Fragments of gRPC's error details; the first one that occurs decides."""
 
 
 def classify(details: str) -> ConnectionProblem | None:
-    """Why the connection of a call that failed with these words did; None when they speak of something else."""
-    return next((trouble for words, trouble in _WORDS.items() if words in details), None)
+    """Why the connection of a failed call failed; None if the details are about something else."""
+    return next((problem for fragment, problem in _DETAILS.items() if fragment in details), None)
 
 
-def describe(trouble: ConnectionProblem, kind: ServerKind) -> str:
-    """The clause for a trouble with a server of this kind."""
+def describe(problem: ConnectionProblem, server: ServerKind, encrypted: bool) -> str:
+    """The clause for a problem with a server of this kind; `encrypted` if this node uses TLS."""
+    if problem is ConnectionProblem.CLOSED and encrypted:
+        return (
+            f"{CLOSED}, as {server.program} does if it does not use TLS, does not trust {server.cert}, or demands a "
+            "certificate"
+        )
     clauses = {
         ConnectionProblem.REFUSED: REFUSED,
-        ConnectionProblem.SILENT: kind.silent,
-        ConnectionProblem.OTHER_PROGRAM: kind.missing,
-        ConnectionProblem.CLOSED: CLOSED,
+        ConnectionProblem.SILENT: f"the program that listens there does not answer: another program, or "
+        f"a {server.process} that is stopped",
+        ConnectionProblem.OTHER_PROGRAM: server.missing,
+        ConnectionProblem.UNTRUSTED: f"its certificate is not signed by {server.ca}, or is not valid now",
+        ConnectionProblem.OTHER_NAME: "its certificate is for another name than the endpoint's",
+        ConnectionProblem.NO_TLS: "it does not use TLS, and this node does",
+        ConnectionProblem.REJECTED: f"it demands a certificate of this node: {server.cert} is missing, or not accepted",
+        ConnectionProblem.BAD_TLS_FILES: f"{server.cert} and {server.key} do not belong together, or {server.ca} is "
+        "damaged",
+        ConnectionProblem.CLOSED: f"{CLOSED}, as {server.program} with TLS does to a node without {server.tls}",
     }
-    return clauses[trouble]
+    return clauses[problem]
 
 
 def last_error(details: str) -> str:
-    """The part of a failure's own words that tells something: they begin with what everybody knows."""
-    return " ".join(details.split()).rpartition("last error: ")[2][:_MOST_DETAILS]
-
-
-Answer = TypeVar("Answer")
+    """The informative part of gRPC's details, on one line."""
+    return " ".join(details.split()).rpartition("last error: ")[2][:_MAX_DETAILS]
 
 
 class CallCancelled(Exception):
-    """The channel was closed while something was done over it; the message is a clause."""
+    """The channel was closed during a call; the message is a clause."""
 
     def __init__(self) -> None:
-        super().__init__("the connection was broken off")
+        super().__init__("the connection was closed on this side")
 
 
 class CallTimeout(Exception):
-    """What was done took longer than it may; the message is a clause."""
+    """A call exceeded its time limit; the message is a clause."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"it did not answer within {seconds:g} s")
 
 
 async def wait_for_call(work: Awaitable[Answer], timeout: float | None = None) -> Answer:
-    """What comes of work that uses a channel, within `timeout` seconds; None waits for as long as the channel lives.
+    """Wait for work that uses a channel, for at most `timeout` seconds; None waits as long as the channel lives.
 
     Raises CallCancelled, CallTimeout, and what the work raises.
     """
-    # gRPC raises CancelledError for a call that was broken off, as if this task had been cancelled; so another task
-    # does the work, and it is seen which of the two is meant.
+    # gRPC raises CancelledError for a call whose channel was closed, as if this task had been cancelled. A task of its
+    # own for the work shows which of the two has happened.
     working = asyncio.ensure_future(work)
-    working.add_done_callback(_take_notice)
+    working.add_done_callback(_retrieve_exception)
     try:
         await asyncio.wait([working], timeout=timeout)
         if not working.done():
-            assert timeout is not None, "without one the work is waited for"
+            assert timeout is not None, "without a timeout the work is waited for"
             raise CallTimeout(timeout)
     finally:
         working.cancel()
@@ -112,8 +137,8 @@ async def wait_for_call(work: Awaitable[Answer], timeout: float | None = None) -
     return working.result()
 
 
-def _take_notice(working: asyncio.Future[Answer]) -> None:
-    # Nobody asks any more how it ended when this node was cancelled or has waited too long, and asyncio prints a
-    # traceback into the person's terminal for a failure that nobody has asked for.
+def _retrieve_exception(working: asyncio.Future[Answer]) -> None:
+    # After a cancellation or a timeout nothing reads the result, and asyncio prints a traceback to the user's terminal
+    # for an exception that was never retrieved.
     if not working.cancelled():
         working.exception()

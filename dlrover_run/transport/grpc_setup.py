@@ -1,35 +1,41 @@
-"""gRPC, set up the way it has to be for thousands of quiet streams that must notice a dead peer.
+"""gRPC, configured for thousands of quiet streams that must notice a dead peer.
 
-Import grpc through here only: its support for forks must be off before it is loaded. With it on, a process that starts
-others takes a second for each, or prints warnings into their terminals.
+Import grpc only through this module: fork support must be off before grpc is loaded. With it on, a process that starts
+others takes a second for each, or prints warnings to the terminal.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from dlrover_run.process_tree import signals
+from dlrover_run.spec import TlsSpec
+from dlrover_run.transport import auth
+from dlrover_run.transport.addresses import Address
 from dlrover_run.transport.messages import MAX_MASTER_MESSAGE, MAX_NODE_MESSAGE
 
 PING_INTERVAL_MS = 5000
-"""Milliseconds between two of gRPC's own pings on a connection, which find a peer whose machine has vanished."""
+"""Milliseconds between two of gRPC's own pings on a connection. They find a peer whose machine has vanished."""
 
 PING_TIMEOUT_MS = 5000
-"""Milliseconds after which an unanswered ping ends the connection; without it gRPC waits a minute."""
+"""Milliseconds after which an unanswered ping ends the connection; without this gRPC waits a minute."""
 
 MAX_STREAMS = 1000
-"""Streams that one connection may have at a time. A node needs one; without a bound a stranger opens and resets them
-faster than a master can take notice, at a kilobyte for each."""
+"""Streams that one connection may have at a time. A node needs one. Without a limit a client could open and reset them
+faster than a master notices, at a kilobyte each."""
 
 MAX_PENDING_STREAMS = 4096
-"""Streams that may wait to be looked at by a master; beyond this new ones are refused, and nodes come again.
+"""Streams that may wait until a master accepts them. Beyond this, new ones are refused and nodes retry.
 
-Two thousand nodes that join at once all find room. gRPC's own bound of a thousand refused 85 of them.
+Two thousand nodes that join at once all fit. gRPC's default of a thousand refused 85 of them.
 """
 
 UNAUTHENTICATED_TIMEOUT_MS = 10_000
-"""Milliseconds after which a master ends a connection that has not greeted it, or that has no stream; a node opens one
+"""Milliseconds after which a master closes a connection that has not greeted it or has no stream. A node opens a stream
 at once."""
 
 Options = list[tuple[str, Any]]
@@ -41,7 +47,7 @@ _BOTH: Options = [
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A proxy that the cluster sets for web pages must not get between a node and its master.
+    # A proxy that the cluster configures for web pages must not get between a node and its master.
     ("grpc.enable_http_proxy", 0),
 ]
 
@@ -49,16 +55,16 @@ SERVER_OPTIONS: Options = [
     *_BOTH,
     ("grpc.max_receive_message_length", MAX_NODE_MESSAGE),
     ("grpc.max_send_message_length", MAX_MASTER_MESSAGE),
-    # Two servers could else share the port, and each would have half of the nodes.
+    # Otherwise two servers could share the port, each with half of the nodes.
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
-    # Between the two numbers it refuses at random.
+    # Between these two numbers gRPC refuses at random.
     ("grpc.server.max_pending_requests", MAX_PENDING_STREAMS * 3 // 4),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_STREAMS),
-    # Each holds a descriptor, and by default for two minutes or for ever.
+    # Each such connection holds a descriptor, by default for two minutes or for ever.
     ("grpc.server_handshake_timeout_ms", UNAUTHENTICATED_TIMEOUT_MS),
     ("grpc.max_connection_idle_ms", UNAUTHENTICATED_TIMEOUT_MS),
-    # By default a server ends a connection that pings more often than it likes.
+    # By default a server closes a connection that pings more often than its limit.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
@@ -71,16 +77,16 @@ CHANNEL_OPTIONS: Options = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 3000),
-    # This is also the time-out of one connection attempt.
+    # This is also the timeout of one connection attempt.
     ("grpc.min_reconnect_backoff_ms", 5000),
 ]
 
 
 def load_grpc() -> ModuleType:
-    """The module grpc, with `grpc.aio` in it. The environment is left as it was, for the workers inherit it."""
+    """Import grpc with `grpc.aio`. The environment is restored afterwards, because the workers inherit it."""
     before = dict(os.environ)
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-    # Its own log goes to the terminal, in words for its authors, with each handshake that fails.
+    # gRPC's own log goes to the terminal, written for its authors, with each handshake that fails.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         import grpc
@@ -93,3 +99,21 @@ def load_grpc() -> ModuleType:
                 del os.environ[name]
     module: ModuleType = grpc
     return module
+
+
+def open_channel(addresses: Sequence[Address], authority: str, tls: TlsSpec | None, options: Options) -> Any:
+    """Open a channel to the addresses, which are of one family. Raises auth.TlsFileError.
+
+    `authority` is the endpoint as the user wrote it: TLS compares the certificate with that, not with the address.
+    """
+    grpc = load_grpc()
+    kind = "ipv6" if addresses[0].family is socket.AF_INET6 else "ipv4"
+    # The target is a URI, in which the percent sign before the interface of a link-local address must be escaped.
+    target = f"{kind}:{','.join(map(str, addresses))}".replace("%", "%25")
+    options = [*options, ("grpc.default_authority", authority)]
+    # gRPC starts its threads here, and signals must not be delivered to them.
+    with signals.blocked_in_new_threads():
+        if tls is None:
+            return grpc.aio.insecure_channel(target, options=options)
+        credentials = grpc.ssl_channel_credentials(*auth.read_tls_files(tls))
+        return grpc.aio.secure_channel(target, credentials, options=options)

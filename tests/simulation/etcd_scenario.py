@@ -1,4 +1,4 @@
-"""One run of a job whose records live in etcd: the product's own board on each node, and one store for all."""
+"""One run of a job whose records live in etcd: the product's own client on each node, and one store for all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simulation.etcd_faults import EtcdFaults
 from simulation.etcd_laws import Store
 from simulation.laws import Laws
 from simulation.network import Weather
-from simulation.nodes import Node, NodeBoard
+from simulation.nodes import Node, NodeClient
 from simulation.scenario import TROUBLES, Outcome, Scenario
 from simulation.timeline import Timeline, demand
 
@@ -33,11 +33,11 @@ LEAVING = 30.0
 """Seconds in which an agent that leaves has ended, with a store that answers or without one."""
 
 DEFECT = "internal error"
-"""How a board's sentence begins that owns up to a defect."""
+"""How the problem of a client begins that has found a defect of its own."""
 
 
-class WatchedBoard(EtcdClient):
-    """The product's board, with the laws around what it hears."""
+class WatchedClient(EtcdClient):
+    """The product's client, with the laws around what it receives."""
 
     def __init__(self, node: Node, store: Store, *given: Any) -> None:
         self._node = node
@@ -46,41 +46,41 @@ class WatchedBoard(EtcdClient):
 
     def _take(self, wanted: Assignment) -> None:
         self._laws_of_store.telling(wanted)
-        if wanted.epoch >= self._orders.epoch:
+        if wanted.epoch >= self._assignments.epoch:
             self._node.place.laws.hearing(self._node.key, wanted)
         super()._take(wanted)
 
 
-class BoardInEtcd:
-    """A board as a simulated agent sees it."""
+class ClientInEtcd:
+    """A client as a simulated agent sees it."""
 
-    def __init__(self, node: Node, spec: JobSpec, listener: Callable[[], None], store: Store, client: Client) -> None:
+    def __init__(self, node: Node, spec: JobSpec, on_change: Callable[[], None], store: Store, client: Client) -> None:
         self._node = node
         self._client = client
         self._store = store
         chance = node.timeline.random.random
-        self._board = WatchedBoard(node, store, spec, listener, node.note, client, chance)
+        self._rendezvous = WatchedClient(node, store, spec, on_change, node.note, client, chance)
 
     @property
     def assignment(self) -> Assignment:
-        return self._board.assignment
+        return self._rendezvous.assignment
 
     @property
     def problem(self) -> str | None:
-        problem = self._board.problem
+        problem = self._rendezvous.problem
         demand(problem is None or not problem.startswith(DEFECT), f"{problem}")
         return problem
 
     def report(self, status: NodeReport) -> None:
         self._store.publishing(status)
-        self._board.report(status)
+        self._rendezvous.report(status)
 
     def close(self, on_closed: Callable[[], None]) -> None:
         def end() -> None:
             self._client.vanish()
             on_closed()
 
-        self._node.create_task(self._board.close()).add_done_callback(lambda _: end())
+        self._node.create_task(self._rendezvous.close()).add_done_callback(lambda _: end())
         # A process that was stopped meanwhile gets the time for what came meanwhile.
         self._node.call_later(LEAVING, self._node.call_later, 1.0, self._demand_end)
 
@@ -163,11 +163,11 @@ class EtcdScenario(Scenario):
         assert leader is None or isinstance(leader, Node), "only nodes stand for election"
         return leader
 
-    def _make_board(self, node: Node, spec: JobSpec, listener: Callable[[], None]) -> NodeBoard:
+    def _open_client(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
         client = Client(node, node.link, self.cluster, self.place.weather, node.burn)
         self.clients[node] = client
         spec = replace(spec, backend="etcd", etcd=SPEC)
-        return BoardInEtcd(node, spec, listener, self.store, client)
+        return ClientInEtcd(node, spec, on_change, self.store, client)
 
     def _keep_up(self) -> None:
         pass

@@ -126,11 +126,11 @@ class Faults:
         node = self._node()
         if node is not None:
             node.note("its stream breaks")
-            node.board.cut()
+            node.rendezvous.cut()
 
     def _break_all_streams(self) -> None:
         for node in self._scenario.living:
-            node.board.cut()
+            node.rendezvous.cut()
 
     def _join(self) -> None:
         if len(self._scenario.living) < self._scenario.rules.max_nodes + 3:

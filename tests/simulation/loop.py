@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any
 
-from simulation.timeline import Broken, Process, Timeline
+from simulation.timeline import Broken, Killed, Process, Timeline
 
 ORDINARY = (asyncio.CancelledError, asyncio.TimeoutError, StopAsyncIteration, GeneratorExit)
 """What may end a task though Python itself raised it. Any other error of Python's own is a defect."""
@@ -22,9 +22,15 @@ MOST_CLOSINGS = 20
 class Steps(Coroutine[Any, Any, Any]):
     """A coroutine of which somebody hears when it fails, before its task shuts the failure in."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        failed: Callable[[BaseException], None],
+        killed: Callable[[], asyncio.Future[Any]],
+    ) -> None:
         self._coroutine = coroutine
         self._failed = failed
+        self._killed = killed
 
     def send(self, value: Any) -> Any:
         return self._step(lambda: self._coroutine.send(value))
@@ -43,6 +49,11 @@ class Steps(Coroutine[Any, Any, Any]):
             return step()
         except StopIteration:
             raise
+        except Killed:
+            # The process has ended in the middle of this step: the task waits for ever.
+            never = self._killed()
+            never._asyncio_future_blocking = True
+            return never
         except BaseException as error:
             self._failed(error)
             raise
@@ -89,7 +100,7 @@ class LoopProcess(Process):
         self, coroutine: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
         """As asyncio's. A task that fails as only a defect does breaks the run."""
-        steps = Steps(coroutine, self._note_failure)
+        steps = Steps(coroutine, self._note_failure, self._note_kill)
         given = {} if context is None else {"context": context}
         task = NumberedTask(next(self._numbers), steps, loop=self._as_loop, name=name, **given)
         self._tasks = [entry for entry in self._tasks if not entry[0].done()] + [(task, steps)]
@@ -144,6 +155,11 @@ class LoopProcess(Process):
             yield
         finally:
             asyncio._set_running_loop(before)
+
+    def _note_kill(self) -> asyncio.Future[Any]:
+        self.note("is killed")
+        self.died()
+        return self.create_future()
 
     def _note_failure(self, error: BaseException) -> None:
         cause: BaseException | None = error

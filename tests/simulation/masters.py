@@ -1,26 +1,53 @@
-"""Masters: the product's `Jobs` in a process that may be stopped or killed at any moment, and who starts the next."""
+"""Masters: the product's `Jobs` and `NodeSession` in a process that may be stopped or killed at any moment, and what
+starts the next one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
 from typing import Any
 
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey
-from dlrover_run.master.handshake import RequestRefused
-from dlrover_run.master.job import Job
+from dlrover_run.coordination.records import OVER, Assignment, NodeReport
+from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.jobs import Jobs
-from dlrover_run.transport.messages import Assigned, Join, Refused, Report
+from dlrover_run.master.session import NodeSession
+from dlrover_run.transport.connection import ConnectionLost
+from dlrover_run.transport.messages import Join, Welcome
 from simulation.disk import Disk, DiskJournal
 from simulation.laws import Laws
-from simulation.network import END, TO_MASTER, TO_NODE, Stream
-from simulation.timeline import Killed, Process, Timeline, demand
+from simulation.loop import LoopProcess
+from simulation.network import END, TO_MASTER, TO_NODE, Stream, is_repeatable
+from simulation.timeline import Killed, Timeline, demand
 
 JOB = "job"
 
 
-class Master(Process):
-    """One master. `fuse` counts down with each write to the disk and each word to a node; at 0 the process is killed.
+class Inbox:
+    """What has arrived at one end of a stream, for a task of its process."""
+
+    def __init__(self, process: LoopProcess) -> None:
+        self._process = process
+        self._messages: deque[Any] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    def put(self, message: Any) -> None:
+        self._messages.append(message)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def get(self) -> bytes:
+        """The next message. Raises ConnectionLost after the last one."""
+        while not self._messages:
+            self._waiting = self._process.create_future()
+            await self._waiting
+        if self._messages[0] is END:
+            raise ConnectionLost("it ended the connection")
+        data: bytes = self._messages.popleft()
+        return data
+
+
+class Master(LoopProcess):
+    """One master. `fuse` counts down with each write to the disk and each assignment sent; at 0 the process is killed.
 
     `disk` None is a master without a state directory.
     """
@@ -29,12 +56,14 @@ class Master(Process):
         super().__init__(timeline, name)
         self.fuse: int | None = None
         self.laws = laws
-        self._streams: list[Session] = []
-        self._with_loop(lambda: self._begin(disk, started_ms))
+        self._streams: list[Stream] = []
+        self.run(lambda: self._begin(disk, started_ms))
 
     def accept(self, stream: Stream) -> None:
-        """A node opens a stream; its first message is `Join`."""
-        self._streams.append(Session(self, stream))
+        """A node opens a stream."""
+        self._streams.append(stream)
+        connection = MastersConnection(self, stream)
+        self.run(lambda: self._serve(stream, connection))
 
     def kill(self, silent: bool = False) -> None:
         """SIGKILL; `silent` is the loss of its whole machine."""
@@ -81,76 +110,66 @@ class Master(Process):
     def _begin(self, disk: Disk | None, started_ms: int) -> None:
         # A stand-in takes the place of the journal, and with it of the directory.
         directory: Any = None if disk is None else (disk, self.burn)
-        self.jobs = Jobs(directory, started_ms, self.note)
+        self.jobs = WatchedJobs(self, directory, started_ms)
 
-    def _with_loop(self, act: Callable[[], None]) -> None:
-        """`Jobs` asks once which loop it lives in."""
-        loop: Any = self
-        asyncio._set_running_loop(loop)
-        try:
-            act()
-        finally:
-            asyncio._set_running_loop(None)
+    def _serve(self, stream: Stream, connection: MastersConnection) -> None:
+        session = WatchedSession(self, connection)
+        serving = self.create_task(session.run(lambda: None, lambda reason: self.note(f"refuses it: {reason}")))
+        serving.add_done_callback(lambda _: stream.close(TO_NODE))
 
     def _go(self, silent: bool) -> None:
         self.end()
-        for session in self._streams:
-            session.stream.close(TO_NODE, silent=silent, reset=self.timeline.random.random() < 0.3)
+        for stream in self._streams:
+            stream.close(TO_NODE, silent=silent, reset=self.timeline.random.random() < 0.3)
 
 
-class Session:
-    """The master's end of one stream, after its handshake; also the `Line` by which a job reaches the node."""
+class MastersConnection:
+    """The master's side of a stream, as `transport.connection.ServerConnection`."""
 
     def __init__(self, master: Master, stream: Stream) -> None:
-        self.stream = stream
         self._master = master
-        self._joined: tuple[Job, NodeKey] | None = None
-        self._ended = False
-        stream.listen(TO_MASTER, master, self._receive)
+        self._stream = stream
+        self._inbox = Inbox(master)
+        stream.listen(TO_MASTER, master, self._inbox.put)
+
+    async def send(self, data: bytes) -> None:
+        if is_repeatable(data):
+            self._master.burn()
+        self._stream.send(TO_NODE, data)
+
+    async def receive(self) -> bytes:
+        return await self._inbox.get()
+
+
+class WatchedSession(NodeSession):
+    """The product's session, with the law that nothing is sent that is not stored."""
+
+    def __init__(self, master: Master, connection: MastersConnection) -> None:
+        self._master = master
+        super().__init__(connection, master.jobs, "")
 
     def tell(self, wanted: Assignment) -> None:
-        self._master.burn()
         self._master.may_tell(wanted)
-        self.stream.send(TO_NODE, Assigned(wanted))
+        super().tell(wanted)
 
-    def end(self, last_word: Refused | None) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        if last_word is not None:
-            self.stream.send(TO_NODE, last_word)
-        self.stream.close(TO_NODE)
-        # The stream's own task tells the job in another turn of the loop.
-        self._master.call_soon(self._part)
 
-    def _receive(self, message: Any) -> None:
-        jobs = self._master.jobs
-        if self._ended:
-            return
-        try:
-            if message is END:
-                self.end(None)
-            elif isinstance(message, Join):
-                self._master.note(f"hears {message.status.node_id} join")
-                job, welcome = jobs.join(JOB, self, message)
-                self._joined = job, message.status.key
-                self._master.note(f"in epoch {job._coordinator.plan.epoch}, it said {message.status.epoch}")
-                self.stream.send(TO_NODE, welcome)
-            elif isinstance(message, Report) and self._joined is not None:
-                jobs.hear(self._joined[0], self, message.status)
-            self._check(message)
-        except RequestRefused as refusal:
-            self._master.note(f"refuses it: {refusal}")
-            self.end(refusal.last_word)
+class WatchedJobs(Jobs):
+    """The product's jobs, with the laws around the statuses that they take."""
 
-    def _check(self, message: Any) -> None:
-        if self._joined is not None and isinstance(message, (Join, Report)):
-            self._master.laws.admitting(message.status, self._joined[0]._coordinator._present)
+    def __init__(self, master: Master, directory: Any, started_ms: int) -> None:
+        self._master = master
+        super().__init__(directory, started_ms, master.note)
 
-    def _part(self) -> None:
-        if self._joined is not None:
-            job, key = self._joined
-            self._master.jobs.part(job, self, key)
+    def join(self, name: str, line: NodeConnection, join: Join) -> tuple[Job, Welcome]:
+        self._master.note(f"hears {join.status.node_id} join")
+        job, welcome = super().join(name, line, join)
+        self._master.note(f"in epoch {job._coordinator.plan.epoch}, it said {join.status.epoch}")
+        self._master.laws.admitting(join.status, job._coordinator._present)
+        return job, welcome
+
+    def hear(self, job: Job, line: NodeConnection, status: NodeReport) -> None:
+        super().hear(job, line, status)
+        self._master.laws.admitting(status, job._coordinator._present)
 
 
 class Masters:

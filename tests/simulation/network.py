@@ -6,14 +6,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dlrover_run.transport.messages import Assigned, Report
 from simulation.timeline import Event, Process, Timeline
 
-REPEATED = (Assigned, Report)
-"""What may arrive more than once: each is all that its sender has to say, so the same once more must change nothing.
+REPEATABLE = (b'{"type":"assigned"', b'{"type":"report"')
+"""How the messages begin that may arrive more than once: each is all that its sender has to say, so the same one again
+must change nothing.
 
-What opens and ends a stream is said once, by the streams of the product as by these.
+What opens and ends a stream is sent once, by the product's streams as by these.
 """
+
+
+def is_repeatable(message: Any) -> bool:
+    """Whether a message may arrive more than once."""
+    return isinstance(message, bytes) and message.startswith(REPEATABLE)
 
 
 class Weather:
@@ -92,7 +97,7 @@ class Pipe:
 
     def send(self, message: Any) -> None:
         self._put(message)
-        while isinstance(message, REPEATED) and self._timeline.random.random() < self._weather.echo:
+        while is_repeatable(message) and self._timeline.random.random() < self._weather.echo:
             self._put(message)
         self.pump()
 
@@ -156,12 +161,18 @@ class Stream:
         if not self._closed[direction]:
             self._pipes[direction].send(message)
 
+    def finish(self, direction: int) -> None:
+        """Whoever sends in that direction sends nothing more, and goes on to listen."""
+        if not self._closed[direction]:
+            self._closed[direction] = True
+            self._pipes[direction].send(END)
+
     def close(self, direction: int, silent: bool = False, reset: bool = False) -> None:
         """Whoever sends in that direction is gone. `silent` tells nobody; `reset` loses what was on its way."""
+        self._pipes[1 - direction].shut()
         if self._closed[direction]:
             return
         self._closed[direction] = True
-        self._pipes[1 - direction].shut()
         if reset:
             self._pipes[direction].lose()
         if not silent:

@@ -18,8 +18,8 @@ from simulation.timeline import Timeline
 from simulation.workers import Group, Workers
 
 
-class NodeBoard(Protocol):
-    """A board as a simulated agent sees it, and what may become of its connections."""
+class NodeClient(Protocol):
+    """A rendezvous client as a simulated agent sees it, and what may become of its connections."""
 
     @property
     def assignment(self) -> Assignment: ...
@@ -28,7 +28,7 @@ class NodeBoard(Protocol):
     def problem(self) -> str | None: ...
 
     def report(self, status: NodeReport) -> None:
-        """Put the node's latest status on the board."""
+        """Report the node's latest status."""
         ...
 
     def close(self, on_closed: Callable[[], None]) -> None:
@@ -46,11 +46,11 @@ class NodeBoard(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """All that a node finds around it. `board` makes its board; `slow_stop` and `slow_start` are seconds that its
-    workers take at most."""
+    """All that a node finds around it. `open_client` opens its rendezvous client; `slow_stop` and `slow_start` are
+    seconds that its workers take at most."""
 
     timeline: Timeline
-    board: Callable[[Node, JobSpec, Callable[[], None]], NodeBoard]
+    open_client: Callable[[Node, JobSpec, Callable[[], None]], NodeClient]
     workers: Workers
     laws: Laws
     slow_stop: float
@@ -81,7 +81,7 @@ class Node(LoopProcess):
         self._leaving = False
         self._busy = False
         self._check = CheckPart(self, place.health, spec.local_addr or "", lambda: self._hear())
-        self.board: NodeBoard
+        self.rendezvous: NodeClient
         self.run(lambda: self._begin(spec))
 
     def ask_to_go(self) -> None:
@@ -94,7 +94,7 @@ class Node(LoopProcess):
         if self.alive:
             self.note("vanishes with its machine" if silent else "is killed")
             self.end()
-            self.board.break_off(silent)
+            self.rendezvous.break_off(silent)
             if self.group is not None:
                 self.group.stop()
 
@@ -126,14 +126,14 @@ class Node(LoopProcess):
         return self._standing.round
 
     def _begin(self, spec: JobSpec) -> None:
-        self.board = self.place.board(self, spec, self._hear)
+        self.rendezvous = self.place.open_client(self, spec, self._hear)
         self.note("begins")
         self._follow()
         if spec.rules.check:
             self._check.begin()
 
     def _hear(self) -> None:
-        """Something of the board has changed: also while workers start or end, it is taken and answered."""
+        """The client has changed: also while workers start or end, it is taken and answered."""
         self.call_soon(self._report)
         self._wake()
 
@@ -148,7 +148,7 @@ class Node(LoopProcess):
     def _report(self) -> None:
         if self.left:
             return
-        wanted = self.board.assignment
+        wanted = self.rendezvous.assignment
         if not self._leaving:
             self.place.laws.taking(self.key, wanted)
             if wanted.epoch != self._epoch:
@@ -156,7 +156,7 @@ class Node(LoopProcess):
                 self.note(f"obeys the coordinator of epoch {wanted.epoch}")
             self._standing.accept(wanted)
             self._check.follow(wanted.check_task)
-        self.board.report(self._check.said(build_report(self._standing, cast(Any, self.group), self._leaving)))
+        self.rendezvous.report(self._check.said(build_report(self._standing, cast(Any, self.group), self._leaving)))
 
     def _follow(self) -> None:
         if self._busy or self.left:
@@ -164,7 +164,7 @@ class Node(LoopProcess):
         self._report()
         group = self.group
         situation = Situation(
-            over=self._is_over or self.board.problem is not None,
+            over=self._is_over or self.rendezvous.problem is not None,
             wanted=self._standing.round,
             started=group.key if group else None,
             live=group is not None and group.live,
@@ -182,7 +182,7 @@ class Node(LoopProcess):
 
     @property
     def _is_over(self) -> bool:
-        wanted = self.board.assignment
+        wanted = self.rendezvous.assignment
         dismissed = wanted.health is not None and wanted.health.dismissed
         return wanted.phase in OVER or (dismissed and self.key not in self.place.health.stubborn)
 
@@ -218,12 +218,12 @@ class Node(LoopProcess):
 
     def _leave(self) -> None:
         self.left = True
-        self.note(f"leaves: {self.board.problem or self.board.assignment.reason}")
+        self.note(f"leaves: {self.rendezvous.problem or self.rendezvous.assignment.reason}")
         over = self._is_over
         if over or self.group is None or not self.group.succeeded:
-            gave_up = None if over or self._leaving else RuntimeError(self.board.problem)
-            self.board.report(leave_report(self._standing, gave_up))
-        self.board.close(self.end)
+            gave_up = None if over or self._leaving else RuntimeError(self.rendezvous.problem)
+            self.rendezvous.report(leave_report(self._standing, gave_up))
+        self.rendezvous.close(self.end)
 
 
 def job_spec(node_id: str, address: str, workers: int, role: str, wish: int | None, rules: Any) -> JobSpec:

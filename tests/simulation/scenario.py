@@ -17,14 +17,14 @@ from dlrover_run.coordination.pairing import MAX_ROUNDS
 from dlrover_run.coordination.records import NodeKey, Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import JobSpec
-from simulation.board import Board
 from simulation.checks import CHECK_TIMEOUT, health_of
 from simulation.disk import Disk
 from simulation.faults import Faults, MasterFaults
 from simulation.laws import Laws
+from simulation.master_client import ClientOfMaster
 from simulation.masters import Masters
 from simulation.network import Weather
-from simulation.nodes import Node, NodeBoard, Place, job_spec
+from simulation.nodes import Node, NodeClient, Place, job_spec
 from simulation.timeline import Broken, Timeline, demand
 from simulation.workers import Workers
 
@@ -108,7 +108,7 @@ class Scenario(ABC):
         """How many have coordinated the job."""
 
     @abstractmethod
-    def _make_board(self, node: Node, spec: JobSpec, listener: Callable[[], None]) -> NodeBoard:
+    def _open_client(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
         """A node's end."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Scenario(ABC):
         self.workers.fixed_store = self.rules.store is not None
         self.place = Place(
             self.timeline,
-            self._make_board,
+            self._open_client,
             self.workers,
             self.laws,
             slow_stop=random.choice((0.1, 2.0, 15.0)),
@@ -279,8 +279,8 @@ class MasterScenario(Scenario):
     def coordinators(self) -> int:
         return len(self.masters.all)
 
-    def _make_board(self, node: Node, spec: JobSpec, listener: Callable[[], None]) -> NodeBoard:
-        return Board(node, spec.rules, self.masters, listener)
+    def _open_client(self, node: Node, spec: JobSpec, on_change: Callable[[], None]) -> NodeClient:
+        return ClientOfMaster(node, spec, on_change, self.masters)
 
     def _keep_up(self) -> None:
         self.masters.keep_up(self.timeline.random.choice((0.5, 5.0, 12.0)))
@@ -290,6 +290,11 @@ class MasterScenario(Scenario):
 
     def _demand_rest(self) -> None:
         pass
+
+    def close(self) -> None:
+        super().close()
+        for master in self.masters.all:
+            master.dispose()
 
 
 @contextmanager

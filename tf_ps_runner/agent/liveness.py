@@ -16,7 +16,7 @@ from typing import Any
 
 from dlrover_run.policies.parameter_servers.model import TaskKey
 from dlrover_run.process_tree import signals
-from dlrover_run.rendezvous.failure_detector import STALL_CHECK_INTERVAL, StallMonitor
+from dlrover_run.rendezvous.failure_detector import STALL_CHECK_INTERVAL, StallDetector
 from dlrover_run.transport import grpc_setup
 
 FIRST_RETRY_PAUSE = 0.05
@@ -112,7 +112,7 @@ class ServerMonitor:
         self._grpc: Any = None
         self._watches: dict[TaskKey, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
-        self._punctuality = StallMonitor(time.monotonic())
+        self._stalls = StallDetector(time.monotonic())
         self._late = 0.0
         self._beating: asyncio.TimerHandle | None = None
 
@@ -123,7 +123,7 @@ class ServerMonitor:
         if self._grpc is None:
             self._grpc = grpc_setup.load_grpc()
         if self._beating is None:
-            self._punctuality = StallMonitor(time.monotonic())
+            self._stalls = StallDetector(time.monotonic())
             self._beat()
         self._watches[server] = self._loop.create_task(self._watch(server, address, port))
 
@@ -146,10 +146,10 @@ class ServerMonitor:
 
     def _beat(self) -> None:
         self._note_lateness()
-        self._beating = self._loop.call_at(self._punctuality.next_beat, self._beat)
+        self._beating = self._loop.call_at(self._stalls.next_check, self._beat)
 
     def _note_lateness(self) -> None:
-        self._late += self._punctuality.late(time.monotonic())
+        self._late += self._stalls.stalled_for(time.monotonic())
 
     async def _watch(self, server: TaskKey, address: str, port: int) -> None:
         liveness = LivenessProbe()
