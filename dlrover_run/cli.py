@@ -134,8 +134,8 @@ def _rules(
 ) -> JobRules:
     rules = replace(
         check.add_to(conf.rules),
-        min_nodes=rendezvous.least,
-        max_nodes=rendezvous.most,
+        min_nodes=rendezvous.min_nodes,
+        max_nodes=rendezvous.max_nodes,
         node_unit=flags.integer("node_unit", 1, MAX_NODES),
         max_restarts=flags.integer("max_restarts", 0, MAX_RESTARTS),
         store=rendezvous.store,

@@ -144,13 +144,13 @@ class EtcdSpec:
 
 @dataclass(frozen=True)
 class LocalSpec:
-    """Nodes on this machine: `least` of them start at once, and up to `most`, one more every `join_after` seconds.
+    """Nodes on this machine: `min_nodes` start at once, then one more every `join_after` seconds up to `max_nodes`.
 
     `restarts` is the total number of nodes that may be replaced. `isolated` gives each node its own network namespace.
     """
 
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     restarts: int = 3
     isolated: bool = False
     join_after: float = 30.0

@@ -203,7 +203,7 @@ def test_keys_of_rdzv_conf_become_rules() -> None:
 
 def test_every_rule_has_a_key_or_a_flag() -> None:
     by_key = {key.rule for key in rdzv_conf.TABLE if key.rule}
-    by_flag = {"least", "most", "unit", "spares", "max_restarts", "store"}
+    by_flag = {"min_nodes", "max_nodes", "node_unit", "spares", "max_restarts", "store"}
     by_flag |= {"check", "straggler_threshold", "exclude_stragglers", "measure_links"}
     by_place = {"detection_delay"}  # In etcd a lease's time, which the keep-alive keys set.
     of_tf_ps_run = {"cluster"}

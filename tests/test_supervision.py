@@ -101,8 +101,8 @@ def possible_steps(history: History) -> list[Step]:
 def test_no_place_has_two_nodes_and_no_number_is_given_twice(history: History) -> None:
     for step in history.steps:
         places = [node.place for node in step.cluster.running]
-        assert len(set(places)) == len(places) <= history.local.most
-        assert set(places) <= set(range(history.local.most))
+        assert len(set(places)) == len(places) <= history.local.max_nodes
+        assert set(places) <= set(range(history.local.max_nodes))
         assert set(step.start) <= set(step.cluster.running)
     assert [node.number for node in history.started] == list(range(history.cluster.numbers))
 

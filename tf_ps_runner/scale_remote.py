@@ -44,8 +44,8 @@ def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) 
         run_id=rendezvous.run_id,
         rules=replace(
             conf.rules,
-            min_nodes=rendezvous.least,
-            max_nodes=rendezvous.most,
+            min_nodes=rendezvous.min_nodes,
+            max_nodes=rendezvous.max_nodes,
             join_timeout=timeout,
             cluster=ClusterRules(),
         ),

@@ -55,7 +55,7 @@ def resolve_health_check(flags: FlagValues, rendezvous: Rendezvous) -> HealthChe
     if level or measure_links:
         # Each of these turns the check on, and none turns it off again.
         mode = mode or CHECK_ONCE
-    static = rendezvous.backend == "static" and rendezvous.most > 1
+    static = rendezvous.backend == "static" and rendezvous.max_nodes > 1
     warnings: list[str] = []
     if mode and cause and static:
         raise SpecError(
@@ -65,7 +65,7 @@ def resolve_health_check(flags: FlagValues, rendezvous: Rendezvous) -> HealthChe
         not mode
         and network_check is None
         and flags.is_on("auto_config")
-        and rendezvous.least >= AUTO_CONFIG_CHECK_NODES
+        and rendezvous.min_nodes >= AUTO_CONFIG_CHECK_NODES
     ):
         if static:
             warnings.append(

@@ -98,6 +98,6 @@ def _local_node_warnings(flags: FlagValues, spec: JobSpec, environ: Mapping[str,
             yield f"{endpoint.source} {_OWN_MASTER}"
         if environ.get(MASTER_VARIABLE, "").strip():
             yield f"{MASTER_VARIABLE} {_OWN_MASTER}"
-    if spec.local.least == spec.local.most:
+    if spec.local.min_nodes == spec.local.max_nodes:
         for source in _sources(flags, ["node_join_after"]):
             yield f"{source} has no effect, since {local.source} {local.text} has no nodes that join later."

@@ -93,10 +93,10 @@ def find_local_nodes(flags: FlagValues) -> LocalNodes | None:
     if value is None:
         return None
     _refuse_excluded_flags(flags, isolated=isolated)
-    least, most = values.node_range(*value)
-    if most > MAX_LOCAL_NODES:
+    min_nodes, max_nodes = values.node_range(*value)
+    if max_nodes > MAX_LOCAL_NODES:
         raise values.invalid(*value, "is out of range", f"give at most {MAX_LOCAL_NODES}")
-    return LocalNodes(value, LocalSpec(least, most, restarts, isolated, join_after))
+    return LocalNodes(value, LocalSpec(min_nodes, max_nodes, restarts, isolated, join_after))
 
 
 def _refuse_excluded_flags(flags: FlagValues, *, isolated: bool) -> None:
@@ -124,18 +124,18 @@ def fit_rules(
 
     Raises SpecError when fewer nodes start than the job needs to begin.
     """
-    least, most = local.spec.least, local.spec.most
-    if least < rules.min_size:
+    min_nodes, max_nodes = local.spec.min_nodes, local.spec.max_nodes
+    if min_nodes < rules.min_size:
         required = f"{nodes.source} {nodes.text}" + (
             f" with --node-unit {rules.node_unit}" if rules.node_unit > 1 else ""
         )
-        problem = f"starts {counted(least, 'node')} at first, and {required} needs at least {rules.min_size}"
+        problem = f"starts {counted(min_nodes, 'node')} at first, and {required} needs at least {rules.min_size}"
         raise values.invalid(*local.value, problem, f"give at least {rules.min_size}")
     if not conf.has("last_call_timeout"):
         rules = replace(rules, last_call_timeout=LOCAL_LAST_CALL_TIMEOUT)
     if not spares_given:
-        return replace(rules, spares=max(0, most - rules.max_nodes)), ()
-    surplus = most - rules.max_nodes - rules.spares
+        return replace(rules, spares=max(0, max_nodes - rules.max_nodes)), ()
+    surplus = max_nodes - rules.max_nodes - rules.spares
     if surplus <= 0:
         return rules, ()
     used = f"--nnodes and --spares use {rules.max_nodes + rules.spares} of the nodes of {local.value.source}"

@@ -91,8 +91,8 @@ class Rendezvous(NamedTuple):
 
     backend: Literal["memory", "static", "master", "etcd"]
     run_id: str
-    least: int = 1
-    most: int = 1
+    min_nodes: int = 1
+    max_nodes: int = 1
     store: tuple[str, int] | None = None
     master: MasterEndpoint | None = None
     etcd: EtcdMembers | None = None
@@ -109,49 +109,49 @@ class Rendezvous(NamedTuple):
 
 def resolve(args: RendezvousArgs, fresh_id: str) -> Rendezvous:
     """The rendezvous of this node; `fresh_id` is a name that no other job has. Raises SpecError."""
-    least, most = values.node_range(*args.nodes)
+    min_nodes, max_nodes = values.node_range(*args.nodes)
     if args.standalone:
-        if most != 1:
+        if max_nodes != 1:
             given = f"{args.nodes.source} is {args.nodes.text}"
             raise SpecError(f"--standalone runs a single node, and {given}: leave one out.")
         return _single_node(args, fresh_id)
-    several = most + args.spares > 1
+    several = max_nodes + args.spares > 1
     backend = args.backend or FlagValue("--rdzv-backend", "static")
     if backend.text in MASTER_BACKENDS or (several and _set_by_variable(args)):
         if several:
-            return _with_master(args, backend, least, most)
+            return _with_master(args, backend, min_nodes, max_nodes)
         # A single node does not need the endpoint, but an error in it would show when a second node is added.
         values.endpoint(*args.endpoint, MASTER_PORT)
         return _single_node(args, args.run_id.text or fresh_id)
     if backend.text in ETCD_BACKENDS:
         if several:
-            return _with_etcd(args, backend, least, most)
+            return _with_etcd(args, backend, min_nodes, max_nodes)
         if args.endpoint.text.strip():
             parse_etcd_members(*args.endpoint)
         return _single_node(args, args.run_id.text or fresh_id)
     if backend.text == "static":
-        if least != most:
+        if min_nodes != max_nodes:
             remedy = (
                 "give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, set "
-                f"{MASTER_VARIABLE}, or give --local-nodes={most} to start all nodes here"
+                f"{MASTER_VARIABLE}, or give --local-nodes={max_nodes} to start all nodes here"
             )
             raise values.invalid(*args.nodes, "is a range, which --rdzv-backend=static does not support", remedy)
-        if most == 1 and not args.endpoint.text.strip() and args.master_port is None:
+        if max_nodes == 1 and not args.endpoint.text.strip() and args.master_port is None:
             return _single_node(args, fresh_id)
-        return _static(args, most, fresh_id)
+        return _static(args, max_nodes, fresh_id)
     raise values.invalid(*backend, "is not valid", "give c10d, etcd or static, or leave it out for one node")
 
 
 def resolve_local(args: RendezvousArgs) -> Rendezvous:
     """The rendezvous of nodes that are all started on this machine: through the etcd that the flags name, else through
     a local master. The launcher gives them ranks and names, so the machine's own in a cluster are not used."""
-    least, most = values.node_range(*args.nodes)
+    min_nodes, max_nodes = values.node_range(*args.nodes)
     backend = args.backend or FlagValue("--rdzv-backend", MASTER_BACKENDS[0])
     if backend.text in ETCD_BACKENDS:
-        return _with_etcd(args._replace(environ={}), backend, least, most)
+        return _with_etcd(args._replace(environ={}), backend, min_nodes, max_nodes)
     if backend.text not in MASTER_BACKENDS:
         raise values.invalid(*backend, "cannot be used with --local-nodes", "give c10d or etcd, or leave it out")
-    return Rendezvous("master", values.shared_name(*args.run_id), least, most, local_master=True)
+    return Rendezvous("master", values.shared_name(*args.run_id), min_nodes, max_nodes, local_master=True)
 
 
 def _set_by_variable(args: RendezvousArgs) -> bool:
@@ -160,7 +160,7 @@ def _set_by_variable(args: RendezvousArgs) -> bool:
     return not by_flag and bool(args.environ.get(MASTER_VARIABLE, "").strip())
 
 
-def _with_master(args: RendezvousArgs, backend: FlagValue, least: int, most: int) -> Rendezvous:
+def _with_master(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_nodes: int) -> Rendezvous:
     variable = FlagValue(MASTER_VARIABLE, args.environ.get(MASTER_VARIABLE, ""))
     endpoint = next((value for value in (args.endpoint, variable) if value.text.strip()), None)
     if endpoint is None:
@@ -175,15 +175,15 @@ def _with_master(args: RendezvousArgs, backend: FlagValue, least: int, most: int
     return Rendezvous(
         "master",
         values.shared_name(*args.run_id),
-        least,
-        most,
+        min_nodes,
+        max_nodes,
         master=MasterEndpoint(host, port, external=endpoint is variable),
         node_rank=_preferred_rank(args),
         node_id=_node_id(args.environ),
     )
 
 
-def _with_etcd(args: RendezvousArgs, backend: FlagValue, least: int, most: int) -> Rendezvous:
+def _with_etcd(args: RendezvousArgs, backend: FlagValue, min_nodes: int, max_nodes: int) -> Rendezvous:
     if not args.endpoint.text.strip():
         remedy = "give --rdzv-endpoint=HOST:PORT of an etcd, or of several of its members with commas between them"
         raise values.invalid(*backend, "needs an endpoint", remedy)
@@ -191,8 +191,8 @@ def _with_etcd(args: RendezvousArgs, backend: FlagValue, least: int, most: int) 
     return Rendezvous(
         "etcd",
         values.shared_name(*args.run_id),
-        least,
-        most,
+        min_nodes,
+        max_nodes,
         etcd=parse_etcd_members(*args.endpoint),
         node_rank=_preferred_rank(args),
         node_id=_node_id(args.environ),

@@ -84,7 +84,7 @@ class Cluster:
     @property
     def more_to_come(self) -> bool:
         """Whether `join` would start a node."""
-        return not self.over and not self.settled and self.places < self.local.most
+        return not self.over and not self.settled and self.places < self.local.max_nodes
 
     def node(self, number: int) -> Node | None:
         """The node with this number while it runs."""
@@ -108,10 +108,10 @@ class Step:
 def begin(local: LocalSpec) -> Step:
     """The cluster with its first nodes."""
     cluster = Cluster(local)
-    for place in range(local.least):
+    for place in range(local.min_nodes):
         cluster = _with_another(cluster, place)
-    said = f"{counted(local.least, 'node')} on this machine"
-    if later := local.most - local.least:
+    said = f"{counted(local.min_nodes, 'node')} on this machine"
+    if later := local.max_nodes - local.min_nodes:
         said += f", and {later} more later"
     return Step(cluster, cluster.running, (said,))
 
@@ -158,7 +158,7 @@ def cannot_start(cluster: Cluster, node: Node, why: str) -> Step:
         return Step(cluster)
     left = replace(_without(cluster, node), last_code=exit_codes.CANNOT_START)
     said = f"node {node.number} could not be started: {why.rstrip('.')}"
-    if node.number < cluster.local.least:
+    if node.number < cluster.local.min_nodes:
         return _fail(left, said, exit_codes.CANNOT_START)
     return Step(left, said=(said,)) if cluster.settled else _give_up(left, said)
 
