@@ -302,7 +302,7 @@ class TestVerdicts:
     def test_a_failure_elsewhere_is_answered_as_torchrun_does(self, place: Any) -> None:
         wanted = over(PlanPhase.FAILED, failure=ELSEWHERE)
         lost = end(0, 1, stderr_tail="Traceback (most recent call last):\nRuntimeError: Connection closed by peer\n")
-        verdict = resolve_result(ending(assignment=wanted, seat=place, ends=(lost,)), compat=False)
+        verdict = resolve_result(ending(assignment=wanted, ranks=place, ends=(lost,)), compat=False)
         assert (verdict.exit_code, verdict.root, verdict.failure) == (exit_codes.PEER_FAILED, None, ELSEWHERE)
 
     def test_a_rank_of_an_earlier_round_is_not_one_of_ours(self) -> None:

@@ -40,14 +40,14 @@ class JobResult:
 class JobEnd:
     """All that the verdict depends on.
 
-    `wanted` is the coordinator's last word and `seat` this node's last place. `ends` are its workers of that round;
+    `assignment` is the coordinator's last word and `ranks` this node's last ranks. `ends` are its workers of that round;
     `succeeded` says that all of them did. `stopped_by` is a signal that told this node to go, `problem` why it could
     take no part in the job, which is `mistaken` if the person's settings are why; `gave_up` is what kept it from
     starting or stopping workers.
     """
 
     assignment: Assignment
-    seat: RankAssignment | None
+    ranks: RankAssignment | None
     ends: tuple[WorkerExit, ...]
     succeeded: bool
     results: dict[int, bytes]
@@ -109,16 +109,16 @@ def _start_problem(error: Exception) -> str:
 
 
 def _is_own(failure: Failure | None, ending: JobEnd) -> bool:
-    seat = ending.seat
-    if failure is None or seat is None or seat.key != ending.assignment.key:
+    ranks = ending.ranks
+    if failure is None or ranks is None or ranks.key != ending.assignment.key:
         return False
-    return seat.has_rank(failure.rank)
+    return ranks.has_rank(failure.rank)
 
 
 def _own_root(ending: JobEnd) -> WorkerExit | None:
     """The worker of this node that failed first. Where other nodes take part it is the one that they were told of."""
     named = ending.assignment.failure
-    if named is not None and ending.seat is not None and ending.seat.nodes > 1 and _is_own(named, ending):
+    if named is not None and ending.ranks is not None and ending.ranks.nodes > 1 and _is_own(named, ending):
         return _of_rank(ending.ends, named.rank) or failures.root_cause(ending.ends)
     return failures.root_cause(ending.ends)
 
@@ -131,7 +131,7 @@ def _exit_code(ending: JobEnd, root: WorkerExit | None, compat: bool) -> int:
     """The launcher's exit code; the README's table is made of this rule."""
     if ending.gave_up is not None:
         # A mistake of the user's that only a restart showed is no reason to tell him that nothing was started.
-        first = ending.seat is None or ending.assignment.key.number <= 1
+        first = ending.ranks is None or ending.assignment.key.number <= 1
         mistake = isinstance(ending.gave_up, SpecError) and first
         return exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)
     phase = ending.assignment.phase
