@@ -62,7 +62,7 @@ class TestStart:
         assert job.plan.phase is PlanPhase.GATHERING
         job.wait(1.1)
         assert job.ids(Role.PS) == ["ps-0", "ps-1"]
-        assert "nobody else came for 30 s" in job.plan.reason
+        assert "no other node came for 30 s" in job.plan.reason
 
     def test_fails_when_too_few_come(self) -> None:
         job = VirtualCluster(rules(2, 0))
@@ -123,7 +123,7 @@ class TestServers:
         job.say("chief-0", TaskStage.READY, step=126, saved=126)
         job.end("ps-1")
         job.train(restored=126)
-        assert job.plan.reason.endswith("restored from step 126, the last that was told of")
+        assert job.plan.reason.endswith("restored from step 126, the last step that was reported")
 
     def test_a_step_counts_as_lost_that_only_the_node_of_the_chief_has_heard_of(self) -> None:
         job = running()
@@ -237,7 +237,7 @@ class TestServers:
         job.ready(*job.ids(Role.PS), "chief-1")
         job.wait(601)
         assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reason.endswith("ps-0 of before on b does not end, so nobody may train")
+        assert job.plan.reason.endswith("ps-0 of an earlier version on b does not end, so training cannot start")
 
 
 class TestOthers:
@@ -263,7 +263,7 @@ class TestOthers:
         assert (job.plan.key.number, job.stage, job.hosts(Role.CHIEF)) == (2, Stage.STARTING, ["d"])
         assert job.ids(Role.PS) == ["ps-2", "ps-3"]
         assert job.plan.reason.startswith(
-            "version 2: chief-0 on a was lost with its node, and with it the place in the data"
+            "version 2: chief-0 on a was lost with its node, and with it the position in the data"
         )
         assert (job.spent(Role.CHIEF).failures, job.spent(Role.PS).failures) == (0, 0)
 
@@ -545,10 +545,10 @@ class TestWords:
         job.end("evaluator-0", how=SUCCESS)
         assert waiting(job) == f"{size}, and 1 worker and the evaluator have succeeded; {STEPS_IN}"
         job.end("chief-0", how=SUCCESS)
-        assert waiting(job) == "the chief has succeeded, and the others come to their end"
+        assert waiting(job) == "the chief has succeeded, and the other tasks end"
 
 
-STEPS_IN = "this node steps in should another one be needed"
+STEPS_IN = "this node waits as a spare"
 
 
 def waiting(job: VirtualCluster) -> str:
@@ -639,7 +639,7 @@ class TestWishes:
         refused, said = answer(job)
         assert not refused
         assert said.startswith("1 parameter server: a new set is started")
-        assert said.endswith("; 2 workers: nobody else pauses for that")
+        assert said.endswith("; 2 workers: no other process pauses for that")
 
     def test_only_the_newest_answers_are_kept_in_words(self) -> None:
         job = running(2, 3)

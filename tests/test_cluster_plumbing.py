@@ -328,7 +328,7 @@ def test_a_worker_of_a_node_that_is_lost_moves_to_one_that_waits() -> None:
                 await spare.until(lambda: spare.assignment.waiting)
                 assert spare.assignment.waiting is not None
                 size = "1 parameter server, a chief and 2 workers train"
-                assert spare.assignment.waiting.text == f"{size}; this node steps in should another one be needed"
+                assert spare.assignment.waiting.text == f"{size}; this node waits as a spare"
                 kept = set(b.keys)
                 link.close()
                 await spare.runs("worker-2")
@@ -347,7 +347,7 @@ def test_each_node_that_comes_to_a_job_in_etcd_is_told_that_it_trains(shared_etc
             spare = job.node(name, room(worker=1))
             await spare.until(lambda node=spare: node.assignment.waiting)
             assert spare.assignment.waiting is not None
-            assert "this node steps in should another one be needed" in spare.assignment.waiting.text
+            assert "this node waits as a spare" in spare.assignment.waiting.text
         await succeed(a, b, chief=0)
 
     play(scene, rules(), **in_etcd(shared_etcd, "spares"))

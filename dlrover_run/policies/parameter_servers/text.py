@@ -28,7 +28,7 @@ class Code(enum.Enum):
 
     # While no version runs.
     NODES_HERE = "{hosts:#node} {hosts:is|are} here"
-    LAST_CALL_OVER = ", and nobody else came for {seconds:g} s"
+    LAST_CALL_OVER = ", and no other node came for {seconds:g} s"
     TOO_FEW_NODES = "after {seconds:g} s {here}: {short}"
     EVERY_NODE_LEFT = "every node has left"
     NO_NODE_LEFT = ", and no node is here any more"
@@ -41,7 +41,7 @@ class Code(enum.Enum):
     VERSION = "version {number}: {why}"
     ALL_RESTART = ", and all other processes are started again too"
     FEWER_SERVERS = "there is room for {number:#parameter server}"
-    LEFTOVER = "; {task} of before on {host} does not end, so nobody may train"
+    LEFTOVER = "; {task} of an earlier version on {host} does not end, so training cannot start"
 
     # Ends, and what they cost.
     RESTARTS_USED = "; {most:the one restart|all {most} restarts} of {whose} {most:was|were} used"
@@ -50,7 +50,7 @@ class Code(enum.Enum):
     MEMORY_EXHAUSTED = "; more than {most} MiB are not allowed (--max-memory)"
     NO_EVALUATION = "; the evaluator is not started again, and training goes on without evaluation"
     NO_SLOT = "; there is no room for another one now"
-    CHIEF_MOVES = ", and with it the place in the data"
+    CHIEF_MOVES = ", and with it the position in the data"
     CHIEF_FITS = "there is room for a chief again"
     MOVES = "{leaving}; {successor:name} takes the place of {task.key}"
     ADDED = "{tasks:names} {tasks:is|are} added"
@@ -104,7 +104,7 @@ class Code(enum.Enum):
     NO_SLOTS = "there is room for {slots} now: start more nodes first, or ask for less"
     WHEN_IT_TRAINS = ", once the job trains, if there is room by then: there is room for {slots} now"
     ALREADY_THERE = " {number:is|are} there already"
-    WORKERS_CHANGE = ": nobody else pauses for that"
+    WORKERS_CHANGE = ": no other process pauses for that"
     NEXT_SET_FITS = ": the set that all go on with already has as many"
     NEW_SET = (
         ": a new set is started while training goes on; then the workers pause, the chief saves, and all go on with "
@@ -112,8 +112,8 @@ class Code(enum.Enum):
     )
 
     # What a node without tasks waits for while others train.
-    TRAINING = "{size} train{succeeded}; this node steps in should another one be needed"
-    ENDING = "the chief has succeeded, and the others come to their end"
+    TRAINING = "{size} train{succeeded}; this node waits as a spare"
+    ENDING = "the chief has succeeded, and the other tasks end"
 
     def __call__(self, **params: object) -> str:
         """The text with these parameters."""
@@ -188,7 +188,7 @@ def restored(step: int, before: int, paused: bool) -> str:
     if before == step == 0:
         return where
     if not lost:
-        return f"{where}, no step lost" if paused else f"{where}, the last that was told of"
+        return f"{where}, no step lost" if paused else f"{where}, the last step that was reported"
     return f"{where}, {'' if paused else 'at least '}{counted(lost, 'step')} lost"
 
 
