@@ -296,14 +296,14 @@ def test_a_node_that_loses_the_store_asks_for_another_round(monkeypatch: pytest.
     assert seat is not None
     told: list[tuple[NodePhase, RoundKey, Failure | None]] = []
 
-    def tell(phase: NodePhase, key: RoundKey, failure: Failure | None = None) -> None:
+    def report(phase: NodePhase, key: RoundKey, failure: Failure | None = None) -> None:
         told.append((phase, key, failure))
         member.view = NodeSnapshot(seat=seat, problem="the master is no part of this test")
 
     monkeypatch.setattr(handler_module, "NodeThread", lambda *_: member)
     monkeypatch.setattr(handler_module, "RoundStore", fail)
     monkeypatch.setattr(member, "join", lambda: None)
-    monkeypatch.setattr(member, "tell", tell)
+    monkeypatch.setattr(member, "report", report)
     handler = handler_module.DlroverRendezvous(RendezvousParameters("dlrover", "", "job", min_nodes=1, max_nodes=1))
     is_told = pytest.raises(RendezvousConnectionError, match="no part of this test")
     with socket.create_server((seat.store_address, seat.store_port)), is_told:

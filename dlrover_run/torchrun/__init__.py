@@ -1,1 +1,1 @@
-"""The rendezvous as a plug-in of torchrun: `torchrun --rdzv-backend=dlrover`, with torchrun's own agent and workers."""
+"""The rendezvous as a torchrun plug-in: `torchrun --rdzv-backend=dlrover`, with torchrun's own agent and workers."""

@@ -1,7 +1,7 @@
-"""What the entry point `dlrover` of the group `torchrun.handlers` names.
+"""The entry point `dlrover` of the group `torchrun.handlers`.
 
-Every process that imports torch.distributed.elastic loads this module, worker or not, so it imports nothing: what the
-rendezvous needs is loaded when somebody asks for one.
+Every process that imports torch.distributed.elastic loads this module, worker or not, so it imports nothing: the
+rendezvous is loaded when a handler is created.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def handler_creator() -> RendezvousHandlerCreator:
-    """The function that makes a handler of this backend."""
+    """The function that creates a handler of this backend."""
     return _create
 
 

@@ -1,6 +1,7 @@
-"""This node's part in the job, kept up by a thread of its own: torchrun's has to wait, sleep and look after workers.
+"""The rendezvous client in a thread of its own: torchrun's thread blocks, sleeps and watches workers.
 
-The thread runs a loop with the board; torchrun's thread reads what the loop saw last and tells it what the workers do.
+The thread runs an event loop with the client. Torchrun's thread reads the loop's last snapshot, and reports the state
+of its workers to the loop.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.supervisor.ports import HeldPort
 
 LEAVE_TIMEOUT = 5.0
-"""Seconds for the thread to say that this node has left and to end, which the board does in 2; after that the process
-ends without it, and the others find this node lost."""
+"""Seconds for the thread to report that this node has left and to end; the client needs 2. After that the process ends
+without it, and the other nodes find this node lost."""
 
 PORT_TIMEOUT = 10.0
-"""Seconds for the loop to hand over a port, which takes it none; later it is taken for dead."""
+"""Seconds for the loop to hand over a port, which it does at once; a loop that does not is taken for dead."""
 
 
 @dataclass(frozen=True)
 class NodeSnapshot:
-    """What is wanted of this node: the latest word of the coordinator, the seat that the node has taken, and why it can
-    take no further part, if so."""
+    """The coordinator's latest assignment, the ranks that this node has accepted, and the reason if this node can take
+    no further part."""
 
-    wanted: Assignment = field(default_factory=Assignment)
+    assignment: Assignment = field(default_factory=Assignment)
     seat: RankAssignment | None = None
     problem: str | None = None
 
     @property
     def round(self) -> RoundKey | None:
-        """The round in which this node has a seat."""
+        """The round in which this node has ranks."""
         return None if self.seat is None else self.seat.key
 
 
 @dataclass(frozen=True)
 class _WorkerState:
-    """What torchrun's thread said last of the workers of one round."""
+    """The last report of torchrun's thread on the workers of one round."""
 
     round: RoundKey | None = None
     phase: NodePhase = NodePhase.WAITING
@@ -53,59 +54,59 @@ class _WorkerState:
 
 
 class NodeThread:
-    """One node of a job. `say` takes a line for the person at the console, from another thread.
+    """One node of a job. `say` is called with lines for the user, from the thread.
 
-    All methods are for torchrun's thread; none but `wait`, `take_port` and `leave` ever waits.
+    All methods are for torchrun's thread; only `wait`, `take_port` and `leave` block.
     """
 
     def __init__(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         self._spec = spec
         self._say = say
         self._changed = threading.Condition()
-        self._word = _WorkerState()
+        self._worker_state = _WorkerState()
         self._leaving = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-        self._standing: NodeState | None = None
+        self._node_state: NodeState | None = None
         self.view = NodeSnapshot()
 
     def join(self) -> None:
-        """Take part from now on; harmless when repeated."""
+        """Start the thread; idempotent."""
         if self._thread is not None:
             return
-        # Where torchrun is stopped by a signal it does not shut the rendezvous down, and the others would have to find
-        # out.
+        # A torchrun that is stopped by a signal does not shut the rendezvous down, and the other nodes would have to
+        # detect the loss.
         atexit.register(self.leave)
-        # A daemon, so that no end of torchrun's can leave the process hanging on it.
+        # A daemon, so that the process never hangs on it, however torchrun ends.
         self._thread = threading.Thread(target=self._run, name="dlrover-rendezvous", daemon=True)
         with signals.blocked_in_new_threads():
             self._thread.start()
 
-    def tell(self, phase: NodePhase, key: RoundKey, failure: Failure | None = None) -> None:
-        """Say what the workers of a round do. It counts for as long as this node has its seat in that round."""
-        self._word = _WorkerState(key, phase, failure)
+    def report(self, phase: NodePhase, key: RoundKey, failure: Failure | None = None) -> None:
+        """Set the state of the workers of a round. It is reported as long as this node has its ranks in that round."""
+        self._worker_state = _WorkerState(key, phase, failure)
         self._wake_loop()
 
     def wait(self, until: Callable[[NodeSnapshot], bool], timeout: float | None = None) -> bool:
-        """Wait until that holds of the view; whether it does. `nudge` makes this look again."""
+        """Wait until the condition holds for the snapshot; returns whether it does. `recheck` evaluates it again."""
         with self._changed:
             return self._changed.wait_for(lambda: until(self.view), timeout)
 
-    def nudge(self) -> None:
-        """Have `wait` look again: something that it depends on is no part of the view."""
+    def recheck(self) -> None:
+        """Let `wait` evaluate its condition again: part of it is outside the snapshot."""
         with self._changed:
             self._changed.notify_all()
 
     def take_port(self, key: RoundKey) -> HeldPort | None:
-        """The port of that round's store, held; None when this node has no seat in that round any more.
+        """The held port of that round's store; None if this node has no ranks in that round any more.
 
-        Raises OSError or SpecError when it cannot be had.
+        Raises OSError or SpecError if the port cannot be held.
         """
 
         async def take() -> HeldPort | None:
-            standing = self._standing
-            return standing.take_port() if standing is not None and standing.round == key else None
+            node_state = self._node_state
+            return node_state.take_port() if node_state is not None and node_state.round == key else None
 
         with self._changed:
             if self._loop is None:
@@ -117,22 +118,22 @@ class NodeThread:
             raise OSError(f"the port was not handed over within {PORT_TIMEOUT:g} s") from None
 
     def leave(self, failure: Failure | None = None) -> None:
-        """Say that this node takes no part any more, with the reason if it was not asked to go, and end the thread.
+        """Report that this node leaves, with the failure if that is the reason, and end the thread.
 
-        Whose workers have all succeeded leaves with that word.
+        A node whose workers have all succeeded reports that instead.
         """
         atexit.unregister(self.leave)
         if self._thread is None or self._leaving:
             return
-        if self._word.phase is not NodePhase.SUCCEEDED or self._word.round != self.view.round:
-            self._word = _WorkerState(self.view.round, NodePhase.LEFT, failure)
+        if self._worker_state.phase is not NodePhase.SUCCEEDED or self._worker_state.round != self.view.round:
+            self._worker_state = _WorkerState(self.view.round, NodePhase.LEFT, failure)
         self._leaving = True
         self._wake_loop()
         self._thread.join(LEAVE_TIMEOUT)
 
     def _wake_loop(self) -> None:
         with self._changed, contextlib.suppress(RuntimeError):
-            # A loop that has just ended takes nothing more.
+            # The loop may just have ended.
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -141,42 +142,46 @@ class NodeThread:
         try:
             asyncio.run(self._take_part())
         except SpecError as mistake:
-            # What is installed is not enough for the backend.
+            # A package that the backend needs is not installed.
             problem = str(mistake)
         except Exception as error:
             problem = f"internal error in the rendezvous: {error!r}; please report it"
         with self._changed:
-            self._loop = self._standing = None
+            self._loop = self._node_state = None
             if self.view.problem is None:
-                self.view = NodeSnapshot(self.view.wanted, self.view.seat, problem)
+                self.view = NodeSnapshot(self.view.assignment, self.view.seat, problem)
             self._changed.notify_all()
 
     async def _take_part(self) -> None:
-        board = open_client(self._spec, self._wake.set, self._say)
+        client = open_client(self._spec, self._wake.set, self._say)
         try:
-            standing = NodeState(self._spec)
+            node_state = NodeState(self._spec)
             with self._changed:
-                self._loop, self._standing = asyncio.get_running_loop(), standing
+                self._loop, self._node_state = asyncio.get_running_loop(), node_state
             try:
                 while True:
                     self._wake.clear()
                     if self._leaving:
-                        board.report(standing.report(self._word.phase, self._word.failure))
+                        client.report(node_state.report(self._worker_state.phase, self._worker_state.failure))
                         return
-                    word = self._word
-                    standing.accept(board.assignment)
-                    is_of_seat = word.round is not None and word.round == standing.round
-                    # The workers of an earlier round may still be ending; nobody asks for them any more.
-                    phase, failure = (word.phase, word.failure) if is_of_seat else (NodePhase.WAITING, None)
-                    board.report(standing.report(phase, failure, met=phase is NodePhase.SUCCEEDED))
+                    worker_state = self._worker_state
+                    node_state.accept(client.assignment)
+                    is_of_seat = worker_state.round is not None and worker_state.round == node_state.round
+                    # The workers of an earlier round may still be ending; their state does not matter any more.
+                    phase, failure = (
+                        (worker_state.phase, worker_state.failure) if is_of_seat else (NodePhase.WAITING, None)
+                    )
+                    client.report(node_state.report(phase, failure, met=phase is NodePhase.SUCCEEDED))
                     self._show(
-                        NodeSnapshot(board.assignment, standing.seat, board.problem or _dismissal(board.assignment))
+                        NodeSnapshot(
+                            client.assignment, node_state.seat, client.problem or _dismissal(client.assignment)
+                        )
                     )
                     await self._wake.wait()
             finally:
-                standing.close()
+                node_state.close()
         finally:
-            await board.close()
+            await client.close()
 
     def _show(self, view: NodeSnapshot) -> None:
         if view != self.view:
@@ -186,7 +191,7 @@ class NodeThread:
 
 
 def _dismissal(wanted: Assignment) -> str | None:
-    """Why a node check lets this node train no more; torchrun computes nothing when it is asked to."""
+    """The reason if a node check dismissed this node; torchrun itself runs no check."""
     checkup = wanted.health
     return (
         f"the node check dismissed this node: {checkup.reason}" if checkup is not None and checkup.dismissed else None

@@ -1,8 +1,8 @@
-"""The store of one round: fresh, on a fresh port, hosted by the torchrun with node rank 0, and met at before any worker
+"""The store of one round: on a fresh port, hosted by the torchrun with node rank 0, with a barrier before any worker
 starts.
 
-Torchrun's agents exchange ranks through it without looking up, and their workers use it too. So no node goes on before
-all of the round are here: one that waited there for a node which has died would wait until torchrun gives the job up.
+Torchrun's agents exchange ranks through it in blocking calls, and their workers use it too. So no node continues before
+all nodes of the round are connected: one that waited for the ranks of a dead node would block until torchrun gives up.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from dlrover_run.process_tree import signals
 from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread
 
 STORE_TIMEOUT = 60.0
-"""Seconds that torchrun's agent waits for a key of the store before it gives the job up (as torchrun's
-read_timeout)."""
+"""Seconds that torchrun's agent waits for a key of the store before it gives up (torchrun's read_timeout)."""
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds for one attempt to connect to the host of the store; then comes the next one."""
+"""Seconds for one attempt to connect to the host of the store."""
 
 FIRST_RETRY_PAUSE = 0.02
-"""Seconds from the first failed attempt to the second one; each further pause is twice as long."""
+"""Seconds between the first two attempts to connect; each further pause is twice as long."""
 
 MAX_RETRY_PAUSE = 0.5
-"""Seconds that no pause is longer than. The host may be giving its last workers half a minute to end."""
+"""Maximum pause in seconds. The host may give its last workers half a minute to end."""
 
 StoreFailure = RuntimeError
-"""What the failures of a store are in every version of torch."""
+"""The exception of a store in every version of torch."""
 
 _ARRIVED = "dlrover/arrived"
 _VERDICT = "dlrover/verdict"
@@ -43,38 +42,38 @@ _GO = "go"
 _GIVEN_UP = "given up"
 
 _BARRIER = "torchelastic/agent/terminal_state"
-"""How torch's SimpleElasticAgent calls the barrier at which agents wait whose workers have all succeeded."""
+"""The key of the barrier at which torch's SimpleElasticAgent waits once its workers have all succeeded."""
 
 
 def is_superseded(seat: RankAssignment, view: NodeSnapshot) -> bool:
-    """Whether this node shall have another place than that one, or none."""
-    return view.round != seat.key or view.wanted.phase in OVER or view.problem is not None
+    """Whether this node has other ranks now, or none."""
+    return view.round != seat.key or view.assignment.phase in OVER or view.problem is not None
 
 
-def wait_for_host(seat: RankAssignment, membership: NodeThread, deadline: float) -> bool:
-    """Wait until the store's host listens; False when the seat is not wanted any more, or after `deadline`.
+def wait_for_host(seat: RankAssignment, node: NodeThread, deadline: float) -> bool:
+    """Wait until the store's host listens; False if the round is superseded, or after `deadline`.
 
-    A store's own client would wait where neither a newer round nor a signal reaches it, and print that it waits.
+    The store's own client would block where neither a newer round nor a signal can interrupt it, and print messages.
     """
     pause = FIRST_RETRY_PAUSE
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             socket.create_connection((seat.store_address, seat.store_port), CONNECT_TIMEOUT).close()
             return True
-        if membership.wait(partial(is_superseded, seat), pause):
+        if node.wait(partial(is_superseded, seat), pause):
             return False
         pause = min(2 * pause, MAX_RETRY_PAUSE)
     return False
 
 
 class RoundStore(TCPStore):
-    """Hosts the store of a round, or is a client of it. Torchrun drops the last round's when it has the next one.
+    """The host or a client of the store of a round. Torchrun drops the store of the last round when it has the next.
 
-    The barrier at the end is where one can tell from outside that torchrun's workers have succeeded. Torchrun would
-    stay there for five minutes when another node fails for good; here it leaves as soon as nobody will come any more.
+    The barrier at the end shows from outside that torchrun's workers have succeeded. Torchrun would wait there for five
+    minutes if another node fails for good; this store ends the wait as soon as no other node can arrive any more.
     """
 
-    def __init__(self, seat: RankAssignment, membership: NodeThread) -> None:
+    def __init__(self, seat: RankAssignment, node: NodeThread) -> None:
         super().__init__(
             seat.store_address,
             seat.store_port,
@@ -84,49 +83,48 @@ class RoundStore(TCPStore):
         )
         self.set_timeout(timedelta(seconds=STORE_TIMEOUT))
         self._seat = seat
-        self._membership = membership
+        self._node = node
 
     def meet(self, deadline: float) -> bool:
-        """Wait until every node of the round is here; whether they all go on with it, on which all agree.
+        """Wait until every node of the round is connected; returns whether all continue, on which all nodes agree.
 
-        Not so when one of them has heard of a newer round first, or after `deadline`. Raises StoreFailure when the host
-        has gone.
+        False if one of them has seen a newer round first, or after `deadline`. Raises StoreFailure if the host is gone.
         """
         if self._seat.nodes == 1:
             return True
         if self.add(_ARRIVED, 1) == self._seat.nodes:
             self.compare_set(_VERDICT, "", _GO)
-        verdict = _KeyWatch(self._seat, _VERDICT, deadline - time.monotonic(), self._membership.nudge)
-        self._membership.wait(lambda view: verdict.done or is_superseded(self._seat, view))
-        # The first word holds: none goes on alone because it was the last to arrive while another turned away.
+        verdict = _KeyWatch(self._seat, _VERDICT, deadline - time.monotonic(), self._node.recheck)
+        self._node.wait(lambda view: verdict.done or is_superseded(self._seat, view))
+        # The first value counts: no node continues alone because it arrived last while another one gave up.
         agreed = self.compare_set(_VERDICT, "", _GIVEN_UP)
         verdict.join()
         return bool(agreed == _GO.encode())
 
     def add(self, key: str, amount: int) -> int:
-        """As every store's; the barrier begins with it."""
+        """Like TCPStore.add; the barrier starts with it."""
         if key.startswith(_BARRIER):
-            self._membership.tell(NodePhase.SUCCEEDED, self._seat.key)
+            self._node.report(NodePhase.SUCCEEDED, self._seat.key)
         return int(super().add(key, amount))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """As every store's, but that the wait in the barrier ends with the round."""
+        """Like TCPStore.wait, but a wait in the barrier ends with the round."""
         timeout = timeout or self.timeout  # type: ignore[attr-defined]  # torch's stub does not have it.
         if not keys[0].startswith(_BARRIER):
             super().wait(keys, timeout)
             return
         with contextlib.suppress(StoreFailure):
-            # A host that has gone waits for nobody either.
-            last = _KeyWatch(self._seat, keys[0], timeout.total_seconds(), self._membership.nudge)
-            self._membership.wait(lambda view: last.done or (view.problem is None and is_superseded(self._seat, view)))
-            # Lets the other nodes go, and the thread that still waits.
+            # If the host is gone, no other node waits either.
+            last = _KeyWatch(self._seat, keys[0], timeout.total_seconds(), self._node.recheck)
+            self._node.wait(lambda view: last.done or (view.problem is None and is_superseded(self._seat, view)))
+            # Ends the wait of the other nodes, and of the thread.
             self.set(keys[0], "")
             last.join()
 
 
 class _KeyWatch:
-    """A key of a round's store that a thread waits for, over a connection of its own: a wait of a store cannot be
-    broken off. Whoever waits no longer sets the key."""
+    """Waits for a key of a round's store in a thread with its own connection: a wait of a store cannot be cancelled. To
+    end it early, set the key."""
 
     def __init__(self, seat: RankAssignment, key: str, timeout: float, on_end: Callable[[], None]) -> None:
         self._store = TCPStore(
@@ -144,7 +142,7 @@ class _KeyWatch:
             self._thread.start()
 
     def join(self) -> None:
-        """Let the thread see that the key is set. At the end of the process it must not be in the middle of that."""
+        """Wait for the thread after the key was set: the process must not end while it is in the store's code."""
         self._thread.join(CONNECT_TIMEOUT)
 
     def _wait(self, key: str, timeout: float, on_end: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What a training script may import to survive restarts and changes of the world size.
+"""Helpers for training scripts: checkpoints and samplers that survive restarts and changes of the world size.
 
 This package runs inside the workers and imports torch; the launcher never imports it.
 """

@@ -1,8 +1,8 @@
-"""A directory of checkpoints that is right after a kill at any moment.
+"""A directory of checkpoints that is consistent after a kill at any moment.
 
-A checkpoint becomes visible in one step, by a rename, after its bytes have reached the disk. It carries a footer with
-its length and SHA-256, so that a file which was cut short or damaged later is known for what it is and passed over for
-the next older one. The footer follows the data, where `torch.load` does not look: each file is still an ordinary one.
+A checkpoint becomes visible atomically, by a rename, after its bytes have reached the disk. It has a footer with its
+length and SHA-256, so that a file that was truncated or damaged later is detected, and the next older one is used. The
+footer follows the data, where `torch.load` does not read: each file is still an ordinary checkpoint.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ FOOTER_SIZE = hashlib.sha256().digest_size + LENGTH_BYTES + len(MAGIC)
 READ_SIZE = 1 << 20
 
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
-"""The variable with which `dlrover-run` names a file that gets one byte when a checkpoint has been written: a job that
-got so far does not stop early when it fails. Nothing of the launcher is imported for it."""
+"""The variable with which `dlrover-run` names a file to which one byte is written with each checkpoint: a job that has
+written one is not stopped early when it fails. Nothing of the launcher is imported for this."""
 
 _NAME = re.compile(r"step-(\d{12,})\.pt")
 _TEMPORARY = ".step-*.tmp"
 
 
 class DamagedCheckpointError(Exception):
-    """The file does not hold what was saved; the message says how that was seen."""
+    """The file is not what was saved; the message says how that was detected."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved, and after which step."""
+    """A saved state, and the step after which it was saved."""
 
     step: int
     state: Any
 
 
 class FileOperations:
-    """The operations a save is made of, in a place where a test can break in between any two of them."""
+    """The file operations of a save; a test can interrupt between any two of them."""
 
     def create(self, path: Path) -> BinaryIO:
         return path.open("xb")
@@ -73,7 +73,7 @@ class FileOperations:
 
 
 class _HashingWriter:
-    """Hashes the bytes on their way to the file, so that a big state is neither copied nor read back."""
+    """Hashes the bytes while they are written, so that a large state is neither copied nor read back."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -110,13 +110,13 @@ class CheckpointDirectory:
     def save(self, step: int, state: object) -> Path:
         """Write `state` as the checkpoint after `step` steps and return its file.
 
-        When this returns the checkpoint outlives a crash of the machine. When it raises (OSError: no space, no access)
-        or the process dies, the older checkpoints are as they were.
+        When this returns, the checkpoint survives a crash of the machine. If it raises (OSError: no space, no access)
+        or the process dies, the older checkpoints are unchanged.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, it is {step}")
         self._make_directory()
-        # Only a killed save leaves a temporary file behind, since there is one writer and it is here.
+        # Only a save that was killed leaves a temporary file, because there is one writer, this process.
         for left_over in self.path.glob(_TEMPORARY):
             self._files.remove(left_over)
         target = self.path / f"step-{step:012d}.pt"
@@ -124,7 +124,7 @@ class CheckpointDirectory:
         try:
             with self._files.create(temporary) as file:
                 writer = _HashingWriter(file)
-                torch.save(state, writer)  # type: ignore[arg-type]  # it needs no more of a file than write and flush
+                torch.save(state, writer)  # type: ignore[arg-type]  # it only calls write and flush
                 file.write(writer.footer())
                 self._files.sync_file(file)
             self._files.rename(temporary, target)
@@ -132,25 +132,25 @@ class CheckpointDirectory:
             self._files.remove(temporary)
             raise
         self._files.sync_directory(self.path)
-        _leave_mark()
-        # Files of later steps are not counted: they are damaged, or of a run that this one deliberately went back from.
+        _write_mark()
+        # Files of later steps are not counted: they are damaged, or of a run that this one was deliberately reset from.
         older = [number for number in self.steps() if number <= step]
         for number in older[: -self.keep]:
             self._files.remove(self._file_of(number))
         return target
 
     def steps(self) -> list[int]:
-        """The steps that have a file, damaged or not, in ascending order; none when the directory does not exist."""
+        """The steps with a file, damaged or not, in ascending order; empty if the directory does not exist."""
         return sorted(self._numbered())
 
     def load_latest(self, map_location: str | torch.device = "cpu") -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None. Each damaged one on the way is logged as a warning.
+        """The newest checkpoint that is not damaged, or None. Each damaged one before it is logged as a warning.
 
-        Raises ValueError for a file that is whole but holds what `torch.load(weights_only=True)` refuses: that is no
-        damage, and to go back to an older file would hide it.
+        Raises ValueError for an undamaged file that `torch.load(weights_only=True)` refuses: falling back to an older
+        file would hide that error.
         """
         tried: set[int] = set()
-        # The directory is listed again each time: a file can only vanish because a newer one has been saved meanwhile.
+        # The directory is listed again each time: a file disappears only if a newer one has been saved meanwhile.
         while left := set(self._numbered()) - tried:
             step = max(left)
             tried.add(step)
@@ -180,7 +180,7 @@ class CheckpointDirectory:
             self._files.sync_directory(path.parent)
 
 
-def _leave_mark() -> None:
+def _write_mark() -> None:
     if path := os.environ.get(MARK_VARIABLE):
         with suppress(OSError), open(path, "wb") as mark:
             mark.write(b"1")
@@ -194,13 +194,13 @@ def _load(path: Path, map_location: str | torch.device) -> Any:
             return torch.load(file, map_location=map_location, weights_only=True)
         except pickle.UnpicklingError as error:
             raise ValueError(
-                f"the checkpoint {path} is whole but holds more than tensors and plain values: {error}"
+                f"the checkpoint {path} is not damaged but holds more than tensors and plain values: {error}"
             ) from error
 
 
 @contextmanager
 def _bad_sectors_as_damage() -> Iterator[None]:
-    """A file that the disk cannot give back is as damaged as one with wrong bytes; other errors are not."""
+    """Treat a file that the disk cannot read (EIO) as damaged; other errors pass."""
     try:
         yield
     except OSError as error:
@@ -210,7 +210,7 @@ def _bad_sectors_as_damage() -> Iterator[None]:
 
 
 def _verify(file: BinaryIO) -> None:
-    """Raise DamagedCheckpointError unless the file holds exactly the bytes that its footer speaks of."""
+    """Raise DamagedCheckpointError unless the file has exactly the bytes that its footer describes."""
     length = os.fstat(file.fileno()).st_size - FOOTER_SIZE
     if length < 0:
         raise DamagedCheckpointError(f"it has only {length + FOOTER_SIZE} bytes")

@@ -1,14 +1,14 @@
-"""A position in an epoch that outlives the world size: it counts samples, not steps.
+"""A position in an epoch that is valid for any world size: it counts samples, not steps.
 
-An epoch is one permutation of the dataset, made from the seed and the epoch alone. All ranks together use it up from
-the front: a global batch is its next contiguous slice, dealt out to the ranks like cards. So one number, the samples
-that all ranks together have used, says exactly what is left, whoever deals it out next. Nothing is padded and nothing
-is dropped: in the last global batch the ranks' shares differ by at most one sample, and a share may be empty.
+An epoch is one permutation of the dataset, determined by the seed and the epoch. All ranks together consume it from the
+front: a global batch is its next contiguous slice, distributed to the ranks round-robin. So one number, the samples
+that all ranks together have used, determines the rest, for any number of ranks. Nothing is padded and nothing is
+dropped: in the last global batch the ranks' shares differ by at most one sample, and a share may be empty.
 
-The ranks must still call the same collectives, and the average gradient must not count a small share as if it were a
-full one. `ElasticBatchSampler` gives every rank the same number of batches, the last one possibly empty; a loss that is
-summed, then multiplied by `num_replicas / global_batch_size(...)`, makes DistributedDataParallel's average over the
-ranks the mean over the samples.
+The ranks must still call the same collectives, and the average gradient must not weight a small share like a full one.
+`ElasticBatchSampler` gives every rank the same number of batches, the last one possibly empty. A loss that is summed,
+then multiplied by `num_replicas / global_batch_size(...)`, makes DistributedDataParallel's average over the ranks the
+mean over the samples.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 class ElasticDistributedSampler(DistributedSampler[int]):
-    """This rank's samples of an epoch, from where all ranks together stopped; takes the place of `DistributedSampler`.
+    """This rank's samples of an epoch, from the position of all ranks together; replaces `DistributedSampler`.
 
-    `num_replicas` and `rank` come from torch.distributed unless they are given. With `drop_last` the ranks get equally
-    many samples and fewer than `num_replicas` samples of the epoch go unused; without it every sample is used once.
+    `num_replicas` and `rank` come from torch.distributed unless they are given. With `drop_last` the ranks get the same
+    number of samples, and fewer than `num_replicas` samples of the epoch are unused; without it every sample is used
+    once.
 
-    `completed_num` moves only when the training loop calls `advance`: batches that a loader has fetched ahead are not
-    yet used. `num_samples`, `total_size` and `len()` speak of what is still left of the epoch: the largest share of a
-    rank, all ranks together, and this rank.
+    `completed_num` changes only when the training loop calls `advance`: batches that a loader has prefetched are not
+    used yet. `num_samples`, `total_size` and `len()` describe the rest of the epoch: the largest share of a rank, all
+    ranks together, and this rank.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
         self.num_samples = math.ceil(self.total_size / self.num_replicas)
 
     def __iter__(self) -> Iterator[int]:
-        # Cut before it becomes a list: Python integers cost far more memory than the tensor that holds them.
+        # Sliced before it becomes a list: Python integers need far more memory than the tensor.
         mine = slice(self.completed_num + self.rank, self.completed_num + self.total_size, self.num_replicas)
         if not self.shuffle:
             return iter(range(self.dataset_size)[mine])
@@ -71,7 +72,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
         return len(range(self.rank, self.total_size, self.num_replicas))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of `epoch`; in the epoch where the sampler already is, its position stays."""
+        """Go to the start of `epoch`; in the current epoch the position is kept."""
         if epoch != self.epoch:
             self._move_to(epoch, completed_num=0)
 
@@ -80,7 +81,7 @@ class ElasticDistributedSampler(DistributedSampler[int]):
         return min(batch_size * self.num_replicas, self.total_size)
 
     def advance(self, samples: int) -> None:
-        """Note that all ranks together have used the next `samples` samples of the epoch.
+        """Record that all ranks together have used the next `samples` samples of the epoch.
 
         Raises ValueError when the epoch has fewer left.
         """
@@ -110,8 +111,8 @@ class ElasticDistributedSampler(DistributedSampler[int]):
 class ElasticBatchSampler:
     """This rank's batches for what is left of the epoch; every rank gets the same number of them.
 
-    Only the last batch may be short, and it is empty on a rank for which nothing is left. Give it to a DataLoader as
-    `batch_sampler`, with a `collate_fn` that can make a batch of nothing.
+    Only the last batch may be short, and it may be empty on some ranks. Pass it to a DataLoader as `batch_sampler`,
+    with a `collate_fn` that accepts an empty batch.
     """
 
     def __init__(self, sampler: ElasticDistributedSampler, batch_size: int) -> None:
@@ -121,7 +122,7 @@ class ElasticBatchSampler:
         self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        # The length is read first: the sampler moves on while a loader draws from this iterator.
+        # The length is read first: the sampler advances while a loader draws from this iterator.
         batches = len(self)
         indices = list(self.sampler)
         for start in range(0, batches * self.batch_size, self.batch_size):
