@@ -40,7 +40,7 @@ class JobResult:
 class JobEnd:
     """All that the verdict depends on.
 
-    `assignment` is the coordinator's last word and `ranks` this node's last ranks. `ends` are its workers of that round;
+    `assignment` is the coordinator's last message and `ranks` this node's last ranks. `ends` are its workers there;
     `succeeded` says that all of them did. `stopped_by` is a signal that told this node to go, `problem` why it could
     take no part in the job, which is `mistaken` if the person's settings are why; `gave_up` is what kept it from
     starting or stopping workers.
