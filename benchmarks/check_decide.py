@@ -24,10 +24,10 @@ import msgspec
 from comparison import machine
 from node_truth import Truth
 
-from dlrover_run.coordination.check_records import CheckKey, CheckTask, ComputeResult, LinkResults
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import NodeKey, NodeReport, PlanPhase
+from dlrover_run.coordination.model import NodeKey, NodeReport, PlanPhase
 from dlrover_run.coordination.rules import CHECK_ONCE, JobRules
+from dlrover_run.policies.health.model import CheckKey, CheckTask, ComputeResult, LinkResults
 
 HERE = Path(__file__).resolve().parent
 SIZES = (2_000, 20_000)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from check_world import Outcome, Pair, World, to_be_told
 
-from dlrover_run.coordination.check_records import HealthStatus
+from dlrover_run.policies.health.model import HealthStatus
 
 
 def mistakes(world: World, outcome: Outcome) -> list[str]:

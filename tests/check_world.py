@@ -34,8 +34,9 @@ from enum import Enum
 
 import msgspec
 
-from dlrover_run.coordination import pairing
-from dlrover_run.coordination.check_records import (
+from dlrover_run.policies.health import pairing
+from dlrover_run.policies.health.diagnosis import Diagnosis, diagnose
+from dlrover_run.policies.health.model import (
     CheckedNode,
     CheckKey,
     ComputeFact,
@@ -43,7 +44,6 @@ from dlrover_run.coordination.check_records import (
     HealthStatus,
     LinkFact,
 )
-from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
 
 THRESHOLD = 2.0
 NOISE = 0.2

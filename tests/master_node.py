@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from harness import WAIT
 
-from dlrover_run.coordination.records import Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.server import MasterServer
 from dlrover_run.transport import auth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlrover_run.coordination.check_records import (
+from dlrover_run.policies.health.model import (
     CheckKey,
     CheckTask,
     ComputeResult,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from harness import WAIT
 
-from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,

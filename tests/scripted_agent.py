@@ -17,7 +17,7 @@ from typing import Any
 from dlrover_run.agent.loop import Agent
 from dlrover_run.agent.result import JobResult
 from dlrover_run.console.console import Console
-from dlrover_run.coordination.records import (
+from dlrover_run.coordination.model import (
     Assignment,
     Failure,
     NodePhase,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from dlrover_run.coordination.records import Assignment, NodeReport
+from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.transport import auth, grpc_setup, messages
 from dlrover_run.transport.messages import (

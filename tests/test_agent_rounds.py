@@ -19,7 +19,7 @@ from dlrover_run import exit_codes
 from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.startup_probe import store_clients
 from dlrover_run.coordination.bounds import MAX_TRACE
-from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
+from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 
 WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED

@@ -13,8 +13,8 @@ from dlrover_run.api import LaunchConfig
 from dlrover_run.cli import main
 from dlrover_run.command_line import options
 from dlrover_run.command_line.parser import parse_argv
-from dlrover_run.coordination.notice import config_mismatch
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, JobRules
+from dlrover_run.coordination.validation import config_mismatch
 
 AT_NODE0 = "--rdzv-backend=c10d --rdzv-endpoint=node0:4000"
 

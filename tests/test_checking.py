@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from node_truth import Truth
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.coordination.check_records import (
+from dlrover_run.coordination.model import NodePhase, NodeReport, Plan, PlanPhase
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from dlrover_run.coordination.validation import validate_report
+from dlrover_run.policies.health.model import (
     CheckKey,
     ComputeResult,
     DeviceSpeed,
@@ -18,11 +21,8 @@ from dlrover_run.coordination.check_records import (
     LinkResults,
     NodeHealth,
 )
-from dlrover_run.coordination.check_round import CHECK_MARGIN, check_status
-from dlrover_run.coordination.checking import MAX_REMEMBERED, WITHOUT_CHECK
-from dlrover_run.coordination.plausible import validate_report
-from dlrover_run.coordination.records import NodePhase, NodeReport, Plan, PlanPhase
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from dlrover_run.policies.health.policy import MAX_REMEMBERED, WITHOUT_CHECK
+from dlrover_run.policies.health.round import CHECK_MARGIN, check_status
 from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
 
 TIMEOUT = 40.0

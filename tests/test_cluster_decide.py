@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_cluster import KILLED, LEFT, OUT_OF_MEMORY, REPEATED, SILENT, SUCCESS, VirtualCluster, rules
 
-from dlrover_run.coordination.records import NodeKey, NodePhase, PlanPhase
+from dlrover_run.coordination.model import NodeKey, NodePhase, PlanPhase
 from dlrover_run.policies.parameter_servers.model import Role, Stage, TaskStage
 from dlrover_run.policies.parameter_servers.placement import spread
 from dlrover_run.policies.parameter_servers.policy import with_answer

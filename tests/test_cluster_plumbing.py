@@ -18,7 +18,7 @@ from links import Link
 from master_process import Master, master
 from pretend_tasks import CHIEF, SUCCESS, Job, PretendNode, playing, ps, room, rules, worker
 
-from dlrover_run.coordination.records import PlanPhase
+from dlrover_run.coordination.model import PlanPhase
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import Role
 from dlrover_run.spec import EtcdSpec, MasterSpec

@@ -11,9 +11,7 @@ from master_node import status
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.notice import config_mismatch
-from dlrover_run.coordination.plausible import MAX_ADDRESS, MAX_CAPACITY, MAX_ID, MAX_ROUND, MAX_STEP, validate_report
-from dlrover_run.coordination.records import (
+from dlrover_run.coordination.model import (
     Assignment,
     Member,
     NodeKey,
@@ -25,6 +23,15 @@ from dlrover_run.coordination.records import (
     Waiting,
 )
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.validation import (
+    MAX_ADDRESS,
+    MAX_CAPACITY,
+    MAX_ID,
+    MAX_ROUND,
+    MAX_STEP,
+    config_mismatch,
+    validate_report,
+)
 from dlrover_run.policies.parameter_servers.model import (
     MAX_NODE_TASKS,
     MAX_TASKS,

@@ -260,8 +260,8 @@ CHECKED_NODE = """
 import asyncio, os, sys
 from dlrover_run.agent.progress_reporter import Narration
 from dlrover_run.console import console
-from dlrover_run.coordination.check_records import Checkup, Verdict
-from dlrover_run.coordination.records import Assignment, RankAssignment, RoundKey, Waiting
+from dlrover_run.policies.health.model import Checkup, Verdict
+from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.spec import Entrypoint, JobSpec
 

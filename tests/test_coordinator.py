@@ -7,11 +7,11 @@ import pytest
 from node_truth import Truth
 from virtual_job import KILLED, VirtualJob, rules
 
-from dlrover_run.coordination.adoption import recover_plan
-from dlrover_run.coordination.check_round import CHECK_MARGIN
 from dlrover_run.coordination.coordinator import _ACCOUNTS, OWN_EPOCHS, RETURN_GRACE, Coordinator, _concerns_nodes
-from dlrover_run.coordination.records import NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
+from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
+from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import CHECK_ONCE
+from dlrover_run.policies.health.round import CHECK_MARGIN
 
 
 def trio(**changes: object) -> VirtualJob:

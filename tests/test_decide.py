@@ -13,8 +13,8 @@ from virtual_job import KILLED, LOST_PEER, VirtualJob, rules
 
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
 from dlrover_run.coordination.decide import decide
-from dlrover_run.coordination.presence import MemberState
-from dlrover_run.coordination.records import (
+from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.model import (
     Failure,
     Member,
     NodeKey,
@@ -26,7 +26,7 @@ from dlrover_run.coordination.records import (
     rank_assignments,
 )
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.words import node_name
+from dlrover_run.coordination.text import node_name
 
 
 def training(job: VirtualJob, number: int, *ranks: str) -> bool:

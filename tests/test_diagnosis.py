@@ -25,10 +25,12 @@ from check_world import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrover_run.coordination import diagnosis as diagnosis_module
-from dlrover_run.coordination import evidence
 from dlrover_run.coordination.bounds import MAX_PROBLEM
-from dlrover_run.coordination.check_records import (
+from dlrover_run.policies.health import diagnosis as diagnosis_module
+from dlrover_run.policies.health import evidence
+from dlrover_run.policies.health.diagnosis import SLOW_TRIES, Diagnosis, diagnose
+from dlrover_run.policies.health.evidence import CPU_TRIES
+from dlrover_run.policies.health.model import (
     CheckedNode,
     CheckKey,
     ComputeFact,
@@ -38,10 +40,8 @@ from dlrover_run.coordination.check_records import (
     HealthStatus,
     LinkFact,
 )
-from dlrover_run.coordination.check_round import computed_fact
-from dlrover_run.coordination.diagnosis import SLOW_TRIES, Diagnosis, diagnose
-from dlrover_run.coordination.evidence import CPU_TRIES
-from dlrover_run.coordination.pairing import first_round
+from dlrover_run.policies.health.pairing import first_round
+from dlrover_run.policies.health.round import computed_fact
 
 FAULT, STRAGGLER = HealthStatus.FAULT, HealthStatus.STRAGGLER
 CUT = NodeTruth(cut=True)
@@ -141,7 +141,7 @@ class TestBrokenRulesAreCaught:
         cases = [(world, seed) for seed, world in enumerate(two_bad_links)]
         assert all_mistakes(cases) == []
         monkeypatch.setattr(diagnosis_module, "ENOUGH_WITNESSES", witnesses)
-        monkeypatch.setattr(diagnosis_module, "FEWEST_WITNESSES", witnesses)
+        monkeypatch.setattr(diagnosis_module, "MIN_WITNESSES", witnesses)
         assert any("healthy" in mistake for mistake in all_mistakes(cases))
 
     def test_one_partner_whose_own_links_nobody_asks_for_is_not_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ class TestBrokenRulesAreCaught:
         def mean(speeds: Sequence[float]) -> float:
             return sum(speeds) / len(speeds)
 
-        monkeypatch.setattr(evidence, "usual", mean)
+        monkeypatch.setattr(evidence, "lower_median", mean)
         assert any("should be a straggler" in mistake for mistake in all_mistakes(cases))
 
     @pytest.mark.parametrize("tries", [1, 2])

@@ -16,7 +16,7 @@ from etcd_server import PASSWORD, Etcd, serving
 from harness import WAIT
 from meeting_places import InEtcd
 
-from dlrover_run.coordination.records import NodeReport
+from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.rules import RESULT_RETENTION
 from dlrover_run.etcd.operations import Range
 from dlrover_run.etcd.store import EtcdStore

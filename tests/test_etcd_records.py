@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from master_node import status
 from scripted_agent import seat
 
-from dlrover_run.coordination.parts import NodeView
-from dlrover_run.coordination.records import (
+from dlrover_run.coordination.assignment import NodeView
+from dlrover_run.coordination.model import (
     Assignment,
     Failure,
     Member,

@@ -10,8 +10,7 @@ from node_truth import Truth
 from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.plausible import MAX_EPOCH
-from dlrover_run.coordination.records import (
+from dlrover_run.coordination.model import (
     Assignment,
     Member,
     NodeKey,
@@ -23,6 +22,7 @@ from dlrover_run.coordination.records import (
     common_assignment,
 )
 from dlrover_run.coordination.rules import CHECK_ONCE
+from dlrover_run.coordination.validation import MAX_EPOCH
 from dlrover_run.etcd.operations import Change, KeyValue
 from dlrover_run.rendezvous.etcd_leader import MembershipWatch
 from dlrover_run.rendezvous.etcd_records import (

@@ -29,7 +29,7 @@ from dlrover_run.console.rounds import (
     render_waiting,
 )
 from dlrover_run.console.text import format_duration, format_ranks, use_color
-from dlrover_run.coordination.records import Failure, RankAssignment, RoundKey
+from dlrover_run.coordination.model import Failure, RankAssignment, RoundKey
 from dlrover_run.failures import root_cause
 from dlrover_run.failures.worker_exit import RecordedError, WorkerExit
 

@@ -29,7 +29,10 @@ from dlrover_run.agent.link_orders import link_orders
 from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.slow_devices import find_slow
 from dlrover_run.agent.template_client import Template
-from dlrover_run.coordination.check_records import (
+from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport, PlanPhase
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, JobRules
+from dlrover_run.devices.health import NodeProblem
+from dlrover_run.policies.health.model import (
     CheckKey,
     CheckTask,
     ComputeResult,
@@ -40,9 +43,6 @@ from dlrover_run.coordination.check_records import (
     LinkResults,
     NodeHealth,
 )
-from dlrover_run.coordination.records import Assignment, NodePhase, NodeReport, PlanPhase
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, JobRules
-from dlrover_run.devices.health import NodeProblem
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.supervisor.process import ProcessSpec, spawn
 

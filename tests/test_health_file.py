@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dlrover_run.coordination.check_records import DeviceSpeed, HealthStatus, LinkRow, NodeHealth
-from dlrover_run.coordination.records import Assignment, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.coordination.model import Assignment, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.output.health_file import FILE_NAME, HealthFile, HealthResult, write_health_file
 from dlrover_run.output.streams import RunDir, create_run_dir, remove_run_dir
+from dlrover_run.policies.health.model import DeviceSpeed, HealthStatus, LinkRow, NodeHealth
 from dlrover_run.spec import LogSpec
 
 OWN = NodeHealth(node_id="1-a", incarnation="a", host="gpu-a", status=HealthStatus.PASSED, tflops=0.084, gigabytes=1.25)

@@ -22,9 +22,9 @@ from dlrover_run.console.health_table import (
     render_own_status,
 )
 from dlrover_run.console.text import display_width, truncate, use_color
-from dlrover_run.coordination.check_records import HealthStatus, LinkRow, NodeHealth
-from dlrover_run.coordination.records import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
+from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_ONCE, JobRules
+from dlrover_run.policies.health.model import HealthStatus, LinkRow, NodeHealth
 from dlrover_run.spec import Entrypoint, JobSpec
 
 PENDING, PASSED, STRAGGLER, FAULT = (

@@ -14,7 +14,7 @@ import pytest
 
 from dlrover_run.agent.result import JobResult
 from dlrover_run.command_line import credentials
-from dlrover_run.coordination.records import Failure
+from dlrover_run.coordination.model import Failure
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.launch_request import command
 from dlrover_run.local_cluster.nodes import decode, end_of, environment_of, spec_of

@@ -19,7 +19,7 @@ import pytest
 from harness import WAIT
 from master_node import FAST, Bed, Ended, Node, grpc, serving, status
 
-from dlrover_run.coordination.records import NodePhase, PlanPhase
+from dlrover_run.coordination.model import NodePhase, PlanPhase
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master import job as job_module
 from dlrover_run.master import jobs, server, session
@@ -390,7 +390,7 @@ async def test_the_number_of_strangers_is_bounded(monkeypatch: pytest.MonkeyPatc
 @live
 async def test_the_number_of_jobs_and_of_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MAX_JOBS", 1)
-    monkeypatch.setattr(job_module, "MOST_NODES", 2)
+    monkeypatch.setattr(job_module, "MAX_NODES", 2)
     async with serving() as bed:
         a, b = await bed.joined("a", "b")
         with pytest.raises(AssertionError, match=r"1 jobs and takes no more.*retry=True"):

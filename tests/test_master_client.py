@@ -17,7 +17,7 @@ import pytest
 from harness import WAIT
 from scripted_master import Script, ScriptedMaster, Stream
 
-from dlrover_run.coordination.records import NodePhase, NodeReport, PlanPhase, RoundKey, Waiting
+from dlrover_run.coordination.model import NodePhase, NodeReport, PlanPhase, RoundKey, Waiting
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import reconnect
 from dlrover_run.rendezvous.master_client import MasterClient
@@ -612,7 +612,7 @@ def test_grpc_brings_no_thread_that_takes_signals() -> None:
     code = (
         "import asyncio, os\n"
         "from dlrover_run.rendezvous.master_client import MasterClient\n"
-        "from dlrover_run.coordination.records import NodeReport\n"
+        "from dlrover_run.coordination.model import NodeReport\n"
         "from dlrover_run.spec import Entrypoint, JobSpec, MasterSpec\n"
         "async def main():\n"
         "    spec = JobSpec(Entrypoint('script', 'x'), 'job', backend='master',\n"

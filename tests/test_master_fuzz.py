@@ -17,7 +17,7 @@ from master_process import Master, master
 from test_master_job import Line
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import Failure, NodePhase, NodeReport, RankAssignment, RoundKey
+from dlrover_run.coordination.model import Failure, NodePhase, NodeReport, RankAssignment, RoundKey
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.handshake import RequestRefused
 from dlrover_run.master.job import Job

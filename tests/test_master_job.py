@@ -16,10 +16,9 @@ from node_truth import Truth
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
-from dlrover_run.coordination.notice import config_mismatch
-from dlrover_run.coordination.plausible import MAX_EPOCH, MAX_ROUND
-from dlrover_run.coordination.records import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
+from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import CHECK_ONCE, RESULT_RETENTION, JobRules
+from dlrover_run.coordination.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
 from dlrover_run.master.handshake import RequestRefused
 from dlrover_run.master.job import STORE_RETRY, Job
 from dlrover_run.master.journal import Journal

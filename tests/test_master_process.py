@@ -25,7 +25,7 @@ from master_process import COMMAND, Master, master, read_line
 from virtual_loop import run_virtually
 
 from dlrover_run.cli import parse
-from dlrover_run.coordination.records import NodePhase, PlanPhase
+from dlrover_run.coordination.model import NodePhase, PlanPhase
 from dlrover_run.master import command
 from dlrover_run.master.command import Options, read_options
 from dlrover_run.master.server import IdleShutdown

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_job import VirtualJob, rules
 
-from dlrover_run.coordination.presence import MemberState
-from dlrover_run.coordination.records import Member, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
-from dlrover_run.coordination.seating import assign_ranks, natural_order
+from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
+from dlrover_run.coordination.ranks import assign_ranks, natural_order
 
 
 def node(name: str, arrived: float = 0.0, wish: int | None = None, address: str = "", host: str = "") -> MemberState:

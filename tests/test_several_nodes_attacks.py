@@ -11,7 +11,7 @@ import pytest
 from cluster import SOON, Cluster, quiet_port, succeed, tell
 from links import Link
 
-from dlrover_run.coordination.records import NodeReport
+from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.master_client import MasterSession
 from dlrover_run.spec import MasterSpec

@@ -22,18 +22,19 @@ from simulation.scenario import MasterScenario, Scenario, simulate
 from simulation.timeline import Broken
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination import checking, gathering, training
-from dlrover_run.coordination.check_records import HealthCheck, HealthStatus
+from dlrover_run.coordination import rendezvous, running
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.diagnosis import Diagnosis, Finding
-from dlrover_run.coordination.presence import MemberState
-from dlrover_run.coordination.records import Assignment, NodeReport, Plan, common_assignment
+from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.model import Assignment, NodeReport, Plan, common_assignment
+from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.seating import assign_ranks
 from dlrover_run.etcd import fenced_writer
 from dlrover_run.etcd.fenced_writer import FencedWriter
 from dlrover_run.etcd.operations import Absent, Delete, Range, Txn
+from dlrover_run.policies.health import policy as health_policy
+from dlrover_run.policies.health.diagnosis import Diagnosis, Finding
+from dlrover_run.policies.health.model import HealthCheck, HealthStatus
 from dlrover_run.rendezvous import etcd_client, etcd_leader
 from dlrover_run.rendezvous.client import AssignmentTracker
 from dlrover_run.rendezvous.etcd_client import EtcdClient
@@ -115,7 +116,7 @@ def patched(*places: tuple[Any, str], by: Any) -> Callable[[], AbstractContextMa
 
 def charge_without_ending(rules: JobRules, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
     """Charges a failure, and forgets that its round is over."""
-    return Decision(training.consume_restart(rules, plan, cause.report.failure, True, now))
+    return Decision(running.consume_restart(rules, plan, cause.report.failure, True, now))
 
 
 def take_without_another_port(self: Any, wanted: Assignment) -> None:
@@ -168,7 +169,7 @@ def diagnose_links_alone(check: HealthCheck, threshold: float) -> Diagnosis:
     return dataclasses.replace(found, findings=tuple(quick))
 
 
-real_diagnose = checking.diagnose
+real_diagnose = health_policy.diagnose
 
 
 @contextmanager
@@ -182,25 +183,25 @@ def obey_whoever_spoke_last() -> Iterator[None]:
 
 
 BROKEN = {
-    "a failure is charged twice": patched((training, "_restart"), by=charge_without_ending),
+    "a failure is charged twice": patched((running, "_restart"), by=charge_without_ending),
     "a failure is charged to nobody": patched(
-        (training, "consume_restart"), by=lambda rules, plan, failure, worked, now: plan
+        (running, "consume_restart"), by=lambda rules, plan, failure, worked, now: plan
     ),
     "a round may use a port that another one used": patched(
-        (gathering, "offers_a_fresh_port"), (training, "offers_a_fresh_port"), by=lambda rules, plan, leader: True
+        (rendezvous, "offers_a_fresh_port"), (running, "offers_a_fresh_port"), by=lambda rules, plan, leader: True
     ),
     "a node offers a port again": patched((NodeState, "accept"), by=take_without_another_port),
     "nodes are told before the journal is": patched((DiskJournal, "append"), by=lambda self, plan: None),
     "a node obeys whoever spoke last": obey_whoever_spoke_last,
     "an old master does not notice its successor": patched((DiskJournal, "_look"), by=lambda self: None),
     "a round is formed while it is unknown who lives": patched(
-        (gathering, "disconnects_resolved_at"),
-        (training, "disconnects_resolved_at"),
+        (rendezvous, "disconnects_resolved_at"),
+        (running, "disconnects_resolved_at"),
         by=lambda plan, present, now: None,
     ),
     "survivors get other ranks": patched(
-        (gathering, "assign_ranks"),
-        (training, "assign_ranks"),
+        (rendezvous, "assign_ranks"),
+        (running, "assign_ranks"),
         by=lambda before, living, size: assign_ranks((), living, size),
     ),
     "the unit of nodes is forgotten": patched(
@@ -209,10 +210,10 @@ BROKEN = {
     "no more nodes train than have to": patched(
         (JobRules, "size"), by=lambda self, nodes: self.min_size if nodes >= self.min_size else 0
     ),
-    "one success is enough": patched((training, "all"), by=any),
+    "one success is enough": patched((running, "all"), by=any),
     "nobody looks when something falls due": patched((Coordinator, "wake_at"), by=lambda self: None),
     "the loss of a node changes nothing": patched(
-        (training, "_regroup_without"), by=lambda rules, plan, present, gone, now: Decision(plan)
+        (running, "_regroup_without"), by=lambda rules, plan, present, gone, now: Decision(plan)
     ),
     "a broken connection goes unnoticed": patched((Coordinator, "disconnect"), by=lambda self, key, now: None),
     "a round that is adopted is ended first": patched(
@@ -222,15 +223,15 @@ BROKEN = {
     "nobody waits for what others failed of": patched((JobRules, "blame_delay"), by=0.0),
     "two processes may have one id": patched((Coordinator, "refusal"), by=lambda self, key: None),
     "newcomers take part unchecked": patched(
-        (training, "admitted_nodes"),
+        (running, "admitted_nodes"),
         by=lambda rules, plan, living: [p for p in living if p.report.compute_result is not None],
     ),
-    "nobody is ever at fault": patched((checking, "diagnose"), by=diagnose_nobody),
-    "a partner is blamed for a link": patched((checking, "diagnose"), by=diagnose_both_ends),
-    "who reaches nobody trains": patched((checking, "diagnose"), by=diagnose_alone),
-    "who is slow is not named": patched((checking, "diagnose"), by=diagnose_links_alone),
+    "nobody is ever at fault": patched((health_policy, "diagnose"), by=diagnose_nobody),
+    "a partner is blamed for a link": patched((health_policy, "diagnose"), by=diagnose_both_ends),
+    "who reaches nobody trains": patched((health_policy, "diagnose"), by=diagnose_alone),
+    "who is slow is not named": patched((health_policy, "diagnose"), by=diagnose_links_alone),
     "a node that takes no part in checks is blamed": patched((MemberState, "without_health_check"), by=False),
-    "a check has no deadline": patched((checking, "CHECK_MARGIN"), by=1e9),
+    "a check has no deadline": patched((health_policy, "CHECK_MARGIN"), by=1e9),
 }
 
 

@@ -19,7 +19,7 @@ from harness import WAIT
 from master_node import Node as Rogue
 from master_node import grpc, status
 
-from dlrover_run.coordination.records import Failure, NodePhase
+from dlrover_run.coordination.model import Failure, NodePhase
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.transport import auth
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS

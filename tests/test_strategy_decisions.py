@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dlrover_run.coordination.presence import MemberState
-from dlrover_run.coordination.records import NodeKey, NodeReport, Plan, PlanPhase
+from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.model import NodeKey, NodeReport, Plan, PlanPhase
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     MAX_TASKS,

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from harness import TORCHRUN, WAIT, Mailbox, environment, finish, launch
 
-from dlrover_run.coordination.records import Failure, NodePhase, RankAssignment, RoundKey
+from dlrover_run.coordination.model import Failure, NodePhase, RankAssignment, RoundKey
 from dlrover_run.process_tree.tree import MASTER_NAME
 from dlrover_run.spec import Entrypoint, JobSpec
 from dlrover_run.torchrun.entry_point import handler_creator

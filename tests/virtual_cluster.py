@@ -7,7 +7,7 @@ import itertools
 import msgspec
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import NodePhase, NodeReport, Plan
+from dlrover_run.coordination.model import NodePhase, NodeReport, Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,

@@ -9,7 +9,7 @@ import msgspec
 from node_truth import Truth
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import (
+from dlrover_run.coordination.model import (
     OVER,
     Assignment,
     Failure,

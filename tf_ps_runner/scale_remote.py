@@ -13,7 +13,7 @@ import msgspec
 from dlrover_run.agent.host import host_name
 from dlrover_run.command_line import rdzv_conf, rendezvous_options
 from dlrover_run.command_line.parser import FlagValues
-from dlrover_run.coordination.records import OVER, NodePhase, NodeReport
+from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeTasks
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.rendezvous.backends import open_client

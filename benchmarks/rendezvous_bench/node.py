@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination.records import Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import Entrypoint, JobSpec
 from rendezvous_bench.crowd import Order, Tally

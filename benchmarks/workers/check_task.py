@@ -19,9 +19,9 @@ from reporting import report
 
 from dlrover_run.agent.health_check import PRELOAD, HealthCheckRunner
 from dlrover_run.agent.starter import Starter
-from dlrover_run.coordination.check_records import CheckKey, CheckTask, ComputeResult, LinkEnd, LinkResults
-from dlrover_run.coordination.records import NodeReport
+from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.rules import CHECK_ONCE, JobRules
+from dlrover_run.policies.health.model import CheckKey, CheckTask, ComputeResult, LinkEnd, LinkResults
 from dlrover_run.process_tree import tree
 from dlrover_run.spec import Entrypoint, JobSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from string import Template
 
-from dlrover_run.coordination.records import RankAssignment, RoundKey
+from dlrover_run.coordination.model import RankAssignment, RoundKey
 from dlrover_run.spec import JobSpec, SpecError
 
 OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from dlrover_run.agent.host import host_name
-from dlrover_run.coordination.records import PlanPhase, RankAssignment
+from dlrover_run.coordination.model import PlanPhase, RankAssignment
 from dlrover_run.spec import JobSpec
 
 _STATE = {PlanPhase.FINISHED: "SUCCEEDED", PlanPhase.FAILED: "FAILED"}

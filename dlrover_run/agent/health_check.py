@@ -29,7 +29,9 @@ from dlrover_run.agent.link_orders import link_orders, place_in_order
 from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.bounds import MAX_PROBLEM
-from dlrover_run.coordination.check_records import (
+from dlrover_run.coordination.model import NodeReport
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER
+from dlrover_run.policies.health.model import (
     CPU,
     MAX_DEVICES,
     CheckKey,
@@ -40,8 +42,6 @@ from dlrover_run.coordination.check_records import (
     LinkResults,
     NodeHealth,
 )
-from dlrover_run.coordination.records import NodeReport
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER
 from dlrover_run.spec import Entrypoint, JobSpec, SpecError
 from dlrover_run.supervisor.ports import HeldPort
 from dlrover_run.supervisor.process import StuckProcess

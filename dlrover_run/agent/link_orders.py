@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from dlrover_run.agent.check_workers import Order
-from dlrover_run.coordination.check_records import CheckKey, CheckTask, LinkEnd
+from dlrover_run.policies.health.model import CheckKey, CheckTask, LinkEnd
 
 
 def place_in_order(task: CheckTask, link: Sequence[LinkEnd]) -> int:

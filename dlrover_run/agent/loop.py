@@ -27,7 +27,7 @@ from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.agent.worker_specs import Worker, build_worker_specs, launcher_environments
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
-from dlrover_run.coordination.records import OVER, RankAssignment
+from dlrover_run.coordination.model import OVER, RankAssignment
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.health_file import HealthFile
 from dlrover_run.output.relay_client import RelayClient

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dlrover_run import failures
 from dlrover_run.agent.host import display_name
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT
-from dlrover_run.coordination.records import OVER, Assignment, Failure, NodePhase, NodeReport, RankAssignment, RoundKey
+from dlrover_run.coordination.model import OVER, Assignment, Failure, NodePhase, NodeReport, RankAssignment, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.supervisor.ports import HeldPort

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dlrover_run import failures
 from dlrover_run.agent.worker_round import WorkerRound
 from dlrover_run.console.console import Console, DrawTable
-from dlrover_run.coordination.check_records import HealthStatus, LinkRow, NodeHealth
-from dlrover_run.coordination.records import OVER, Assignment, PlanPhase, RankAssignment, Waiting
+from dlrover_run.coordination.model import OVER, Assignment, PlanPhase, RankAssignment, Waiting
 from dlrover_run.coordination.rules import CHECK_ALWAYS
 from dlrover_run.output.streams import RunDir
+from dlrover_run.policies.health.model import HealthStatus, LinkRow, NodeHealth
 from dlrover_run.spec import JobSpec
 
 _VERBOSE = frozenset({"INFO", "DEBUG"})

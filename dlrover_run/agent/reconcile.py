@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from dlrover_run.coordination.records import RoundKey
+from dlrover_run.coordination.model import RoundKey
 
 
 class Action(enum.Enum):

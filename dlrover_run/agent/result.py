@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.os_errors import explain_os_error
-from dlrover_run.coordination import check_records
-from dlrover_run.coordination.check_records import NodeHealth
-from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase, RankAssignment
+from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase, RankAssignment
 from dlrover_run.failures.worker_exit import WorkerExit
+from dlrover_run.policies.health import model as check_records
+from dlrover_run.policies.health.model import NodeHealth
 from dlrover_run.spec import SpecError
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlrover_run.console.health_table import format_tflops
-from dlrover_run.coordination.check_records import CPU, DeviceSpeed
-from dlrover_run.coordination.evidence import lower_median
+from dlrover_run.policies.health.evidence import lower_median
+from dlrover_run.policies.health.model import CPU, DeviceSpeed
 
 
 def find_slow(devices: Sequence[DeviceSpeed], threshold: float) -> list[DeviceSpeed]:

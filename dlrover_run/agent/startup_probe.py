@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dlrover_run.coordination.records import RankAssignment
+from dlrover_run.coordination.model import RankAssignment
 
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
 """Names, in a worker's environment, the file to which one byte is written when a checkpoint has been written

@@ -12,7 +12,7 @@ from dlrover_run import failures
 from dlrover_run.agent.exit_info import collect_exit_info
 from dlrover_run.agent.starter import Starter
 from dlrover_run.agent.worker_specs import Worker, WorkerSpecs, close_streams
-from dlrover_run.coordination.records import RoundKey
+from dlrover_run.coordination.model import RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.supervisor.group import ProcessGroup

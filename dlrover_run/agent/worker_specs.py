@@ -13,7 +13,7 @@ from dlrover_run.agent.environment import fill_macros, worker_environment
 from dlrover_run.agent.host import host_name
 from dlrover_run.agent.results import ResultFiles
 from dlrover_run.agent.startup_probe import MARK_VARIABLE, StartupProbe
-from dlrover_run.coordination.records import RankAssignment
+from dlrover_run.coordination.model import RankAssignment
 from dlrover_run.output import streams
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.spec import JobSpec

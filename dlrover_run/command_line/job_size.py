@@ -12,7 +12,7 @@ from dlrover_run.command_line.rdzv_conf import RdzvConf
 from dlrover_run.command_line.rendezvous_options import ETCD_BACKENDS
 from dlrover_run.command_line.values import FlagValue
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
-from dlrover_run.coordination.words import counted
+from dlrover_run.coordination.text import counted
 from dlrover_run.spec import Entrypoint, LocalSpec, SpecError
 
 COUNT_VARIABLES = ("NODE_NUM", "WORKER_NUM")

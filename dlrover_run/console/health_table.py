@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dlrover_run.console.text import BOLD, RED, YELLOW, colored, display_width, sanitize, truncate
-from dlrover_run.coordination.check_records import HealthStatus, LinkRow, NodeHealth
-from dlrover_run.coordination.words import counted
+from dlrover_run.coordination.text import counted
+from dlrover_run.policies.health.model import HealthStatus, LinkRow, NodeHealth
 
 MAX_NAME = 32
 """Maximum columns of a node's name. Clouds have longer names, which differ at their beginning."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from dlrover_run.console.text import format_duration
-from dlrover_run.coordination.records import RankAssignment
-from dlrover_run.coordination.words import counted
+from dlrover_run.coordination.model import RankAssignment
+from dlrover_run.coordination.text import counted
 from dlrover_run.spec import LogSpec
 from dlrover_run.transport.addresses import join_address
 

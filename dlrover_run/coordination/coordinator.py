@@ -13,14 +13,11 @@ from types import MappingProxyType
 
 import msgspec
 
-from dlrover_run.coordination.adoption import knows_a_round, latest_round, mark_passed, recover_plan
-from dlrover_run.coordination.checking import resume
+from dlrover_run.coordination.assignment import NodeView, build_assignment, node_views, view_of
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Deadline
-from dlrover_run.coordination.parts import NodeView, build_assignment, node_views, view_of
-from dlrover_run.coordination.presence import Members, MemberState, succeeded_round
-from dlrover_run.coordination.progress import wait_status
-from dlrover_run.coordination.records import (
+from dlrover_run.coordination.membership import Members, MemberState, succeeded_round
+from dlrover_run.coordination.model import (
     OVER,
     Assignment,
     Member,
@@ -33,7 +30,10 @@ from dlrover_run.coordination.records import (
     RoundKey,
     Waiting,
 )
+from dlrover_run.coordination.recovery import knows_a_round, latest_round, mark_passed, recover_plan
 from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
+from dlrover_run.coordination.waiting import wait_status
+from dlrover_run.policies.health.policy import resume
 from dlrover_run.policies.parameter_servers.policy import order_to_continue, recover
 
 RETURN_GRACE = 6.0

@@ -6,14 +6,13 @@ often as one likes and never loses or repeats a restart.
 
 from __future__ import annotations
 
-from dlrover_run.coordination.budget import expire_restarts
-from dlrover_run.coordination.checking import mark_unchecked, prune
 from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline_if, update_plan
-from dlrover_run.coordination.gathering import gather
-from dlrover_run.coordination.presence import Members
-from dlrover_run.coordination.records import OVER, Plan, PlanPhase
+from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.model import OVER, Plan, PlanPhase
+from dlrover_run.coordination.rendezvous import gather
 from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
-from dlrover_run.coordination.training import train
+from dlrover_run.coordination.running import expire_restarts, train
+from dlrover_run.policies.health.policy import mark_unchecked, prune
 from dlrover_run.policies.parameter_servers import policy as parameter_servers
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dlrover_run.coordination.records import Plan, PlanPhase
+from dlrover_run.coordination.model import Plan, PlanPhase
 
 
 class DeadlineReason(enum.Enum):

@@ -1,6 +1,6 @@
 """The master at which the nodes of a local cluster meet: it belongs to the supervisor, and comes back when it dies.
 
-It keeps no journal. One that is started anew hears from the nodes what goes on, as `coordination/adoption.py` has it,
+It keeps no journal. One that is started anew hears from the nodes what goes on, as `coordination/recovery.py` has it,
 and the workers do not notice.
 """
 

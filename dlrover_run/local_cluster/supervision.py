@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass, replace
 
 from dlrover_run import exit_codes
-from dlrover_run.coordination.words import counted
+from dlrover_run.coordination.text import counted
 from dlrover_run.spec import LocalSpec
 
 

@@ -10,14 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from dlrover_run.coordination.assignment import NodeView, build_assignment, node_views, view_of
 from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.gathering import display_names
-from dlrover_run.coordination.notice import config_mismatch, wrong_job_kind
-from dlrover_run.coordination.pacing import WaitingThrottle
-from dlrover_run.coordination.parts import NodeView, build_assignment, node_views, view_of
-from dlrover_run.coordination.plausible import validate_report
-from dlrover_run.coordination.records import (
+from dlrover_run.coordination.model import (
     OVER,
     Assignment,
     NodeKey,
@@ -26,8 +22,11 @@ from dlrover_run.coordination.records import (
     PlanPhase,
     Waiting,
 )
+from dlrover_run.coordination.rendezvous import display_names
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
-from dlrover_run.coordination.words import counted
+from dlrover_run.coordination.text import counted
+from dlrover_run.coordination.validation import config_mismatch, validate_report, wrong_job_kind
+from dlrover_run.coordination.waiting_throttle import WaitingThrottle
 from dlrover_run.master.handshake import RequestRefused
 from dlrover_run.master.journal import Journal, JournalReplaced
 from dlrover_run.rendezvous.failure_detector import FailureDetector

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import NodeKey, NodeReport
+from dlrover_run.coordination.model import NodeKey, NodeReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.handshake import RequestRefused, internal_error
 from dlrover_run.master.job import Job, NodeConnection

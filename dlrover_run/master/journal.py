@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from dlrover_run.coordination.records import Plan
+from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.rules import JobRules
 
 FORMAT = 2

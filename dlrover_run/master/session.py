@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from dlrover_run.coordination.records import Assignment, NodeKey
+from dlrover_run.coordination.model import Assignment, NodeKey
 from dlrover_run.master.handshake import JOIN_TIMEOUT, MAX_HANDSHAKE_MESSAGE, Handshake, RequestRefused, internal_error
 from dlrover_run.master.job import Job
 from dlrover_run.master.jobs import Jobs

@@ -34,9 +34,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dlrover_run.coordination.check_records import DeviceSpeed, HealthStatus, LinkRow, NodeHealth
-from dlrover_run.coordination.records import Assignment
+from dlrover_run.coordination.model import Assignment
 from dlrover_run.output.streams import RunDir
+from dlrover_run.policies.health.model import DeviceSpeed, HealthStatus, LinkRow, NodeHealth
 
 FILE_NAME = "node_check.json"
 """The file's name in the directory of the run."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from dlrover_run.coordination.records import OVER, Assignment, NodeReport, Waiting
+from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Waiting
 from dlrover_run.policies.parameter_servers.recovery import OrderMemory
 
 OnChange = Callable[[], None]

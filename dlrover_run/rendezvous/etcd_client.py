@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dlrover_run.coordination.coordinator import RETURN_GRACE
-from dlrover_run.coordination.notice import config_mismatch, wrong_job_kind
-from dlrover_run.coordination.records import OVER, NodePhase, NodeReport
+from dlrover_run.coordination.model import OVER, NodePhase, NodeReport
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.coordination.validation import config_mismatch, wrong_job_kind
 from dlrover_run.etcd.operations import (
     Absent,
     Compacted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from dlrover_run.coordination.records import OVER, NodeKey
+from dlrover_run.coordination.model import OVER, NodeKey
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.etcd.operations import Absent, Delete, Get, KeyValue, KeyValueStore, ModRevisionIs, Put, Range, Txn
 from dlrover_run.rendezvous.client import AssignmentTracker

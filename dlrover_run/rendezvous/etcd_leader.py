@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.notice import wrong_job_kind
-from dlrover_run.coordination.pacing import WaitingThrottle
-from dlrover_run.coordination.plausible import validate_report
-from dlrover_run.coordination.records import OVER, NodeKey, NodePhase, NodeReport, Plan
+from dlrover_run.coordination.model import OVER, NodeKey, NodePhase, NodeReport, Plan
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
+from dlrover_run.coordination.validation import validate_report, wrong_job_kind
+from dlrover_run.coordination.waiting_throttle import WaitingThrottle
 from dlrover_run.etcd.fenced_writer import FencedWriter, NotElected, StaleWriteApplied
 from dlrover_run.etcd.operations import Change, Compacted, KeyValue, KeyValueStore, LeaseExpired, Range, Watch
 from dlrover_run.rendezvous.etcd_records import (

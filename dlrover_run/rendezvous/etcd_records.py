@@ -26,9 +26,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from dlrover_run.coordination.assignment import EMPTY_VIEW, NodeView, with_view
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.parts import EMPTY_VIEW, NodeView, with_view
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeReport, Plan, Waiting, common_assignment
+from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, Waiting, common_assignment
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import NodeOrder
 from dlrover_run.policies.parameter_servers.policy import join_order, split_order

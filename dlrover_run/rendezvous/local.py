@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import msgspec
 
-from dlrover_run.coordination.check_records import HealthStatus
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import Assignment, NodePhase, NodeReport
+from dlrover_run.coordination.model import Assignment, NodePhase, NodeReport
 from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
+from dlrover_run.policies.health.model import HealthStatus
 from dlrover_run.rendezvous.client import OnChange
 
 

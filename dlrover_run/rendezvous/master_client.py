@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Callable
 
-from dlrover_run.coordination.records import NodeReport
+from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous.client import OnChange
 from dlrover_run.rendezvous.failure_detector import FailureDetector

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WHAT
-from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeReport, Waiting
+from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
 from dlrover_run.rendezvous.client import AssignmentTracker, OnChange
 from dlrover_run.spec import JobSpec
 

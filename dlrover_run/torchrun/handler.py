@@ -29,7 +29,7 @@ from torch.distributed.elastic.utils.logging import get_logger
 from dlrover_run import cli
 from dlrover_run.agent.host import display_name
 from dlrover_run.command_line import credentials, rendezvous_options
-from dlrover_run.coordination.records import OVER, Failure, NodePhase, PlanPhase, RankAssignment
+from dlrover_run.coordination.model import OVER, Failure, NodePhase, PlanPhase, RankAssignment
 from dlrover_run.launch_config import LaunchConfig
 from dlrover_run.spec import JobSpec, SpecError
 from dlrover_run.torchrun.node_thread import NodeSnapshot, NodeThread

@@ -15,7 +15,7 @@ from concurrent import futures
 from dataclasses import dataclass, field
 
 from dlrover_run.agent.node_state import NodeState
-from dlrover_run.coordination.records import Assignment, Failure, NodePhase, RankAssignment, RoundKey
+from dlrover_run.coordination.model import Assignment, Failure, NodePhase, RankAssignment, RoundKey
 from dlrover_run.process_tree import signals
 from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.spec import JobSpec, SpecError

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import NodeId
-from dlrover_run.coordination.records import Assignment, NodeReport
+from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from simulation.timeline import demand
 
-from dlrover_run.coordination.presence import Members
-from dlrover_run.coordination.records import Plan, PlanPhase
+from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.model import Plan, PlanPhase
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,

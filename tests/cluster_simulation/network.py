@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlrover_run.coordination.records import Assignment
+from dlrover_run.coordination.model import Assignment
 
 if TYPE_CHECKING:
     from cluster_simulation.nodes import Node

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simulation.timeline import demand
 
 from cluster_simulation.tensorflow import LEFT, Process
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodePhase, NodeReport, RoundKey
+from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodePhase, NodeReport, RoundKey
 from dlrover_run.policies.parameter_servers.model import (
     Capacity,
     DesiredReplicas,

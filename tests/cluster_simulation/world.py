@@ -13,7 +13,7 @@ from cluster_simulation.network import Network
 from cluster_simulation.nodes import Node
 from cluster_simulation.tensorflow import Disk, Process
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import OVER, NodeReport, Plan
+from dlrover_run.coordination.model import OVER, NodeReport, Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import Capacity, Cluster, Role
 from dlrover_run.policies.parameter_servers.policy import decide

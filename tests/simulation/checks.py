@@ -9,7 +9,9 @@ from random import Random
 import msgspec
 from node_truth import Truth
 
-from dlrover_run.coordination.check_records import (
+from dlrover_run.coordination.model import NodeKey, NodeReport
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
+from dlrover_run.policies.health.model import (
     CheckKey,
     CheckTask,
     ComputeResult,
@@ -18,8 +20,6 @@ from dlrover_run.coordination.check_records import (
     LinkResult,
     LinkResults,
 )
-from dlrover_run.coordination.records import NodeKey, NodeReport
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from simulation.loop import LoopProcess
 from simulation.timeline import demand
 

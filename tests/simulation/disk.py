@@ -10,7 +10,7 @@ from typing import cast
 
 import msgspec
 
-from dlrover_run.coordination.records import Plan
+from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.journal import FORMAT, Journal, JournalContents, JournalHeader, JournalReplaced, encode
 from simulation.laws import Laws

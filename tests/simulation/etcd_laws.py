@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.etcd.operations import KeyValue
 from dlrover_run.rendezvous.etcd_records import Keys, StoredPlan, decode_record
 from simulation.etcd import EtcdCluster

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from dlrover_run.coordination.records import OVER, Assignment, NodeReport, Plan
+from dlrover_run.coordination.model import OVER, Assignment, NodeReport, Plan
 from dlrover_run.coordination.rules import RESULT_RETENTION
 from dlrover_run.etcd.operations import KeyValue
 from dlrover_run.rendezvous import etcd_leader

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dlrover_run.coordination.check_records import HealthCheck, HealthStatus, NodeHealth
-from dlrover_run.coordination.check_round import CHECK_MARGIN, key_of
 from dlrover_run.coordination.decide import decide
 from dlrover_run.coordination.decision import Decision
-from dlrover_run.coordination.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
-from dlrover_run.coordination.pairing import MAX_ROUNDS
-from dlrover_run.coordination.presence import Members, MemberState
-from dlrover_run.coordination.records import (
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import (
     OVER,
     Assignment,
     Failure,
@@ -26,6 +22,10 @@ from dlrover_run.coordination.records import (
     rank_assignments,
 )
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
+from dlrover_run.policies.health.model import HealthCheck, HealthStatus, NodeHealth
+from dlrover_run.policies.health.pairing import MAX_ROUNDS
+from dlrover_run.policies.health.round import CHECK_MARGIN, key_of
 from simulation.checks import HOPELESS, VERDICTS, Health, health_of
 from simulation.timeline import demand
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dlrover_run.coordination.records import Assignment, NodeReport
+from dlrover_run.coordination.model import Assignment, NodeReport
 from dlrover_run.rendezvous.master_client import MasterClient
 from dlrover_run.spec import JobSpec, MasterSpec
 from dlrover_run.transport.addresses import Address

@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from dlrover_run.coordination.records import OVER, Assignment, NodeReport
+from dlrover_run.coordination.model import OVER, Assignment, NodeReport
 from dlrover_run.master.job import Job, NodeConnection
 from dlrover_run.master.jobs import Jobs
 from dlrover_run.master.session import NodeSession

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from dlrover_run.agent.node_state import NodeState, build_report, leave_report
 from dlrover_run.agent.reconcile import Action, Situation, reconcile
-from dlrover_run.coordination.records import OVER, Assignment, NodeKey, NodeReport, RoundKey
+from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, RoundKey
 from dlrover_run.spec import Entrypoint, JobSpec
 from simulation.checks import CheckPart, Health
 from simulation.laws import Laws

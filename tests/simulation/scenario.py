@@ -10,12 +10,12 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from dlrover_run.coordination.check_round import CHECK_MARGIN
 from dlrover_run.coordination.coordinator import RETURN_GRACE
-from dlrover_run.coordination.diagnosis import MIN_WITNESSES
-from dlrover_run.coordination.pairing import MAX_ROUNDS
-from dlrover_run.coordination.records import NodeKey, Plan
+from dlrover_run.coordination.model import NodeKey, Plan
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.diagnosis import MIN_WITNESSES
+from dlrover_run.policies.health.pairing import MAX_ROUNDS
+from dlrover_run.policies.health.round import CHECK_MARGIN
 from dlrover_run.spec import JobSpec
 from simulation.checks import CHECK_TIMEOUT, health_of
 from simulation.disk import Disk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlrover_run.coordination.records import Assignment, Failure, PlanPhase, RoundKey
+from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RoundKey
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, TaskEnd
 from dlrover_run.policies.parameter_servers.recovery import SHORT_END

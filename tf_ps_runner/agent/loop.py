@@ -17,7 +17,7 @@ from dlrover_run.agent.shutdown import ShutdownRequest, received_text
 from dlrover_run.agent.starter import Starter
 from dlrover_run.console.console import Console
 from dlrover_run.console.rounds import render_shutdown
-from dlrover_run.coordination.records import OVER, Assignment, NodePhase, NodeReport, Waiting
+from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir
 from dlrover_run.policies.parameter_servers.model import DesiredReplicas, NodeOrder, NodeTasks, Role

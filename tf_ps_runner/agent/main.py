@@ -10,7 +10,7 @@ from dlrover_run import exit_codes
 from dlrover_run.agent.host import display_name
 from dlrover_run.agent.progress_reporter import is_verbose
 from dlrover_run.console.console import Console, open_console
-from dlrover_run.coordination.records import Failure
+from dlrover_run.coordination.model import Failure
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import RunDir, make_temp_dir, remove_run_dir
 from dlrover_run.process_tree import tree

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dlrover_run import exit_codes
 from dlrover_run.agent.os_errors import explain_os_error
-from dlrover_run.coordination.records import OVER, Assignment, Failure, PlanPhase
+from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, NodeOrder, Role, TaskEnd, TaskKey
 from dlrover_run.policies.parameter_servers.recovery import SHORT_END

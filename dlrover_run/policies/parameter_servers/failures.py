@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from dlrover_run.coordination.decision import update_plan
-from dlrover_run.coordination.records import Plan, PlanPhase
+from dlrover_run.coordination.model import Plan, PlanPhase
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import charge
 from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task

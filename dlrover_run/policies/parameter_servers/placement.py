@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dlrover_run.coordination.records import NodeKey
+from dlrover_run.coordination.model import NodeKey
 from dlrover_run.policies.parameter_servers.budgets import limit_of
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, Task, TaskKey
 from dlrover_run.policies.parameter_servers.rules import ClusterRules

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
-from dlrover_run.coordination.presence import Members
-from dlrover_run.coordination.records import OVER, Member, NodeKey, NodeReport, Plan, PlanPhase, Waiting
+from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, PlanPhase, Waiting
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers import recovery, text
 from dlrover_run.policies.parameter_servers.failures import (

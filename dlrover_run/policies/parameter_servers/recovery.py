@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from dlrover_run.coordination.adoption import latest_round
-from dlrover_run.coordination.records import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.recovery import latest_round
 from dlrover_run.policies.parameter_servers.model import (
     AssignedTask,
     Cluster,

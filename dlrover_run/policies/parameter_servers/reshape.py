@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.records import Plan
-from dlrover_run.coordination.words import join_names
+from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.text import join_names
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import (
     charge,

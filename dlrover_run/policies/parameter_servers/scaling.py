@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.records import Plan, PlanPhase
+from dlrover_run.coordination.model import Plan, PlanPhase
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import may_try_servers
 from dlrover_run.policies.parameter_servers.model import (

@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dlrover_run.coordination.words import counted, departure_text, join_names
+from dlrover_run.coordination.text import counted, departure_text, join_names
 from dlrover_run.policies.parameter_servers.model import Cluster, DesiredReplicas, Role, ServerBounds, Task
 from dlrover_run.policies.parameter_servers.rules import ROLES, ClusterRules
 from dlrover_run.policies.parameter_servers.view import LostTask

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
-from dlrover_run.coordination.records import Failure, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.model import Failure, Plan, PlanPhase, RoundKey
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, RoleState, Stage, Task, TaskStage
 from dlrover_run.policies.parameter_servers.placement import (

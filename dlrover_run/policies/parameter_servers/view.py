@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from dlrover_run.coordination.decision import update_plan
-from dlrover_run.coordination.presence import Members, MemberState
-from dlrover_run.coordination.records import NodeKey, Plan
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import NodeKey, Plan
+from dlrover_run.coordination.ranks import natural_order
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.coordination.seating import natural_order
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
     EndCause,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from dlrover_run.coordination import check_words
-from dlrover_run.coordination.check_records import HealthCheck
-from dlrover_run.coordination.check_round import asked, awaited, check_status, key_of
-from dlrover_run.coordination.checking import computes_anew, computing, eligible_nodes
 from dlrover_run.coordination.decision import Deadline, DeadlineReason
-from dlrover_run.coordination.gathering import display_names, missing_nodes
-from dlrover_run.coordination.presence import Members, MemberState
-from dlrover_run.coordination.records import Plan, PlanPhase, Waiting
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import Plan, PlanPhase, Waiting
+from dlrover_run.coordination.rendezvous import display_names, missing_nodes
 from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
-from dlrover_run.coordination.words import counted, join_names
+from dlrover_run.coordination.text import counted, join_names
+from dlrover_run.policies.health import text as health_text
+from dlrover_run.policies.health.model import HealthCheck
+from dlrover_run.policies.health.policy import computes_anew, computing, eligible_nodes
+from dlrover_run.policies.health.round import asked, awaited, check_status, key_of
 from dlrover_run.policies.parameter_servers import policy as parameter_servers
 
 MAX_DISMISSALS = 300
@@ -37,14 +37,14 @@ def wait_status(rules: JobRules, plan: Plan, present: Members, deadlines: Sequen
     if rules.check != CHECK_NEVER and rules.size(len(living)) and not computes_anew(rules, plan):
         silent = computing(rules, plan, living, now)
         if silent:
-            return Waiting(check_words.not_computed(display_names(plan, silent), len(living)), left)
+            return Waiting(health_text.not_computed(display_names(plan, silent), len(living)), left)
     wanted = f"{rules.min_size}" if rules.min_size == rules.max_size else f"{rules.min_size} to {rules.max_size}"
     here = f"{counted(len(living), 'node')} of {wanted} {'is' if len(living) == 1 else 'are'} here"
     hosts = join_names(display_names(plan, living))
     missing = missing_nodes(rules, plan, living)
     # Of one that is gone it is worth saying while the others wait for somebody in its place.
     told = (one for one in plan.health if plan.key.number == 0 or key_of(one) in present)
-    dismissed = check_words.dismissal([checkup for checkup in told if checkup.dismissed])
+    dismissed = health_text.dismissal([checkup for checkup in told if checkup.dismissed])
     before = f"{dismissed[:MAX_DISMISSALS]}; " if dismissed else ""
     return Waiting(f"{before}{here}{hosts and f': {hosts}'}{missing and f'; missing: {missing}'}", left)
 
@@ -52,8 +52,8 @@ def wait_status(rules: JobRules, plan: Plan, present: Members, deadlines: Sequen
 def _checking(check: HealthCheck, present: Members, left: float | None, now: float) -> Waiting:
     """While a check goes on: who has answered, and how each node stands."""
     waited_for = [check.nodes[place].host for place in awaited(check, present, now)]
-    text = check_words.stands(check, waited_for, len(asked(check, present, now)))
-    return Waiting(text, left, check_words.shown(check_status(check, present), check_words.share_of(len(present))))
+    text = health_text.stands(check, waited_for, len(asked(check, present, now)))
+    return Waiting(text, left, health_text.shown(check_status(check, present), health_text.share_of(len(present))))
 
 
 def _left(deadlines: Sequence[Deadline], reasons: Set[DeadlineReason], now: float) -> float | None:

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, SignalName, Total
-from dlrover_run.coordination.check_records import (
+from dlrover_run.coordination.text import node_name
+from dlrover_run.policies.health.model import (
     MAX_LINK_ROWS,
     MAX_ROWS,
     CheckTask,
@@ -23,7 +24,6 @@ from dlrover_run.coordination.check_records import (
     LinkRow,
     NodeHealth,
 )
-from dlrover_run.coordination.words import node_name
 from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, NodeTasks
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
-from dlrover_run.coordination.check_records import HealthStatus, NodeHealth
-from dlrover_run.coordination.presence import Members
-from dlrover_run.coordination.records import Member, NodeReport, Plan, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.policies.health.model import HealthStatus, NodeHealth
 
 _UNKNOWN = "unknown"
 

@@ -12,9 +12,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
-from dlrover_run.coordination.check_notes import CheckText, Notes
-from dlrover_run.coordination.check_records import FlaggedNode, HealthCheck, HealthStatus
-from dlrover_run.coordination.evidence import Evidence, Pair, collect_evidence, group_by, lower_median_with, rank_speeds
+from dlrover_run.policies.health.evidence import (
+    Evidence,
+    Pair,
+    collect_evidence,
+    group_by,
+    lower_median_with,
+    rank_speeds,
+)
+from dlrover_run.policies.health.model import FlaggedNode, HealthCheck, HealthStatus
+from dlrover_run.policies.health.notes import CheckText, Notes
 
 ENOUGH_WITNESSES = 3
 """Different partners that have to agree about a node's links: so a node that has two bad links is not blamed."""

@@ -1,11 +1,9 @@
-"""While a round trains: what ends it, what that costs, and who takes part in the next one."""
+"""While a round runs: what ends it, what a failure costs, and who takes part in the next round."""
 
 from __future__ import annotations
 
 import msgspec
 
-from dlrover_run.coordination.budget import consume_restart
-from dlrover_run.coordination.checking import admitted_nodes, check_beside, drop_beside, eligible_nodes
 from dlrover_run.coordination.decision import (
     Deadline,
     DeadlineReason,
@@ -15,7 +13,10 @@ from dlrover_run.coordination.decision import (
     end_job,
     update_plan,
 )
-from dlrover_run.coordination.gathering import (
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.ranks import assign_ranks
+from dlrover_run.coordination.rendezvous import (
     RoundMembers,
     disconnects_resolved_at,
     form_round,
@@ -23,11 +24,57 @@ from dlrover_run.coordination.gathering import (
     round_members,
     start_next_round,
 )
-from dlrover_run.coordination.presence import Members, MemberState
-from dlrover_run.coordination.records import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, JobRules
-from dlrover_run.coordination.seating import assign_ranks
-from dlrover_run.coordination.words import departure_text, join_names, node_name
+from dlrover_run.coordination.text import departure_text, join_names, node_name
+from dlrover_run.policies.health.policy import admitted_nodes, check_beside, drop_beside, eligible_nodes
+
+
+def consume_restart(rules: JobRules, plan: Plan, failure: Failure, worked: bool, now: float) -> Plan:
+    """The plan after a round that `failure` ended: with one more restart, or failed when there is none left.
+
+    `worked` says that some worker of the round got to work. A script that cannot start fails again and again before any
+    worker does, and there is no use in trying on. Its words may be others each time: every round has another port.
+    """
+    barren = 0 if worked else plan.early_failures + 1
+    charged = expire_restarts(rules, plan.restart_times, now)
+    used = len(charged) if rules.restart_window else plan.restart_count
+    if used >= rules.max_restarts:
+        reason = f"{failure}{_exhausted(rules)}"
+    elif rules.early_failure_limit and barren >= rules.early_failure_limit:
+        reason = (
+            f"{failure}; {barren} rounds in succession failed before any worker had got through init_process_group "
+            "or written a checkpoint, so the job stops early (--rdzv-conf early_failure_limit=0 goes on)"
+        )
+    else:
+        # Without a window only the number counts, and a job may have a great many.
+        charged = (*charged, now) if rules.restart_window else ()
+        count = plan.restart_count + 1
+        return update_plan(
+            plan,
+            now,
+            failure=failure,
+            early_failures=barren,
+            restart_count=count,
+            restart_times=charged,
+            reason=str(failure),
+        )
+    return update_plan(
+        plan, now, phase=PlanPhase.FAILED, since=now, failure=failure, early_failures=barren, reason=reason
+    )
+
+
+def expire_restarts(rules: JobRules, charged: tuple[float, ...], now: float) -> tuple[float, ...]:
+    """Those of the times at which a restart was charged that count still."""
+    return tuple(time for time in charged if now < time + rules.restart_window)
+
+
+def _exhausted(rules: JobRules) -> str:
+    if rules.max_restarts == 0:
+        return ""
+    restarts = "the one restart" if rules.max_restarts == 1 else f"all {rules.max_restarts} restarts"
+    window = f" of {rules.restart_window:g} s" if rules.restart_window else ""
+    was = "was" if rules.max_restarts == 1 else "were"
+    return f"; {restarts}{window} {was} used"
 
 
 def train(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:

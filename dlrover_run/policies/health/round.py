@@ -13,7 +13,10 @@ from collections.abc import Mapping
 import msgspec
 
 from dlrover_run.coordination.bounds import MAX_PROBLEM
-from dlrover_run.coordination.check_records import (
+from dlrover_run.coordination.membership import Members
+from dlrover_run.coordination.model import NodeKey
+from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.model import (
     CheckedNode,
     CheckKey,
     CheckTask,
@@ -26,9 +29,6 @@ from dlrover_run.coordination.check_records import (
     LinkResults,
     NodeHealth,
 )
-from dlrover_run.coordination.presence import Members
-from dlrover_run.coordination.records import NodeKey
-from dlrover_run.coordination.rules import JobRules
 
 CHECK_MARGIN = 15.0
 """Seconds that a node has beyond `check_timeout`, at which it ends what it tries and says so. One that has said nothing

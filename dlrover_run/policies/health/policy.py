@@ -12,8 +12,13 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination import check_words
-from dlrover_run.coordination.check_records import (
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, JobRules
+from dlrover_run.policies.health import text as health_text
+from dlrover_run.policies.health.diagnosis import Diagnosis, diagnose
+from dlrover_run.policies.health.model import (
     CheckedNode,
     CheckKey,
     ComputeFact,
@@ -21,13 +26,8 @@ from dlrover_run.coordination.check_records import (
     HealthStatus,
     NodeHealth,
 )
-from dlrover_run.coordination.check_round import CHECK_MARGIN, add_facts, awaited, computed_fact, key_of
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
-from dlrover_run.coordination.diagnosis import Diagnosis, diagnose
-from dlrover_run.coordination.pairing import MAX_ROUNDS, RoundTasks, first_round, next_round
-from dlrover_run.coordination.presence import Members, MemberState
-from dlrover_run.coordination.records import Plan
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, JobRules
+from dlrover_run.policies.health.pairing import MAX_ROUNDS, RoundTasks, first_round, next_round
+from dlrover_run.policies.health.round import CHECK_MARGIN, add_facts, awaited, computed_fact, key_of
 
 WITHOUT_CHECK = "it was started without --network-check"
 """Why a node takes no part in checks."""
@@ -141,7 +141,7 @@ def begin(
     # One that knows of a later round than we do, from a predecessor whose journal is not there, takes no task of an
     # earlier one.
     key = max(plan.key, *(p.report.known_round for p in nodes))
-    return update_plan(plan, now, key=key, check=check, check_count=check.key.number, reason=check_words.goes_on(check))
+    return update_plan(plan, now, key=key, check=check, check_count=check.key.number, reason=health_text.goes_on(check))
 
 
 def resume(plan: Plan) -> Plan:
@@ -166,7 +166,7 @@ def step(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
             return Decision(plan, (Deadline(deadline, DeadlineReason.HEALTH),), lines)
         check = add_facts(rules, check, present, now)
         diagnosis = diagnose(check, rules.straggler_threshold)
-        lines += tuple(check_words.round_lines(check, diagnosis.failing))
+        lines += tuple(health_text.round_lines(check, diagnosis.failing))
         tasks = _next_tasks(rules, check, diagnosis)
         if tasks is None:
             plan, last = _conclude(rules, plan, check, diagnosis, now)
@@ -254,7 +254,7 @@ def _go_on(plan: Plan, check: HealthCheck, tasks: RoundTasks, now: float) -> Pla
     further = msgspec.structs.replace(check, key=key, since=now, compute=tasks.compute, groups=tasks.groups)
     if check.during_training:
         return update_plan(plan, now, check=further)
-    return update_plan(plan, now, check=further, since=_since(plan, check, now), reason=check_words.goes_on(further))
+    return update_plan(plan, now, check=further, since=_since(plan, check, now), reason=health_text.goes_on(further))
 
 
 def _since(plan: Plan, check: HealthCheck, now: float) -> float:
@@ -292,19 +292,19 @@ def _conclude(
     dismissed = [checkup for checkup in new if checkup.dismissed]
     warned = [one for one in new if one.status is HealthStatus.STRAGGLER and not one.dismissed]
     lines = (
-        *check_words.end_lines(check, found[HealthStatus.FAULT], found[HealthStatus.STRAGGLER]),
-        *([check_words.dismissal(dismissed)] if dismissed else []),
+        *health_text.end_lines(check, found[HealthStatus.FAULT], found[HealthStatus.STRAGGLER]),
+        *([health_text.dismissal(dismissed)] if dismissed else []),
         *(f"warning: {checkup.host} is a straggler: it {checkup.reason}" for checkup in warned),
         *(f"warning: {note}" for note in diagnosis.notes),
     )
     changes: dict[str, Any] = {"check": None, "health": tuple(checkups)}
     if rules.measure_links:
-        rows = check_words.link_rows(check.link_facts, [places.get(key_of(node)) for node in check.nodes])
+        rows = health_text.link_rows(check.link_facts, [places.get(key_of(node)) for node in check.nodes])
         fresh = {(row.one, row.other) for row in rows}
         changes["links"] = tuple(link for link in plan.links if (link.one, link.other) not in fresh) + rows
     if not check.during_training:
         because = check.plan_reason if plan.key.number or plan.check_count > 1 else ""
-        words = check_words.dismissal(dismissed) if dismissed else ""
+        words = health_text.dismissal(dismissed) if dismissed else ""
         changes["reason"] = "; ".join(filter(None, (because, words))) or "the nodes have passed their check"
         # From a dismissal on the others wait for somebody in place of who goes.
         changes["since"] = now if dismissed else _since(plan, check, now)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dlrover_run.coordination.check_records import CPU, ComputeFact, HealthCheck
+from dlrover_run.policies.health.model import CPU, ComputeFact, HealthCheck
 
 Pair = tuple[int, int]
 """Two examinees, the lower place first."""

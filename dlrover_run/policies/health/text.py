@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.check_records import (
+from dlrover_run.coordination.text import counted, join_names
+from dlrover_run.policies.health.model import (
     MAX_LINK_PROBLEM,
     MAX_LINK_ROWS,
     MAX_ROWS,
@@ -17,7 +18,6 @@ from dlrover_run.coordination.check_records import (
     LinkRow,
     NodeHealth,
 )
-from dlrover_run.coordination.words import counted, join_names
 
 MAX_ROWS_PER_JOB = 16_384
 """Rows that all nodes of a job together are told in one telling: each of them gets its share of that, so that a table

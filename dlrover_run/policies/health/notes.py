@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from dlrover_run.coordination.check_records import HealthCheck
-from dlrover_run.coordination.evidence import Evidence, Pair, SpeedRanking, group_by, node_names
-from dlrover_run.coordination.words import counted, join_names
+from dlrover_run.coordination.text import counted, join_names
+from dlrover_run.policies.health.evidence import Evidence, Pair, SpeedRanking, group_by, node_names
+from dlrover_run.policies.health.model import HealthCheck
 
 MAX_KINDS = 8
 """Kinds of device, beside the usual one, of which a sentence is said each."""

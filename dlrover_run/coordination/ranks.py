@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from dlrover_run.coordination.presence import MemberState
-from dlrover_run.coordination.records import Member
+from dlrover_run.coordination.membership import MemberState
+from dlrover_run.coordination.model import Member
 
 
 def assign_ranks(before: Sequence[Member], living: Sequence[MemberState], size: int) -> list[MemberState]:

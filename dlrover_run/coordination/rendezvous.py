@@ -5,8 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from dlrover_run.coordination.check_round import key_of
-from dlrover_run.coordination.checking import (
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, end_job, update_plan
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import Member, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.ranks import assign_ranks
+from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
+from dlrover_run.coordination.text import counted, join_names, node_name
+from dlrover_run.policies.health.policy import (
     begin,
     computed_at,
     computes_anew,
@@ -16,12 +21,7 @@ from dlrover_run.coordination.checking import (
     forget,
     step,
 )
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, end_job, update_plan
-from dlrover_run.coordination.presence import Members, MemberState
-from dlrover_run.coordination.records import Member, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
-from dlrover_run.coordination.seating import assign_ranks
-from dlrover_run.coordination.words import counted, join_names, node_name
+from dlrover_run.policies.health.round import key_of
 
 RoundMembers = Sequence[tuple[Member, MemberState | None]]
 """Members of a round, each with what is known of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dlrover_run.coordination.records import NodeKey, NodePhase, NodeReport, RoundKey
+from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, RoundKey
 
 _GOING = frozenset({NodePhase.LEAVING, NodePhase.LEFT})
 

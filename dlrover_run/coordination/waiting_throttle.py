@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dlrover_run.coordination.check_records import NodeHealth
 from dlrover_run.coordination.coordinator import Coordinator
-from dlrover_run.coordination.records import Waiting
+from dlrover_run.coordination.model import Waiting
+from dlrover_run.policies.health.model import NodeHealth
 
 INTERVAL = 1.0
 """The least number of seconds between two sendings of progress to the nodes of a job."""

@@ -8,10 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dlrover_run.coordination.check_records import MAX_LINK_ROWS, MAX_ROWS, CheckTask, LinkRow, NodeHealth
-from dlrover_run.coordination.check_round import key_of, tasks
-from dlrover_run.coordination.check_words import shown
-from dlrover_run.coordination.records import (
+from dlrover_run.coordination.model import (
     OVER,
     Assignment,
     NodeKey,
@@ -22,6 +19,9 @@ from dlrover_run.coordination.records import (
     rank_assignments,
 )
 from dlrover_run.coordination.rules import JobRules
+from dlrover_run.policies.health.model import MAX_LINK_ROWS, MAX_ROWS, CheckTask, LinkRow, NodeHealth
+from dlrover_run.policies.health.round import key_of, tasks
+from dlrover_run.policies.health.text import shown
 from dlrover_run.policies.parameter_servers.model import NodeOrder
 from dlrover_run.policies.parameter_servers.policy import client_order, orders
 
