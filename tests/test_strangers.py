@@ -130,7 +130,7 @@ def test_a_master_does_not_give_up_its_job_because_one_node_speaks_of_a_later_on
 def test_a_node_whose_master_cannot_keep_its_state_ends_at_once(cluster: Cluster, tmp_path: Path) -> None:
     node = cluster.node("a", "1:2", conf={"state_dir": tmp_path / ("x" * 300)})
     assert node.finish() == 2
-    assert node.has_said("cannot be made (File name too long)")
+    assert node.has_said("cannot be created (File name too long)")
 
 
 def test_where_proof_is_required_nothing_starts_without(cluster: Cluster) -> None:

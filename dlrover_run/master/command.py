@@ -68,23 +68,23 @@ def _parser() -> argparse.ArgumentParser:
         "file that DLROVER_RDZV_TOKEN_FILE names, or from --token-file.",
     )
     add = parser.add_argument
-    add("--listen", required=True, metavar="HOST:PORT", help="the one address to listen on; port 0 takes a free one")
-    add("--state-dir", metavar="DIR", help="keep the plan of each job here, so that a successor can go on")
-    add("--idle-timeout", metavar="S", help="end after S seconds without a node, and at once after the last job")
-    add("--token-file", metavar="FILE", help="a file with the token that nodes have to know")
+    add("--listen", required=True, metavar="HOST:PORT", help="the address to listen on; port 0 takes a free port")
+    add("--state-dir", metavar="DIR", help="directory of the journals, with which a new master continues the jobs")
+    add("--idle-timeout", metavar="S", help="end after S seconds without a node, and immediately after the last job")
+    add("--token-file", metavar="FILE", help="a file with the token that nodes must have")
     add("--token-fd", metavar="N", help="an inherited descriptor to read the token from")
-    add("--tls-ca", metavar="FILE", help="let only nodes in with a certificate that this one (PEM) has signed")
+    add("--tls-ca", metavar="FILE", help="accept only nodes with a certificate of this authority (PEM)")
     add("--tls-cert", metavar="FILE", help="the master's certificate (PEM), for an encrypted connection")
-    add("--tls-key", metavar="FILE", help="the key to it (PEM)")
-    add("--auth-required", action="store_true", help="refuse to run without a token or certificates of the nodes")
-    add("--ready-fd", metavar="N", help="an inherited descriptor to write one line of JSON to once the master listens")
-    add("--report-fd", metavar="N", help="an inherited descriptor to write lines to that say how nodes were checked")
-    add("--parent-pipe-fd", metavar="N", help="an inherited descriptor at whose end the master ends")
+    add("--tls-key", metavar="FILE", help="the private key of --tls-cert (PEM)")
+    add("--auth-required", action="store_true", help="refuse to run without a token or --tls-ca")
+    add("--ready-fd", metavar="N", help="an inherited descriptor that gets one line of JSON when the master listens")
+    add("--report-fd", metavar="N", help="an inherited descriptor that gets the lines about the node check")
+    add("--parent-pipe-fd", metavar="N", help="an inherited descriptor of a parent-death pipe: the master ends with it")
     return parser
 
 
 def ready_fd_of(args: Sequence[str]) -> int:
-    """The descriptor that `--ready-fd` names, -1 for none: it is told of any other mistake in the command line."""
+    """The descriptor of `--ready-fd`, -1 for none, which also gets the errors of the rest of the command line."""
     for flag, value in itertools.pairwise(args):
         if flag == "--ready-fd" and value.isascii() and value.isdigit():
             return int(value)
@@ -92,7 +92,7 @@ def ready_fd_of(args: Sequence[str]) -> int:
 
 
 def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """What a command line asks for. Raises SpecError, and SystemExit after `--help`."""
+    """The options of a command line. Raises SpecError, and SystemExit after `--help`."""
     given = _parser().parse_args(list(args))
     host, port = values.endpoint("--listen", given.listen, 0)
     conf = RdzvConf(
@@ -111,7 +111,7 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
         raise SpecError("--tls-ca needs --tls-cert and --tls-key: without them nothing is encrypted.")
     if given.auth_required and not token and (tls is None or tls.ca is None):
         raise SpecError(
-            "--auth-required, and there is nothing that nodes could prove: set DLROVER_RDZV_TOKEN or "
+            "--auth-required, and the master has no credentials to check: set DLROVER_RDZV_TOKEN or "
             "DLROVER_RDZV_TOKEN_FILE, or give --token-file, or --tls-ca with --tls-cert and --tls-key."
         )
     return Options(
@@ -130,12 +130,12 @@ def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
     )
 
 
-def _descriptor(place: str, number: str | None) -> int:
-    return -1 if number is None else values.integer(place, number, 0)
+def _descriptor(source: str, number: str | None) -> int:
+    return -1 if number is None else values.integer(source, number, 0)
 
 
-def _file(place: str, path: str | None) -> FlagValue | None:
-    return None if path is None else FlagValue(place, path)
+def _file(source: str, path: str | None) -> FlagValue | None:
+    return None if path is None else FlagValue(source, path)
 
 
 def _read_token(fd: int) -> str:
@@ -145,9 +145,9 @@ def _read_token(fd: int) -> str:
     except OSError as error:
         raise SpecError(f"--token-fd {fd} cannot be read ({error.strerror}): name an inherited descriptor.") from None
     except UnicodeDecodeError:
-        raise SpecError(f"--token-fd {fd} is not text: a token is UTF-8.") from None
+        raise SpecError(f"--token-fd {fd} is not text: a token must be UTF-8.") from None
     if not token:
-        raise SpecError(f"--token-fd {fd} holds an empty token: write a secret text to it, or leave it out.")
+        raise SpecError(f"--token-fd {fd} contains an empty token: write a secret text to it, or leave it out.")
     return token
 
 
@@ -157,9 +157,9 @@ def _state_dir(path: str) -> Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError(f"--state-dir {path!r} cannot be made ({error.strerror}): name another one.") from None
+        raise SpecError(f"--state-dir {path!r} cannot be created ({error.strerror}): give another path.") from None
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        raise SpecError(f"--state-dir {path!r} cannot be written to by this user: name another one.")
+        raise SpecError(f"--state-dir {path!r} is not writable for this user: give another path.")
     return directory
 
 
