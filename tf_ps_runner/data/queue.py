@@ -1,9 +1,9 @@
 """The queues from which the processes of a job take their parts of the input.
 
 Each part is handed out to one process at a time. What a process holds goes back when it dies, from where it got to, and
-is handed out before anything else; so nothing is lost, and of a part only what its holder had used without saying so is
-used twice. A state of the queues, taken before a checkpoint is written, goes back with the model to that checkpoint:
-then what was used since is used again. Pure: who asks is told, and nobody waits in here.
+is handed out before anything else. So nothing is lost, and of a part only what its holder had used without reporting it
+is used twice. A state of the queues, taken before a checkpoint is written, is restored with the model: then what was
+used since is used again. Pure; nothing waits in here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 
 class QueueError(Exception):
-    """What was asked cannot be done; the text is a sentence for whoever asked. `lost` says that the part belongs to
-    another one by now, or to nobody."""
+    """A request that cannot be carried out; the text is a sentence for the user. `lost` means that the part belongs to
+    another task by now, or to none."""
 
     def __init__(self, sentence: str, lost: bool = False) -> None:
         super().__init__(sentence)
@@ -39,7 +39,7 @@ class QueueError(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """The offsets from `begin` to before `end`, in epoch `epoch`. `number` names it, as no other part of its queue."""
+    """The offsets from `begin` to before `end`, in epoch `epoch`. `number` identifies it in its queue."""
 
     number: int
     begin: int
@@ -54,8 +54,8 @@ class _Held(Generic[Holder]):
 
 
 class ShardQueue(Generic[Holder]):
-    """One queue. Parts are numbered in the order in which they come, through all epochs; no part of an epoch is handed
-    out before all of the epoch before have been, but those that come back later.
+    """One queue. Parts are numbered in the order in which they are handed out, through all epochs; no part of an epoch
+    is handed out before all of the epoch before have been, except those that come back later.
 
     Raises StateError for a `state` that no such queue was ever in, once it has been checked by itself.
     """
@@ -81,8 +81,8 @@ class ShardQueue(Generic[Holder]):
         return len(self._held) + len(self._back)
 
     @property
-    def waits_for_nobody(self) -> bool:
-        """Whether a part can be taken that somebody held before."""
+    def has_returned_parts(self) -> bool:
+        """Whether a part can be taken that a task held before."""
         return bool(self._back)
 
     @property
@@ -97,7 +97,7 @@ class ShardQueue(Generic[Holder]):
 
     @property
     def holders(self) -> set[Holder]:
-        """Who holds a part."""
+        """The tasks that hold a part."""
         return {held.holder for held in self._held.values()}
 
     def take(self, holder: Holder) -> Part | None:
@@ -127,13 +127,13 @@ class ShardQueue(Generic[Holder]):
             del self._held[number]
 
     def give_back(self, holder: Holder) -> None:
-        """Somebody is gone: what he holds can be taken by others."""
+        """A task is gone: what it holds can be taken by others."""
         numbers = [number for number, held in self._held.items() if held.holder == holder]
         for number in numbers:
             self._put_back(number, self._held.pop(number).used)
 
     def state(self) -> QueueState:
-        """How far this queue has come."""
+        """The progress of this queue."""
         used = {**self._used, **{number: held.used for number, held in self._held.items()}}
         unfinished = sorted({*self._back, *self._held})
         return QueueState(self.spec, self._next, tuple((number, used.get(number, 0)) for number in unfinished))
@@ -160,11 +160,11 @@ class ShardQueues(Generic[Holder]):
         self._queues: dict[str, ShardQueue[Holder]] = {}
 
     def named(self, name: str) -> ShardQueue[Holder] | None:
-        """The queue of that name; None when nobody has made it."""
+        """The queue of that name; None if no task has created it."""
         return self._queues.get(name)
 
     def open(self, name: str, spec: QueueSpec) -> ShardQueue[Holder]:
-        """The queue of that name, made with this spec when nobody has named it before. Raises QueueError."""
+        """The queue of that name, created with this spec if it does not exist. Raises QueueError."""
         queue = self._queues.get(name)
         if queue is None:
             problem = spec.problem()
@@ -181,10 +181,9 @@ class ShardQueues(Generic[Holder]):
         return queue
 
     def take(self, holder: Holder, name: str, spec: QueueSpec) -> Part | None:
-        """Hand out the next part of a queue; None when all are given, or when too many are open to give another one.
-        Raises QueueError."""
+        """Hand out the next part of a queue; None if all are given, or if too many are open. Raises QueueError."""
         queue = self.open(name, spec)
-        if not queue.waits_for_nobody and sum(each.open for each in self._queues.values()) >= MAX_OPEN:
+        if not queue.has_returned_parts and sum(each.open for each in self._queues.values()) >= MAX_OPEN:
             return None
         return queue.take(holder)
 
@@ -196,16 +195,16 @@ class ShardQueues(Generic[Holder]):
         queue.use(holder, number, offset)
 
     def give_back(self, holder: Holder) -> None:
-        """Somebody is gone: what he holds, of whatever queue, can be taken by others."""
+        """A task is gone: what it holds, of any queue, can be taken by others."""
         for queue in self._queues.values():
             queue.give_back(holder)
 
     def snapshot(self) -> SavedState:
-        """How far all queues have come."""
+        """The progress of all queues."""
         return SavedState(STATE_VERSION, {name: queue.state() for name, queue in sorted(self._queues.items())})
 
     def roll_back(self, state: SavedState | None) -> None:
-        """Go back to a state, None for the very beginning: nobody holds anything any more. Raises StateError, and
+        """Go back to a state, None for the very beginning: no task holds anything any more. Raises StateError, and
         nothing has changed then."""
         if state is not None:
             state.check()

@@ -1,7 +1,7 @@
-"""What is known of the queues of a job: what each of them hands out, and the state that is kept beside a checkpoint.
+"""The records of a job's queues: what each of them hands out, and the state that is stored beside a checkpoint.
 
 A state says how far each queue has come and which parts before that are still open: a few numbers, however large the
-input is. It is read by later versions of this program, and may have been changed by somebody, so that it is checked.
+input is. It is read by later versions of this program, and a user may have changed it, so it is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_QUEUES = 16
 """Queues of one job."""
 
 MAX_OPEN = 1400
-"""Parts of all queues that may be open at a time, held by somebody or given back unfinished. With more, takers wait. It
+"""Parts of all queues that may be open at a time, held by a task or given back unfinished. With more, takers wait. It
 keeps a state within one line of 64 KiB, in which it travels."""
 
 MAX_SHARDS = 2**40
@@ -29,7 +29,7 @@ _Short = Annotated[int, Meta(ge=0, le=MAX_SHARDS)]
 
 
 class StateError(ValueError):
-    """A state that cannot be gone back to; the text is a clause."""
+    """A state that cannot be restored; the text is a clause."""
 
 
 class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.parts * self.epochs
 
     def problem(self) -> str | None:
-        """A clause when no queue can be like this, else None."""
+        """A clause if no queue can be like this, else None."""
         if self.total > MAX_SHARDS:
             return f"{self.size} in parts of {self.shard}, {self.epochs} times over, are too many parts"
         return None
@@ -65,8 +65,8 @@ class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QueueState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a queue has come. All parts before the place `next` have been used, but those in `open`: the place of
-    each, and how many offsets of it have been used. Places are counted through all epochs."""
+    """The progress of a queue. All parts before the place `next` have been used, except those in `open`: the place of
+    each, and how many of its offsets have been used. Places are counted through all epochs."""
 
     spec: QueueSpec
     next: _Short
@@ -74,13 +74,13 @@ class QueueState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far all queues of a job have come, as it is kept beside a checkpoint."""
+    """The progress of all queues of a job, as stored beside a checkpoint."""
 
     version: int
     queues: Annotated[dict[QueueName, QueueState], Meta(max_length=MAX_QUEUES)]
 
     def check(self) -> None:
-        """Raises StateError when no queues were ever like this."""
+        """Raises StateError if no queues were ever like this."""
         if self.version != STATE_VERSION:
             raise StateError(f"it has version {self.version}, and this program reads version {STATE_VERSION}")
         if sum(len(queue.open) for queue in self.queues.values()) > MAX_OPEN:

@@ -44,12 +44,12 @@ def explain_end(code: int, kills_before: int | None, kills_after: int | None, li
 
 
 def explain_watched(usage: int, limit: int) -> str:
-    """A clause about a task that was killed by whoever watched it, both in MiB."""
+    """A clause about a task that was killed by its watch, both in MiB."""
     return f"was killed for memory: it took {memory_size(usage)}, and may take {memory_size(limit)}"
 
 
 def explain_unlimited(code: int, evidence: str | None) -> str | None:
-    """A clause about a task without a limit that SIGKILL ended, when there is evidence of a kill for memory."""
+    """A clause about a task without a limit that SIGKILL ended, if there is evidence of a kill for memory."""
     return f"was killed for memory: {evidence}" if code == -signal.SIGKILL and evidence else None
 
 
@@ -58,11 +58,12 @@ def _left(code: int) -> str:
 
 
 class MemoryEnforcer:
-    """One task's limit of memory, from before it starts until it has ended. Make one with `open`.
+    """One task's memory limit, from before it starts until it has ended. Create it with `open`.
 
-    `kept_by` says how it is kept: by a control group of its own, by watching its processes (see `watching` for what
-    that lets through), or by nothing where there is no limit. Pages that the template had touched before it forked the
-    task stay charged to the launcher's own group, so a forked task has so much more than one that was spawned.
+    `kept_by` says how the limit is enforced: by a control group of its own, by watching its processes (see
+    `process_tree` for what that lets through), or by nothing if there is no limit. Pages that the template touched
+    before it forked the task stay charged to the launcher's own group, so a forked task can use that much more than a
+    spawned one.
     """
 
     def __init__(self, limit: int, group: TaskCgroup | None) -> None:
@@ -75,8 +76,8 @@ class MemoryEnforcer:
 
     @classmethod
     def open(cls, task_name: str, limit_mib: int) -> MemoryEnforcer:
-        """A hold for a task that is about to start; a limit of 0 is none. It never fails: what cannot be kept by a
-        control group is watched."""
+        """The limit of a task that is about to start; 0 is none. It never fails: what no control group can enforce is
+        watched."""
         place = _place() if limit_mib else None
         group = None
         if place is not None:
@@ -86,20 +87,20 @@ class MemoryEnforcer:
 
     @property
     def kept_by(self) -> Literal["group", "watch", "nothing"]:
-        """How the limit is kept."""
+        """How the limit is enforced."""
         if not self._limit:
             return "nothing"
         return "group" if self._group else "watch"
 
     def enter(self) -> None:
-        """Put the calling process under the limit: for a child of ours between fork and exec, so that all that the new
-        program takes is counted. Where it cannot be done, `place` does what can."""
+        """Put the calling process under the limit: for a child between fork and exec, so that everything the new
+        program uses is counted. If it fails, `place` does what is possible."""
         if self._group is not None:
             with contextlib.suppress(OSError):
                 self._group.take(os.getpid())
 
     def place(self, pid: int) -> None:
-        """Put a process that has just started, a child of this one, under the limit. A running loop is needed."""
+        """Put a process that has just started, a child of this one, under the limit. Needs a running loop."""
         self._pid = pid
         if self._group is not None:
             try:
@@ -114,7 +115,7 @@ class MemoryEnforcer:
             self._watch = ProcessTreeWatch(pid, self._limit)
 
     def usage(self) -> int:
-        """MiB that the task and what it started use now."""
+        """MiB that the task and its descendants use now."""
         if self._group is not None:
             return self._group.usage
         if self._pid is None:
@@ -128,17 +129,17 @@ class MemoryEnforcer:
         return bool(self._limit) and is_near_limit(self.usage(), self._limit)
 
     def killed_for_memory(self, exit_code: int) -> str | None:
-        """Why a task that has ended with this code, below 0 for a signal, was ended for memory, in a clause without its
-        name; None where it was not. To be asked once it has ended and before `close`."""
+        """Why a task that has ended with this code, below 0 for a signal, was ended for memory, as a clause without its
+        name; None if it was not. To be called once it has ended and before `close`."""
         if self._watch is not None and self._watch.exceeded_with is not None and exit_code != 0:
             return explain_watched(self._watch.exceeded_with, self._limit)
         if self._group is not None:
             return explain_end(exit_code, self._kills, self._group.kills, self._limit)
-        # The machine itself may have run out, or the launcher's own group.
+        # The machine itself may have run out of memory, or the launcher's own group.
         return explain_unlimited(exit_code, self._machine.explain() if self._machine else None)
 
     def close(self) -> None:
-        """Let go of it: the task has ended. What it left in its group is killed."""
+        """The task has ended. What it left in its group is killed."""
         self._pid = None
         if self._watch is not None:
             self._watch.close()
@@ -149,7 +150,8 @@ class MemoryEnforcer:
 
 @cache
 def _place() -> CgroupParent | None:
-    """Where this launcher makes its groups, looked for once; what killed ones have left there is cleared first."""
+    """Where this launcher creates its groups, looked for once; groups that killed launchers left there are removed
+    first."""
     place = find_cgroup_parent()
     if place is not None:
         remove_leftover_groups(place)

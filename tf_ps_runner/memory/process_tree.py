@@ -1,8 +1,8 @@
-"""Holds a task to its memory where no control group can: looks at its processes, and kills them above the limit.
+"""Enforces a task's memory limit if no control group can: checks its processes, and kills them above the limit.
 
-A fast task takes some 200 MiB more between two looks before it is killed, so this is the second choice. Each process
-is looked at in /proc, where reading costs microseconds; pages that it has in common with the template count in it only
-by its share, which takes a longer look and is taken only where the short one says too much.
+A fast task uses some 200 MiB more between two checks before it is killed, so this is the second choice. Each process is
+checked in /proc, which costs microseconds. Pages shared with the template count only by its share; that takes a slower
+check, which is made only if the quick one exceeds the limit.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator
 from tf_ps_runner.memory import MIB
 
 CHECK_INTERVAL = 0.2
-"""Seconds between two looks at a task that has a limit. The kernel tells nobody of a process's size, so somebody has
-to look; less would take more of a processor, more would let a fast task take more before it is killed."""
+"""Seconds between two checks of a task that has a limit. The kernel does not notify of a process's size; a shorter
+interval would use more of a processor, a longer one would let a fast task use more before it is killed."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessTreeWatch:
-    """Watches one process and what it starts until `close`. A running loop is needed.
+    """Watches one process and its descendants until `close`. Needs a running loop.
 
-    `exceeded_with` is what they took together, in MiB, when they were killed for it; None as long as they were not.
+    `exceeded_with` is what they used together, in MiB, when they were killed for it; None as long as they were not.
     """
 
     def __init__(self, pid: int, limit: int, on_kill: Callable[[], None] = lambda: None) -> None:
@@ -37,7 +37,7 @@ class ProcessTreeWatch:
         self._next = self._loop.call_soon(self._check)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._next.cancel()
 
     def _check(self) -> None:
@@ -47,8 +47,8 @@ class ProcessTreeWatch:
             self._next = self._loop.call_later(CHECK_INTERVAL, self._check)
             return
         self.exceeded_with = usage
-        # The first is our child that nobody has collected, or this watch would be closed; and the others had no time to
-        # end and to have their numbers given away.
+        # The first is a child that was not reaped, or this watch would be closed; the others had no time to end and to
+        # have their pids reused.
         for pid in tree:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -56,7 +56,7 @@ class ProcessTreeWatch:
 
 
 def processes_of(pid: int) -> Iterator[int]:
-    """A process and all that descend from it, those left out whose parent has ended; the nearest first."""
+    """A process and all its descendants, except those whose parent has ended; the nearest first."""
     waiting = [pid]
     while waiting:
         here = waiting.pop(0)
@@ -68,8 +68,8 @@ def processes_of(pid: int) -> Iterator[int]:
 
 
 def usage_of(pids: list[int], enough: int) -> int:
-    """How many MiB these processes have in memory. What they share with others counts in full as long as that comes to
-    no more than `enough`, else by their share."""
+    """MiB of memory of these processes. Memory shared with others counts in full as long as the sum is at most
+    `enough`, else by share."""
     if (quick := sum(map(_anonymous, pids))) <= enough * MIB:
         return quick // MIB
     return sum(map(_share, pids)) // MIB

@@ -1,9 +1,9 @@
-"""The line between a process of TensorFlow and its agent: what it is told, what it says, what it asks for.
+"""The connection between a TensorFlow process and its agent: orders come in; reports and requests go out.
 
-JSON, one message a line, over the unix stream socket that `TF_PS_AGENT` names. A daemon thread listens, so the latest
-order is at hand whatever the script does. Nothing is read, opened or started before the first use, so that a template
-with this module in it stays fit to be forked; and only the process that was the first to use it has the line, for a
-child that it forks is none of the cluster's.
+JSON, one message a line, over the unix stream socket that `TF_PS_AGENT` names. A daemon thread reads, so the latest
+order is known whatever the script does. Nothing is read, opened or started before the first use, so that a template
+with this module in it stays safe to fork. Only the process that used it first has the connection: a child that it forks
+is not a task of the cluster.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ AGENT = "TF_PS_AGENT"
 TOKEN = "TF_PS_TASK_TOKEN"
 
 MAX_MESSAGE = 65_536
-"""Bytes of one message, its newline included; a longer one is not sent, and ends the line where it is received."""
+"""Bytes of one message with its newline; a longer one is not sent, and closes the connection where it is received."""
 
 MAX_TEXT = 4_000
-"""Characters of one sentence in a message; more is cut off."""
+"""Characters of one sentence in a message; the rest is cut off."""
 
 
 class AgentGone(ConnectionError):
-    """There is nobody to answer: the agent has ended, and will have had this process killed."""
+    """No agent can answer: it has ended, and has this process killed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskOrder:
-    """What the agent wants of this process, as it was last told.
+    """The latest order of the agent to this process.
 
-    `open` lets a worker in. `pause` tells a worker to leave after the step that it is at, and `save` the chief to save
-    and to leave. `ending` says that the chief has done its work. `version` is that of the set of servers, -1 before
-    anything was told.
+    `open` lets a worker in. `pause` has a worker leave after the current step, and `save` has the chief save and leave.
+    `ending` means that the chief has succeeded. `version` is that of the set of servers, -1 before the first order.
     """
 
     version: int = -1
@@ -51,12 +50,12 @@ class TaskOrder:
 
 
 def note(text: str) -> None:
-    """Tell the person one line, on this process's own error stream."""
+    """Print one line for the user, on this process's standard error."""
     print(f"{time.strftime('%H:%M:%S')} tf-ps-run: {text}", file=sys.stderr, flush=True)
 
 
 class AgentConnection:
-    """The line of this process. All its methods may be called from any thread."""
+    """The connection of this process. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
@@ -74,41 +73,40 @@ class AgentConnection:
         self._said: set[str] = set()
 
     def claim(self) -> None:
-        """Make this process the one that has the line, without opening it yet."""
+        """Make this process the one that owns the connection, without opening it yet."""
         if self._pid is None:
             self._pid = os.getpid()
 
     @property
     def active(self) -> bool:
-        """Whether this process is a task of a cluster that an agent looks after; costs nothing, and opens nothing."""
+        """Whether this process is a task of a cluster with an agent; cheap, and opens nothing."""
         return AGENT in os.environ and self._pid in (None, os.getpid())
 
     @property
     def order(self) -> TaskOrder:
-        """What was last told; the first call opens the line."""
+        """The latest order; the first call opens the connection."""
         self._open()
         return self._order
 
     @property
     def gone(self) -> bool:
-        """Whether nobody is at the other end (any more)."""
+        """Whether there is no agent at the other end, or not any more."""
         self._open()
         return self._line is None or self._gone
 
     def wait_for(self, wanted: Callable[[TaskOrder], bool], timeout: float | None = None) -> bool:
-        """Wait until an order is such that `wanted` says yes; False once nobody is there, or after `timeout`
-        seconds."""
+        """Wait until an order satisfies `wanted`; False once the agent is gone, or after `timeout` seconds."""
         self._open()
         with self._heard:
             self._heard.wait_for(lambda: wanted(self._order) or self._line is None or self._gone, timeout)
             return wanted(self._order)
 
     def report(self, what: str, **fields: Any) -> None:
-        """Tell the agent that something has happened; nothing at all where nobody is there."""
+        """Send an event to the agent; does nothing without an agent."""
         self._send({"say": what, **fields})
 
     def report_once(self, what: str) -> None:
-        """Tell the agent that something has happened, for the first time."""
+        """Send an event to the agent the first time only."""
         with self._heard:
             first = what not in self._said
             self._said.add(what)
@@ -116,8 +114,8 @@ class AgentConnection:
             self.report(what)
 
     def report_missing_patches(self) -> None:
-        """Tell the agent which protections this TensorFlow does not allow. Each of them is told once, here or with the
-        next message; nothing is sent where all were applied."""
+        """Report which patches this TensorFlow does not allow. Each is reported once, here or with the next message;
+        nothing is sent if all were applied."""
         self._open()
         if self._line is None or self._gone or not self.active:
             return
@@ -125,9 +123,9 @@ class AgentConnection:
             self._send({"say": "note", "text": sentence})
 
     def request(self, what: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
-        """Ask the agent for something, and wait for the answer.
+        """Send a request to the agent and return its answer.
 
-        Raises AgentGone when nobody is there (any more), and TimeoutError after `timeout` seconds, None for never.
+        Raises AgentGone without an agent, and TimeoutError after `timeout` seconds, None for never.
         """
         with self._heard:
             self._asked += 1
@@ -149,7 +147,7 @@ class AgentConnection:
                 del self._answers[number]
 
     def _open(self) -> None:
-        """Call the agent, once; a line that could not be opened is told, and the script goes on without it."""
+        """Connect to the agent, once; if that fails, a line says so and the script goes on without it."""
         if self._tried or not self.active:
             return
         with self._heard:
@@ -167,7 +165,7 @@ class AgentConnection:
                 note(f"this process has no agent at {path} ({error}); it goes on as under plain TensorFlow")
                 return
             finally:
-                # Last of all: another thread that finds this set looks for the line at once.
+                # Last of all: another thread that finds this set uses the connection at once.
                 self._tried = True
         threading.Thread(target=self._listen, args=(line,), name="tf-ps-run", daemon=True).start()
 
@@ -233,12 +231,12 @@ _agent = AgentConnection()
 
 
 def agent() -> AgentConnection:
-    """The line of this process to its agent."""
+    """The connection of this process to its agent."""
     return _agent
 
 
 def _renew_in_child() -> None:
-    """A forked child starts without what its parent's threads held; that it has no line is seen by its own number."""
+    """A forked child starts without what its parent's threads held; its own pid shows that it has no connection."""
     _agent._begin()
 
 

@@ -1,9 +1,9 @@
-"""Read the index of a checkpoint, as TensorFlow writes it: how long each data file must be, and which parts a variable
+"""Reads the index of a checkpoint, as TensorFlow writes it: how long each data file must be, and which parts a variable
 has.
 
-The index is a table of LevelDB's: blocks of keys with shared beginnings, each block with a sum, and a footer that says
-where the block of blocks is. The first entry (with an empty key) has the number of data files, the others say where
-each tensor lies (`tensor_bundle.proto`). TensorFlow is not needed for that, and none of it is read here.
+The index is a LevelDB table: blocks of keys with shared prefixes, a checksum for each block, and a footer with the
+place of the block of blocks. The first entry (with an empty key) has the number of data files, the others say where
+each tensor is (`tensor_bundle.proto`). TensorFlow is not needed for that, and none of it is read here.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ FOOTER = 48
 TRAILER = 5
 
 MAX_SUMMED = 1 << 20
-"""Bytes of an index whose sums are compared: a tenth of a second in this language. That of a model with thousands of
+"""Bytes of an index whose checksums are compared: a tenth of a second in Python. That of a model with thousands of
 variables is shorter."""
 
 
 class DamagedIndex(ValueError):
-    """What was read is no whole index; the text is a clause that says why."""
+    """The bytes are not a complete index; the text is a clause that says why."""
 
 
 def lengths(index: bytes) -> list[int]:
-    """The least length in bytes of each data file of a checkpoint, from its index. Raises Damaged."""
+    """The least length in bytes of each data file of a checkpoint, from its index. Raises DamagedIndex."""
     try:
         entries = list(_entries(index))
         if not entries or entries[0][0] != b"":
@@ -44,8 +44,8 @@ UNPARTITIONED: frozenset[tuple[int, ...]] = frozenset({()})
 
 
 def parts(index: bytes) -> dict[str, frozenset[tuple[int, ...]]]:
-    """Where each part of each variable begins in the whole, as an offset in each dimension; WHOLE for one that was
-    saved in one piece. Raises Damaged."""
+    """Where each part of each variable begins in the whole, as an offset in each dimension; UNPARTITIONED for one that
+    was saved in one piece. Raises DamagedIndex."""
     found = {}
     try:
         for key, entry in _entries(index):
@@ -106,7 +106,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _number(message: bytes, wanted: int) -> int:
-    """A number of a message of protocol buffers, by its field; 0 where it is left out, as such messages do."""
+    """A number of a protocol buffer message, by its field; 0 if it is left out, as such messages do."""
     numbers = [value for field, value in _fields(message) if field == wanted and isinstance(value, int)]
     return numbers[-1] if numbers else 0
 
@@ -117,7 +117,7 @@ def _messages(message: bytes, wanted: int) -> list[bytes]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message of protocol buffers: numbers and what has a length; others are passed over."""
+    """The fields of a protocol buffer message: numbers and those with a length; others are skipped."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -148,7 +148,7 @@ _TABLE = _table()
 
 
 def crc32c(data: bytes) -> int:
-    """Castagnoli's sum, which Python's own library has not."""
+    """The CRC-32C (Castagnoli) of the data, which Python's standard library does not have."""
     value = 0xFFFFFFFF
     for byte in data:
         value = _TABLE[(value ^ byte) & 255] ^ (value >> 8)
@@ -156,5 +156,5 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(sum_: int) -> int:
-    """A sum as LevelDB stores it, so that sums of sums do not cancel."""
+    """A checksum as LevelDB stores it, so that checksums of checksums do not cancel out."""
     return (((sum_ >> 15) | (sum_ << 17)) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,7 +1,7 @@
-"""Which checkpoint of a directory is the newest whole one.
+"""The newest complete checkpoint of a directory.
 
-A checkpoint is whole when its index can be read and each data file is as long as the index says. What is inside is
-compared with its sums where that is cheap. One that is not whole is passed over and told, and never deleted.
+A checkpoint is complete if its index can be read and each data file is as long as the index says. Checksums of the data
+are compared where that is cheap. A damaged checkpoint is skipped and reported, and never deleted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tf_ps_runner.worker import files
 from tf_ps_runner.worker.checkpoint_index import DamagedIndex, lengths, parts
 
 MAX_SUMMED = 64 << 20
-"""Bytes of data that are read to compare their sums, a tenth of a second's work; of more only the length is looked at,
-and TensorFlow compares the sums while it restores."""
+"""Bytes of data that are read to compare checksums, a tenth of a second's work; of larger files only the length is
+checked, and TensorFlow compares the checksums while it restores."""
 
 STATE = "checkpoint"
-"""The file in which TensorFlow notes the newest checkpoint, and those that it keeps."""
+"""The file in which TensorFlow records the newest checkpoint, and those that it keeps."""
 
 _PATHS = re.compile(rb'^\s*(all_)?model_checkpoint_path(?:s)?\s*:\s*"((?:[^"\\\n]|\\.)*)"\s*$', re.MULTILINE)
 
@@ -27,16 +27,16 @@ _summed: dict[tuple[str, float], str | None] = {}
 
 
 def newest_complete(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None, list[str]]:
-    """The newest whole checkpoint of a directory, as TensorFlow names it, and a sentence for each one skipped.
+    """The newest complete checkpoint of a directory, as TensorFlow names it, and a sentence for each one skipped.
 
-    None when there is none. `passed_over` are not looked at again.
+    None if there is none. `passed_over` are not checked again.
     """
     found, skipped = look(directory, passed_over)
     return found, [f"{path} is not whole ({why})" if path else why for path, why in skipped]
 
 
 def look(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None, list[tuple[str, str]]]:
-    """The same, with each one skipped as its path and a clause that says what is wrong with it."""
+    """The same, with each skipped one as its path and a clause that says what is wrong with it."""
     skipped: list[tuple[str, str]] = []
     try:
         state = files.read(os.path.join(directory, STATE))
@@ -59,11 +59,11 @@ def look(directory: str, passed_over: Collection[str] = ()) -> tuple[str | None,
 
 
 def find_damage(path: str) -> str | None:
-    """Why a checkpoint is not whole, as a clause; None when it is."""
+    """Why a checkpoint is not complete, as a clause; None if it is complete."""
     try:
         index = files.read(path + ".index")
     except Exception:
-        # The old format is one file, of which TensorFlow alone knows whether it is whole.
+        # The old format is one file; only TensorFlow can tell whether it is complete.
         return None if _size(path) is not None else "its index is missing"
     try:
         needed = lengths(index)
@@ -80,8 +80,8 @@ def find_damage(path: str) -> str | None:
 
 
 def parts_in(path: str) -> dict[str, frozenset[tuple[int, ...]]] | None:
-    """The parts of each variable of a checkpoint, as in `checkpoint_index.parts`; None where it has no index, as in
-    the format of before 2016, or one that cannot be read."""
+    """The parts of each variable of a checkpoint, as in `checkpoint_index.parts`; None without an index, as in the
+    format of before 2016, or with one that cannot be read."""
     try:
         return parts(files.read(path + ".index"))
     except Exception:
@@ -89,8 +89,8 @@ def parts_in(path: str) -> dict[str, frozenset[tuple[int, ...]]] | None:
 
 
 def _candidates(directory: str, newest: str | None, kept: list[str]) -> Iterator[str]:
-    """What is looked at, in this order: what was written after TensorFlow's last note and before it could note that,
-    what it notes as the newest, what else it keeps from the newest on, and all else of that name in the directory."""
+    """The checkpoints to check, in order: those written after TensorFlow's last record and before it could record them,
+    the recorded newest, the others that it keeps from the newest on, and all others of that name in the directory."""
     names = [os.path.join(directory, path) for path in ([newest] if newest is not None else [])]
     names += [os.path.join(directory, path) for path in reversed(kept)]
     stem = re.sub(r"-\d+$", "", os.path.basename(names[0])) if names else "model.ckpt"
@@ -109,7 +109,7 @@ def _candidates(directory: str, newest: str | None, kept: list[str]) -> Iterator
 
 
 def _other_sums(path: str) -> str | None:
-    """Have TensorFlow read each tensor, which compares its sum; None where nothing is wrong, or nobody can tell."""
+    """Have TensorFlow read each tensor, which compares its checksum; None if nothing is wrong, or that is unknown."""
     reader = getattr(getattr(files.tensorflow(), "train", None), "load_checkpoint", None)
     key = (path, _time(path + ".index"))
     if reader is None or key in _summed:

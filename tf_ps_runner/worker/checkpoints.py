@@ -17,7 +17,7 @@ _noted: set[str] = set()
 
 
 def change_saver(module: Any) -> Sequence[Patch]:
-    """Tell of each checkpoint that the chief writes. For `tensorflow.python.training.saver`."""
+    """Report each checkpoint that the chief writes. For `tensorflow.python.training.saver`."""
     saver = require_attr(module, "Saver")
     training_util = require_attr(module, "training_util")
     require_params(saver.save, "sess", "save_path", "global_step", "write_state")
@@ -28,7 +28,7 @@ def change_saver(module: Any) -> Sequence[Patch]:
         original: Any, self: Any, sess: Any, save_path: Any, global_step: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         own_task = task()
-        # What is not noted in the state file is no checkpoint to go on from, but a part of an export.
+        # A checkpoint that is not recorded in the state file is not one to continue from, but a part of an export.
         if own_task is None or not own_task.chief or sess is None or kwargs.get("write_state") is False:
             return original(self, sess, save_path, global_step, *args, **kwargs)
         path = os.fspath(save_path)
@@ -46,7 +46,7 @@ def change_saver(module: Any) -> Sequence[Patch]:
 
 
 def change_checkpoint_state(module: Any) -> Sequence[Patch]:
-    """Have `latest_checkpoint` and all that asks for the newest one get a whole one. For
+    """Have `latest_checkpoint` and every other search for the newest checkpoint find a complete one. For
     `tensorflow.python.checkpoint.checkpoint_management`."""
     require_attr(module, "latest_checkpoint")
     state_of = require_attr(module, "CheckpointState")
@@ -55,7 +55,7 @@ def change_checkpoint_state(module: Any) -> Sequence[Patch]:
     def get(original: Any, checkpoint_dir: Any, latest_filename: Any = None) -> Any:
         own_task = task()
         if own_task is not None and own_task.role == "evaluator":
-            # It looks for checkpoints again and again, from its beginning on.
+            # An evaluator looks for checkpoints again and again, from its beginning on.
             agent().report_once("ready")
         if own_task is None or latest_filename not in (None, STATE):
             return original(checkpoint_dir, latest_filename)
@@ -74,7 +74,7 @@ def change_checkpoint_state(module: Any) -> Sequence[Patch]:
         damaged = {path for path, _ in skipped}
         kept = [path for path in state.all_model_checkpoint_paths if path not in damaged]
         state.model_checkpoint_path = newest
-        # One that is not whole is not kept count of, so that it is not deleted in its turn either.
+        # A damaged one is left out of the list, so that it is not deleted in its turn either.
         if len(kept) != len(state.all_model_checkpoint_paths):
             del state.all_model_checkpoint_timestamps[:]
             del state.all_model_checkpoint_paths[:]
@@ -85,7 +85,7 @@ def change_checkpoint_state(module: Any) -> Sequence[Patch]:
 
 
 def _is_read(step: Any) -> bool:
-    """Whether a step is a tensor, a variable or a name, which is read in the session."""
+    """Whether a step is a tensor, a variable or a name, which has to be read in the session."""
     return isinstance(step, str) or hasattr(step, "graph") or hasattr(step, "op")
 
 
@@ -104,21 +104,21 @@ def on_save_begin(listener: SaveBegin) -> None:
 
 
 def on_saved(listener: Saved) -> None:
-    """Have `listener(path, step)` called once a checkpoint is written; the step is -1 where none is known."""
+    """Have `listener(path, step)` called once a checkpoint is written; the step is -1 if unknown."""
     _saved.append(listener)
 
 
 def on_restored(listener: Restored) -> None:
-    """Have `listener(path, step, how)` called when the chief has a whole model, and before the workers are let in.
+    """Have `listener(path, step, how)` called when the chief has a complete model, before the workers are let in.
 
     `how` is `checkpoint` (of `path`), `live` (the servers had all of it: nothing was read) or `fresh`. The step is -1
-    where the script counts none that can be found.
+    if the script has no step counter that can be found.
     """
     _restored.append(listener)
 
 
 def save_begins(path: str) -> None:
-    """Tell the listeners that a checkpoint is about to be written."""
+    """Notify the listeners that a checkpoint is about to be written."""
     for listener in _save_begin:
         try:
             listener(path)
@@ -127,7 +127,7 @@ def save_begins(path: str) -> None:
 
 
 def was_saved(path: str, step: int) -> None:
-    """Tell the listeners, then the agent, that a checkpoint was written."""
+    """Notify the listeners, then the agent, that a checkpoint was written."""
     for listener in _saved:
         try:
             listener(path, step)
@@ -138,9 +138,9 @@ def was_saved(path: str, step: int) -> None:
 
 
 def was_restored(path: str | None, step: int, how: str, skipped: list[str]) -> None:
-    """Tell the listeners, then the agent, that the chief has a whole model; that opens the gate for the workers.
+    """Notify the listeners, then the agent, that the chief has a complete model; that opens the gate for the workers.
 
-    What a listener raises goes through: the workers must not be let in to data that does not belong to the model.
+    An exception of a listener is passed on: the workers must not be let in to data that does not belong to the model.
     """
     for listener in _restored:
         listener(path, step, how)
@@ -148,6 +148,6 @@ def was_restored(path: str | None, step: int, how: str, skipped: list[str]) -> N
 
 
 def step_of(path: str) -> int:
-    """The step that a checkpoint's name ends with; -1 for none."""
+    """The step at the end of a checkpoint's name; -1 for none."""
     found = re.search(r"-(\d+)$", path)
     return int(found.group(1)) if found else -1

@@ -1,7 +1,7 @@
 """The files of a checkpoint, on this machine or where TensorFlow reaches them: a path with a scheme (`hdfs://`,
 `s3://`) is read and written by TensorFlow's `gfile`.
 
-All that fails raises OSError, FileNotFoundError where there is no such file, whichever of the two has done it.
+All failures raise OSError, and FileNotFoundError for a missing file, with either of the two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def tensorflow() -> Any:
-    """TensorFlow, where the script has imported it; else None."""
+    """TensorFlow if the script has imported it; else None."""
     return sys.modules.get("tensorflow")
 
 
@@ -30,7 +30,7 @@ def read(path: str, most: int = -1) -> bytes:
 
 
 def write(path: str, content: bytes) -> None:
-    """Write a file that is there as a whole or not at all: it is renamed from a temporary name beside it."""
+    """Write a file that exists as a whole or not at all: it is renamed from a temporary name beside it."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with _translated(path) as remote:
@@ -63,7 +63,7 @@ def size(path: str) -> int:
 
 
 def exists(path: str) -> bool:
-    """Whether there is such a file, as far as it can be seen."""
+    """Whether the file exists, as far as this process can see."""
     try:
         size(path)
     except OSError:
@@ -72,7 +72,7 @@ def exists(path: str) -> bool:
 
 
 def modified(path: str) -> float:
-    """When a file was written last, in nanoseconds."""
+    """When a file was last written, in nanoseconds."""
     with _translated(path) as remote:
         return float(os.stat(path).st_mtime_ns if remote is None else remote.stat(path).mtime_nsec)
 
@@ -85,7 +85,8 @@ def listed(directory: str) -> list[str]:
 
 @contextlib.contextmanager
 def _translated(path: str) -> Iterator[Any]:
-    """`gfile` for a path with a scheme, None for one of this machine; its errors become those of the machine."""
+    """`gfile` for a path with a scheme, None for a local path; errors of `gfile` become those of the operating
+    system."""
     if "://" not in path:
         yield None
         return

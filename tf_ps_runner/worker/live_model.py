@@ -1,13 +1,13 @@
 """A model of `ParameterServerStrategy` that outlives its chief.
 
-TensorFlow gives variables that are made eagerly a name which nobody else can know, so that a chief that comes back
-makes all of them anew beside the old ones, and goes on from its last checkpoint. With names that the next chief will
-give again it finds what the servers hold: what it then assigns, until it schedules its first step, is left out, for
-that is what it begins with or has read from a checkpoint. A manifest on the first server says that it was once
-whole, and which variables the chief had made by then.
+TensorFlow gives variables that are created eagerly a name that no other process can know. So a chief that is started
+again creates all of them again beside the old ones, and continues from its last checkpoint. With names that the next
+chief creates again it finds the values on the servers. What it then assigns, until it schedules its first step, is left
+out, because those are initial values or values read from a checkpoint. A manifest on the first server records that the
+model was complete, and which variables the chief had created by then.
 
-The names hold because the script makes the same variables in the same order each time, and no server outlives its
-version. A variable's name has its dtype and shape in it, so that no value is taken for another variable's; where the
+The names match because the script creates the same variables in the same order each time, and no server outlives its
+version. A variable's name includes its dtype and shape, so that no value is taken for another variable's. If the
 manifest and the variables of a later chief differ, that chief takes none of the values.
 """
 
@@ -28,7 +28,7 @@ _SERVERS = "/job:ps"
 
 
 class Named(NamedTuple):
-    """A variable on a server: its device there, and its shared name."""
+    """A variable on a server: its device, and its shared name."""
 
     device: str
     name: str
@@ -39,7 +39,7 @@ class Named(NamedTuple):
 
 
 class _Model:
-    """What this chief knows of the variables that it has made on servers."""
+    """The variables that this chief has created on servers."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -54,8 +54,8 @@ class _Model:
         self.make: object = None
 
     def name(self, device: str, variable: str) -> Named:
-        """Where a variable is, and what it is called there: the same in each process of this version that runs the
-        script. `variable` is its own name with its dtype and shape."""
+        """The device of a variable and its name there: the same in each process of this version that runs the script.
+        `variable` is its own name with its dtype and shape."""
         with self.lock:
             number = self.made[device, variable]
             self.made[device, variable] += 1
@@ -69,12 +69,12 @@ _model = _Model()
 
 
 def found() -> bool:
-    """Whether this chief has come back into a model that is whole."""
+    """Whether this chief was started again and found a complete model."""
     return bool(_model.live)
 
 
 def change_variables(module: Any) -> Sequence[Patch]:
-    """Name the variables on servers, and keep what they hold. For `tensorflow.python.ops.resource_variable_ops`."""
+    """Name the variables on servers, and keep their values. For `tensorflow.python.ops.resource_variable_ops`."""
     operations = require_attr(module, "gen_resource_variable_ops")
     context = require_attr(module, "context")
     require_params(require_attr(operations, "var_handle_op"), "shape", "dtype", "shared_name", "name")
@@ -106,7 +106,7 @@ def change_variables(module: Any) -> Sequence[Patch]:
 
     def assign(original: Any, resource: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(resource, "_tf_ps_kept", False) and (resource._tf_ps_first or not _model.begun):
-            # The first value of a variable that is made after the first step is left out like all others before it.
+            # The first value of a variable that is created after the first step is left out like all others before it.
             resource._tf_ps_first = False
             return None if context.executing_eagerly() else _nothing()
         return original(resource, value, *args, **kwargs)
@@ -117,21 +117,21 @@ def change_variables(module: Any) -> Sequence[Patch]:
 
 
 def look(operations: Any, device: Any) -> None:
-    """Ask the first server whether the model was whole, once the chief is connected to all of them."""
+    """Ask the first server whether the model was complete, once the chief is connected to all servers."""
     own_task = task()
     if own_task is None or not own_task.chief or _model.live is not None:
         return
     if operations.var_handle_op is not _model.make:
-        # Its variables have names that nobody can know, so that no model can be found again.
+        # Its variables have names that no other process can know, so no model can be found again.
         return
     _model.live = bool(operations.var_is_initialized_op(_mark(operations, device)))
 
 
 def begin(operations: Any, device: Any, constant: Any) -> str | None:
-    """The model is whole: write that to the first server, and take all that is assigned from here on.
+    """The model is complete: record that on the first server, and carry out all assignments from here on.
 
-    A clause where this chief has come back into a model that is not its script's. The servers have forgotten it then,
-    and the caller ends this process: the values that it has left out are those that its successor begins with.
+    Returns a clause if this chief found a model that is not its script's. The servers have dropped it then, and the
+    caller ends this process: the values that it has left out are those that its successor begins with.
     """
     if _model.begun or _model.live is None:
         return None
@@ -150,10 +150,10 @@ def begin(operations: Any, device: Any, constant: Any) -> str | None:
 
 
 def difference(held: Collection[Named], made: Collection[Named], without_value: Collection[Named]) -> str | None:
-    """How the variables that a chief has made differ from the manifest of those that the servers hold, as a clause.
+    """How the variables that a chief has created differ from the manifest of those on the servers, as a clause.
 
-    One that was made after the first step is in no manifest, but has a value. One of the manifest may have none: the
-    script has deleted it.
+    A variable that was created after the first step is not in the manifest, but has a value. One of the manifest may
+    have none: the script has deleted it.
     """
     lost = sorted(set(held) - set(made))
     new = sorted(set(without_value) - set(held))
@@ -174,7 +174,7 @@ def _read(operations: Any, mark: Any) -> set[Named]:
 
 
 def _forget(operations: Any, device: Any, mark: Any, variables: Collection[Named]) -> None:
-    """Remove the manifest, and the variables that nobody will make again."""
+    """Remove the manifest, and the variables that will not be created again."""
     from tensorflow.python.framework import dtypes
 
     operations.destroy_resource_op(mark)
@@ -191,7 +191,7 @@ def _type(dtype: Any) -> str:
 
 
 def _sizes(shape: Any) -> str:
-    """A shape as it is in a name, such as `[64,4]`; `?` for what is not known of it."""
+    """A shape as it is in a name, such as `[64,4]`; `?` for an unknown part of it."""
     from tensorflow.python.framework import tensor_shape
 
     known = tensor_shape.as_shape(shape)

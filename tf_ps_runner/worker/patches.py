@@ -19,7 +19,7 @@ from tf_ps_runner.worker.patching import Patch, after_import, require_attr, wrap
 from tf_ps_runner.worker.task import on_leave, task
 
 SCRATCH = "TF_PS_SCRATCH"
-"""The variable with a directory that is removed with the job, as the agent sets it."""
+"""The variable with a directory that is removed with the job, set by the agent."""
 
 
 FILES_LEFT = "processes that are killed leave Autograph's files in the directory for temporary files"
@@ -37,7 +37,7 @@ def change_loader(module: Any) -> Sequence[Patch]:
 
 
 class _InScratch:
-    """The module `tempfile`, but for where its files are made."""
+    """The module `tempfile`, except for where its files are created."""
 
     def __init__(self, temporary: Any) -> None:
         self._temporary = temporary
@@ -46,7 +46,7 @@ class _InScratch:
         return getattr(self._temporary, name)
 
     def NamedTemporaryFile(self, *args: Any, **kwargs: Any) -> Any:
-        """As that of `tempfile`, in the directory of the job while there is one."""
+        """As in `tempfile`, in the directory of the job while it exists."""
         directory = os.environ.get(SCRATCH)
         if directory and os.path.isdir(directory):
             kwargs.setdefault("dir", directory)
@@ -120,9 +120,10 @@ PATCHES = (
 
 
 def install() -> None:
-    """Have each change made where TensorFlow is imported already, and once it is imported where not.
+    """Apply each change now if TensorFlow is imported already, and else once it is imported.
 
-    The data's place is kept from here on, too: a script may import its hooks when the model has been restored already.
+    The position in the data is stored from here on, too: a script may import its hooks when the model has been restored
+    already.
     """
     stopping.on_step(shards.made_step)
     on_leave(shards.before_leaving)

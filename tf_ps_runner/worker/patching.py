@@ -1,8 +1,9 @@
-"""Change a module of TensorFlow right after it is imported, and say so where it has become another than we know.
+"""Patches a module of TensorFlow right after it is imported, and reports which attributes this TensorFlow does not
+have.
 
-A change is a function that takes the module and returns its patches. It resolves every attribute that they need first,
-also those that are used only later, and raises Missing where one is not found. The patches are applied together or not
-at all: without one of them the script runs without that protection, and a sentence names it.
+A change is a function that takes the module and returns its patches. It first resolves every attribute that they need,
+including those that are used only later, and raises MissingAttribute if one is not found. The patches are applied
+together or not at all: without one of them the script runs without that protection, and a sentence names it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class Patch(NamedTuple):
 
 
 Change = Callable[[Any], Sequence[Patch]]
-"""Takes a module, and returns what is to be replaced in it. Raises Missing, and replaces nothing itself."""
+"""Takes a module, and returns what to replace in it. Raises MissingAttribute, and replaces nothing itself."""
 
 
 class MissingAttribute(Exception):
-    """This TensorFlow has no such attribute or parameter; the text names it. Raised while a module is changed only,
+    """This TensorFlow has no such attribute or parameter; the text names it. Raised only while a module is patched,
     never in a call of the script."""
 
 
@@ -40,8 +41,8 @@ _missing_patches: list[tuple[str, str]] = []
 
 
 def after_import(module: str, protection: str, change: Change) -> None:
-    """Apply `change` to a module, now or once it is imported. `protection` is a clause that says what is lacking
-    where that fails, such as `a worker may wait 30 seconds for the model`."""
+    """Apply `change` to a module, now or once it is imported. `protection` is a clause that says what is missing if
+    that fails, such as `a worker may wait 30 seconds for the model`."""
     loaded = sys.modules.get(module)
     if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
         _apply(loaded, protection, change)
@@ -52,12 +53,12 @@ def after_import(module: str, protection: str, change: Change) -> None:
 
 
 def pending_modules() -> list[str]:
-    """The modules that are to be changed once they are imported."""
+    """The modules to be patched once they are imported."""
     return sorted(_changes)
 
 
 def missing_patches() -> list[str]:
-    """A sentence for each change that could not be made, each one once."""
+    """A sentence for each change that could not be applied, once each."""
     version = getattr(sys.modules.get("tensorflow"), "__version__", "")
     sentences = [f"TensorFlow {version} has no {place}: {protection}" for place, protection in _missing_patches]
     _missing_patches.clear()
@@ -65,7 +66,7 @@ def missing_patches() -> list[str]:
 
 
 def require_attr(owner: Any, name: str) -> Any:
-    """An attribute that must be there. Raises Missing."""
+    """An attribute that must exist. Raises MissingAttribute."""
     found = getattr(owner, name, None)
     if found is None:
         raise MissingAttribute(f"{getattr(owner, '__name__', owner)}.{name}")
@@ -73,7 +74,7 @@ def require_attr(owner: Any, name: str) -> Any:
 
 
 def require_params(function: Callable[..., Any], *names: str) -> None:
-    """Raise Missing unless a function has parameters of these names."""
+    """Raise MissingAttribute unless a function has parameters of these names."""
     known = inspect.signature(function).parameters
     for name in names:
         if name not in known:
@@ -81,8 +82,8 @@ def require_params(function: Callable[..., Any], *names: str) -> None:
 
 
 def require_instance_attrs(constructor: Callable[..., Any], *names: str) -> None:
-    """Raise Missing unless a constructor, or another method, sets instance attributes of these names. They are on no
-    class, and this finds them without an instance."""
+    """Raise MissingAttribute unless a constructor, or another method, sets instance attributes of these names. No class
+    has them, and this finds them without an instance."""
     function = inspect.unwrap(constructor)
     known = {one.argval for one in dis.get_instructions(function) if one.opname == "STORE_ATTR"}
     for name in names:
@@ -91,7 +92,8 @@ def require_instance_attrs(constructor: Callable[..., Any], *names: str) -> None
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Patch:
-    """The patch that replaces `owner.name` by `around`, which is called with the original first. Raises Missing."""
+    """The patch that replaces `owner.name` by `around`, which is called with the original first. Raises
+    MissingAttribute."""
     original = require_attr(owner, name)
 
     @functools.wraps(original)
@@ -102,7 +104,8 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Patch:
 
 
 def set_default(owner: Any, name: str, parameter: str, value: object, when: Callable[[], bool]) -> Patch:
-    """The patch that gives `owner.name` another default for a parameter while `when` is true. Raises Missing."""
+    """The patch that gives a parameter of `owner.name` another default while `when` is true. Raises
+    MissingAttribute."""
     original = require_attr(owner, name)
     require_params(original, parameter)
     signature = inspect.signature(original)
@@ -132,12 +135,12 @@ def _apply(module: ModuleType, protection: str, change: Change) -> None:
 
 
 class _Finder:
-    """Finds what the others would find, and has the changes applied once it is loaded."""
+    """Finds what the other finders would find, and has the changes applied once it is loaded."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a module that is to be changed; None for all others."""
+        """The spec of a module that is to be patched; None for all others."""
         if fullname not in _changes:
             return None
         for finder in sys.meta_path:
@@ -153,7 +156,7 @@ class _Finder:
 
 
 class _Loader:
-    """Loads a module as its own loader does, which the module then has, and applies the changes."""
+    """Loads a module with its own loader, which the module then has, and applies the changes."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

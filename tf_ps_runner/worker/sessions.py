@@ -56,14 +56,14 @@ def change_server(module: Any) -> Sequence[Patch]:
 
 
 def change_join(module: Any) -> Sequence[Patch]:
-    """Say that a worker serves, and let whoever serves end. For `tensorflow.python.training.server_lib`."""
+    """Report that a worker serves, and let Ctrl-C end a server. For `tensorflow.python.training.server_lib`."""
 
     def join(original: Any, self: Any) -> None:
         own_task = task()
         if own_task is not None and own_task.worker:
             agent().report("ready")
         if own_task is not None and _interrupts():
-            # It waits outside of Python, where KeyboardInterrupt is never raised; so the kernel is to end it.
+            # It waits outside of Python, where KeyboardInterrupt is never raised; so the kernel has to end it.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         original(self)
 
@@ -71,7 +71,7 @@ def change_join(module: Any) -> Sequence[Patch]:
 
 
 def _interrupts() -> bool:
-    """Whether SIGINT is Python's, and this thread may change that."""
+    """Whether SIGINT has Python's handler, and this thread may change that."""
     return (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -79,7 +79,7 @@ def _interrupts() -> bool:
 
 
 def change_session_cluster(module: Any) -> Sequence[Patch]:
-    """Have each session on our own server bring the cluster along. For `tensorflow.python.client.session`."""
+    """Have each session on this process's server bring the cluster. For `tensorflow.python.client.session`."""
     session = require_attr(module, "BaseSession")
     require_params(session.__init__, "target", "graph", "config")
     context, config_pb2 = require_attr(module, "context"), require_attr(module, "config_pb2")
@@ -99,7 +99,7 @@ def change_session_cluster(module: Any) -> Sequence[Patch]:
 
 
 def bring(config: Any, whole: Any, own_task: ClusterTask) -> None:
-    """Put the cluster of a ServerDef into a session's configuration, and let it wait for parameter servers alone."""
+    """Put the cluster of a ServerDef into a session's configuration, and let it wait for parameter servers only."""
     if not config.cluster_def.job:
         config.cluster_def.CopyFrom(whole.cluster)
         config.experimental.share_session_state_in_clusterspec_propagation = True
@@ -109,7 +109,7 @@ def bring(config: Any, whole: Any, own_task: ClusterTask) -> None:
 
 
 def served_at(target: Any) -> Any:
-    """The ServerDef of the server of this process that a session's target names; None for any other target."""
+    """The ServerDef of this process's server that a session's target names; None for any other target."""
     name = target.decode() if isinstance(target, bytes) else str(target or "")
     if not name.startswith("grpc://"):
         return None
@@ -124,13 +124,13 @@ def served_at(target: Any) -> Any:
 def _address(whole: Any) -> str:
     for job in whole.cluster.job:
         if job.name == whole.job_name:
-            # Asked for like this, a task that is not there is not put there.
+            # Read like this, a missing task is not created.
             return str(dict(job.tasks).get(whole.task_index, ""))
     return ""
 
 
 def _alone(whole: Any) -> Any:
-    """The same server in a cluster of its own; as it is where the script has left its address out."""
+    """The same server in a cluster of its own; unchanged if the script has left its address out."""
     address = _address(whole)
     if not address:
         return whole
@@ -138,7 +138,7 @@ def _alone(whole: Any) -> Any:
     alone.CopyFrom(whole)
     del alone.cluster.job[:]
     if whole.job_name != "ps":
-        # A session's cluster must not have the name that the session's own server was started with.
+        # A session's cluster must not have the name that its own server was started with.
         alone.job_name, alone.task_index = "localhost", 0
     job = alone.cluster.job.add()
     job.name = alone.job_name
@@ -147,15 +147,15 @@ def _alone(whole: Any) -> Any:
 
 
 POLL = 0.2
-"""Seconds between two looks at a model that is not ready, where TensorFlow waits for 30."""
+"""Seconds between two checks whether the model is ready, where TensorFlow waits for 30."""
 
 MAX_SKIPPED = 20
-"""Checkpoints of which is told that they were skipped."""
+"""Skipped checkpoints that are reported."""
 
 
 @dataclasses.dataclass
 class _Beginning:
-    """How the chief's session of this thread came by its model."""
+    """How the chief's session of this thread got its model."""
 
     how: str = "fresh"
     path: str | None = None
@@ -168,7 +168,7 @@ class _Here(threading.local):
 
 _here = _Here()
 _told: set[str] = set()
-"""`restored`, once it was said: a later session of a chief is one more, and not the one with the model."""
+"""`restored`, once it was reported: a later session of a chief is not the one with the model."""
 
 
 def change_session(module: Any) -> Sequence[Patch]:
@@ -187,7 +187,7 @@ def change_session(module: Any) -> Sequence[Patch]:
         if own_task.worker:
             agent().report_once("ready")
         elif own_task.chief and _here.beginning is None and "restored" not in _told:
-            # A script that makes its session by itself makes and restores its model by itself, too.
+            # A script that creates its session itself also creates and restores its model itself.
             _told.add("restored")
             note("this script makes its session without a SessionManager: its workers are let in at once")
             checkpoints.was_restored(None, 0, "fresh", [])
@@ -196,7 +196,7 @@ def change_session(module: Any) -> Sequence[Patch]:
 
 
 def change_session_manager(module: Any) -> Sequence[Patch]:
-    """Have a chief keep a whole model, and others look for it often. For `...python.training.session_manager`."""
+    """Have a chief keep a complete model, and others look for it often. For `...python.training.session_manager`."""
     manager = require_attr(module, "SessionManager")
     waits = set_default(manager, "__init__", "recovery_wait_secs", POLL, when=lambda: task() is not None)
     restore = _Restore(module)
@@ -220,20 +220,20 @@ def change_session_manager(module: Any) -> Sequence[Patch]:
 
 
 def change_supervisor(module: Any) -> Sequence[Patch]:
-    """The same for the older way of scripts. For `tensorflow.python.training.supervisor`."""
+    """The same for older scripts. For `tensorflow.python.training.supervisor`."""
     supervisor = require_attr(module, "Supervisor")
     return [set_default(supervisor, "__init__", "recovery_wait_secs", POLL, when=lambda: task() is not None)]
 
 
 def pass_gate() -> None:
-    """Wait until the chief has a whole model; leave where the cluster is about to change before that."""
+    """Wait until the chief has a complete model; leave if the cluster is about to change before that."""
     agent().wait_for(lambda order: order.open or order.pause or order.ending)
     if agent().order.pause:
         leave()
 
 
 def step_in(session: Any) -> int:
-    """The global step of the model in a session's servers; 0 where the graph has none."""
+    """The global step of the model in a session's servers; 0 if the graph has none."""
     from tensorflow.python.training import training_util
 
     with session.graph.as_default():
@@ -242,7 +242,7 @@ def step_in(session: Any) -> int:
 
 
 class _Restore:
-    """`SessionManager._restore_checkpoint` for a chief: makes a session, and says whether its model is there."""
+    """`SessionManager._restore_checkpoint` for a chief: creates a session, and says whether its model is there."""
 
     def __init__(self, module: Any) -> None:
         self._read = require_attr(module, "_restore_checkpoint_and_maybe_run_saved_model_initializers")
@@ -299,7 +299,7 @@ class _Restore:
         return session, True
 
     def _is_whole(self, manager: Any, session: Any) -> bool:
-        """Whether all that a chief makes has a value in the servers of this version."""
+        """Whether everything that a chief initialises has a value on the servers of this version."""
         if manager._ready_for_local_init_op is not None:
             return bool(manager._model_ready_for_local_init(session)[0])
         return manager._ready_op is not None and bool(manager._model_ready(session)[0])
@@ -326,7 +326,7 @@ class _Restore:
         beginning.how, beginning.path = "checkpoint", path
 
     def _remember(self, saver: Any, directory: Any) -> None:
-        """Let the saver know the older checkpoints, so that it deletes them in turn as before."""
+        """Have the saver know the older checkpoints, so that it deletes them in turn as before."""
         state = self._management.get_checkpoint_state(directory)
         if state is not None:
             saver.recover_last_checkpoints(state.all_model_checkpoint_paths)

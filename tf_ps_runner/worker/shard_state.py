@@ -1,8 +1,9 @@
-"""How far the data has come, kept beside each checkpoint: `model.ckpt-126.shards.json`.
+"""The state of the data, stored beside each checkpoint: `model.ckpt-126.shards.json`.
 
 The state is taken before the variables are read, so that what was used between the two is used again after a rollback,
-and none is left out. It becomes visible once the checkpoint is there, by a rename. A checkpoint without its state goes
-with the newest older one, for what was used by then is in the model; where there is none at all, with the beginning.
+and nothing is left out. It becomes visible once the checkpoint is there, by a rename. A checkpoint without its state
+uses that of the newest older one, because what was used by then is in the model; if there is none at all, the
+beginning.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tf_ps_runner.worker.agent_connection import AgentGone, agent, note
 SUFFIX = ".shards.json"
 
 MAX_STATE = 65_536
-"""Bytes of a state: more than one line of it can have come from."""
+"""Bytes of a state: more than one line of it can contain."""
 
 _NUMBERED = re.compile(r"(.*)-(\d+)")
 
@@ -30,8 +31,8 @@ _listening = False
 
 
 def keep() -> None:
-    """From here on keep the state beside each checkpoint that is told of, and give it back after a restore; only a
-    chief tells of any. A second call does nothing."""
+    """From here on store the state beside each checkpoint, and restore it with the model; only a chief reports
+    checkpoints. A second call does nothing."""
     global _listening
     if not _listening:
         _listening = True
@@ -41,7 +42,7 @@ def keep() -> None:
 
 
 def take(path: str) -> None:
-    """Ask for the state that shall go with the checkpoint `path`."""
+    """Request the state that belongs to the checkpoint `path`."""
     _taken.pop(path, None)
     try:
         state = agent().request("snapshot").get("state")
@@ -52,10 +53,10 @@ def take(path: str) -> None:
 
 
 def write(path: str, step: int) -> None:
-    """Put the state beside the checkpoint that is written now. Raises OSError."""
+    """Put the state beside the checkpoint that is being written. Raises OSError."""
     state, target = _taken.pop(path, None), path + SUFFIX
     if state is None:
-        # What lies there is of another checkpoint of the same name.
+        # A file there belongs to an earlier checkpoint of the same name.
         with contextlib.suppress(FileNotFoundError):
             files.remove(target)
     else:
@@ -64,8 +65,8 @@ def write(path: str, step: int) -> None:
 
 
 def give_back(path: str | None, step: int, how: str) -> None:
-    """Have the queues go back to where the model is: to the state of a checkpoint, or to the beginning for a model
-    that was made anew. A model that lived on goes with the queues as they are. Raises RuntimeError."""
+    """Have the queues go back to the state of the model: that of a checkpoint, or the beginning for a fresh model. With
+    a live model the queues stay as they are. Raises RuntimeError."""
     if how == "live":
         return
     state, sentence = read(path, step) if path is not None else (None, None)
@@ -74,7 +75,7 @@ def give_back(path: str | None, step: int, how: str) -> None:
     try:
         _roll_back(path, state)
     except AgentGone:
-        # Nobody hands out any data, and a script without DataShards goes on.
+        # There is no agent to hand out data, and a script without DataShards continues.
         return
 
 
@@ -88,10 +89,10 @@ def _roll_back(path: str | None, state: Any) -> None:
 
 
 def read(path: str, step: int) -> tuple[Any, str | None]:
-    """The state that goes with the checkpoint `path` of that step, None for the beginning; and a sentence where it is
-    not its own.
+    """The state that belongs to the checkpoint `path` of that step, None for the beginning; and a sentence if it is not
+    its own.
 
-    There is none to speak of where no checkpoint of that name has one: then the script had no DataShards.
+    No checkpoint of that name has a state if the script had no DataShards; then there is no sentence.
     """
     own, clause = _read(path + SUFFIX)
     if own is not None:
@@ -115,7 +116,7 @@ class _Kept(NamedTuple):
 
 
 def _read(name: str) -> tuple[_Kept | None, str | None]:
-    """What a file says; None with a clause that says why it says nothing, if it is there at all."""
+    """What a file says; None with a clause that says why it says nothing, if it exists at all."""
     try:
         text = files.read(name, MAX_STATE + 1).decode()
     except FileNotFoundError:
@@ -133,7 +134,7 @@ def _read(name: str) -> tuple[_Kept | None, str | None]:
 
 
 def _newest_older(path: str, step: int) -> tuple[str, _Kept] | None:
-    """The state of the newest older checkpoint of the same name: by step, for a script may number them as it likes."""
+    """The state of the newest older checkpoint of the same name, by step: a script may number them as it likes."""
     found = []
     for name in _states(path):
         kept = _read(name)[0]

@@ -1,10 +1,10 @@
-"""The parts of the input that this process takes, and how far it tells to have used them.
+"""The parts of the input that this process takes, and how far it reports them as used.
 
-A part is cut into batches. A batch is *used* when whoever asked for it asks for the next one, or, when it was handed to
-a coordinator's `schedule`, once its result is there. Only what is used without a gap before it is told, so that what is
-handed on after a death begins with the first batch that may not have been used.
+A part is cut into batches. A batch is *used* when the script asks for the next one, or, if it was handed to a
+coordinator's `schedule`, once its result is there. Only what is used without a gap before it is reported, so that after
+a death the next process begins with the first batch that may not have been used.
 
-Runs in the script's interpreter: standard library only, Python 3.9 and later.
+Runs in the script's interpreter: standard library only, Python 3.9 and later; TensorFlow for `make_dataset`.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Outgoing:
 
 
 class Requests(Protocol):
-    """The agent, as far as a queue needs it."""
+    """Where requests for data go."""
 
     def request(self, what: str, **fields: Any) -> Mapping[str, Any]:
-        """Its answer to a request; any thread may ask, and others are answered while one waits."""
+        """The answer to a request; any thread may call this, and others are answered while one waits."""
 
 
 class ShardSpec(NamedTuple):
@@ -111,7 +111,7 @@ class ShardSpec(NamedTuple):
 
 
 class TakenPart(NamedTuple):
-    """The offsets from `begin` to before `end`, in epoch `epoch`; `number` names it among all of its queue."""
+    """The offsets from `begin` to before `end`, in epoch `epoch`; `number` identifies it in its queue."""
 
     number: int
     begin: int
@@ -123,14 +123,14 @@ class Queue(Protocol):
     """Where parts come from."""
 
     def take(self) -> TakenPart | None:
-        """The next part; None when all of all epochs have been used. Waits while others may still give some back."""
+        """The next part; None when all epochs have been used. Waits while other tasks may still give parts back."""
 
     def use(self, number: int, offset: int) -> bool:
-        """Tell that all of a part before `offset` was used; False when the part is not this process's any more."""
+        """Report that all of a part before `offset` was used; False if the part is not this process's any more."""
 
 
 class AgentQueue:
-    """The queue of the job, behind this process's agent."""
+    """A queue of the job."""
 
     def __init__(self, agent: Requests, name: str, spec: ShardSpec) -> None:
         self._agent = agent
@@ -138,7 +138,7 @@ class AgentQueue:
         self._spec = spec
 
     def take(self) -> TakenPart | None:
-        """Raises RuntimeError with the agent's sentence when there is no such queue to be had."""
+        """The next part. Raises RuntimeError with the agent's sentence if there is no such queue."""
         answer = self._agent.request("take", queue=self._name, spec=self._spec._asdict())
         if answer.get("over"):
             return None
@@ -147,28 +147,28 @@ class AgentQueue:
         return TakenPart(answer["shard"], answer["begin"], answer["end"], answer["epoch"])
 
     def use(self, number: int, offset: int) -> bool:
-        """False when the part was given to somebody else, as after a rollback."""
+        """False if the part was given to another task, as after a rollback."""
         try:
             answer = self._agent.request("used", queue=self._name, shard=number, next=offset)
         except ConnectionError:
-            # The agent has gone, and will have had this process killed.
+            # The agent is gone, and has this process killed.
             return True
         return not answer.get("lost")
 
 
 class OwnQueue:
-    """The same parts in the same order for a process that trains without tf-ps-run."""
+    """The same parts in the same order, for a process that trains without tf-ps-run."""
 
     def __init__(self, spec: ShardSpec) -> None:
         self._spec = spec
         self._parts = self._all()
 
     def take(self) -> TakenPart | None:
-        """The next one; nobody else takes any."""
+        """The next part; no other process takes any."""
         return next(self._parts, None)
 
     def use(self, number: int, offset: int) -> bool:
-        """Nobody wants to know."""
+        """Does nothing."""
         return True
 
     def _all(self) -> Iterator[TakenPart]:
@@ -181,7 +181,7 @@ class OwnQueue:
 
 
 class OpenPart:
-    """A part that this process holds: what of it is on its way, and what was used."""
+    """A part that this process holds: which batches of it are in use, and how far it was used."""
 
     def __init__(self, part: TakenPart) -> None:
         self.part = part
@@ -190,7 +190,7 @@ class OpenPart:
         self._away: set[int] = set()
 
     def cut(self, length: int | None) -> tuple[int, int] | None:
-        """The next offsets of it, `length` at most; None when nothing is left to cut off."""
+        """The next offsets of it, `length` at most; None at its end."""
         begin = self._cut
         if self.exhausted:
             return None
@@ -200,11 +200,11 @@ class OpenPart:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing is left to cut off."""
+        """Whether all of it was cut off."""
         return self._cut == self.part.end
 
     def finish(self, begin: int) -> int | None:
-        """The batch that begins there was used: the offset to tell, None while one before it is still on its way."""
+        """The batch that begins there was used: the offset to report, None while an earlier batch is still in use."""
         self._away.discard(begin)
         offset = min(self._away, default=self._cut)
         if offset == self._told:
@@ -214,7 +214,7 @@ class OpenPart:
 
 
 class Batch:
-    """Some offsets of a part, on their way through this process. It is used once, whoever says so how often."""
+    """Some offsets of a part, in use by this process. It counts as used once, however often that is said."""
 
     def __init__(self, reader: Reader, open_part: OpenPart, begin: int, end: int) -> None:
         self.begin = begin
@@ -234,7 +234,7 @@ class Batch:
 class Reader:
     """Takes parts from a queue and cuts them into batches; one for each place of the script that asks for some.
 
-    What is used is told by whichever thread sees it, while another one may wait for the next part.
+    Any thread may report what is used, while another one waits for the next part.
     """
 
     def __init__(self, queue: Queue, length: int | None) -> None:
@@ -270,11 +270,11 @@ class Reader:
 
     def finish(self, open_part: OpenPart, begin: int) -> None:
         """One batch was used."""
-        # The lock is held while it is told, or the offsets of two threads could arrive in the other order.
+        # The lock is held while it is reported, or the offsets of two threads could arrive in the other order.
         with self._lock:
             offset = open_part.finish(begin)
             if offset is not None and not self._queue.use(open_part.part.number, offset) and self._current is open_part:
-                # It belongs to somebody else by now, so that the rest of it is not for this process.
+                # It belongs to another task by now, so the rest of it is not for this process.
                 self._current = None
 
 
@@ -291,7 +291,7 @@ _taking: set[int] = set()
 
 
 def is_taking() -> bool:
-    """Whether a part is waited for now, or what has to be done before."""
+    """Whether a thread waits for a part, or does what has to be done before."""
     return bool(_taking)
 
 
@@ -299,39 +299,39 @@ _out: dict[int, list[Batch]] = {}
 """The batches that each thread was given and has not asked beyond."""
 
 _elsewhere: set[Batch] = set()
-"""Those that were given to nobody knows which thread."""
+"""Batches that were given to an unknown thread."""
 
 _stepped: set[Batch] = set()
 """Those of all with which a step was made."""
 
 
 def batches(queue: Queue, length: int | None) -> Iterator[Batch]:
-    """Each batch in turn. It is used when the next one is asked for, unless it was claimed meanwhile."""
+    """Each batch in turn. It is used when the next one is requested, unless it was claimed meanwhile."""
     reader = Reader(queue, length)
     while (batch := reader.next()) is not None:
         waiting = _out.setdefault(threading.get_ident(), [])
         waiting.append(batch)
         yield batch
         _stepped.discard(batch)
-        # A list that was claimed is not this one's any more.
+        # A claimed list does not belong to this generator any more.
         if _out.get(threading.get_ident()) is waiting:
             waiting.remove(batch)
             batch.used()
 
 
 def claim() -> list[Batch]:
-    """The batches that this thread has been given and has not asked beyond: whoever claims them says when they are
-    used. That is `schedule`, which only begins their way."""
+    """The batches that this thread was given and has not asked beyond: the caller reports when they are used. That is
+    `schedule`, which only begins their way."""
     return _out.pop(threading.get_ident(), [])
 
 
 def hand_out(batch: Batch) -> None:
-    """A batch goes to whatever thread asks TensorFlow for it."""
+    """A batch goes to the thread that asks TensorFlow for it, whichever that is."""
     _elsewhere.add(batch)
 
 
 def take_back(batch: Batch) -> None:
-    """Whoever had it asks for the next one."""
+    """The thread that had the batch asks for the next one."""
     _elsewhere.discard(batch)
     _stepped.discard(batch)
 
@@ -343,8 +343,8 @@ def made_step(step: int) -> None:
 
 
 def before_leaving() -> None:
-    """Tell of the batches with which a step was made: this process ends before it asks for the next ones. A whole part
-    may take more than one step, and is told by nothing but the next request."""
+    """Report the batches with which a step was made: this process ends before it asks for the next ones. A whole part
+    may take more than one step, and is only reported by the next request."""
     for batch in list(_stepped):
         if batch.one_step:
             batch.used()

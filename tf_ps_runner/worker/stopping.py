@@ -1,8 +1,8 @@
-"""Leave between two steps when told, report the steps, and save before leaving where this process is the chief.
+"""Reports the steps of a session, and leaves between two steps when the agent says so; the chief saves first.
 
-The hook is put into each MonitoredSession on the cluster, which Estimator makes as well, so that no script has to ask
-anything. It acts inside `run`, after the step: what a script does behind its loop (an export, a last evaluation, the
-word that all is done) must not happen when the training merely moves.
+The hook is put into each MonitoredSession on the cluster, also those of Estimator, so that no script has to change. It
+acts inside `run`, after the step: what a script does after its loop (an export, a last evaluation, a message that all
+is done) must not happen when the training merely moves.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tf_ps_runner.worker.sessions import served_at, step_in
 from tf_ps_runner.worker.task import ClusterTask, leave, notify_leaving, task
 
 BETWEEN_REPORTS = 0.05
-"""Seconds between two reports of the global step: with a server are lost the steps of up to so long that nobody has
-told of. A report is one short line to the agent, some tens of microseconds."""
+"""Seconds between two reports of the global step: with a server, unreported steps of up to that long are lost. A report
+is one short line to the agent, some tens of microseconds."""
 
 LULL = 1.0
-"""Seconds that a process which was told to leave is given to come to the end of a step. One that is between two steps
-for so long waits for data, or does something else that nobody knows the length of, and leaves from there."""
+"""Seconds that a process which is asked to leave has to reach the end of a step. A process between two steps for that
+long waits for data, or does something else of unknown length, and leaves from there."""
 
 _after_step: list[Callable[[int], None]] = []
 
@@ -75,7 +75,7 @@ def change_monitored_session(module: Any) -> Sequence[Patch]:
 
 
 class StepHook:
-    """A SessionRunHook in all but its base class, the last one of its session."""
+    """A SessionRunHook except for its base class; the last one of its session."""
 
     def __init__(
         self, own_task: ClusterTask, module: Any, creator: Any, others: Sequence[Any], read_step: Callable[[], Any]
@@ -96,25 +96,25 @@ class StepHook:
         self._watching = False
 
     def begin(self) -> None:
-        """Find the global step; a graph that has none, or takes none any more, is trained without reports."""
+        """Find the global step; a graph without one, or one that is finalized, is trained without reports."""
         with contextlib.suppress(RuntimeError, ValueError):
             self._step = self._read_step()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Note the session, which may be a new one after an error."""
+        """Keep the session, which may be a new one after an error."""
         self._session, self._running = session, False
         if not self._watching:
             self._watching = True
             threading.Thread(target=self._watch, name="tf-ps-run: orders", daemon=True).start()
 
     def before_run(self, context: Any) -> Any:
-        """Have the global step read with each step: other reads now and then would be other graphs to the servers."""
+        """Have the global step read with each step: reads now and then would be other graphs to the servers."""
         with self._moment:
             self._running = True
         return self._module.session_run_hook.SessionRunArgs(self._step) if self._step is not None else None
 
     def after_run(self, context: Any, values: Any) -> None:
-        """Report the step; leave, or let the script come to its end, if that is what was told."""
+        """Report the step; leave, or have the script come to its end, if the agent says so."""
         with self._moment:
             self._running = False
             step = int(values.results) if values.results is not None else 0
@@ -129,7 +129,7 @@ class StepHook:
             context.request_stop()
 
     def end(self, session: Any) -> None:
-        """The script has come to its end, and is let go on to its own."""
+        """The script has finished, and is left to its own end."""
         with self._moment:
             self._over = True
 
@@ -144,16 +144,16 @@ class StepHook:
         if not self._told(agent().order):
             return
         if self._latest >= 0:
-            # Whoever counts what was lost counts up to the last step.
+            # The coordinator counts lost steps up to the last one reported.
             self._report()
         if self._mine.chief:
-            # First what was used is told, then it is counted, then the model is saved.
+            # First the used data is reported, then it is counted, then the model is saved.
             notify_leaving()
             self._save()
         leave(self._session)
 
     def _watch(self) -> None:
-        """Leave from between two steps, where the next one does not come soon."""
+        """Leave from between two steps if the next one does not come soon."""
         if not agent().wait_for(self._told):
             return
         threading.Event().wait(LULL)
@@ -162,8 +162,8 @@ class StepHook:
                 self._obey()
 
     def _save(self) -> None:
-        """Save at the step that the model is at, also where that was saved before: a step of a worker may have come
-        into the model since without its number."""
+        """Save at the current step, even if that was saved before: a step of a worker may have changed the model since
+        without changing the number."""
         try:
             step = step_in(self._session)
             with self._session.graph.as_default():

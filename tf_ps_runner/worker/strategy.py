@@ -1,9 +1,9 @@
 """`ParameterServerStrategy` with a `ClusterCoordinator`: only the chief runs the script, the others serve it.
 
-The chief counts the closures that were run, says so, and leaves where it is told to: closures that no worker has begun
-are dropped, those that run are waited for, and every `CheckpointManager` of the script saves. So no step is lost, and
-what was dropped is scheduled again by the script that comes back. Where a server has gone it waits to be ended, for the
-script cannot go on without it.
+The chief counts and reports the closures that were run, and leaves when the agent says so: closures that no worker has
+begun are dropped, running ones are waited for, and every `CheckpointManager` of the script saves. So no step is lost,
+and what was dropped is scheduled again by the script in the next version. If a server is gone, the chief waits to be
+ended, because the script cannot continue without it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tf_ps_runner.worker.patching import Patch, after_import, require_attr, requ
 from tf_ps_runner.worker.task import leave, task
 
 NAMES = ("global_step", "step", "train_step", "iterations", "_iterations")
-"""What it is called in scripts, and what optimizers call theirs; the first that is found nearest to the top counts."""
+"""The usual names of a step counter in scripts and optimizers; the first one found nearest to the top counts."""
 
 MAX_DEPTH = 3
-"""How far below a checkpoint it is looked for: checkpoint, model, optimizer, variable."""
+"""How far below a checkpoint to look: checkpoint, model, optimizer, variable."""
 
 MAX_INSPECTED = 2000
-"""Parts of a checkpoint that are looked at."""
+"""Parts of a checkpoint to look at."""
 
 
 def read_step(managers: Iterable[Any], saved: Iterable[Any]) -> int | None:
@@ -71,15 +71,14 @@ def _counts(variable: Any) -> bool:
 
 
 BETWEEN_STEPS = 0.05
-"""Seconds between two words about the step that the model is at: with a server are lost the steps of up to so long that
-nobody has told of."""
+"""Seconds between two reports of the step: with a server, unreported steps of up to that long are lost."""
 
 SERVER_GONE = 30.0
-"""Seconds that a chief waits to be ended after TensorFlow has told it that a server does not answer. The agent knows a
-dead server at once, and one that is silent within a few of its looks. After that the error is the script's own."""
+"""Seconds that a chief waits to be ended after TensorFlow has reported that a server does not answer. The agent knows a
+dead server at once, and an unresponsive one within a few probes. After that the error is the script's own."""
 
 MAX_SKIPPED = 20
-"""Checkpoints of which is told that they were skipped."""
+"""Skipped checkpoints that are reported."""
 
 
 class _Chief:
@@ -106,7 +105,7 @@ class _Chief:
         return [*(manager.checkpoint for manager in self.managers), *plain]
 
     def look(self) -> None:
-        """Read the step that the model is at; where the script counts none, closures are counted."""
+        """Read the step of the model; if the script has no step counter, closures are counted."""
         found = read_step(self.managers, self.checkpoints)
         with self.lock:
             self.counted = found is not None
@@ -133,7 +132,7 @@ _leaving = threading.Lock()
 
 
 def register() -> None:
-    """Have the modules of TensorFlow changed once they are imported."""
+    """Have the modules of TensorFlow patched once they are imported."""
     lost = "a chief with ParameterServerStrategy goes back to its last checkpoint whenever it is started again"
     steps = "a planned change of servers loses the steps since the last checkpoint"
     after_import("tensorflow.python.ops.resource_variable_ops", lost, live_model.change_variables)
@@ -153,7 +152,7 @@ def change_strategy(module: Any) -> Sequence[Patch]:
         operations, device, _ = _parts()
         live_model.look(operations, device)
         if _leads():
-            # Without the changes of the coordinator this process may have nothing else to say.
+            # Without the patches of the coordinator this process may have nothing else to send.
             agent().report_missing_patches()
 
     return [wrap(strategy, "_connect_to_cluster", connect)]
@@ -167,7 +166,7 @@ def change_coordinator(module: Any) -> Sequence[Patch]:
     errors = require_attr(module, "errors")
     for name in ("CancelledError", "UnavailableError", "AbortedError"):
         require_attr(errors, name)
-    # What `_drop` and `_leave` use once the chief is told to save: then it would be too late to find it missing.
+    # What `_drop` and `_leave` use when the chief has to save: then it would be too late to find it missing.
     require_attr(queue, "inflight_closure_count")
     require_instance_attrs(
         queue.__init__,
@@ -181,7 +180,7 @@ def change_coordinator(module: Any) -> Sequence[Patch]:
         original(self, *args, **kwargs)
         if _leads():
             if not _chief.clusters:
-                # The queues go back to where the model is before anything is taken from them.
+                # The queues go back to the state of the model before a part is taken.
                 shards.before_take(_before_take)
             _chief.clusters.append(self)
 
@@ -226,13 +225,13 @@ def change_coordinator(module: Any) -> Sequence[Patch]:
 
 
 def change_values(module: Any) -> Sequence[Patch]:
-    """Leave where a result is awaited that does not come any more. For `...distribute.coordinator.values`."""
+    """Leave while waiting for a result that never comes. For `...distribute.coordinator.values`."""
     value, errors = require_attr(module, "RemoteValueImpl"), require_attr(module, "errors")
     for name in ("CancelledError", "UnavailableError", "AbortedError"):
         require_attr(errors, name)
 
     def wait(original: Any, self: Any) -> None:
-        # The threads of the workers ask, too, and it is not for them to leave.
+        # The coordinator's threads for the workers call this as well, and must not leave.
         if threading.current_thread() is not threading.main_thread() or not _leads():
             original(self)
             return
@@ -242,7 +241,7 @@ def change_values(module: Any) -> Sequence[Patch]:
 
 
 def change_management(module: Any) -> Sequence[Patch]:
-    """Know who saves. For `tensorflow.python.checkpoint.checkpoint_management`."""
+    """Find the script's checkpoint managers. For `tensorflow.python.checkpoint.checkpoint_management`."""
     manager = require_attr(module, "CheckpointManager")
     require_params(manager.__init__, "checkpoint", "directory", "max_to_keep")
     require_params(manager.save, "check_interval")
@@ -259,7 +258,7 @@ def change_management(module: Any) -> Sequence[Patch]:
 
 
 def change_checkpoint(module: Any) -> Sequence[Patch]:
-    """Know what is saved and what was restored. For `tensorflow.python.checkpoint.checkpoint`."""
+    """Follow what is saved and restored. For `tensorflow.python.checkpoint.checkpoint`."""
     checkpoint, errors = require_attr(module, "Checkpoint"), require_attr(module, "errors_impl")
     for name in ("_write", "read", "save", "_trackable_children"):
         require_attr(checkpoint, name)
@@ -308,7 +307,7 @@ def change_checkpoint(module: Any) -> Sequence[Patch]:
 
 
 def save_all() -> int:
-    """Save all that the script saves, and return how many checkpoints that were."""
+    """Save everything that the script saves, and return the number of checkpoints."""
     with _chief.lock:
         for manager in _chief.managers:
             manager.save(check_interval=False)
@@ -334,7 +333,7 @@ def _told(order: TaskOrder) -> bool:
 
 
 def _begin() -> None:
-    """The first closure is on its way, or data for it is asked for: the model is whole."""
+    """The first closure is on its way, or data for it is requested: the model is complete."""
     if _chief.begun:
         return
     operations, device, constant = _parts()
@@ -362,8 +361,9 @@ def _before_take() -> None:
 
 
 def _watch() -> None:
-    """Drop what no worker has begun once the chief is told to leave, so that whoever waits for it goes on. A part of
-    the data may be waited for until some of that is used, which it never is then: the chief leaves from there."""
+    """Drop what no worker has begun once the chief has to leave, so that the threads which wait for it continue. A
+    thread may wait for a part of the data until some of that is used, which now never happens: the chief leaves from
+    there."""
     if agent().wait_for(_told):
         for cluster in _chief.clusters:
             _drop(cluster.closure_queue)
@@ -380,9 +380,9 @@ def _drop(queue: Any) -> None:
 
 
 def _finish(queue: Any) -> None:
-    """Wait for the closures that run, and drop the others."""
+    """Wait for the running closures, and drop the others."""
     while True:
-        # A closure of a worker that has gone comes back into the queue.
+        # A closure of a worker that is gone comes back into the queue.
         _drop(queue)
         with queue._queue_lock:
             if queue.inflight_closure_count == 0:
@@ -396,14 +396,14 @@ def _leave_if_told() -> None:
 
 
 def _leave() -> NoReturn:
-    """Wait for what runs, save, and end this process. Only the first thread that comes here does it."""
+    """Wait for running closures, save, and end this process. Only the first thread that comes here does it."""
     if not _leaving.acquire(blocking=False):
         threading.Event().wait()
     try:
         for cluster in _chief.clusters:
             _finish(cluster.closure_queue)
     except Exception as error:
-        # The model is saved all the same: it may lack the steps that run now.
+        # The model is saved all the same: it may lack the steps that are running now.
         note(f"the steps that run now are not waited for: {type(error).__name__}: {str(error)[:500]}")
     try:
         if save_all() == 0:
@@ -430,7 +430,7 @@ def _until_told(errors: Any, original: Callable[..., Any], *args: Any, **kwargs:
 
 
 def _newest(directory: str) -> str | None:
-    """The newest whole checkpoint. Those that are skipped were told to the person when TensorFlow looked for it."""
+    """The newest complete checkpoint. Skipped ones were reported when TensorFlow looked for it."""
     path, skipped = checkpoints.newest_complete(directory, _chief.damaged)
     _chief.skipped += [words for words in skipped if words not in _chief.skipped]
     return path

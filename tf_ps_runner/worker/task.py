@@ -15,18 +15,18 @@ from typing import Any, NoReturn
 from tf_ps_runner.worker.agent_connection import agent, note
 
 EXIT_MEMBERSHIP = 75
-"""The exit code of a process that left because the cluster changes."""
+"""The exit code of a process that leaves because the cluster changes."""
 
 CLOSING = 2.0
-"""Seconds for the session to be closed, which tells the servers to forget it; after that the process ends all the
-same, and the servers keep what they have for it until they end."""
+"""Seconds to close the session, which has the servers release it. After that the process ends all the same, and the
+servers keep what they hold for it until they end."""
 
 _before: list[Callable[[], None]] = []
 _once = threading.Lock()
 
 
 def on_leave(listener: Callable[[], None]) -> None:
-    """Have `listener()` called before this process leaves as it was told, between two steps."""
+    """Have `listener()` called before this process leaves, between two steps."""
     _before.append(listener)
 
 
@@ -69,12 +69,12 @@ def _close(session: Any) -> None:
 GATE = "TF_PS_GATE"
 
 CHIEFS = ("chief", "master")
-"""The names that TensorFlow has for the task that makes the model and saves it."""
+"""TensorFlow's names for the task that creates the model and saves it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterTask:
-    """A role with an index in the cluster. `gated` says that a worker waits until the chief has a whole model."""
+    """A role with an index in the cluster. `gated` means that a worker waits until the chief has a complete model."""
 
     role: str
     index: int
@@ -82,17 +82,17 @@ class ClusterTask:
 
     @property
     def chief(self) -> bool:
-        """Whether it makes the model, and saves it."""
+        """Whether it creates the model, and saves it."""
         return self.role in CHIEFS
 
     @property
     def worker(self) -> bool:
-        """Whether it trains a model that the chief has made."""
+        """Whether it trains a model that the chief has created."""
         return self.role == "worker"
 
 
 def task() -> ClusterTask | None:
-    """The task that this process is; None where no agent looks after it, or no `TF_CONFIG` says it."""
+    """The task of this process; None without an agent, or without a `TF_CONFIG` that names it."""
     if not agent().active:
         return None
     try:

@@ -1,8 +1,8 @@
-"""The first thing in each process of TensorFlow that `tf-ps-run` starts, in the interpreter of the script.
+"""The first code in each TensorFlow process that `tf-ps-run` starts, in the interpreter of the script.
 
-As a module it makes `tf_ps_runner` importable there, wherever the launcher is installed, and has TensorFlow's own hooks
-changed once the script imports it; it reads no environment and opens nothing, so that a template which has imported it
-can be forked. As a program (`python -u tf_ps_boot.py script.py ARGS`, or `-m module ARGS`) it does that and becomes the
+As a module it makes `tf_ps_runner` importable there, wherever the launcher is installed, and has TensorFlow patched
+once the script imports it. It reads no environment and opens nothing, so that a template that has imported it can be
+forked. As a program (`python -u tf_ps_boot.py script.py ARGS`, or `-m module ARGS`) it does the same and becomes the
 script, as the interpreter would have run it.
 """
 
@@ -23,7 +23,7 @@ CANNOT_OPEN = 2
 
 
 def bring_package() -> None:
-    """Make `tf_ps_runner` importable, by its own directory alone: what else is installed beside it is not for here."""
+    """Make `tf_ps_runner` importable, by its own directory only: other packages beside it do not belong here."""
     if "tf_ps_runner" in sys.modules:
         return
     directory = os.path.dirname(os.path.dirname(HERE))
@@ -36,7 +36,7 @@ def bring_package() -> None:
 
 
 def install() -> None:
-    """Have TensorFlow's hooks changed."""
+    """Have TensorFlow patched."""
     bring_package()
     from tf_ps_runner.worker import patches
 
@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def run_program() -> None:
-    """Become the program that the arguments name, in the `__main__` that is there."""
+    """Become the program that the arguments name, in the existing `__main__`."""
     from tf_ps_runner.worker.agent_connection import agent
     from tf_ps_runner.worker.task import task
 
@@ -83,7 +83,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _forget_this_program(ours: int) -> None:
-    """Take what stands for this file out of the interpreter's view of how it was started."""
+    """Remove this file from the interpreter's view of how it was started."""
     if not getattr(sys.flags, "safe_path", False) and os.path.realpath(sys.path[0]) == os.path.dirname(HERE):
         del sys.path[0]
     if hasattr(sys, "orig_argv"):
@@ -121,7 +121,7 @@ def _code(path: str, names: dict[str, Any]) -> Any:
 
 
 def _show_only_the_program() -> None:
-    """Leave the frames of this file out of the traceback that the interpreter is about to print."""
+    """Remove the frames of this file from the traceback that the interpreter is about to print."""
     hook = sys.excepthook
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -135,11 +135,11 @@ def _show_only_the_program() -> None:
 
 
 _OURS = {HERE, __file__, run_program.__code__.co_filename}
-"""How this file may be called in a frame."""
+"""The names of this file in a frame."""
 
 
 def _as_module() -> Any:
-    """This file under its own name: `__main__` shall belong to the script alone."""
+    """This file under its own name: `__main__` belongs to the script alone."""
     loaded = sys.modules.get("tf_ps_boot")
     if loaded is None:
         spec = importlib.util.spec_from_file_location("tf_ps_boot", HERE)
