@@ -191,7 +191,7 @@ def test_rubbish_in_place_of_a_status_does_not_end_its_node() -> None:
 
 
 def test_nobody_counts_beyond_the_most_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrover_run.rendezvous.etcd_leader.MOST_NODES", 2)
+    monkeypatch.setattr("dlrover_run.rendezvous.etcd_leader.MAX_NODES", 2)
     hearing = Hearing()
     for name in "abc":
         hearing.put(status(name), name)

@@ -313,8 +313,8 @@ BROKEN_IN_ETCD = {
 
 
 LATER = {
-    "a coordinator counts epochs by revisions alone": 700,
-    "who is slow is not named": 650,
+    "a coordinator counts epochs by revisions alone": 200,
+    "who is slow is not named": 390,
     "an old master does not notice its successor": 150,
     "newcomers take part unchecked": 750,
 }

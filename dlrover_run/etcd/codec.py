@@ -1,12 +1,10 @@
-"""The messages and methods of etcd's v3 API, from the package etcd3.
+"""The protobuf messages of etcd's v3 API, from the package etcd3, and the encoding of operations in them.
 
-Release 0.12.0 of it, the last one, cannot be imported with protobuf 4 or later. What it says of the API is still
-right, so its descriptors are read as text and put into a pool of our own. There they meet neither those of another
-client of etcd that a user's program imports into the same process nor the pure-Python protobuf, which would make
-TensorFlow's parsing 250 times slower.
-
-
-The operations of a store in the messages of etcd, and what etcd answers in those of a store. Pure."""
+Release 0.12.0 of etcd3, the last one, cannot be imported with protobuf 4 or later. Its description of the API is still
+right, so its descriptors are read as text and put into a separate pool. There they conflict neither with those of
+another client of etcd that a user's program imports into the same process nor with the pure-Python protobuf, which
+would make TensorFlow's parsing 250 times slower.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +38,19 @@ from dlrover_run.transport import grpc_setup
 INSTALL = "pip install 'dlrover-run[etcd]'"
 
 _UNIMPORTABLE = "0.12.0"
-"""The release whose files are read and never run. It is told by its number and not by trying, because an import that
-fails leaves half of its messages in everybody's pool."""
+"""The release whose files are read but not imported. The version number decides, because an import that fails leaves
+half of its messages in the shared pool."""
 
 _FILES = ("kv", "auth", "rpc")
 """Each needs those before it."""
 
 
 class PackageMissing(SpecError):
-    """The client's packages are not installed, or not as a whole; the message is a sentence that says what to do."""
+    """The client's packages are missing or incomplete; the message is a sentence that says what to do."""
 
 
 class Method(NamedTuple):
-    """One method of the API: its path for gRPC, and the classes of what it takes and gives."""
+    """One method of the API: its path for gRPC, and the classes of its request and response."""
 
     path: str
     request: Any
@@ -146,7 +144,7 @@ def write_txn(api: Api, txn: Txn) -> Any:
 
 
 def read_outcome(response: Any) -> TxnResult:
-    """What a TxnResponse says."""
+    """The content of a TxnResponse."""
     found = {value.key: value for value in _found(response)}
     return TxnResult(response.succeeded, response.header.revision, found)
 
@@ -216,5 +214,5 @@ def _bytes(key: str) -> bytes:
 
 
 def _text(key: bytes) -> str:
-    # Somebody else may have put a key below our prefix that is no text.
+    # Another program may have put a key below our prefix that is not text.
     return key.decode(errors="replace")

@@ -1,8 +1,8 @@
-"""Writes of the elected agent: only while it is elected, each after the one before, and only what has changed.
+"""Writes of the elected agent: only while it is elected, in order, and only what has changed.
 
-The key of an election says who may write, not in which order what was sent is carried out. A request may come twice,
-when the member that it was sent to dies before it answers, and one that was given up may come after its successor. So
-each write names the last one before it.
+The election's key decides which agent may write, but not in which order requests are carried out. A request may be
+carried out twice, if the member that received it dies before it answers, and one that was given up may be carried out
+after its successor. So each write has the condition that the write before it was the last one.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ MAX_TXN_BYTES = 1_000_000
 
 
 class NotElected(Exception):
-    """This agent is elected no more."""
+    """This agent is no longer elected."""
 
 
 class StaleWriteApplied(Exception):
-    """A write that was given up has been carried out all the same, so it has to be read again what stands in etcd."""
+    """A write that was given up has been carried out after all, so the current values must be read again."""
 
 
 class FencedWriter:
     """The writes of one election. `leader` is the leader's key as it was created in it.
 
-    The revision of its creation tells two elections apart, and its lease two nodes: an etcd that has lost its data may
-    give the same revision again.
+    Its create revision distinguishes two elections, and its lease two nodes: an etcd that has lost its data may give
+    the same revision again.
     """
 
     def __init__(self, store: KeyValueStore, keys: Keys, leader: KeyValue) -> None:
@@ -55,18 +55,18 @@ class FencedWriter:
         self._lease = 0
 
     async def read(self, *ranges: Range) -> TxnResult:
-        """What stands there, from which the next write goes on. Raises NotElected."""
+        """Read these ranges; the next write follows this read. Raises NotElected."""
         outcome = await self._store.commit(Txn(self._elected, tuple(map(Get, (self._turn, *ranges)))))
         if not outcome.succeeded:
             raise NotElected
         turn = outcome.found.get(self._turn.key)
         self._last = Absent(self._turn) if turn is None else ModRevisionIs(turn.key, turn.changed)
-        # What was given up may stand there, or not.
+        # A write that was given up may have been carried out, or not.
         self._written.clear()
         return outcome
 
     async def write(self, values: Mapping[str, bytes], lease: int) -> None:
-        """Have these values there, under that lease, in their order. Raises NotElected and StaleWriteApplied."""
+        """Write these values in their order, attached to that lease. Raises NotElected and StaleWriteApplied."""
         if lease != self._lease:
             self._lease = lease
             self._written.clear()
@@ -89,13 +89,13 @@ class FencedWriter:
                 raise NotElected
             if turn is None or turn.value != number:
                 raise StaleWriteApplied
-            # It has come twice, and this was the second time.
+            # It was carried out twice, and this is the second time.
             revision = turn.changed
         self._last = ModRevisionIs(self._turn.key, revision)
 
 
 def _batches(puts: Sequence[Put]) -> Iterator[list[Put]]:
-    """The same in the same order, in parts that etcd takes in one transaction."""
+    """The same puts in the same order, in batches that fit into one transaction."""
     batch: list[Put] = []
     size = 0
     for put in puts:

@@ -1,4 +1,5 @@
-"""The five operations that a job needs of etcd, and what travels in them; whoever offers them can take etcd's place.
+"""The five operations that a job needs of etcd, and their records. Another store with these operations can replace
+etcd.
 
 Keys are text, values are bytes. A *revision* is etcd's count of changes, the same on all its members.
 """
@@ -12,24 +13,24 @@ from typing import NamedTuple, Protocol
 
 
 class EtcdUnavailable(Exception):
-    """No member answers now; the message is a clause that says why. The same may work a moment later."""
+    """No member answers now; the message is a clause that says why. The same request may succeed a moment later."""
 
 
 class EtcdMisconfigured(Exception):
-    """What the person has given cannot work: a wrong password, certificate or permission. The message is a sentence
-    fit to print as it is."""
+    """The user's settings cannot work: a wrong password, certificate or permission. The message is a sentence for the
+    user."""
 
 
 class RequestRejected(EtcdMisconfigured):
-    """Etcd is set up so that it takes no request like this one, now or later."""
+    """etcd is configured so that it rejects requests like this one, now and later."""
 
 
 class LeaseExpired(Exception):
-    """The lease has run out, and with it all keys that were under it."""
+    """The lease has expired, and with it all keys that were attached to it."""
 
 
 class Compacted(Exception):
-    """The revision from which a watch should begin is not kept any more; what holds now has to be read again."""
+    """The revision at which a watch should begin has been compacted; the current values must be read again."""
 
 
 class KeyValue(NamedTuple):
@@ -62,14 +63,14 @@ class Absent(NamedTuple):
 
 class CreateRevisionIs(NamedTuple):
     """The condition that a key exists and was created at that revision. It fences a writer: a key that was deleted and
-    made again has another revision."""
+    created again has another revision."""
 
     key: str
     revision: int
 
 
 class LeaseIs(NamedTuple):
-    """The condition that a key exists and is under that lease."""
+    """The condition that a key exists and is attached to that lease."""
 
     key: str
     lease: int
@@ -89,7 +90,7 @@ class Get(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Write a key, under a lease unless that is 0."""
+    """Write a key, attached to a lease unless that is 0."""
 
     key: str
     value: bytes
@@ -104,7 +105,8 @@ class Delete(NamedTuple):
 
 @dataclass(frozen=True)
 class Txn:
-    """A transaction: `then` is done in order when all conditions hold, else `otherwise`; both see their own writes."""
+    """A transaction: `then` is carried out in order if all conditions hold, else `otherwise`; both see their own
+    writes."""
 
     conditions: tuple[Absent | CreateRevisionIs | ModRevisionIs | LeaseIs, ...] = ()
     then: tuple[Get | Put | Delete | Txn, ...] = ()
@@ -112,7 +114,7 @@ class Txn:
 
 
 class TxnResult(NamedTuple):
-    """What a transaction came to. `found` is all that its `Get`s read, those of nested transactions included."""
+    """The result of a transaction. `found` has all that its `Get`s read, including those of nested transactions."""
 
     succeeded: bool
     revision: int
@@ -142,34 +144,33 @@ class KeyValueStore(Protocol):
     """What a job needs of etcd. All raise Away and EtcdMisconfigured; none waits for ever."""
 
     async def grant(self, seconds: int) -> int:
-        """A new lease that runs out unless it is renewed within that many seconds."""
+        """A new lease, which expires unless it is renewed within that many seconds."""
         ...
 
     async def renew(self, lease: int) -> bool:
-        """Let a lease run its whole time again; False when it has run out."""
+        """Restart a lease's time to live; False if it has expired."""
         ...
 
     async def revoke(self, lease: int) -> None:
-        """End a lease, and with it all keys that are under it. One that has run out is no error."""
+        """End a lease and delete all keys attached to it. One that has expired is no error."""
         ...
 
     async def commit(self, txn: Txn) -> TxnResult:
         """Carry out a transaction: all of it or nothing. Raises LeaseExpired if a `Put` names a lease that has run out.
 
-        It may be carried out twice when a member dies before it has answered, so it must be such that this does no
-        harm.
+        It may be carried out twice if a member dies before it has answered, so it must be idempotent.
         """
         ...
 
     def watch(self, ranges: Sequence[Range]) -> AbstractAsyncContextManager[Watch]:
-        """Watch these ranges from now on, for whoever then reads how things stand: of what changes after that reading,
-        whose revision it has, nothing is missed.
+        """Watch these ranges from now on. The caller then reads the current values: no change after the revision of
+        that read is missed.
 
-        Reading first would be slower. etcd puts a watch that begins in the past aside, and serves those only every 100
+        Reading first would be slower: etcd sets aside a watch that begins in the past, and serves those only every 100
         ms.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         ...

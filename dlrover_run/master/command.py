@@ -1,6 +1,4 @@
-"""The master's command line: flags and secrets, read and checked, become one frozen record.
-
-`python -m dlrover_run.master`: one process that serves, from its command line to its exit code."""
+"""`python -m dlrover_run.master`: the master's command line and its process, from the flags to the exit code."""
 
 from __future__ import annotations
 
@@ -166,7 +164,7 @@ def _state_dir(path: str) -> Path:
 _LOG_FD = 2
 
 _ASKED_WITH = (signal.SIGTERM, signal.SIGINT)
-"""The signals that ask a master to end."""
+"""The signals that end a master."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -201,12 +199,12 @@ def _belongs_to_job(options: Options) -> bool:
 
 
 def say(text: str) -> None:
-    """Print one line for the person who runs the master. It is left out where nobody reads it: serving comes first."""
+    """Print one line. It is dropped if the reader is slow or gone, because serving must not block."""
     _write_line(_LOG_FD, f"dlrover-master: {text}")
 
 
 def _write_line(fd: int, text: str) -> None:
-    # A node chose some of the words, and may not steer a terminal with them.
+    # Part of the text comes from nodes, and must not control a terminal.
     line = "".join(char if char.isprintable() else "?" for char in text) + "\n"
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [fd], [], 0)[1]:
@@ -214,7 +212,7 @@ def _write_line(fd: int, text: str) -> None:
 
 
 def _open_report(fd: int) -> Callable[[str], None]:
-    """What writes lines for whoever started this master, who may have gone since, or be slow."""
+    """A function that writes lines to the process that started this master, which may be gone or slow."""
     if fd < 0:
         return lambda line: None
     with contextlib.suppress(OSError):
@@ -314,7 +312,7 @@ def _reachable_from_outside(options: Options) -> bool:
 
 
 def _why_not_bound(options: Options, error: OSError) -> str:
-    """gRPC does not tell; the kernel does."""
+    """The reason from the kernel, because gRPC gives none."""
     reason = str(error)
     for family, kind, protocol, _, address in _addresses(options):
         with socket.socket(family, kind, protocol) as probe:
@@ -330,7 +328,7 @@ def _why_not_bound(options: Options, error: OSError) -> str:
 def _tell_ready(fd: int, message: dict[str, Any]) -> None:
     if fd < 0:
         return
-    # Whoever waited for it may be gone.
+    # The process that waited for it may be gone.
     with contextlib.suppress(OSError):
         os.write(fd, json.dumps(message).encode() + b"\n")
     with contextlib.suppress(OSError):
@@ -344,7 +342,7 @@ def _fail(ready_fd: int, sentence: str, code: int) -> int:
 
 
 def _allow_many_files() -> None:
-    """Each node takes a descriptor, and the usual limit of 1024 is lower than what the kernel allows."""
+    """Raise the limit on descriptors: each node takes one, and the usual limit of 1024 is lower than allowed."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""The opening of a stream: who comes, for which job, and whether he may. Pure; one for each stream."""
+"""The handshake of a connection: which node joins which job, and whether it may. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dlrover_run.transport import auth
 from dlrover_run.transport.messages import PROTOCOL, Challenge, Hello, Join, NodeMessage, Proof, Refused
 
 JOIN_TIMEOUT = 10.0
-"""Seconds from the opening of a stream until its `Join`; one that takes longer is ended.
+"""Seconds from the opening of a connection until its `Join`; a slower one is ended.
 
-A node needs two round trips. This bounds how long a stranger can hold a place.
+A node needs two round trips. This limits how long an unauthenticated client can hold a connection.
 """
 
 MAX_HANDSHAKE_MESSAGE = 16 * 1024
-"""Bytes of a message of one who has not proved himself: several times the longest that there can be."""
+"""Maximum bytes of a message from an unauthenticated client: several times the longest valid one."""
 
 MAX_ERROR_TEXT = 500
-"""Characters of what is told of a defect of the master's own, so that the rest of the sentence is told as well."""
+"""Characters of an internal error that are quoted, so that the rest of the sentence fits too."""
 
 TOKEN_REMEDY = (
     "give every node and the master the same token in DLROVER_RDZV_TOKEN, in the file that DLROVER_RDZV_TOKEN_FILE "
@@ -24,7 +24,7 @@ TOKEN_REMEDY = (
 
 
 class RequestRefused(Exception):
-    """A stream that has to end; `last_word` is what the node is told."""
+    """The connection must end; `last_word` is the last message to the node."""
 
     def __init__(self, reason: str, retry: bool = False) -> None:
         super().__init__(reason)
@@ -32,12 +32,12 @@ class RequestRefused(Exception):
 
 
 def internal_error(defect: Exception) -> str:
-    """A sentence about a defect of the master's own. Nodes are told it too: a hosted master has no other reader."""
+    """A sentence about an internal error. It is also sent to nodes, because a launched master has no console."""
     return f"internal error of the master: {repr(defect)[:MAX_ERROR_TEXT]}; please report it"
 
 
 class Handshake:
-    """Judges a stream's first three messages. `nonce` is random and new with each stream."""
+    """Checks the first three messages of a connection. `nonce` is random and new for each connection."""
 
     def __init__(self, token: str, nonce: str) -> None:
         self._token = token
@@ -59,7 +59,7 @@ class Handshake:
         return Challenge(self._nonce)
 
     def admit(self, hello: Hello, message: NodeMessage) -> Proof:
-        """Check the node's proof; the master's own in return. Raises RequestRefused when the node's is none."""
+        """Check the node's proof and return the master's own. Raises RequestRefused."""
         if not isinstance(message, Proof):
             raise _out_of_order(message, "proof")
         if not auth.macs_equal(message.mac, auth.node_mac(self._token, hello, self._nonce)):
@@ -71,7 +71,7 @@ class Handshake:
         if not isinstance(message, Join):
             raise _out_of_order(message, "join")
         if message.status.key != (hello.node_id, hello.incarnation):
-            raise RequestRefused("a node may only speak of itself, and this one said hello under another name")
+            raise RequestRefused("a node may only report itself, and this one sent hello under another id")
         return message
 
     def _wrong_token(self, message: Proof) -> str:

@@ -1,7 +1,7 @@
-"""One job: its coordinator, its journal, the nodes that are connected, and what each of them was told last.
+"""One job: its coordinator, its journal, the connected nodes, and the last assignment sent to each.
 
-Knows neither a clock nor a socket: times are passed in, and a node is reached through a `NodeConnection`. What was
-heard counts at once; `settle` then decides for all of it, stores the plan, and only after that tells anybody.
+Knows neither a clock nor a socket: times are passed in, and a node is reached through a `NodeConnection`. Reports
+count at once; `settle` then decides for all of them, stores the plan, and sends assignments only after that.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from dlrover_run.rendezvous.failure_detector import FailureDetector
 from dlrover_run.transport.messages import Refused, Welcome, encode_rules
 
 STORE_RETRY = 1.0
-"""Seconds between two attempts to write a journal that could not be written. Until one succeeds nobody is told."""
+"""Seconds between two attempts to write a journal after a failure. Until one succeeds, no new plan is sent."""
 
 
 class NodeConnection(Protocol):
-    """The way to one node."""
+    """The connection to one node."""
 
     def tell(self, wanted: Assignment) -> None:
-        """Say what the plan asks of the node; of what was not sent yet only the latest counts."""
+        """Send an assignment; it replaces one that has not been sent yet."""
         ...
 
     def end(self, last_word: Refused | None) -> None:
-        """End the stream, after these words."""
+        """End the connection after this message."""
         ...
 
 
@@ -131,7 +131,7 @@ class Job:
         self._check(status, now)
         node = self._nodes.get(status.key)
         if node is None or node.line is not line:
-            raise RequestRefused("a node may only speak of itself, and this status is another one's")
+            raise RequestRefused("a node may only report itself, and this status is another one's")
         if self._take(status, now):
             return True
         self._tell(status.key, node, now, answer=True)
@@ -148,11 +148,11 @@ class Job:
         self._detector.compensate_stall(late)
         self._coordinator.compensate_stall(late)
         if late >= self._coordinator.rules.lost_after:
-            # Nodes may have given this master up.
+            # Nodes may have given up this master.
             self._coordinator.extend_grace(now)
 
     def settle(self, now: float) -> None:
-        """Decide on all that was heard and on the time that has passed, and tell everybody whom it concerns."""
+        """Decide for all reports and for the time that has passed, and send the assignments that have changed."""
         present = self._coordinator.members
         for key in self._detector.failed_peers(now):
             limit = self._coordinator.rules.heartbeat_timeout
@@ -167,7 +167,7 @@ class Job:
             self._step_down(f"{reason}; this one decides no more for the job")
             return
         if self._coordinator.superseded:
-            # What a later coordinator decided is not in our journal, so what is in there is worth nothing.
+            # Decisions of a later coordinator are not in our journal, so its content is outdated.
             if self._journal is not None:
                 self._journal.remove()
             self._step_down("a node obeys a later master; this one begins anew with what the nodes say")
@@ -178,7 +178,7 @@ class Job:
         self._owed.clear()
 
     def wake_at(self) -> float | None:
-        """When to `settle` though nothing was heard; None for never."""
+        """When to `settle` without a new report; None for never."""
         times = [self._detector.next_deadline()]
         if self._retry_at is not None:
             times.append(self._retry_at)
@@ -189,12 +189,12 @@ class Job:
         return min((time for time in times if time is not None), default=None)
 
     def forgettable(self, now: float) -> bool:
-        """Whether nobody will ask for this job any more."""
+        """Whether no node can need this job any more."""
         if self._nodes:
             return False
         if self._over_at is not None:
             return not self._unaware or now >= self._over_at + RESULT_RETENTION
-        # Nothing was ever decided, and nobody is left who could be waited for.
+        # Nothing was ever decided, and no node is left to wait for.
         return self._stored.key.number == 0 and not self._coordinator.members
 
     def forget(self) -> None:
@@ -230,7 +230,7 @@ class Job:
         self._progress.outdated = True
 
     def _decide(self, now: float) -> bool:
-        """Whether there is another plan to tell, which is stored. Raises JournalReplaced."""
+        """Decide and store; whether there is a new plan to send. Raises JournalReplaced."""
         news = False
         if self._retry_at is not None:
             if now < self._retry_at or not self._store(now):
@@ -299,7 +299,7 @@ class Job:
         return build_assignment(self._stored, view_of(self._stored, self._stored_parts, key), Waiting(self._held_back))
 
     def _check(self, status: NodeReport, now: float) -> None:
-        """Raise RequestRefused for what no node of this job says."""
+        """Raise RequestRefused for a status that no node of this job can have."""
         coordinator = self._coordinator
         problem = wrong_job_kind(coordinator.rules, status)
         problem = problem or validate_report(status, coordinator.plan, coordinator.ranks(status.key))

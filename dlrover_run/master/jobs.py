@@ -1,5 +1,5 @@
-"""All jobs of a master: begun when their first node joins, settled once for all that was heard in a turn of the loop,
-forgotten when nobody will ask for them any more."""
+"""All jobs of a master. A job begins with its first node, decides once per turn of the loop for all reports that came
+in it, and is deleted when no node can need it any more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_JOBS = 1000
 """Jobs that a master coordinates at a time."""
 
 REPORT_STALLS_FROM = 3.0
-"""Seconds of lateness of the master from which on its person is told."""
+"""Seconds of stall from which on the master prints a line."""
 
 
 class Jobs:
@@ -41,7 +41,7 @@ class Jobs:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._state_dir = state_dir
-        # Two jobs of one name that follow each other have no round in common either.
+        # Two successive jobs of one name must not have a round in common.
         self._epochs = itertools.count(started_ms)
         self._say = say
         self._on_change = on_change
@@ -152,13 +152,13 @@ class Jobs:
         return Coordinator(story.header.rules, now, story.header.epoch, story.plan)
 
     def _complain(self, line: str) -> None:
-        """Say that a job cannot begin; not again for each of its nodes and each of their attempts."""
+        """Print once why a job cannot begin, not for each of its nodes and their attempts."""
         if line != self._complaint:
             self._complaint = line
             self._say(line)
 
     def _now(self) -> float:
-        """The time; this master's own lateness up to now is laid to nobody's charge."""
+        """The time. Subtracts the time for which this process was stalled from all timeouts."""
         now = self._loop.time()
         late = self._stalls.stalled_for(now)
         if late:
@@ -174,7 +174,7 @@ class Jobs:
 
     def _settle_soon(self, name: str) -> None:
         if not self._unsettled:
-            # Behind all that came in this turn of the loop.
+            # After all that comes in this turn of the loop.
             self._loop.call_soon(self._settle)
         self._unsettled.add(name)
 
@@ -186,7 +186,7 @@ class Jobs:
             try:
                 job.settle(now)
             except Exception as defect:
-                # One job's defect is not another's; its nodes go on training and come again.
+                # A defect in one job must not end the others. Its nodes train on and reconnect.
                 sentence = internal_error(defect)
                 self._say(f"job {name!r}: {sentence}")
                 self._drop(job)

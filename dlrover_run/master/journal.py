@@ -1,4 +1,4 @@
-"""One job's journal: a file to which every plan is added before anybody acts on it.
+"""One job's journal: a file to which each plan is appended before it is sent to a node.
 
 The first line is a header, each further one a plan; the last plan is all that a successor needs. Each line begins with
 a checksum of it and of all lines before it, so that no line can change, vanish or move unseen. A master that takes a
@@ -24,7 +24,7 @@ from dlrover_run.coordination.model import Plan
 from dlrover_run.coordination.rules import JobRules
 
 FORMAT = 2
-"""Raised when an older version of this program could not read the file."""
+"""The version of the file format, increased with each incompatible change."""
 
 COMPACT_BYTES = 16 * 1024 * 1024
 """The size at which a journal is compacted while its job runs: hundreds of rounds of a large job."""
@@ -37,7 +37,7 @@ _CHECKSUM = 8
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line: whose journal it is, under which rules the job runs, and which coordinator began the file."""
+    """The first line: the job, its rules, and the epoch of the coordinator that began the file."""
 
     format: int
     job: str
@@ -46,14 +46,14 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalContents(msgspec.Struct, frozen=True):
-    """What a journal tells: `plan` is the last one, None when none was made yet."""
+    """The content of a journal. `plan` is the last one, None before the first."""
 
     header: JournalHeader
     plan: Plan | None = None
 
 
 class JournalDamaged(Exception):
-    """A journal that cannot be trusted; the message says where it is wrong and what to do."""
+    """A journal is damaged; the message says where and what to do."""
 
 
 class JournalReplaced(Exception):
@@ -61,14 +61,14 @@ class JournalReplaced(Exception):
 
 
 def encode(story: JournalContents) -> bytes:
-    """The bytes of a journal that tells this story and no more."""
+    """The bytes of a journal with this content."""
     first = _line(msgspec.json.encode(story.header), 0)
     return first if story.plan is None else first + _line(msgspec.json.encode(story.plan), _sum_of(first))
 
 
 def decode(data: bytes, job: str) -> JournalContents:
-    """The story of a journal, without a last line that was cut short. Raises ValueError, which names the line, when
-    anything else is wrong."""
+    """The content of a journal, without a last line that was cut short. Raises ValueError, which names the line, for
+    any other damage."""
     lines = data.split(b"\n")
     # What comes after the last newline was cut short; without a cut it is empty.
     torn = lines.pop() != b""
@@ -80,7 +80,7 @@ def decode(data: bytes, job: str) -> JournalContents:
         checksum = zlib.crc32(content, checksum)
         if line[: _CHECKSUM + 1] != b"%08x " % checksum:
             if number == len(lines) and number > 1 and not torn:
-                # It was never finished, so nobody has acted on it.
+                # The write was never completed, so this plan was never sent.
                 break
             raise ValueError(f"line {number}: the checksum is wrong")
         try:
@@ -143,7 +143,7 @@ class Journal:
         """
         self._sweep()
         try:
-            # Not blocking, because somebody could have put a pipe there.
+            # Non-blocking, because the path may be a pipe.
             old = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             story = JournalContents(JournalHeader(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
@@ -180,7 +180,7 @@ class Journal:
         self._whole = True
 
     def remove(self) -> None:
-        """The job is over and nobody will ask for it any more; another master's file is left alone."""
+        """Delete the journal of a job that is over. The file of another master is left alone."""
         with contextlib.suppress(JournalReplaced, OSError):
             self._look()
             os.unlink(self.path)

@@ -1,13 +1,9 @@
-"""Bounds the connections of peers that have not joined a job, so that they keep out nobody who can.
+"""The gRPC server of the master, the limit on unauthenticated connections, and the shutdown of an idle master.
 
-gRPC takes every connection, and a peer that says nothing holds a descriptor until it times out. So the oldest of too
-many such connections are closed: a node that comes joins within two round trips, long before its turn. A part of the
-descriptors is never given to connections, so that the master can always write its journal.
-
-
-When a master that was started for its jobs has nobody left to serve.
-
-The master's socket: each stream of gRPC becomes a `NodeSession` between a node and its job."""
+gRPC accepts every connection, and a silent client holds a descriptor until it times out. So the oldest of too many
+unauthenticated connections are closed. A node joins within two round trips, long before its connection is the oldest.
+Some descriptors are never given to connections, so the master can always write its journal.
+"""
 
 from __future__ import annotations
 
@@ -34,26 +30,26 @@ from dlrover_run.transport.grpc_setup import SERVER_OPTIONS, load_grpc
 from dlrover_run.transport.messages import METHOD, Refused
 
 MAX_UNAUTHENTICATED = 4096
-"""ConnectionLimiter, and streams, of peers that have not joined yet. More than a large job opens at once."""
+"""Connections, and streams, of clients that have not joined yet. More than a large job opens at once."""
 
 RESERVED_DESCRIPTORS = 64
-"""Descriptors that no connection is given; a quarter of them where there are fewer than four times as many."""
+"""Descriptors that are not given to connections; a quarter of all if there are fewer than four times as many."""
 
 CHECK_DELAY = 0.05
-"""Seconds from a new connection until the connections are counted, with all that come meanwhile."""
+"""Seconds from a new connection until all connections are counted."""
 
 Peer = tuple[str, int]
 
 
 def max_connections() -> int:
-    """How many connections this process may have at a time, by its limit of descriptors."""
+    """How many connections this process may have at a time, by its limit on descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = min(limit, 1 << 20) if limit > 0 else 1 << 20
     return limit - min(RESERVED_DESCRIPTORS, limit // 4)
 
 
 class ConnectionLimiter:
-    """The connections to one listening port of this process. `most` is how many there may be."""
+    """Limits the unauthenticated connections to one listening port of this process. `most` is the limit for all."""
 
     def __init__(self, most: int) -> None:
         self._most_strangers = min(MAX_UNAUTHENTICATED, most // 2)
@@ -64,9 +60,9 @@ class ConnectionLimiter:
         self._look_at: asyncio.TimerHandle | None = None
 
     def watch(self, port: int) -> None:
-        """Bound the connections to that port, on which this process listens, from now on."""
+        """Limit the connections to that port, on which this process listens, from now on."""
         self._port = port
-        # Edge-triggered: the kernel tells of each new connection, and gRPC takes it.
+        # Edge-triggered: the kernel reports each new connection, and gRPC accepts it.
         self._poll = select.epoll()
         for fd, sock in _sockets():
             if _port_of(sock) == port and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -74,7 +70,7 @@ class ConnectionLimiter:
         asyncio.get_running_loop().add_reader(self._poll.fileno(), self._note_arrival)
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop."""
         if self._look_at is not None:
             self._look_at.cancel()
         if self._poll is not None:
@@ -125,8 +121,8 @@ class ConnectionLimiter:
 
 
 def _sockets() -> Iterator[tuple[int, socket.socket]]:
-    """Each socket of this process that speaks over a network, with its descriptor: a copy, so that it stays the same
-    though gRPC may close the descriptor meanwhile. It is open until the next one is asked for."""
+    """Each network socket of this process with its descriptor: a duplicate, because gRPC may close the descriptor
+    meanwhile. It is open until the next one is yielded."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -155,12 +151,12 @@ def _plain(host: str) -> str:
 
 
 SHUTDOWN_TIMEOUT = 5.0
-"""Seconds without a node after which a master that was asked to end does so. Nodes that only lost their streams come
+"""Seconds without a node after which a master that got a signal exits. Nodes that only lost their connections come
 back within `rendezvous.reconnect.BACKOFF_MAX`, and may train on."""
 
 
 class IdleShutdown:
-    """Calls `on_idle`, with the reason, when nobody was there for `timeout` seconds; None is for ever."""
+    """Calls `on_idle` with the reason when no node was connected for `timeout` seconds; None is for ever."""
 
     def __init__(self, timeout: float | None, on_idle: Callable[[str], None]) -> None:
         self._timeout = timeout
@@ -175,7 +171,7 @@ class IdleShutdown:
         self._stop_timer()
 
     def look(self, nodes: int, all_over: bool) -> None:
-        """Take how many nodes are connected, and whether every job that there was has ended and is forgotten."""
+        """Take how many nodes are connected, and whether all jobs have ended and were deleted."""
         if self._timeout is None and not self._asked:
             return
         if nodes:

@@ -1,4 +1,4 @@
-"""Which agent decides for a job in etcd: whoever has created the leader's key, for as long as its lease runs."""
+"""Which agent decides for a job in etcd: the one that has created the leader's key, as long as its lease lives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlrover_run.rendezvous.etcd_leader import EtcdLeader
 from dlrover_run.rendezvous.etcd_records import Keys
 
 PER_SECOND = 500
-"""Nodes that stand for election in a second, when the elected agent is gone: all of them see that in one moment."""
+"""Nodes that stand for election in a second after the elected agent has gone: all of them see that at once."""
 
 
 class Election:
@@ -93,12 +93,12 @@ class Election:
 
     async def _stand_soon(self) -> None:
         seat, order = self._orders.assignment.ranks, self._orders.assignment.cluster
-        # Of a cluster a node knows how many processes there are, and not on how many nodes.
+        # Of a parameter-server job a node knows how many processes there are, but not on how many nodes.
         most = seat.nodes if seat else len(order.servers) + len(order.workers) if order else 0
         await asyncio.sleep(self._chance() * most / PER_SECOND)
         outcome = await self._store.commit(self.stand(self._own, self._lease))
         if (elected := outcome.found.get(self._keys.leader)) is not None:
-            # Everybody hears of it by the watch, unless etcd has lost the data of before and with them its count.
+            # The watch reports it too, unless etcd has lost its data and with them its revision count.
             self._standing = None
             self.mind(elected, self._rules.lost_after)
 

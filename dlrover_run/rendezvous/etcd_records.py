@@ -1,4 +1,4 @@
-"""The keys of a job in etcd, and what stands in them: JSON of checked shape, packed where it is long.
+"""The keys of a job in etcd and their values: JSON that is validated when it is decoded, compressed if it is long.
 
 | key below the job's own prefix | written by | under |
 |---|---|---|
@@ -35,14 +35,14 @@ from dlrover_run.policies.parameter_servers.policy import join_order, split_orde
 from dlrover_run.transport.messages import InvalidMessage, RuleValues, decode_rules, encode_rules
 
 BUCKETS = 64
-"""Into so many keys the words for all nodes are parted. With the plan they fit into one transaction, for which etcd's
-default bound is 128 operations."""
+"""The number of keys over which the assignments of all nodes are distributed. With the plan they fit into one
+transaction, for which etcd's default limit is 128 operations."""
 
 COMPRESS_FROM = 32 * 1024
-"""Bytes from which on a value is compressed. etcd takes 1.5 MB in one request; a plan of 20,000 nodes has 2.2 MB."""
+"""Bytes from which on a value is compressed. etcd accepts 1.5 MB in one request; a plan of 20,000 nodes has 2.2 MB."""
 
 MAX_DECODED = 64 * 1024 * 1024
-"""Bytes that a packed value may come to: what stands in etcd must not make a node run out of memory."""
+"""Maximum bytes of a decompressed value: a value in etcd must not exhaust a node's memory."""
 
 
 class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +87,7 @@ class Keys:
         self.turn = f"{self.job}turn"
 
     def node(self, node_id: str) -> str:
-        """Where a node's status stands."""
+        """The key of a node's status."""
         return f"{self.nodes}{node_id}"
 
     def words(self, bucket: int) -> str:
@@ -110,9 +110,9 @@ def encode_record(record: NodeReport | StoredPlan | BucketMessage) -> bytes:
 
 
 def decode_record(data: bytes, kind: type[Record]) -> Record:
-    """The record that was packed. Raises InvalidMessage."""
+    """Decode a record. Raises InvalidMessage."""
     try:
-        # JSON of ours begins with a brace, which no stream of zlib does.
+        # Our JSON begins with a brace, and a zlib stream never does.
         if not data.startswith(b"{"):
             unpacking = zlib.decompressobj()
             data = unpacking.decompress(data, MAX_DECODED)

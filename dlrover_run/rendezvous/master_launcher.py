@@ -1,9 +1,7 @@
-"""A master as a child process: started, asked whether it listens, and its end told by the kernel.
+"""Launches a master as a child process on the node that the endpoint names. It outlives that node's launcher.
 
-A master started by the node that the endpoint names: a process of its own, which outlives that node's launcher.
-
-Binding the address is the mutex: of several agents on the host that start a master at once, one succeeds, and the
-masters of the others end. The master ends itself when the last node has gone.
+Binding the address is the mutex: if several agents on the host start a master at once, one succeeds and the masters of
+the others exit. The master exits by itself when the last node has left.
 """
 
 from __future__ import annotations
@@ -24,16 +22,16 @@ from dlrover_run.supervisor.process import ManagedProcess, ProcessSpec, spawn
 from dlrover_run.transport.addresses import Address, UnresolvedHost, bind_error, is_in_use, is_local_address, resolve
 
 READY_TIMEOUT = 60.0
-"""Seconds for a master to start and listen, which takes 0.2 s; a cold network disk can take many over its imports.
+"""Seconds for a master to start and listen. That takes 0.2 s; imports from a cold network disk can take many seconds.
 
-One that has not said anything by then is killed.
+A master that is not ready by then is killed.
 """
 
 MAX_READY = 65_536
-"""Bytes of what a master says about its start; more is not read."""
+"""Bytes of a master's ready message; more is not read."""
 
 MAX_REPORT = 65_536
-"""Bytes of a line that a master reports; a longer one is passed on in pieces. It has room for 4,000 nodes."""
+"""Bytes of a line that a master reports; a longer one is passed on in pieces. Enough for 4,000 nodes."""
 
 Say = Callable[[str], None]
 
@@ -50,8 +48,8 @@ class MasterNotReady(Exception):
 class MasterProcess:
     """A master that listens at `listen` (HOST:PORT) with what `spec` says of token, TLS and journal.
 
-    `say` is called with each line that it reports. It ends itself after `idle_timeout` seconds without a node; with
-    `bound` also as soon as this process is gone, however it went.
+    `say` is called with each line that it reports. It exits after `idle_timeout` seconds without a node; with `bound`
+    also as soon as this process has ended, however that happens.
     """
 
     pid: int
@@ -73,7 +71,7 @@ class MasterProcess:
         with contextlib.ExitStack() as passed_on, contextlib.ExitStack() as kept:
 
             def pipe() -> tuple[int, int]:
-                """Our reading end and theirs, which is closed here once they have it."""
+                """Our reading end and the child's end, which is closed here once the child has it."""
                 ours, theirs = os.pipe()
                 kept.callback(os.close, ours)
                 passed_on.callback(os.close, theirs)
@@ -96,7 +94,7 @@ class MasterProcess:
         self._process = ManagedProcess(self.pid, spec, lambda _: self._note_end(on_end))
 
     async def ready(self) -> int:
-        """Wait until it listens; its port. Raises MasterNotReady when it does not."""
+        """Wait until it listens; return its port. Raises MasterNotReady."""
         try:
             told = await asyncio.wait_for(_read_to_end(self._ready), READY_TIMEOUT)
         except TimeoutError:
@@ -152,7 +150,7 @@ class MasterProcess:
 
 def _environment() -> dict[str, str]:
     environment = {name: text for name, text in os.environ.items() if not name.startswith("DLROVER_RDZV_TOKEN")}
-    # From its own working directory it would not find a package that only ours leads to.
+    # In its own working directory it would not find a package that was imported from ours.
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), root)))
     environment["PYTHONSAFEPATH"] = "1"
@@ -160,7 +158,7 @@ def _environment() -> dict[str, str]:
 
 
 def _pass_on_lines(fd: int, say: Say) -> None:
-    """Say each line that a master reports, until it has ended. It has no other console than this node's."""
+    """Call `say` with each line that a master reports, until it has ended. It has no console of its own."""
     loop = asyncio.get_running_loop()
     os.set_blocking(fd, False)
     partial = b""
@@ -200,7 +198,7 @@ async def _read_to_end(fd: int) -> bytes:
 
 
 def _port_in(told: bytes, listen: str) -> int:
-    """The port that a master tells of at its start. Raises MasterNotReady for anything else that it says."""
+    """The port in a master's ready message. Raises MasterNotReady for any other message."""
     with contextlib.suppress(ValueError):
         answer = json.loads(told)
         if isinstance(answer, dict) and isinstance(answer.get("port"), int):
@@ -212,20 +210,20 @@ def _port_in(told: bytes, listen: str) -> int:
 
 
 IDLE_TIMEOUT = 15.0
-"""Seconds without any node after which a master that we started ends: as long as a node may take to come back."""
+"""Seconds without any node after which a master that we started exits: as long as a node may take to come back."""
 
 START_PAUSE = 10.0
 """Seconds after a master could not be started until the next try, which will most often fail in the same way."""
 
 
 class CannotLaunchMaster(Exception):
-    """This node alone can start the master, and every attempt will fail; the message is a sentence."""
+    """Only this node can start the master, and every attempt will fail; the message is a sentence."""
 
 
 class MasterLauncher:
-    """Has a master at the endpoint where this node is its host. `say` prints one line for the person at the console.
+    """Ensures that a master runs at the endpoint if this node is its host. `say` prints one line to the console.
 
-    `problem` says why no master could be started, None while there is no reason to think so.
+    `problem` says why no master could be started; None otherwise.
     """
 
     def __init__(self, spec: MasterSpec, say: Say) -> None:
@@ -237,7 +235,7 @@ class MasterLauncher:
         self.problem: str | None = None
 
     async def ensure(self, endpoint: Sequence[Address]) -> None:
-        """Start a master unless somebody listens already or another node is the host.
+        """Start a master unless one listens already or another node is the host.
 
         Returns as soon as one listens, or with `problem` set. Raises CannotLaunchMaster.
         """
@@ -270,7 +268,7 @@ class MasterLauncher:
         self._warn(place)
         error = await self._run(place)
         if error is None or any(_taken(place) for place in places):
-            # Another agent on this host may have been quicker.
+            # Another agent on this host may have been faster.
             self.problem = None
             return
         self._not_before = asyncio.get_running_loop().time() + START_PAUSE
@@ -280,7 +278,7 @@ class MasterLauncher:
             raise CannotLaunchMaster(self.problem)
 
     async def _run(self, place: Address) -> MasterNotReady | None:
-        """Start a master and wait until it listens; or why it does not."""
+        """Start a master and wait until it listens; return why it does not."""
         master = MasterProcess(self._spec, str(place), self._say, idle_timeout=IDLE_TIMEOUT)
         try:
             master.start(lambda: self._collect(master))
@@ -301,7 +299,7 @@ class MasterLauncher:
         self._tell(self.problem)
 
     def _warn(self, place: Address) -> None:
-        """Say what will keep the other nodes out, or will let strangers in."""
+        """Warn of an address that other nodes cannot reach, or that is open to every client."""
         where = self._spec.host
         if place.loopback and not self._spec.bind and where not in ("localhost", place.host):
             self._tell(

@@ -1,13 +1,13 @@
-"""The messages of one stream between a node and the master, as JSON of bounded size and checked shape.
+"""The messages between a node and the master: JSON of limited size, validated when it is decoded.
 
-A node opens the stream with `Hello`. The master answers with a `Challenge`, the node with a `Proof` and, without
-waiting, `Join`. The master answers the node's proof with a `Proof` of its own, so that only a node that knows the token
-gets one; then it says `Welcome` once, and an `Assigned` after every `Join` and `Report` and whenever the assignment has
-changed. The node sends a `Report` whenever its status has changed, and at least once in each
-keep-alive interval of the job. `Refused` is the master's last word on a stream.
+A node opens a connection with `Hello`. The master answers with a `Challenge`; the node sends a `Proof` and, without
+waiting, `Join`. The master answers the node's proof with its own `Proof`, so only a node that knows the token gets one.
+Then it sends `Welcome` once, and `Assigned` after each `Join` and `Report` and whenever the assignment changes. The
+node sends a `Report` whenever its status changes, and at least once in each keep-alive interval of the job. `Refused`
+is the last message of the master on a connection.
 
-A node that is done says so in a last `Report`, half-closes the stream and reads on until the master ends it. A stream
-that is cancelled instead takes along what was not heard yet.
+A node that is done sends a last `Report`, half-closes the connection and reads on until the master ends it. If it
+closed the connection instead, messages that the master has not read would be lost.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 
 PROTOCOL = 3
-"""Raised when two versions of this program could not understand each other."""
+"""The version of this protocol, increased with each incompatible change."""
 
 METHOD = "/dlrover_run.Master/Session"
-"""The one method of the service: a stream of bytes in both directions."""
+"""The only method of the service: a stream of bytes in both directions."""
 
 MAX_NODE_MESSAGE = 256 * 1024
-"""Bytes of a message from a node: more than the longest status that there can be."""
+"""Maximum bytes of a message from a node: more than the longest possible status."""
 
 MAX_MASTER_MESSAGE = 1024 * 1024
-"""Bytes of a message from the master, who has proved himself: more than the addresses of a job of the most tasks."""
+"""Maximum bytes of a message from an authenticated master: more than the addresses of the largest job."""
 
 CLUSTER_PREFIX = "cluster."
 """What the names of the rules of parameter servers begin with as they travel. A job without has none of them."""
 
 MAX_NUMBER = 1_000_000_000
-"""The highest count that a rule may give, which is more than any job needs."""
+"""The highest count that a rule may have, more than any job needs."""
 
 JobId = Annotated[str, Meta(min_length=1, max_length=255)]
 Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -49,11 +49,11 @@ RuleValues = dict[str, int | float]
 
 
 class InvalidMessage(ValueError):
-    """Bytes that are none of the messages expected here; the text says what is wrong with them."""
+    """Bytes that are not a message of this protocol; the text says why."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
-    """Who wants to join which job. `nonce` is random and new with each stream."""
+    """Which node wants to join which job. `nonce` is random and new for each connection."""
 
     protocol: int
     job: JobId
@@ -63,7 +63,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof", forbid_unknown_fields=True):
-    """That the sender knows the job's token; empty when it has none."""
+    """Proves that the sender knows the job's token; empty without a token."""
 
     mac: Mac
 
@@ -76,13 +76,13 @@ class Join(msgspec.Struct, frozen=True, tag="join", forbid_unknown_fields=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields=True):
-    """The node's latest status, and a sign of life."""
+    """The node's latest status, which is also a heartbeat."""
 
     status: NodeReport
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
-    """A random text that both proofs have to cover."""
+    """A random text that both proofs must cover."""
 
     nonce: Nonce
 
@@ -96,13 +96,13 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=
 
 
 class Assigned(msgspec.Struct, frozen=True, tag="assigned", forbid_unknown_fields=True):
-    """What the coordinator wants of the node."""
+    """What the node is to do."""
 
     assignment: Assignment
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
-    """The stream ends here. `retry` says that the same may be granted a little later."""
+    """The connection ends here. `retry` says that another attempt may succeed a little later."""
 
     reason: Sentence
     retry: bool = False
@@ -123,12 +123,12 @@ def encode(message: NodeMessage | MasterMessage) -> bytes:
 
 
 def decode_from_node(data: bytes) -> NodeMessage:
-    """What a node said. Raises InvalidMessage."""
+    """Decode a message from a node. Raises InvalidMessage."""
     return _decode(_from_node, data, MAX_NODE_MESSAGE)
 
 
 def decode_from_master(data: bytes) -> MasterMessage:
-    """What a master said. Raises InvalidMessage."""
+    """Decode a message from a master. Raises InvalidMessage."""
     return _decode(_from_master, data, MAX_MASTER_MESSAGE)
 
 
