@@ -906,7 +906,7 @@ situations = st.builds(
     wanted=st.none() | st.builds(RoundKey, st.integers(0, 1), st.integers(1, 3)),
     started=st.none() | st.builds(RoundKey, st.integers(0, 1), st.integers(1, 3)),
     live=st.booleans(),
-    asked_to_end=st.booleans(),
+    leaving=st.booleans(),
 )
 
 

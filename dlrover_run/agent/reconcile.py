@@ -27,7 +27,7 @@ class Situation:
 
     `over` says that the job has ended for this node. `wanted` is the round in which it has a seat, None when it has to
     wait without one, `started` the round of the last group that was started. `live` is whether any worker of it still
-    runs; `asked_to_end` whether a signal or the loss of the launcher tells this node to go.
+    runs; `leaving` is whether a signal or the loss of the launcher tells this node to go.
     """
 
     over: bool
