@@ -24,8 +24,8 @@ from scripted_agent import FINISHED, Play, Played, gathering, over, seat, traini
 
 from dlrover_run import exit_codes
 from dlrover_run.agent import health_check, loop, node_problems
+from dlrover_run.agent.check_workers import link_orders
 from dlrover_run.agent.health_check import HealthCheckRunner
-from dlrover_run.agent.link_orders import link_orders
 from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.slow_devices import find_slow
 from dlrover_run.agent.template_client import Template

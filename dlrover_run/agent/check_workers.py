@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from dlrover_run.agent.worker_specs import Worker, WorkerSpec
 from dlrover_run.coordination.bounds import Name, Rate
 from dlrover_run.failures import describe_exit_code
 from dlrover_run.output.lines import TailBuffer
+from dlrover_run.policies.health.model import CheckKey, CheckTask, LinkEnd
 from dlrover_run.supervisor.group import ProcessGroup
 
 MAX_ANSWER = 65_536
@@ -259,3 +261,32 @@ class CheckProcess:
         except BlockingIOError:
             pass
         return data
+
+
+def place_in_order(task: CheckTask, link: Sequence[LinkEnd]) -> int:
+    """The index of a link in the links of its group. In a triple, each link may have to wait for an end that is still
+    in the previous link, whose partner never joins. So the time of each link is counted from the first."""
+    nodes = sorted({end.node for each in task.links for end in each})
+    order = list(itertools.combinations(nodes, 2)) if len(nodes) > 1 else [(task.node, task.node)]
+    return order.index((link[0].node, link[-1].node))
+
+
+def link_orders(key: CheckKey, link: Sequence[LinkEnd], node: int, timeout: float) -> list[Order]:
+    """The orders to the local ranks of `node` for a link: ranks are those of the first end, then those of the other;
+    rank 0 hosts the store."""
+    first, last = link[0], link[-1]
+    at = next(place for place, end in enumerate(link) if end.node == node)
+    first_rank = sum(end.workers for end in link[:at])
+    return [
+        {
+            "do": "link",
+            "name": f"{key.epoch}/{key.number}/{key.round}/{first.node}-{last.node}",
+            "address": first.address,
+            "port": first.port,
+            "host": rank == 0,
+            "rank": rank,
+            "world": sum(end.workers for end in link),
+            "timeout": timeout,
+        }
+        for rank in range(first_rank, first_rank + link[at].workers)
+    ]

@@ -23,9 +23,8 @@ from typing import Any
 
 import msgspec
 
-from dlrover_run.agent.check_workers import Answer, CheckWorkers, CheckWorkersLost, Order
+from dlrover_run.agent.check_workers import Answer, CheckWorkers, CheckWorkersLost, Order, link_orders, place_in_order
 from dlrover_run.agent.environment import check_environments
-from dlrover_run.agent.link_orders import link_orders, place_in_order
 from dlrover_run.agent.slow_devices import describe_slow, find_slow, quicker
 from dlrover_run.agent.starter import Starter
 from dlrover_run.coordination.bounds import MAX_PROBLEM

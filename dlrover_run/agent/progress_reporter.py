@@ -1,5 +1,5 @@
-"""What a person is told while the job goes on: whom the node waits for, how a node check stands and what has come of
-it, each round, and why there is another one."""
+"""Prints the progress of the job: what the node waits for, the state and result of a health check, the start of each
+round, and why there is another one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BAD = frozenset({HealthStatus.STRAGGLER, HealthStatus.FAULT})
 
 
 def is_verbose(environ: Mapping[str, str]) -> bool:
-    """Whether the person asked for more than what has to be said (LOGLEVEL=INFO or DEBUG)."""
+    """Whether the user wants more than the necessary messages (LOGLEVEL=INFO or DEBUG)."""
     return environ.get("LOGLEVEL", "").upper() in _VERBOSE
 
 
@@ -42,7 +42,7 @@ class ProgressReporter:
         self._verbose = is_verbose(os.environ)
 
     def begin(self, run_dir: RunDir) -> None:
-        """The launcher begins. One that leaves no files says nothing, as torchrun does."""
+        """The launcher starts. Nothing is printed if it leaves no log files, as with torchrun."""
         if run_dir.path is not None and run_dir.keep:
             from dlrover_run.console.rounds import render_start
 

@@ -1,4 +1,4 @@
-"""What a finished job tells whoever called for it: the exit code, how the workers ended, what they returned."""
+"""The result of a job on this node: the exit code, how the workers ended, and what they returned."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dlrover_run.spec import SpecError
 
 @dataclass(frozen=True)
 class JobResult:
-    """The end of a job on this node. `results` are the pickled return values of a function launch, by global rank.
+    """The result of a job on this node. `results` are the pickled return values of a function launch, by global rank.
 
-    `root` is the worker of this node that failed first, `failure` the one of another node, when there is one; `error`
-    is a sentence when it was no worker that ended the job, or this node's part in it. `why_over` is a clause that says
-    why that failure was not followed by another round. `stopped` says that a signal told this node to go.
+    `root` is the worker of this node that failed first, `failure` the failure of another node, if any. `error` is a
+    sentence if the job, or this node's part in it, was not ended by a worker. `why_over` is a clause that says why no
+    other round followed the failure. `stopped` is true if a signal made this node leave.
     """
 
     exit_code: int
@@ -38,12 +38,12 @@ class JobResult:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """All that the verdict depends on.
+    """Everything that the result depends on.
 
-    `assignment` is the coordinator's last message and `ranks` this node's last ranks. `ends` are its workers there;
-    `succeeded` says that all of them did. `stopped_by` is a signal that told this node to go, `problem` why it could
-    take no part in the job, which is `mistaken` if the person's settings are why; `gave_up` is what kept it from
-    starting or stopping workers.
+    `assignment` is the last one of the coordinator and `ranks` the last ranks of this node. `ends` are the exits of its
+    workers of that round; `succeeded` is true if all of them succeeded. `stopped_by` is a signal that made this node
+    leave. `problem` says why it could not take part in the job, and `mistaken` that the cause is the user's settings.
+    `gave_up` is the error that kept it from starting or stopping workers.
     """
 
     assignment: Assignment
@@ -58,7 +58,7 @@ class JobEnd:
 
 
 def resolve_result(ending: JobEnd, compat: bool) -> JobResult:
-    """The verdict on a job that is over for this node; `compat` asks for torchrun's exit codes."""
+    """The result of a job that is over for this node; with `compat`, torchrun's exit codes."""
     wanted = ending.assignment
     failed = wanted.phase is PlanPhase.FAILED
     elsewhere = wanted.failure if failed and not _is_own(wanted.failure, ending) else None
@@ -84,7 +84,7 @@ def resolve_result(ending: JobEnd, compat: bool) -> JobResult:
 
 
 def _dismissal(ending: JobEnd) -> NodeHealth | None:
-    """What the node check said of this node if that is why it leaves, else None."""
+    """The health check result of this node if it leaves because of it, else None."""
     checkup = ending.assignment.health
     if checkup is None or not checkup.dismissed or ending.assignment.phase is PlanPhase.FINISHED:
         return None
@@ -92,7 +92,7 @@ def _dismissal(ending: JobEnd) -> NodeHealth | None:
 
 
 def _explain_dismissal(checkup: NodeHealth) -> str:
-    """The line that people look for, as DLRover prints it, and below it why, and what to do."""
+    """The line that DLRover prints, which users search for, and below it the reason and what to do."""
     reason = checkup.reason or "no reason was given"
     if checkup.status is check_records.HealthStatus.STRAGGLER:
         advice = "put another machine in its place, or leave --exclude-straggler out to train at its pace"
@@ -104,7 +104,7 @@ def _explain_dismissal(checkup: NodeHealth) -> str:
 
 
 def _start_problem(error: Exception) -> str:
-    """What kept this node from starting or stopping its workers, as a sentence."""
+    """Why this node could not start or stop its workers, as a sentence."""
     return f"the workers could not be started: {explain_os_error(error)}" if isinstance(error, OSError) else str(error)
 
 
@@ -116,7 +116,7 @@ def _is_own(failure: Failure | None, ending: JobEnd) -> bool:
 
 
 def _own_root(ending: JobEnd) -> WorkerExit | None:
-    """The worker of this node that failed first. Where other nodes take part it is the one that they were told of."""
+    """The worker of this node that failed first. With several nodes it is the one that was reported to them."""
     named = ending.assignment.failure
     if named is not None and ending.ranks is not None and ending.ranks.nodes > 1 and _is_own(named, ending):
         return _of_rank(ending.ends, named.rank) or failures.root_cause(ending.ends)
@@ -130,7 +130,7 @@ def _of_rank(ends: Sequence[WorkerExit], rank: int) -> WorkerExit | None:
 def _exit_code(ending: JobEnd, root: WorkerExit | None, compat: bool) -> int:
     """The launcher's exit code; the README's table is made of this rule."""
     if ending.gave_up is not None:
-        # A mistake of the user's that only a restart showed is no reason to tell him that nothing was started.
+        # A mistake in the settings that only a restart has shown does not mean that nothing was started.
         first = ending.ranks is None or ending.assignment.key.number <= 1
         mistake = isinstance(ending.gave_up, SpecError) and first
         return exit_codes.BAD_COMMAND_LINE if mistake else exit_codes.of_failure(exit_codes.CANNOT_START, compat)

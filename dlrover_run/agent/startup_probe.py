@@ -1,7 +1,7 @@
-"""Whether the workers of a round got to work: did they meet at their store, or write a checkpoint?
+"""Detects whether the workers of a round have begun to train: connected to their store, or written a checkpoint.
 
-A job that fails over and over before that cannot start at all, and stops early; a job that did get to work deserves all
-its restarts. A wrong yes costs some of these, a wrong no ends a healthy job: so a doubt is a yes.
+A job that repeatedly fails before that cannot start at all, and stops early; a job that has trained keeps all its
+restarts. A wrong yes costs some restarts, a wrong no ends a healthy job, so the answer is yes in doubt.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from dlrover_run.coordination.model import RankAssignment
 
 MARK_VARIABLE = "DLROVER_CHECKPOINT_MARK"
-"""Names, in a worker's environment, the file to which one byte is written when a checkpoint has been written
-(`dlrover_run.training.checkpoint` does)."""
+"""The variable of a worker that names the file to which one byte is written after a checkpoint
+(`dlrover_run.training.checkpoint` does it)."""
 
 SETTLED_AFTER = 60.0
-"""Seconds after which a round counts as having got to work, whatever else is known.
+"""Seconds after which a round counts as having trained in any case.
 
-A script that cannot start fails sooner than that, and the kernel shows an ended connection for no longer.
+A script that cannot start fails sooner, and the kernel lists an ended connection for no longer.
 """
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -33,7 +33,7 @@ _MAPPED = "0000000000000000FFFF0000"
 
 
 class StartupProbe:
-    """What this node sees of the work of its workers in one round, which begins now."""
+    """Observes on this node whether the workers of one round, which starts now, begin to train."""
 
     def __init__(self, seat: RankAssignment) -> None:
         self._seat = seat
@@ -46,10 +46,10 @@ class StartupProbe:
         return f"/proc/{os.getpid()}/fd/{self._mark}"
 
     def has_trained(self) -> bool:
-        """Whether the workers got to work, as far as it can be seen on this node. Reads the kernel's whole table of
-        connections, so it is not for every moment.
+        """Whether the workers have begun to train, as far as this node can observe. It reads the kernel's whole table
+        of connections, so do not call it often.
 
-        Where the store lives, all workers of the world are seen to have reached it. Elsewhere a node sees its own.
+        The node that hosts the store sees the connections of all workers, every other node those of its own.
         """
         if time.monotonic() - self._began >= SETTLED_AFTER or os.fstat(self._mark).st_size > 0:
             return True
@@ -62,7 +62,7 @@ class StartupProbe:
         return not texts or len(clients) >= (self._seat.world_size if is_host else self._seat.workers)
 
     def close(self) -> None:
-        """Let go of the mark."""
+        """Close the file."""
         os.close(self._mark)
 
 

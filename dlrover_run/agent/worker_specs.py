@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from dlrover_run.agent.command import command_line
 from dlrover_run.agent.environment import fill_macros, worker_environment
 from dlrover_run.agent.host import host_name
-from dlrover_run.agent.results import ResultFiles
 from dlrover_run.agent.startup_probe import MARK_VARIABLE, StartupProbe
 from dlrover_run.coordination.model import RankAssignment
 from dlrover_run.output import streams
@@ -32,6 +31,27 @@ class WorkerSpec(ProcessSpec):
 
 
 Worker = ManagedProcess[WorkerSpec]
+
+
+class ResultFiles:
+    """Memory files for the return values of a function launch, one for each local rank. Nothing is on a disk."""
+
+    def __init__(self, local_ranks: int) -> None:
+        self._fds = [os.memfd_create(f"dlrover-run result {rank}") for rank in range(local_ranks)]
+
+    def path(self, local_rank: int) -> str:
+        """The path at which the worker opens its file; it needs no inherited descriptor."""
+        return f"/proc/{os.getpid()}/fd/{self._fds[local_rank]}"
+
+    def read(self, local_rank: int) -> bytes:
+        """The data that the worker has written."""
+        fd = self._fds[local_rank]
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+
+    def close(self) -> None:
+        """Free the memory."""
+        for fd in self._fds:
+            os.close(fd)
 
 
 @dataclass(frozen=True)
