@@ -1,7 +1,8 @@
-"""Records that live in etcd: this node's status, the words for it, and its part in the election of who decides.
+"""The client of etcd: this node's lease and report, its assignment, and its part in the election of the leader.
 
-A node joins with three requests: a lease, a transaction that puts its status under it, and a watch on the leader's key
-and on the words of its own bucket. Its status lives as long as the lease, so nobody has to judge whether it is silent.
+A node joins with three requests: a lease, a transaction that puts its report under the lease, and a watch on the
+leader's key and on the messages of its own bucket. The report lives as long as the lease, so etcd alone detects a
+silent node.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ from dlrover_run.transport.addresses import Address, UnresolvedHost, join_addres
 from dlrover_run.transport.messages import InvalidMessage
 
 MIN_LEASE = 2
-"""Seconds of the shortest lease that etcd gives with its usual election time-out. A shorter one would be prolonged."""
+"""Seconds of the shortest lease that etcd grants with its default election timeout. It prolongs shorter ones."""
 
 LEASE_MARGIN = 2.0
-"""Seconds after the end of a lease at which everybody knows of it: etcd looks for such leases every half a second."""
+"""Seconds after the end of a lease at which all nodes know of it: etcd looks for expired leases every half a second."""
 
 
 def lease_time(rules: JobRules) -> int:
-    """Seconds for which a node's lease runs: a node that is silent for so long is gone, as with a master."""
+    """Seconds of a node's lease: a node that is silent for that long is gone, as with a master."""
     return max(MIN_LEASE, math.ceil(rules.heartbeat_timeout))
 
 
 def renewal_timeout(rules: JobRules) -> float:
-    """Seconds in which a member must renew the lease before the next one is asked. The wait before is a third of the
-    lease at most, so two members that do not answer leave a sixth of it for one that does."""
+    """Seconds in which a member must renew the lease before the next one is called. The pause before is at most a third
+    of the lease, so two members that do not answer leave a sixth of it for one that does."""
     return lease_time(rules) / 4
 
 
@@ -66,7 +67,7 @@ class _Finished(Exception):
 
 
 class EntryRefused(Exception):
-    """The node cannot take part while a key stands in etcd as it does. The message is a sentence."""
+    """The node cannot take part as long as a key in etcd has its current value. The message is a sentence."""
 
     def __init__(self, reason: str, there: KeyValue) -> None:
         super().__init__(reason)
@@ -74,7 +75,7 @@ class EntryRefused(Exception):
 
 
 class EtcdClient(RemoteClient):
-    """Takes part in a job whose records are in `store`. `chance` returns a random number from 0 to 1."""
+    """Takes part in a job whose records are in `store`. `rng` returns a random number from 0 to 1."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class EtcdClient(RemoteClient):
         listener: OnChange,
         say: Callable[[str], None],
         store: KeyValueStore,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         assert spec.etcd is not None, "the backend `etcd` comes with the place of one"
         self._endpoints = spec.etcd.endpoints
@@ -92,12 +93,12 @@ class EtcdClient(RemoteClient):
         self._rules = replace(spec.rules, detection_delay=self._ttl + LEASE_MARGIN)
         self._lease = self._result_lease = 0
         place = f"etcd at {','.join(join_address(*endpoint) for endpoint in self._endpoints)}"
-        # A dead process with this node's id is in the way until its lease has run out.
-        super().__init__(spec, place, listener, say, chance, max(ID_IN_USE_TIMEOUT, 2.0 * self._ttl))
-        self._election = Election(store, self._keys, self._rules, self._assignments, chance, self._say_once)
+        # A dead process with this node's id blocks the id until its lease has expired.
+        super().__init__(spec, place, listener, say, rng, max(ID_IN_USE_TIMEOUT, 2.0 * self._ttl))
+        self._election = Election(store, self._keys, self._rules, self._assignments, rng, self._say_once)
 
     async def close(self) -> None:
-        """Let the last status be stored, if etcd can be reached now, and let go of the connection."""
+        """Let the last status be stored, if etcd can be reached now, and disconnect."""
         self._election.retire()
         try:
             await super().close()
@@ -109,7 +110,7 @@ class EtcdClient(RemoteClient):
             async with self._store.watch((Range(self._keys.leader), self._words)) as watch:
                 await self._stay(await self._enter(), watch)
         except Compacted:
-            # What was missed is not kept any more, so it is read how things stand.
+            # Missed changes were compacted, so the current values are read.
             return
         except EtcdUnavailable as away:
             self._note_end(str(away), show_reason=True)
@@ -118,12 +119,12 @@ class EtcdClient(RemoteClient):
             self._note_end("the lease of this node has run out, as it was not renewed in time", show_reason=True)
         except EtcdMisconfigured as mistake:
             if self._ever_connected and (self._is_training or not isinstance(mistake, RequestRejected)):
-                # It was right before, so somebody has changed something at etcd, and may change it back.
+                # It worked before, so the settings of etcd were changed, and may be changed back.
                 self._note_end(str(mistake))
                 self._say_once(str(mistake))
             else:
                 if self._lease:
-                    # Else the others would wait for its end.
+                    # Otherwise the other nodes would wait for its end.
                     with contextlib.suppress(EtcdUnavailable, EtcdMisconfigured):
                         await self._store.revoke(self._lease)
                 self._give_up(str(mistake), is_user_error=True)
@@ -139,7 +140,7 @@ class EtcdClient(RemoteClient):
                 await self._until_gone(refused)
 
     async def _enter(self) -> TxnResult:
-        """Have this node's status in etcd, and read it, who leads and what is wanted. Raises EntryRefused."""
+        """Put this node's status into etcd, and read it, the leader and the assignment. Raises EntryRefused."""
         await self._find_own_address()
         if not self._lease or not await self._store.renew(self._lease):
             self._lease = 0
@@ -154,7 +155,7 @@ class EtcdClient(RemoteClient):
             reason = f"the job {self._spec.run_id!r} has just ended; its name is free again in a moment"
             raise EntryRefused(reason, over)
         if there is not None and not there.lease:
-            # No process that lives stands behind it, for that one would have put it under a lease.
+            # No living process owns it: that process would have attached it to a lease.
             await self._store.commit(
                 Txn((ModRevisionIs(own, there.changed),), (Put(own, encode_record(status), self._lease),))
             )
@@ -167,7 +168,7 @@ class EtcdClient(RemoteClient):
         return outcome
 
     async def _find_others(self, own: KeyValue) -> None:
-        """See whether somebody is there who will be elected, as it is not this node. Raises EntryRefused."""
+        """Check that another node can be elected, because this one cannot. Raises EntryRefused."""
         nodes = await self._store.commit(Txn(then=(Get(Range(self._keys.nodes, prefix=True)),)))
         if not nodes.found.keys() - {own.key}:
             raise EntryRefused(f"no node of a job {self._spec.run_id!r} is in {self._place}", own)
@@ -179,8 +180,8 @@ class EtcdClient(RemoteClient):
         return Txn((Absent(Range(own)), Absent(over)), join, (Get(over), Get(Range(self._keys.leader)), *reads))
 
     async def _find_own_address(self) -> None:
-        """The address from which this node reaches etcd; one that others can reach too if any member's is such. A
-        member on this machine may have a name that stands for loopback here, as Debian sets up a machine's own."""
+        """Find the address from which this node reaches etcd; not loopback if any member allows that. The name of a
+        member on this machine may resolve to loopback here, as Debian sets up a machine's own name."""
         if self._own_address is not None:
             return
         asked = await asyncio.gather(*(resolve(*endpoint) for endpoint in self._endpoints), return_exceptions=True)
@@ -197,7 +198,7 @@ class EtcdClient(RemoteClient):
                 return
 
     async def _stay(self, entry: TxnResult, watch: Watch) -> None:
-        """Take part until the lease or etcd is lost, or until `close` has been carried out."""
+        """Take part until the lease or etcd is lost, or until `close` is carried out."""
         own = self._own_status().key
         self._note_connected()
         try:
@@ -226,11 +227,11 @@ class EtcdClient(RemoteClient):
             if not await self._store.renew(self._lease):
                 raise LeaseExpired
             if self._result_lease:
-                # Who stops his workers slowly must find no other job under this name, nor be found by one.
+                # A node that stops its workers slowly must not meet another job of this name.
                 await self._store.renew(self._result_lease)
 
     async def _report(self, there: KeyValue | None) -> None:
-        """Put each change of the status over what stands there, until there will be no further one."""
+        """Write each change of the status over the previous one, until there will be no further change."""
         key = self._keys.node(self._own_status().node_id)
         while True:
             status = encode_record(self._own_status())
@@ -243,20 +244,20 @@ class EtcdClient(RemoteClient):
                 there = await self._put(key, there, status)
 
     async def _put(self, key: str, there: KeyValue | None, status: bytes) -> KeyValue | None:
-        """Put a status after the last one; what stands there then. A request may be carried out twice, or late, and
-        must not bring an older status back. Raises LeaseExpired."""
+        """Write a status after the last one; return the key as it is then. A request may be carried out twice, or late,
+        and must not bring an older status back. Raises LeaseExpired."""
         last = Absent(Range(key)) if there is None else ModRevisionIs(key, there.changed)
         read = Get(Range(key))
         outcome = await self._store.commit(Txn((last,), (Put(key, status, self._lease), read), (read,)))
         now = outcome.found.get(key)
         if now is not None and now.lease not in (0, self._lease):
-            # Another process has taken the id, after somebody had deleted the key by hand.
+            # Another process has taken the id, after the key was deleted by hand.
             await self._store.revoke(self._lease)
             raise LeaseExpired
         return now
 
     async def _follow(self, entry: TxnResult, watch: Watch) -> None:
-        """Hear who leads and what is wanted."""
+        """Follow the leader's key and the assignment."""
         self._election.mind(entry.found.get(self._keys.leader), RETURN_GRACE)
         if (word := entry.found.get(self._words.key)) is not None:
             self._read(word)
@@ -267,7 +268,7 @@ class EtcdClient(RemoteClient):
                 elif change.now is not None:
                     self._read(change.now)
                 elif self.assignment.phase not in OVER:
-                    # By hand, and our status with it; or etcd has lost its data.
+                    # Deleted by hand, and our status too; or etcd has lost its data.
                     raise EtcdUnavailable("the keys of the job have been deleted")
 
     def _read(self, current: KeyValue) -> None:
@@ -291,7 +292,7 @@ class EtcdClient(RemoteClient):
         return Range(self._keys.words(bucket_of(self._own_status().node_id)))
 
     async def _until_gone(self, refused: EntryRefused) -> None:
-        """Wait for the end of what is in the way, or until this node gives up."""
+        """Wait until the refusing key changes, or until this node gives up."""
 
         async def see() -> None:
             there = Range(refused.there.key)
@@ -312,14 +313,15 @@ class EtcdClient(RemoteClient):
             await asyncio.gather(seeing, return_exceptions=True)
 
     async def _depart(self) -> None:
-        """Take this node's keys away; the last one to leave takes all that is left of the job along, unless it was only
-        a visitor, or somebody who is away may come back to learn how it ended."""
+        """Delete this node's keys. The last node to leave also deletes the rest of the job, unless it was only a
+        visitor, or a member that is away may come back to learn how the job ended."""
         await self._store.revoke(self._lease)
         self._lease = 0
         if self._is_visitor:
             return
         keys, plan = self._keys, Range(self._keys.plan)
-        # By their names: what else stands below may be another job's, whose prefix has this one's name in it.
+        # By name, because other keys below this prefix may be those of another job whose prefix contains this one's
+        # name.
         rest = (plan, *map(Range, (keys.leader, keys.over, keys.turn)), Range(keys.all_words, prefix=True))
         nobody = (Absent(Range(keys.nodes, prefix=True)), Absent(Range(keys.unaware)))
         outcome = await self._store.commit(Txn(nobody, (Get(plan), *map(Delete, rest))))

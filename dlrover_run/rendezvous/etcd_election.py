@@ -17,7 +17,7 @@ PER_SECOND = 500
 
 
 class Election:
-    """The part of one node in it. `chance` returns a random number from 0 to 1; `say` prints one line for the person at
+    """The part of one node in it. `rng` returns a random number from 0 to 1; `say` prints one line for the person at
     the console.
 
     What an agent knows that was elected outlives the loss of etcd: `begin` is called after each, with a group for the
@@ -30,14 +30,14 @@ class Election:
         keys: Keys,
         rules: JobRules,
         orders: AssignmentTracker,
-        chance: Callable[[], float],
+        rng: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
         self._store = store
         self._keys = keys
         self._rules = rules
         self._orders = orders
-        self._chance = chance
+        self._rng = rng
         self._say = say
         self._retired = False
         self._leadership: EtcdLeader | None = None
@@ -95,7 +95,7 @@ class Election:
         seat, order = self._orders.assignment.ranks, self._orders.assignment.cluster
         # Of a parameter-server job a node knows how many processes there are, but not on how many nodes.
         most = seat.nodes if seat else len(order.servers) + len(order.workers) if order else 0
-        await asyncio.sleep(self._chance() * most / PER_SECOND)
+        await asyncio.sleep(self._rng() * most / PER_SECOND)
         outcome = await self._store.commit(self.stand(self._own, self._lease))
         if (elected := outcome.found.get(self._keys.leader)) is not None:
             # The watch reports it too, unless etcd has lost its data and with them its revision count.

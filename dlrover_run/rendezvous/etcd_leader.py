@@ -1,9 +1,7 @@
-"""Turns the keys under which nodes put their statuses into what a coordinator hears: statuses, and who is gone.
+"""The leader of a job in etcd: the elected agent watches the nodes' reports, decides, and writes the assignments.
 
-What the elected agent does for all nodes of a job in etcd: it hears their statuses, decides, writes what follows.
-
-It decides as a master does, with the same coordinator. Whatever it writes is bound to the key of its election, so an
-agent that was replaced while it slept writes nothing any more.
+It decides as a master does, with the same coordinator. Each of its writes has the condition that it is still elected,
+so an agent that was replaced during a stall writes nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +31,11 @@ from dlrover_run.transport.messages import InvalidMessage, encode_rules
 
 
 class MembershipWatch:
-    """Who has a key now. `say` prints one line, about a status that does not count, and once about each node.
+    """Turns the keys of the nodes' reports into events of a coordinator: reports, and nodes that are gone. `say` prints
+    one line about a report that is ignored, once for each node.
 
-    `strangers` are nodes of another kind than the job. They learn that from its rules, so somebody has to write these
-    where they read.
+    `strangers` are nodes of another kind of job. They learn that from the job's rules, so these are written where such
+    nodes read them.
     """
 
     def __init__(self, keys: Keys, say: Callable[[str], None]) -> None:
@@ -48,16 +47,16 @@ class MembershipWatch:
         self.strangers: frozenset[str] = frozenset()
 
     def has_left(self, key: NodeKey) -> bool:
-        """Whether that node has said goodbye."""
+        """Whether that node has reported that it left."""
         return key in self._left
 
     def awaits(self, plan: Plan) -> bool:
-        """Whether a member of the plan is not here, and may come back to learn what has become of the job."""
+        """Whether a member of the plan is away, and may come back to learn how the job ended."""
         here = {*self._nodes.values(), *self._left}
         return any(not member.done and member.key not in here for member in plan.members)
 
     def hear_all(self, coordinator: Coordinator, found: Iterable[KeyValue], now: float) -> None:
-        """Hear how everything stands at one revision."""
+        """Take all reports at one revision."""
         there = {self._node_id(current.key): current for current in found}
         for node_id in self._nodes.keys() - there.keys():
             self._lose(coordinator, node_id, now)
@@ -65,7 +64,7 @@ class MembershipWatch:
             self._hear(coordinator, node_id, current, now)
 
     def hear(self, coordinator: Coordinator, change: Change, now: float) -> bool:
-        """Hear what has become of one key; whether that is news."""
+        """Take the change of one key; return whether it is new to the coordinator."""
         node_id = self._node_id(change.key)
         if change.now is not None:
             return self._hear(coordinator, node_id, change.now, now)
@@ -110,14 +109,14 @@ class MembershipWatch:
 
 
 JOB_KEPT = 24 * 3600
-"""Seconds for which a job of which no node is left can be taken up again; then etcd forgets it. While it has an elected
-agent the time does not pass."""
+"""Seconds for which a job without nodes can be resumed; then etcd deletes it. While it has an elected agent the time
+does not pass."""
 
 
 class EtcdLeader:
-    """One election's, of the agent of the node `own`. `leader` is the leader's key as it was created in it;
-    `return_grace` is how many seconds the members of a plan that is taken over have to come back. `say` prints one line
-    for the person at the console.
+    """The leader of one election, the agent of the node `own`. `leader` is the leader's key as it was created in it;
+    `return_grace` is how many seconds the members of a recovered plan have to come back. `say` prints one line to the
+    console.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class EtcdLeader:
                     try:
                         await self._decide(coordinator, watching)
                     except (Compacted, StaleWriteApplied):
-                        # Events that nobody has heard are not kept any more, or an older write stands there.
+                        # Unread events were compacted, or an older write was applied.
                         continue
                     finally:
                         watching.cancel()
@@ -175,7 +174,7 @@ class EtcdLeader:
             return
 
     async def _read_all(self, was_away: bool) -> tuple[int, Coordinator]:
-        """Hear how everything stands at one revision; `was_away` after a time without etcd. Raises NotElected."""
+        """Read all keys at one revision; `was_away` after a time without etcd. Raises NotElected."""
         self._heard.clear()
         outcome = await self._writing.read(Range(self._keys.plan), Range(self._keys.nodes, prefix=True))
         now = self._loop.time()
@@ -185,7 +184,7 @@ class EtcdLeader:
             coordinator = self._begin(self._take_over(outcome.found.get(self._keys.plan), now))
         self._excuse(coordinator, now)
         if was_away:
-            # The leases of others may have run out meanwhile, and they take new ones.
+            # The leases of other nodes may have expired meanwhile; they take new ones.
             coordinator.extend_grace(now)
         nodes = (current for key, current in outcome.found.items() if key.startswith(self._keys.nodes))
         self._attendance.hear_all(coordinator, nodes, now)
@@ -201,7 +200,7 @@ class EtcdLeader:
                 self._say(f"warning: the plan in etcd under {self._keys.plan} is {error}; it is made anew")
             else:
                 epoch = max(self.leader.created, record.plan.epoch + 1)
-                # One lease for the whole job, so that none is left to run for a day after it.
+                # One lease for the whole job, so that none is left for a day after it.
                 self._lease = stored.lease
                 return Coordinator(self._rules, now, epoch, record.plan, self._return_grace)
         return Coordinator(self._rules, now, self._first_epoch)
@@ -213,8 +212,8 @@ class EtcdLeader:
 
     @property
     def _first_epoch(self) -> int:
-        """The epoch of a coordinator without a predecessor's plan. Revisions begin anew where etcd has lost its data,
-        and rounds of before and after that must not have one name; so time counts too, as with a master."""
+        """The epoch of a coordinator without a predecessor's plan. Revisions begin again at 1 if etcd has lost its
+        data, and rounds before and after that must not have the same id. So it includes the time, as with a master."""
         return max(self.leader.created, time.time_ns() // 1_000_000)
 
     async def _listen(self, watch: Watch, revision: int) -> None:
@@ -223,7 +222,7 @@ class EtcdLeader:
             self._news.set()
 
     async def _decide(self, coordinator: Coordinator, watching: asyncio.Future[None]) -> None:
-        """Settle whatever is heard. Raises NotElected, StaleWriteApplied, Away and Compacted."""
+        """Decide whenever something changes. Raises NotElected, StaleWriteApplied, Away and Compacted."""
         while True:
             now = self._loop.time()
             self._excuse(coordinator, now)
@@ -247,13 +246,13 @@ class EtcdLeader:
         return min(time for time in times if time is not None)
 
     def _excuse(self, coordinator: Coordinator, now: float) -> None:
-        """Time in which this agent was stopped, or etcd away, counts for nobody."""
+        """Time in which this agent was stalled, or etcd unavailable, counts against no node."""
         if late := self._stalls.stalled_for(now):
             coordinator.compensate_stall(late)
 
     async def _settle(self, coordinator: Coordinator) -> Coordinator:
-        """Decide on all that was heard and on the time that has passed, and write what follows; who decides from then
-        on."""
+        """Decide for all reports and for the time that has passed, and write the result. Return the coordinator that
+        decides from then on."""
         while True:
             now = self._loop.time()
             advanced = coordinator.advance(now)
@@ -262,9 +261,9 @@ class EtcdLeader:
                 continue
             told = self._progress.renew(now, len(coordinator.members), at_once=advanced)
             readers: frozenset[NodeKey | str] = frozenset((*coordinator.members, *self._attendance.strangers))
-            # A newcomer to whom no decision falls reads words that everybody else may have read long ago.
+            # A newcomer that no decision concerns reads messages that all other nodes may have read long ago.
             self._owing = self._owing or advanced or told or not readers <= self._addressed
-            # Until a plan is rebuilt from what nodes say, each of them keeps what it was told.
+            # Until a plan is recovered from the nodes' reports, each node keeps its assignment.
             if self._owing and not coordinator.recovering:
                 self._addressed = readers
                 await self._write(coordinator, now)
@@ -275,8 +274,8 @@ class EtcdLeader:
                 return coordinator
 
     def _anew(self, before: Coordinator, now: float) -> Coordinator:
-        """A node obeys a later coordinator, whose plan is not in this store: what was stored here is worth nothing, and
-        the plan is rebuilt from what the nodes say."""
+        """A node obeys a later coordinator, whose plan is not in this store. The stored plan is outdated, and a new one
+        is recovered from the nodes' reports."""
         coordinator = Coordinator(self._rules, now, self._first_epoch)
         for presence in before.members.values():
             if presence.connected:
@@ -284,7 +283,7 @@ class EtcdLeader:
         return coordinator
 
     async def _keep_job(self, now: float) -> None:
-        """Have a lease under which the job outlives its nodes for a while."""
+        """Keep a lease with which the job outlives its nodes for a while."""
         if now >= self._renew_at:
             if not self._lease or not await self._store.renew(self._lease):
                 self._lease = await self._store.grant(JOB_KEPT)
@@ -292,7 +291,8 @@ class EtcdLeader:
             self._renew_at = now + JOB_KEPT / 24
 
     async def _write(self, coordinator: Coordinator, now: float) -> None:
-        """Store the plan, then the words: nothing is sent that is not stored. Raises NotElected, StaleWriteApplied."""
+        """Store the plan, then the assignments: nothing is sent that is not stored. Raises NotElected,
+        StaleWriteApplied."""
         plan, lease = coordinator.plan, self._lease
         values = {self._keys.plan: encode_record(StoredPlan(encode_rules(self._rules), plan))}
         for bucket, word in messages_by_bucket(
@@ -303,12 +303,13 @@ class EtcdLeader:
             if self._attendance.awaits(plan):
                 values[self._keys.unaware] = b""
             values[self._keys.over] = plan.phase.value.encode()
-            # From now on etcd cleans up by itself.
+            # From now on etcd deletes the keys by itself.
             lease = await self._store.grant(int(RESULT_RETENTION))
         try:
             await self._writing.write(values, lease)
         except LeaseExpired:
-            # Not this node's: somebody has ended the job's. What stood under it is gone, so all is written again.
+            # Not this node's lease but the job's, which was revoked from outside. Its keys are gone, so all are written
+            # again.
             if lease == self._lease:
                 self._lease, self._renew_at = 0, 0.0
             raise StaleWriteApplied from None
