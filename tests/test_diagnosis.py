@@ -146,7 +146,7 @@ class TestBrokenRulesAreCaught:
 
     def test_one_partner_whose_own_links_nobody_asks_for_is_not_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(diagnosis_module, "ENOUGH_WITNESSES", 1)
-        monkeypatch.setattr(diagnosis_module._Judge, "_witnesses_of_failing", _all_who_failed)
+        monkeypatch.setattr(diagnosis_module._Diagnoser, "_witnesses_of_failing", _all_who_failed)
         assert any("healthy" in mistake for mistake in all_mistakes(self.CASES))
 
     def test_the_mean_does_not_do_for_the_median(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,12 +174,12 @@ class TestBrokenRulesAreCaught:
         assert any("healthy" in mistake for mistake in all_mistakes(self.CASES, hasty))
 
     def test_a_partner_without_a_link_that_works_is_no_witness(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(diagnosis_module._Judge, "_witnesses_of_failing", _all_who_failed)
+        monkeypatch.setattr(diagnosis_module._Diagnoser, "_witnesses_of_failing", _all_who_failed)
         world = World((NodeTruth(),) + (CUT,) * 3)
         assert 0 in check_world(world).named
 
 
-def _all_who_failed(self: diagnosis_module._Judge, node: int) -> list[int]:
+def _all_who_failed(self: diagnosis_module._Diagnoser, node: int) -> list[int]:
     return [other for other, speed in self._met(node) if speed is None]
 
 

@@ -75,35 +75,35 @@ class Coordinator:
         self.superseded = False
         self.plan = resume(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
-        self._present: dict[NodeKey, MemberState] = {}
-        # The keys of `_present` by their node id, so that joining a large job costs no more than joining a small one.
+        self._members: dict[NodeKey, MemberState] = {}
+        # The keys of `_members` by their node id, so that joining a large job costs no more than joining a small one.
         self._processes: dict[str, list[NodeKey]] = {}
-        self._parts = node_views(rules, self.plan)
+        self._views = node_views(rules, self.plan)
         self._lines: list[str] = []
         # What nobody has stored yet is stored before anybody is told, though nothing is decided.
         self._is_new = self.plan.check is not None
         self._deadlines: tuple[Deadline, ...] = ()
         self._wake_at: float | None = None
         self._advanced_at = before.clock
-        self._adopting_until: float | None = None
+        self._recovering_until: float | None = None
         self._returning_until = before.clock
         for member in before.members:
             if before.phase not in OVER and not member.done:
                 self._expect(member, return_grace)
         done = {member.key for member in before.members if member.done}
         for node in () if before.phase in OVER else _checked(before):
-            if node.key not in self._present and node.key not in done:
+            if node.key not in self._members and node.key not in done:
                 self._expect(node, return_grace, NodePhase.WAITING)
 
     @property
     def members(self) -> Members:
         """Everybody who is known."""
-        return MappingProxyType(self._present)
+        return MappingProxyType(self._members)
 
     @property
     def recovering(self) -> bool:
         """Whether the plan of a running job is being rebuilt, so that everybody keeps what he has."""
-        return self._adopting_until is not None
+        return self._recovering_until is not None
 
     def refusal(self, key: NodeKey) -> str | None:
         """Why this process cannot be a node of the job now, or None when it can.
@@ -111,67 +111,67 @@ class Coordinator:
         Of two processes with one node id the first one stays while its connection holds.
         """
         for other in self._processes.get(key.node_id, ()):
-            p = self._present[other]
+            p = self._members[other]
             if other != key and p.connected:
                 return f"node id {key.node_id} is in use by another process, on {p.report.host}, that is alive"
         return None
 
-    def dispute_epoch(self, status: NodeReport, now: float) -> str | None:
+    def dispute_epoch(self, report: NodeReport, now: float) -> str | None:
         """Why it is not believed that there is a later coordinator, which that node says it obeys; None when it is, or
         when the node says no such thing.
 
         A successor has the nodes. So while another node obeys this coordinator, or may come back to it, this one has
         not been replaced, and one node's word must not make it give up the job of the others.
         """
-        if status.epoch <= self.plan.epoch or self._is_fresh:
+        if report.epoch <= self.plan.epoch or self._is_fresh:
             return None
         time = self._job_time(now)
-        members = {member.key for member in self.plan.members if not member.done}
-        for key, p in self._present.items():
-            is_ours = key in members or (p.connected and p.report.epoch > 0)
-            if is_ours and key != status.key and not p.has_left and not p.is_lost(time):
+        member_keys = {member.key for member in self.plan.members if not member.done}
+        for key, p in self._members.items():
+            is_ours = key in member_keys or (p.connected and p.report.epoch > 0)
+            if is_ours and key != report.key and not p.has_left and not p.is_lost(time):
                 return (
-                    f"{status.host} obeys a later coordinator than the other nodes of the job, such as {p.report.host}"
+                    f"{report.host} obeys a later coordinator than the other nodes of the job, such as {p.report.host}"
                 )
         return None
 
-    def receive(self, status: NodeReport, now: float) -> bool:
-        """Take a node's latest status, which also shows that it is connected. Says whether anything new was in it."""
+    def receive(self, report: NodeReport, now: float) -> bool:
+        """Take a node's latest report, which also shows that it is connected. Says whether anything new was in it."""
         time = self._job_time(now)
-        known = self._present.get(status.key)
-        if known is not None and known.report == status and known.connected:
+        known = self._members.get(report.key)
+        if known is not None and known.report == report and known.connected:
             return False
-        self._compare_epochs(status)
+        self._compare_epochs(report)
         if self._is_fresh:
-            if not self._present:
+            if not self._members:
                 # The first to come: from now on somebody waits.
                 self.plan = msgspec.structs.replace(self.plan, since=time)
-            if self._adopting_until is None and knows_a_round(status):
+            if self._recovering_until is None and knows_a_round(report):
                 # Of a round that we know nothing of: our predecessor's, whose journal is not there.
-                self._adopting_until = time + RETURN_GRACE
+                self._recovering_until = time + RETURN_GRACE
         if known is None:
-            for key in self._processes.get(status.node_id, ()):
+            for key in self._processes.get(report.node_id, ()):
                 # Replaced by a new process under the same id, so nobody need wait for this one.
-                p = self._present[key]
-                self._present[key] = replace(
+                p = self._members[key]
+                self._members[key] = replace(
                     p, disconnected_at=time if p.disconnected_at is None else p.disconnected_at, lost_at=time
                 )
-            succeeded = succeeded_round(status, None)
-            self._remember(MemberState(status, joined_at=time, changed_at=time, succeeded=succeeded))
+            succeeded = succeeded_round(report, None)
+            self._remember(MemberState(report, joined_at=time, changed_at=time, succeeded=succeeded))
         else:
-            same = (known.report.phase, known.report.ranks) == (status.phase, status.ranks)
-            succeeded = succeeded_round(status, known.succeeded)
+            same = (known.report.phase, known.report.ranks) == (report.phase, report.ranks)
+            succeeded = succeeded_round(report, known.succeeded)
             changed = known.changed_at if same else time
-            self._present[status.key] = MemberState(status, known.joined_at, changed, succeeded=succeeded)
+            self._members[report.key] = MemberState(report, known.joined_at, changed, succeeded=succeeded)
         return True
 
     def disconnect(self, key: NodeKey, now: float) -> None:
         """The node's connection has ended, or is silent for too long: it counts as lost unless it is back in time."""
-        known = self._present.get(key)
+        known = self._members.get(key)
         if known is not None and known.connected:
             time = self._job_time(now)
             lost_at = max(time + self.rules.lost_after, self._returning_until)
-            self._present[key] = replace(known, disconnected_at=time, lost_at=lost_at)
+            self._members[key] = replace(known, disconnected_at=time, lost_at=lost_at)
 
     def compensate_stall(self, late: float) -> None:
         """This coordinator has itself been asleep for that many seconds, which count for nobody: what came meanwhile is
@@ -192,15 +192,15 @@ class Coordinator:
             return False
         before, is_new = self.plan, self._is_new
         self._is_new = False
-        if self._adopting_until is None or self._adopt(time):
-            decision = decide(self.rules, self.plan, self._present, time)
+        if self._recovering_until is None or self._recover(time):
+            decision = decide(self.rules, self.plan, self._members, time)
             self.plan, self._deadlines, self._wake_at = decision.plan, decision.deadlines, decision.wake_at
             self._lines += decision.log_lines
             self._forget(time)
         if self.plan is before and not is_new:
             return False
-        if _concerns_nodes(before, self.plan):
-            self._parts = node_views(self.rules, self.plan)
+        if _affects_nodes(before, self.plan):
+            self._views = node_views(self.rules, self.plan)
         # What was just decided may call for more, such as a deadline that is known only now.
         self._wake_at = time
         return True
@@ -209,8 +209,8 @@ class Coordinator:
         """The time (of the clock that is told) at which to `advance` though nothing was heard; None for never."""
         if self.superseded:
             return None
-        times = [p.lost_at for p in self._present.values() if p.lost_at is not None and p.lost_at > self._advanced_at]
-        times += [time for time in (self._wake_at, self._adopting_until) if time is not None]
+        times = [p.lost_at for p in self._members.values() if p.lost_at is not None and p.lost_at > self._advanced_at]
+        times += [time for time in (self._wake_at, self._recovering_until) if time is not None]
         return min(times) + self._origin + WAKE_MARGIN if times else None
 
     def take_log_lines(self) -> list[str]:
@@ -220,7 +220,7 @@ class Coordinator:
 
     def view(self, key: NodeKey) -> NodeView:
         """What of the plan concerns this node alone."""
-        return view_of(self.plan, self._parts, key)
+        return view_of(self.plan, self._views, key)
 
     def ranks(self, key: NodeKey) -> RankAssignment | None:
         """The node's place in the plan's round, if it has one."""
@@ -231,26 +231,26 @@ class Coordinator:
 
         While the plan of a running job is being rebuilt, everybody keeps what he has.
         """
-        if self._adopting_until is not None and key in self._present:
-            return _as_before(self.plan, self._present[key].report, waiting)
+        if self._recovering_until is not None and key in self._members:
+            return _continued_assignment(self.plan, self._members[key].report, waiting)
         return build_assignment(self.plan, self.view(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
         """What nodes that wait are told to wait for."""
-        return wait_status(self.rules, self.plan, self._present, self._deadlines, self._job_time(now))
+        return wait_status(self.rules, self.plan, self._members, self._deadlines, self._job_time(now))
 
     @property
     def _is_fresh(self) -> bool:
         return self.plan.key == RoundKey()
 
-    def _compare_epochs(self, status: NodeReport) -> None:
-        if status.epoch <= self.plan.epoch:
+    def _compare_epochs(self, report: NodeReport) -> None:
+        if report.epoch <= self.plan.epoch:
             return
         if self._is_fresh:
             # We are the later one, whatever the clock that our epoch came from says; or we were asleep, and find that a
             # successor has the journal when we store this.
             self._is_new = True
-            self.plan = msgspec.structs.replace(self.plan, epoch=status.epoch + 1 + self.plan.epoch % OWN_EPOCHS)
+            self.plan = msgspec.structs.replace(self.plan, epoch=report.epoch + 1 + self.plan.epoch % OWN_EPOCHS)
         else:
             self.superseded = True
 
@@ -259,7 +259,7 @@ class Coordinator:
 
     def _expect(self, member: Member, within: float, phase: NodePhase = NodePhase.RUNNING) -> None:
         clock = self.plan.clock
-        status = NodeReport(
+        report = NodeReport(
             node_id=member.node_id,
             incarnation=member.incarnation,
             host=member.host,
@@ -271,40 +271,40 @@ class Coordinator:
         # It may be away since before anything that the others will have to say.
         lost_at = clock + within
         self._remember(
-            MemberState(status, joined_at=clock, changed_at=clock, disconnected_at=-math.inf, lost_at=lost_at)
+            MemberState(report, joined_at=clock, changed_at=clock, disconnected_at=-math.inf, lost_at=lost_at)
         )
 
-    def _adopt(self, time: float) -> bool:
+    def _recover(self, time: float) -> bool:
         """Make the plan of a running job from what its nodes say; whether it is settled."""
-        assert self._adopting_until is not None
-        waited = time >= self._adopting_until
-        statuses = [p.report for p in self._present.values() if p.connected]
+        assert self._recovering_until is not None
+        waited = time >= self._recovering_until
+        statuses = [p.report for p in self._members.values() if p.connected]
         if self.rules.cluster is None:
             plan = recover_plan(self.plan, statuses, waited)
         else:
             plan = recover(self.plan, statuses, waited, time)
         if plan is None and not waited:
             return False
-        self._adopting_until = None
+        self._recovering_until = None
         if plan is not None:
-            plan = plan if self.rules.check == CHECK_NEVER else mark_passed(plan, self._present)
+            plan = plan if self.rules.check == CHECK_NEVER else mark_passed(plan, self._members)
             self.plan = msgspec.structs.replace(plan, since=time, clock=time)
         return True
 
     def _remember(self, newcomer: MemberState) -> None:
         key = newcomer.report.key
-        self._present[key] = newcomer
+        self._members[key] = newcomer
         self._processes.setdefault(key.node_id, []).append(key)
 
     def _forget(self, time: float) -> None:
         """Drop whoever is gone, except a member whose round goes on: when it went says what others failed of."""
-        gone = [key for key, p in self._present.items() if p.is_lost(time) or p.has_left]
+        gone = [key for key, p in self._members.items() if p.is_lost(time) or p.has_left]
         needed: set[NodeKey] = set()
         if gone and self.plan.phase is PlanPhase.TRAINING:
             needed = {member.key for member in self.plan.members if not member.done}
         for key in gone:
             if key not in needed:
-                del self._present[key]
+                del self._members[key]
                 self._processes[key.node_id].remove(key)
                 if not self._processes[key.node_id]:
                     del self._processes[key.node_id]
@@ -319,29 +319,29 @@ def _checked(plan: Plan) -> list[Member]:
     return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in passed)]
 
 
-_ACCOUNTS = frozenset({"epoch", "clock", "since", "charged", "barren", "failure", "reason"})
+_NOT_SENT_APART = frozenset({"epoch", "clock", "since", "restart_times", "early_failures", "failure", "reason"})
 """Fields of a plan from which no node's own part is made: all nodes are told them alike, or nobody is."""
 
-_TOLD = tuple(field for field in Plan.__struct_fields__ if field not in _ACCOUNTS)
+_SENT_APART = tuple(field for field in Plan.__struct_fields__ if field not in _NOT_SENT_APART)
 
 
-def _concerns_nodes(before: Plan, plan: Plan) -> bool:
+def _affects_nodes(before: Plan, plan: Plan) -> bool:
     """Whether what single nodes are told may have become another thing. A field that somebody adds to the plan counts,
     unless it is named above."""
-    pairs = ((getattr(before, field), getattr(plan, field)) for field in _TOLD)
+    pairs = ((getattr(before, field), getattr(plan, field)) for field in _SENT_APART)
     return any(one is not other and one != other for one, other in pairs)
 
 
-def _as_before(plan: Plan, status: NodeReport, waiting: Waiting | None) -> Assignment:
+def _continued_assignment(plan: Plan, report: NodeReport, waiting: Waiting | None) -> Assignment:
     """What a node was told by the coordinator that it obeyed last."""
-    seat = status.ranks
-    cluster = None if status.cluster is None else order_to_continue(status.cluster)
+    seat = report.ranks
+    cluster = None if report.cluster is None else order_to_continue(report.cluster)
     works = seat is not None or cluster is not None
     return Assignment(
         epoch=plan.epoch,
         phase=PlanPhase.TRAINING if works else PlanPhase.GATHERING,
-        key=latest_round(status),
-        restart_count=status.restart_count,
+        key=latest_round(report),
+        restart_count=report.restart_count,
         reason=plan.reason,
         ranks=seat,
         waiting=None if works else waiting,

@@ -16,25 +16,25 @@ from dlrover_run.policies.health.policy import mark_unchecked, prune
 from dlrover_run.policies.parameter_servers import policy as parameter_servers
 
 
-def decide(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
-    """The plan that follows from `plan` once the nodes are as in `present` at job time `now`; `plan` itself when
+def decide(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
+    """The plan that follows from `plan` once the nodes are as in `members` at job time `now`; `plan` itself when
     nothing has to change."""
     if plan.phase in OVER:
         return Decision(plan)
     if rules.cluster is not None:
-        return parameter_servers.decide(rules, plan, present, now)
+        return parameter_servers.decide(rules, plan, members, now)
     charged = expire_restarts(rules, plan.restart_times, now)
     if charged != plan.restart_times:
         # Written down, for a successor's job time begins at the last plan that was.
         plan = update_plan(plan, now, restart_times=charged)
     lines: tuple[str, ...] = ()
     if rules.check != CHECK_NEVER:
-        plan, _, lines = mark_unchecked(prune(plan, present, now), present, now)
-    decision = (gather if plan.phase is PlanPhase.GATHERING else train)(rules, plan, present, now)
+        plan, _, lines = mark_unchecked(prune(plan, members, now), members, now)
+    decision = (gather if plan.phase is PlanPhase.GATHERING else train)(rules, plan, members, now)
     lines += decision.log_lines
     if rules.check != CHECK_NEVER and decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
         # Whoever has no place in the new round is checked beside it.
-        decision = train(rules, decision.plan, present, now)
+        decision = train(rules, decision.plan, members, now)
         lines += decision.log_lines
     if decision.plan.phase in OVER and decision.plan.check is not None:
         return Decision(update_plan(decision.plan, now, check=None), (), lines)

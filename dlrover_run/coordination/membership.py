@@ -1,4 +1,4 @@
-"""What the coordinator knows of one node: its latest status, since when, and whether its connection holds."""
+"""What the coordinator knows of one node: its latest report, since when, and whether its connection holds."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ class MemberState:
 Members = Mapping[NodeKey, MemberState]
 
 
-def succeeded_round(status: NodeReport, before: RoundKey | None) -> RoundKey | None:
+def succeeded_round(report: NodeReport, before: RoundKey | None) -> RoundKey | None:
     """The last round in which all workers of a node have succeeded; `before` is what was known of that."""
-    return status.ranks.key if status.phase is NodePhase.SUCCEEDED and status.ranks is not None else before
+    return report.ranks.key if report.phase is NodePhase.SUCCEEDED and report.ranks is not None else before

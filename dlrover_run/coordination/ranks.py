@@ -9,8 +9,8 @@ from dlrover_run.coordination.membership import MemberState
 from dlrover_run.coordination.model import Member
 
 
-def assign_ranks(before: Sequence[Member], living: Sequence[MemberState], size: int) -> list[MemberState]:
-    """`size` of the `living` nodes in the order of their ranks in the next round; `before` is the last one.
+def assign_ranks(before: Sequence[Member], alive: Sequence[MemberState], size: int) -> list[MemberState]:
+    """`size` of the `alive` nodes in the order of their ranks in the next round; `before` is the last one.
 
     Whoever was in the last round comes before newcomers, and keeps his rank where the round has one of that number.
     Only for a rank that he wishes, and that nobody had, does he leave it: so he returns from a round that was too small
@@ -19,8 +19,8 @@ def assign_ranks(before: Sequence[Member], living: Sequence[MemberState], size: 
     part in the order of their arrival; who is left over is a spare.
     """
     old = {member.key: rank for rank, member in enumerate(before)}
-    survivors = sorted((p for p in living if p.report.key in old), key=lambda p: old[p.report.key])
-    newcomers = sorted((p for p in living if p.report.key not in old), key=lambda p: (p.joined_at, p.report.key))
+    survivors = sorted((p for p in alive if p.report.key in old), key=lambda p: old[p.report.key])
+    newcomers = sorted((p for p in alive if p.report.key not in old), key=lambda p: (p.joined_at, p.report.key))
     chosen = [*survivors, *newcomers][:size]
     seats: dict[int, MemberState] = {}
 

@@ -16,14 +16,14 @@ _UNKNOWN = "unknown"
 Seated = dict[int, tuple[RankAssignment, NodeReport]]
 
 
-def knows_a_round(status: NodeReport) -> bool:
+def knows_a_round(report: NodeReport) -> bool:
     """Whether the node knows of a round of the job, so that the job has been running."""
-    return latest_round(status) != RoundKey()
+    return latest_round(report) != RoundKey()
 
 
-def latest_round(status: NodeReport) -> RoundKey:
+def latest_round(report: NodeReport) -> RoundKey:
     """The latest round that the node knows of."""
-    return max(status.known_round, status.ranks.key) if status.ranks is not None else status.known_round
+    return max(report.known_round, report.ranks.key) if report.ranks is not None else report.known_round
 
 
 def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> Plan | None:
@@ -32,11 +32,11 @@ def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> P
     `waited` says that those who were not heard by now will not be waited for. Their places are then given to members
     that nobody is, so that they count as lost.
     """
-    latest = max((latest_round(status) for status in statuses), default=RoundKey())
+    latest = max((latest_round(report) for report in statuses), default=RoundKey())
     seated: dict[RoundKey, Seated] = {}
-    for status in statuses:
-        if status.ranks is not None:
-            seated.setdefault(status.ranks.key, {})[status.ranks.node_rank] = (status.ranks, status)
+    for report in statuses:
+        if report.ranks is not None:
+            seated.setdefault(report.ranks.key, {})[report.ranks.node_rank] = (report.ranks, report)
     found = seated.get(latest)
     if not waited and (found is None or len(found) < _any(found).nodes):
         return None
@@ -45,7 +45,7 @@ def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> P
     adopted = msgspec.structs.replace(
         fresh,
         key=latest,
-        restart_count=max(status.restart_count for status in statuses),
+        restart_count=max(report.restart_count for report in statuses),
         reason="the job was running when its coordinator began",
     )
     if not seated:
@@ -62,13 +62,13 @@ def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> P
     )
 
 
-def mark_passed(plan: Plan, present: Members) -> Plan:
+def mark_passed(plan: Plan, members: Members) -> Plan:
     """The plan in which all members count as checked: they were, before they had their seats. Those who take no part in
     checks are known by that."""
     checked = tuple(
         NodeHealth(node_id=member.node_id, incarnation=member.incarnation, host=member.host, status=HealthStatus.PASSED)
         for member in plan.members
-        if (p := present.get(member.key)) is not None and not p.without_health_check
+        if (p := members.get(member.key)) is not None and not p.without_health_check
     )
     return msgspec.structs.replace(plan, health=checked)
 
@@ -83,9 +83,9 @@ def _members(found: Seated, any_seat: RankAssignment) -> Iterator[Member]:
     next_rank = 0
     for node_rank in range(any_seat.nodes):
         if node_rank in found:
-            seat, status = found[node_rank]
-            yield Member(status.node_id, status.incarnation, status.host, status.workers, status.role)
-            next_rank = seat.first_rank + status.workers
+            seat, report = found[node_rank]
+            yield Member(report.node_id, report.incarnation, report.host, report.workers, report.role)
+            next_rank = seat.first_rank + report.workers
         else:
             after = found.get(node_rank + 1)
             begin = after[0].first_rank if after is not None else next_rank

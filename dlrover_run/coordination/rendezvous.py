@@ -27,52 +27,52 @@ RoundMembers = Sequence[tuple[Member, MemberState | None]]
 """Members of a round, each with what is known of it."""
 
 
-def gather(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
+def gather(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
     """What follows while the job has no round that trains."""
     is_first = plan.key.number == 0
-    if _all_have_left(present, now):
+    if _all_have_left(members, now):
         # Whoever starts these nodes anew means another job, with a budget of its own.
         untold = is_first and not plan.check_count
         reason = "every node has left" if untold else f"{plan.reason}, and no node is here any more"
         return end_job(plan, now, PlanPhase.FAILED, reason)
     plan = drop_beside(plan, now)
     if plan.check is not None:
-        checked = step(rules, plan, present, now)
+        checked = step(rules, plan, members, now)
         if checked.plan.check is not None:
             return checked
-        further = gather(rules, checked.plan, present, now)
+        further = gather(rules, checked.plan, members, now)
         return Decision(further.plan, further.deadlines, checked.log_lines + further.log_lines)
-    living = eligible_nodes(rules, plan, present)
-    if is_first and not living and not (plan.check_count and present):
+    alive = eligible_nodes(rules, plan, members)
+    if is_first and not alive and not (plan.check_count and members):
         # Nobody waits.
         return Decision(plan)
-    size = rules.size(len(living))
+    size = rules.size(len(alive))
     # Where there has been a check there were enough nodes before, and some were lost or dismissed.
     patience = rules.join_timeout if is_first and not plan.check_count else rules.pend_timeout
     if not size:
         deadline = plan.since + patience
         if now >= deadline:
-            return end_job(plan, now, PlanPhase.FAILED, _short_of_nodes(rules, plan, living, patience))
+            return end_job(plan, now, PlanPhase.FAILED, _short_of_nodes(rules, plan, alive, patience))
         waits_for = DeadlineReason.JOIN if is_first and not plan.check_count else DeadlineReason.REPLACEMENT
         return Decision(plan, (Deadline(deadline, waits_for),))
-    complete = _complete(rules, plan, present, living, size, now)
+    complete = _complete(rules, plan, members, alive, size, now)
     if complete is not None and now < complete.at:
         return Decision(plan, (complete,))
     if rules.check != CHECK_NEVER and not computes_anew(rules, plan):
-        waited_for = {p.report.key for p in computing(rules, plan, living, now)}
-        others = [p for p in living if p.report.key not in waited_for]
+        waited_for = {p.report.key for p in computing(rules, plan, alive, now)}
+        others = [p for p in alive if p.report.key not in waited_for]
         if rules.size(len(others)) and (plan.key.number or plan.check_count):
             # A newcomer of whom nothing is known yet keeps nobody from training; it is checked beside that.
-            living, size = others, rules.size(len(others))
-    seated = assign_ranks(plan.members, living, size)
+            alive, size = others, rules.size(len(others))
+    seated = assign_ranks(plan.members, alive, size)
     if rules.check != CHECK_NEVER:
         if not computes_anew(rules, plan):
             known_at = computed_at(rules, computing(rules, plan, seated, now))
             if known_at is not None:
                 return Decision(plan, deadline_if(known_at, DeadlineReason.HEALTH))
-        begun = begin(rules, plan, seated, living, now)
+        begun = begin(rules, plan, seated, alive, now)
         if begun is not None:
-            return gather(rules, begun, present, now)
+            return gather(rules, begun, members, now)
     if not offers_a_fresh_port(rules, plan, seated[0].report):
         deadline = max(plan.since, seated[0].joined_at) + patience
         if now >= deadline:
@@ -81,7 +81,7 @@ def gather(rules: JobRules, plan: Plan, present: Members, now: float) -> Decisio
             return end_job(plan, now, PlanPhase.FAILED, silent)
         return Decision(plan, (Deadline(deadline, DeadlineReason.LEADER),))
     reason = plan.reason
-    if is_first and any(checkup.dismissed and key_of(checkup) in present for checkup in plan.health):
+    if is_first and any(checkup.dismissed and key_of(checkup) in members for checkup in plan.health):
         reason = f"{plan.reason}; {counted(size, 'node')} {'is' if size == 1 else 'are'} left"
     elif is_first:
         reason = "the one node is here" if size == 1 else f"{size} nodes are here"
@@ -90,15 +90,15 @@ def gather(rules: JobRules, plan: Plan, present: Members, now: float) -> Decisio
     return Decision(form_round(rules, plan, seated, now, reason))
 
 
-def _all_have_left(present: Members, now: float) -> bool:
+def _all_have_left(members: Members, now: float) -> bool:
     """Whether the last ones who were here have left by request, so that nobody is expected back.
 
     One that was not yet known to be lost when the last of them left was lost in the same moment. It is waited for, as
     it would be had it been lost a moment after the others left: what becomes of the job must not depend on the order.
     """
-    left = [p for p in present.values() if p.has_left]
-    lost = [p for p in present.values() if not p.has_left and p.is_lost(now)]
-    if not left or len(left) + len(lost) < len(present):
+    left = [p for p in members.values() if p.has_left]
+    lost = [p for p in members.values() if not p.has_left and p.is_lost(now)]
+    if not left or len(left) + len(lost) < len(members):
         return False
     last_left = max(
         p.changed_at if p.disconnected_at is None or p.report.phase is NodePhase.LEFT else p.disconnected_at
@@ -139,15 +139,15 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, leader: NodeReport) -> bool
     return rules.store is not None or knows or leader.known_round > plan.key
 
 
-def start_next_round(rules: JobRules, plan: Plan, present: Members, now: float, reason: str) -> Decision:
+def start_next_round(rules: JobRules, plan: Plan, members: Members, now: float, reason: str) -> Decision:
     """The round is over: form the next one with whoever lives, or wait for others."""
     ended = update_plan(forget(rules, plan), now, phase=PlanPhase.GATHERING, since=now, reason=reason)
-    return gather(rules, ended, present, now)
+    return gather(rules, ended, members, now)
 
 
-def round_members(plan: Plan, present: Members) -> list[tuple[Member, MemberState | None]]:
+def round_members(plan: Plan, members: Members) -> list[tuple[Member, MemberState | None]]:
     """The members of the plan's round with what is known of each; None for one that was never here."""
-    return [(member, present.get(member.key)) for member in plan.members]
+    return [(member, members.get(member.key)) for member in plan.members]
 
 
 def disconnects_resolved_at(members: RoundMembers, now: float) -> float | None:
@@ -157,35 +157,35 @@ def disconnects_resolved_at(members: RoundMembers, now: float) -> float | None:
 
 
 def _complete(
-    rules: JobRules, plan: Plan, present: Members, living: list[MemberState], size: int, now: float
+    rules: JobRules, plan: Plan, members: Members, alive: list[MemberState], size: int, now: float
 ) -> Deadline | None:
     """When it is known who takes part in the next round, should nobody come or go before that."""
     # A member is waited for in any case, for his rank is kept for him until he counts as lost.
-    found = [*deadline_if(disconnects_resolved_at(round_members(plan, present), now), DeadlineReason.LOST)]
+    found = [*deadline_if(disconnects_resolved_at(round_members(plan, members), now), DeadlineReason.LOST)]
     if size < rules.max_size:
         found += [
             Deadline(p.lost_at, DeadlineReason.LOST)
-            for p in present.values()
+            for p in members.values()
             if p.lost_at is not None and not p.is_draining
         ]
         if plan.key.number == 0 and not plan.check_count:
-            last_call = max(p.joined_at for p in living) + rules.last_call_timeout
+            last_call = max(p.joined_at for p in alive) + rules.last_call_timeout
             found.append(Deadline(last_call, DeadlineReason.LAST_CALL))
     # Later everybody who lives is known, so nobody is waited for who may never come.
     return max(found, key=lambda deadline: deadline.at, default=None)
 
 
-def _member(status: NodeReport) -> Member:
-    return Member(status.node_id, status.incarnation, status.host, status.workers, status.role)
+def _member(report: NodeReport) -> Member:
+    return Member(report.node_id, report.incarnation, report.host, report.workers, report.role)
 
 
-def _short_of_nodes(rules: JobRules, plan: Plan, living: list[MemberState], waited: float) -> str:
-    hosts = display_names(plan, living)
+def _short_of_nodes(rules: JobRules, plan: Plan, alive: list[MemberState], waited: float) -> str:
+    hosts = display_names(plan, alive)
     are = "are" if len(hosts) > 1 else "is"
     here = f"only {len(hosts)} of at least {rules.min_size} nodes {are} here ({join_names(hosts)})"
     if not hosts:
         here = f"none of at least {rules.min_size} nodes is here"
-    missing = missing_nodes(rules, plan, living)
+    missing = missing_nodes(rules, plan, alive)
     who = f"; missing: {missing}" if missing else ""
     before = f"{plan.reason}; " if plan.key.number or plan.check_count else ""
     return f"{before}after {waited:g} s {here}{who}"
@@ -195,19 +195,19 @@ def display_names(plan: Plan, nodes: Sequence[MemberState]) -> list[str]:
     """Those nodes for people: by the ranks of the last round, before the first one by ranks that somebody gave."""
     ranks = {member.key: rank for rank, member in enumerate(plan.members)}
 
-    def rank_of(status: NodeReport) -> int | None:
-        return ranks.get(status.key) if ranks else status.preferred_rank
+    def rank_of(report: NodeReport) -> int | None:
+        return ranks.get(report.key) if ranks else report.preferred_rank
 
     return [node_name(p.report.host, rank_of(p.report)) for p in nodes]
 
 
-def missing_nodes(rules: JobRules, plan: Plan, living: list[MemberState]) -> str:
+def missing_nodes(rules: JobRules, plan: Plan, alive: list[MemberState]) -> str:
     """Who was here or is expected, in words for people: members of the last round, or ranks that somebody gave."""
-    here = {p.report.key for p in living}
+    here = {p.report.key for p in alive}
     if plan.members:
         return join_names([node_name(one.host, rank) for rank, one in enumerate(plan.members) if one.key not in here])
-    wishes = {wish for p in living if (wish := p.report.preferred_rank) is not None and wish < rules.min_size}
-    if not living or any(p.report.preferred_rank is None for p in living):
+    wishes = {wish for p in alive if (wish := p.report.preferred_rank) is not None and wish < rules.min_size}
+    if not alive or any(p.report.preferred_rank is None for p in alive):
         return ""
     # A job may ask for a hundred thousand nodes, and these words are made again and again.
     first = itertools.islice((rank for rank in range(rules.min_size) if rank not in wishes), 3)

@@ -77,31 +77,31 @@ def _exhausted(rules: JobRules) -> str:
     return f"; {restarts}{window} {was} used"
 
 
-def train(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
+def train(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
     """What follows while a round trains."""
     key = plan.key
-    members = round_members(plan, present)
-    done = [member.done or (p is not None and p.succeeded_in(key)) for member, p in members]
+    in_round = round_members(plan, members)
+    done = [member.done or (p is not None and p.succeeded_in(key)) for member, p in in_round]
     if all(done):
         return end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FINISHED, "every worker succeeded")
 
-    unfinished = [pair for pair, is_done in zip(members, done, strict=True) if not is_done]
+    unfinished = [pair for pair, is_done in zip(in_round, done, strict=True) if not is_done]
     gone = [(member, p) for member, p in unfinished if p is None or p.is_lost(now) or p.has_left]
     failed = sorted((p for _, p in unfinished if p and _failure(p, key)), key=lambda p: (p.changed_at, p.report.key))
     cause = _first_own(failed)
     if cause is not None and not _departed_before(cause.changed_at, unfinished):
-        return _restart(rules, plan, present, cause, now)
-    broken = disconnects_resolved_at(members, now)
+        return _restart(rules, plan, members, cause, now)
+    broken = disconnects_resolved_at(in_round, now)
     if gone:
         # Whoever may be lost with them is known in a moment, and one round is enough for all.
         if broken is None:
-            return _regroup_without(rules, plan, present, gone, now)
+            return _regroup_without(rules, plan, members, gone, now)
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
     if failed:
         leavers = [(member, p) for member, p in unfinished if p is not None and p.is_draining]
         if leavers:
             # Its peers failed because a node that was asked to go has ended its workers.
-            return _regroup_without(rules, plan, present, leavers, now)
+            return _regroup_without(rules, plan, members, leavers, now)
         # A peer whose connection broke may be what the others died of; that is known in a moment too. A member that has
         # said nothing may have vanished.
         delay = rules.blame_delay if len(failed) < len(unfinished) else 0.0
@@ -110,18 +110,18 @@ def train(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision
             known = Deadline(known_at, DeadlineReason.BLAME)
         else:
             known = Deadline(broken, DeadlineReason.LOST)
-        return _restart(rules, plan, present, failed[0], now) if now >= known.at else Decision(plan, (known,))
+        return _restart(rules, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
     if any(done):
         # Nobody new comes in any more. What a node had done that may be forgotten now is remembered.
-        return Decision(_remember_done(drop_beside(plan, now), present, now), deadline_if(broken, DeadlineReason.LOST))
+        return Decision(_remember_done(drop_beside(plan, now), members, now), deadline_if(broken, DeadlineReason.LOST))
     if broken is not None:
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
-    if plan.check is None and len(present) == sum(p is not None for _, p in members):
+    if plan.check is None and len(members) == sum(p is not None for _, p in in_round):
         return Decision(plan)
     if rules.check == CHECK_NEVER:
-        return _scale_up(rules, plan, present, now)
-    checked = check_beside(rules, plan, present, now)
-    decision = _scale_up(rules, checked.plan, present, now)
+        return _scale_up(rules, plan, members, now)
+    checked = check_beside(rules, plan, members, now)
+    decision = _scale_up(rules, checked.plan, members, now)
     return Decision(decision.plan, checked.deadlines + decision.deadlines, checked.log_lines + decision.log_lines)
 
 
@@ -147,37 +147,37 @@ def _departed_before(time: float, unfinished: RoundMembers) -> bool:
     return is_unknown or any(departure_text is not None and departure_text < time for departure_text in times)
 
 
-def _restart(rules: JobRules, plan: Plan, present: Members, cause: MemberState, now: float) -> Decision:
+def _restart(rules: JobRules, plan: Plan, members: Members, cause: MemberState, now: float) -> Decision:
     failure = _failure(cause, plan.key)
     assert failure is not None, "only a failed node is a cause"
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
     failure = msgspec.structs.replace(failure, node_rank=node_rank)
-    worked = any(p.report.progressed and p.report.in_round(plan.key) for p in present.values())
+    worked = any(p.report.progressed and p.report.in_round(plan.key) for p in members.values())
     charged = consume_restart(rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:
         return Decision(charged)
-    return start_next_round(rules, charged, present, now, charged.reason)
+    return start_next_round(rules, charged, members, now, charged.reason)
 
 
-def _regroup_without(rules: JobRules, plan: Plan, present: Members, gone: RoundMembers, now: float) -> Decision:
+def _regroup_without(rules: JobRules, plan: Plan, members: Members, gone: RoundMembers, now: float) -> Decision:
     """The next round after a change of membership, which costs nothing."""
     return start_next_round(
-        rules, msgspec.structs.replace(plan, failure=None), present, now, _departure_words(plan, gone)
+        rules, msgspec.structs.replace(plan, failure=None), members, now, _departure_words(plan, gone)
     )
 
 
-def _scale_up(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
+def _scale_up(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
     """The round in which those take part who have come since, when it would be a larger one."""
     current = {member.key for member in plan.members}
-    living = admitted_nodes(rules, plan, eligible_nodes(rules, plan, present))
-    newcomers = [p for p in living if p.report.key not in current]
-    size = rules.size(len(living))
+    alive = admitted_nodes(rules, plan, eligible_nodes(rules, plan, members))
+    newcomers = [p for p in alive if p.report.key not in current]
+    size = rules.size(len(alive))
     if not newcomers or size <= len(plan.members):
         return Decision(plan)
     due_at = min(p.joined_at for p in newcomers) + rules.scale_up_delay
     if size < rules.max_size and now < due_at:
         return Decision(plan, (Deadline(due_at, DeadlineReason.SCALE_UP),))
-    seated = assign_ranks(plan.members, living, size)
+    seated = assign_ranks(plan.members, alive, size)
     if not offers_a_fresh_port(rules, plan, seated[0].report):
         return Decision(plan)
     joined = join_names(
@@ -186,17 +186,17 @@ def _scale_up(rules: JobRules, plan: Plan, present: Members, now: float) -> Deci
     reason = f"{joined} joined, so {size} nodes train instead of {len(plan.members)}"
     ended = msgspec.structs.replace(plan, failure=None)
     if rules.check == CHECK_ALWAYS:
-        return start_next_round(rules, ended, present, now, reason)
+        return start_next_round(rules, ended, members, now, reason)
     return Decision(form_round(rules, ended, seated, now, reason))
 
 
-def _remember_done(plan: Plan, present: Members, now: float) -> Plan:
+def _remember_done(plan: Plan, members: Members, now: float) -> Plan:
     def done(member: Member) -> bool:
-        p = present.get(member.key)
+        p = members.get(member.key)
         return member.done or (p is not None and (p.is_lost(now) or p.is_draining) and p.succeeded_in(plan.key))
 
-    members = tuple(msgspec.structs.replace(m, done=True) if done(m) and not m.done else m for m in plan.members)
-    return plan if members == plan.members else update_plan(plan, now, members=members)
+    remembered = tuple(msgspec.structs.replace(m, done=True) if done(m) and not m.done else m for m in plan.members)
+    return plan if remembered == plan.members else update_plan(plan, now, members=remembered)
 
 
 def _departure_words(plan: Plan, gone: RoundMembers) -> str:

@@ -30,47 +30,47 @@ MAX_ADDRESS = 100
 """Characters of the address of a node with parameter servers: each node is told those of all tasks."""
 
 
-def validate_report(status: NodeReport, plan: Plan, assigned: RankAssignment | None = None) -> str | None:
+def validate_report(report: NodeReport, plan: Plan, assigned: RankAssignment | None = None) -> str | None:
     """A sentence about what is wrong with a status; None for one that a coordinator with this plan may hear. `assigned`
     is the node's place in the plan's round."""
-    keys = [status.known_round]
-    tasks = [status.compute_result.key] if status.compute_result is not None else []
-    tasks += [status.link_result.key] if status.link_result is not None else []
-    if status.ranks is not None:
-        keys.append(status.ranks.key)
-        if not status.ranks.node_rank < status.ranks.nodes <= MAX_NODES:
+    keys = [report.known_round]
+    tasks = [report.compute_result.key] if report.compute_result is not None else []
+    tasks += [report.link_result.key] if report.link_result is not None else []
+    if report.ranks is not None:
+        keys.append(report.ranks.key)
+        if not report.ranks.node_rank < report.ranks.nodes <= MAX_NODES:
             return "a status speaks of a seat that no round has"
     last_epoch, last_round = max(MAX_EPOCH, plan.epoch), max(MAX_ROUND, plan.key.number)
     if not all(
         0 <= epoch <= last_epoch
-        for epoch in (status.epoch, *(key.epoch for key in keys), *(task.epoch for task in tasks))
+        for epoch in (report.epoch, *(key.epoch for key in keys), *(task.epoch for task in tasks))
     ):
         return "a status speaks of an epoch that no coordinator has"
     if any(key.number > last_round for key in keys):
         return "a status speaks of a round that no job has"
     if any(task.number > max(MAX_ROUND, plan.check_count) for task in tasks):
         return "a status speaks of a node check that no job has"
-    if status.cluster is not None:
-        return _implausible_hosting(status.cluster, last_round, status.address)
-    if not 1 <= status.workers <= MAX_WORKERS:
-        return f"a node has 1 to {MAX_WORKERS} workers, and this one says {status.workers}"
-    return None if status.failure is None else _not_its_own(status, status.failure, assigned)
+    if report.cluster is not None:
+        return _implausible_hosting(report.cluster, last_round, report.address)
+    if not 1 <= report.workers <= MAX_WORKERS:
+        return f"a node has 1 to {MAX_WORKERS} workers, and this one says {report.workers}"
+    return None if report.failure is None else _not_its_own(report, report.failure, assigned)
 
 
-def _not_its_own(status: NodeReport, failure: Failure, assigned: RankAssignment | None) -> str | None:
+def _not_its_own(report: NodeReport, failure: Failure, assigned: RankAssignment | None) -> str | None:
     """Why the failure is not one of the node's own workers. The host and rank in it are shown on every node's console
     as the cause of a restart, so a node could otherwise have another one blamed."""
-    if failure.host != status.host:
-        return f"{status.host} reports a failure on another host, {failure.host}"
-    seat = status.ranks
+    if failure.host != report.host:
+        return f"{report.host} reports a failure on another host, {failure.host}"
+    seat = report.ranks
     if seat is not None and assigned is not None and seat.key == assigned.key:
         # What the coordinator assigned counts, not what the node says was assigned to it.
         seat = assigned
     if seat is None:
-        return f"{status.host} reports a failure of rank {failure.rank} and has no ranks"
+        return f"{report.host} reports a failure of rank {failure.rank} and has no ranks"
     if not seat.has_rank(failure.rank):
         own = f"rank {seat.first_rank}" if seat.workers == 1 else f"ranks {seat.first_rank} to {seat.last_rank}"
-        return f"{status.host} reports a failure of rank {failure.rank}, which is not among its own: {own}"
+        return f"{report.host} reports a failure of rank {failure.rank}, which is not among its own: {own}"
     return None
 
 
@@ -156,13 +156,13 @@ def _of_cluster(job: ClusterRules, node: ClusterRules) -> list[str]:
     return [f"{_CLUSTER_FLAGS.get(name, name)} is {one:g}, not {other:g}" for name, one, other in pairs if one != other]
 
 
-def wrong_job_kind(job: JobRules, status: NodeReport) -> str | None:
+def wrong_job_kind(job: JobRules, report: NodeReport) -> str | None:
     """Why a node of that kind cannot take part in the job, and what to do; None when it can."""
-    if (job.cluster is None) == (status.cluster is None):
+    if (job.cluster is None) == (report.cluster is None):
         return None
-    if status.cluster is not None and status.cluster.is_client:
+    if report.cluster is not None and report.cluster.is_client:
         return "the job was started with dlrover-run and has no parameter servers, so there is nothing to scale"
-    here, there = ("dlrover-run", "tf-ps-run") if status.cluster is None else ("tf-ps-run", "dlrover-run")
+    here, there = ("dlrover-run", "tf-ps-run") if report.cluster is None else ("tf-ps-run", "dlrover-run")
     return f"the job was started with {there} and this node with {here}: use one of them, or another --rdzv-id"
 
 

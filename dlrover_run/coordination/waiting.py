@@ -24,36 +24,36 @@ _FELT = frozenset(DeadlineReason) - {DeadlineReason.BUDGET}
 """What a node without a seat may wait for. A restart that is forgiven changes nothing for it."""
 
 
-def wait_status(rules: JobRules, plan: Plan, present: Members, deadlines: Sequence[Deadline], now: float) -> Waiting:
+def wait_status(rules: JobRules, plan: Plan, members: Members, deadlines: Sequence[Deadline], now: float) -> Waiting:
     """The words for every node without a seat; `deadlines` are those of the last decision."""
     if rules.cluster is not None:
-        return parameter_servers.waiting(rules, plan, present, now)
-    living = eligible_nodes(rules, plan, present)
+        return parameter_servers.waiting(rules, plan, members, now)
+    alive = eligible_nodes(rules, plan, members)
     if plan.phase is PlanPhase.TRAINING:
-        return _beside(rules, plan, living, deadlines, now)
+        return _beside(rules, plan, alive, deadlines, now)
     left = _left(deadlines, _FELT, now)
     if plan.check is not None:
-        return _checking(plan.check, present, left, now)
-    if rules.check != CHECK_NEVER and rules.size(len(living)) and not computes_anew(rules, plan):
-        silent = computing(rules, plan, living, now)
+        return _checking(plan.check, members, left, now)
+    if rules.check != CHECK_NEVER and rules.size(len(alive)) and not computes_anew(rules, plan):
+        silent = computing(rules, plan, alive, now)
         if silent:
-            return Waiting(health_text.not_computed(display_names(plan, silent), len(living)), left)
+            return Waiting(health_text.not_computed(display_names(plan, silent), len(alive)), left)
     wanted = f"{rules.min_size}" if rules.min_size == rules.max_size else f"{rules.min_size} to {rules.max_size}"
-    here = f"{counted(len(living), 'node')} of {wanted} {'is' if len(living) == 1 else 'are'} here"
-    hosts = join_names(display_names(plan, living))
-    missing = missing_nodes(rules, plan, living)
+    here = f"{counted(len(alive), 'node')} of {wanted} {'is' if len(alive) == 1 else 'are'} here"
+    hosts = join_names(display_names(plan, alive))
+    missing = missing_nodes(rules, plan, alive)
     # Of one that is gone it is worth saying while the others wait for somebody in its place.
-    told = (one for one in plan.health if plan.key.number == 0 or key_of(one) in present)
+    told = (one for one in plan.health if plan.key.number == 0 or key_of(one) in members)
     dismissed = health_text.dismissal([checkup for checkup in told if checkup.dismissed])
     before = f"{dismissed[:MAX_DISMISSALS]}; " if dismissed else ""
     return Waiting(f"{before}{here}{hosts and f': {hosts}'}{missing and f'; missing: {missing}'}", left)
 
 
-def _checking(check: HealthCheck, present: Members, left: float | None, now: float) -> Waiting:
+def _checking(check: HealthCheck, members: Members, left: float | None, now: float) -> Waiting:
     """While a check goes on: who has answered, and how each node stands."""
-    waited_for = [check.nodes[place].host for place in awaited(check, present, now)]
-    text = health_text.stands(check, waited_for, len(asked(check, present, now)))
-    return Waiting(text, left, health_text.shown(check_status(check, present), health_text.share_of(len(present))))
+    waited_for = [check.nodes[place].host for place in awaited(check, members, now)]
+    text = health_text.stands(check, waited_for, len(asked(check, members, now)))
+    return Waiting(text, left, health_text.shown(check_status(check, members), health_text.share_of(len(members))))
 
 
 def _left(deadlines: Sequence[Deadline], reasons: Set[DeadlineReason], now: float) -> float | None:
@@ -62,7 +62,7 @@ def _left(deadlines: Sequence[Deadline], reasons: Set[DeadlineReason], now: floa
 
 
 def _beside(
-    rules: JobRules, plan: Plan, living: list[MemberState], deadlines: Sequence[Deadline], now: float
+    rules: JobRules, plan: Plan, alive: list[MemberState], deadlines: Sequence[Deadline], now: float
 ) -> Waiting:
     """For a node that is here while others train."""
     train = f"{counted(len(plan.members), 'node')} {'trains' if len(plan.members) == 1 else 'train'}"
@@ -74,6 +74,6 @@ def _beside(
     if checked_in is not None:
         return Waiting(f"{train}; meanwhile the node check looks at those who have come", checked_in)
     members = {member.key for member in plan.members}
-    spares = sum(p.report.key not in members for p in living)
+    spares = sum(p.report.key not in members for p in alive)
     asked = f" ({rules.spares} asked for)" if rules.spares else ""
     return Waiting(f"{train}; this one waits to step in, {counted(spares, 'spare')} in all{asked}")

@@ -88,7 +88,7 @@ class Master(LoopProcess):
     def may_tell(self, wanted: Assignment) -> None:
         """Nobody is told of a plan that is not on the disk."""
         job = self.job
-        if job is None or job._coordinator._adopting_until is not None or not isinstance(job._journal, DiskJournal):
+        if job is None or job._coordinator._recovering_until is not None or not isinstance(job._journal, DiskJournal):
             # No journal, or nobody is told anything new.
             return
         if wanted.check_task is not None or wanted.health is not None:
@@ -164,12 +164,12 @@ class WatchedJobs(Jobs):
         self._master.note(f"hears {join.status.node_id} join")
         job, welcome = super().join(name, line, join)
         self._master.note(f"in epoch {job._coordinator.plan.epoch}, it said {join.status.epoch}")
-        self._master.laws.admitting(join.status, job._coordinator._present)
+        self._master.laws.admitting(join.status, job._coordinator._members)
         return job, welcome
 
     def hear(self, job: Job, line: NodeConnection, status: NodeReport) -> None:
         super().hear(job, line, status)
-        self._master.laws.admitting(status, job._coordinator._present)
+        self._master.laws.admitting(status, job._coordinator._members)
 
 
 class Masters:

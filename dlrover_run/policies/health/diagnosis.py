@@ -82,10 +82,10 @@ def diagnose(check: HealthCheck, threshold: float) -> Diagnosis:
 
     Source of the rules: issue 5, and `docs/node-check.md`, which has their rates.
     """
-    return _Judge(collect_evidence(check), threshold).diagnosis()
+    return _Diagnoser(collect_evidence(check), threshold).diagnosis()
 
 
-class _Judge:
+class _Diagnoser:
     """All that is derived from the evidence on the way to a diagnosis, each thing once."""
 
     def __init__(self, evidence: Evidence, threshold: float) -> None:
@@ -93,42 +93,43 @@ class _Judge:
         self.check = evidence.check
         self.threshold = threshold
         self.words = CheckText(self.check)
-        kin = evidence.comparison_group
-        self.linkers = Counter(kin(node) for node in evidence.links)
+        group_of = evidence.comparison_group
+        self.linkers = Counter(group_of(node) for node in evidence.links)
         able = _known(evidence.computes_at, evidence.tries.keys() - evidence.broken - evidence.unproven)
         self.computing = rank_speeds(able, evidence.device_kinds.__getitem__, threshold)
         self.linked_at = _known(evidence.best_in_group, evidence.links)
-        self.linking = rank_speeds(self.linked_at, kin, threshold)
+        self.linking = rank_speeds(self.linked_at, group_of, threshold)
         self.ordered = {
-            kin(nodes[0]): sorted(self.linked_at[node] for node in nodes) for nodes in group_by(self.linked_at, kin)
+            group_of(nodes[0]): sorted(self.linked_at[node] for node in nodes)
+            for nodes in group_by(self.linked_at, group_of)
         }
         self.working = Counter[int]()
         for node in evidence.links:
-            self.working[kin(node)] += evidence.working_in_group(node)
+            self.working[group_of(node)] += evidence.working_in_group(node)
         # Each of them has been counted at both of its ends.
         self.working = Counter({workers: count // 2 for workers, count in self.working.items()})
-        self.cut = self._find_cut()
+        self.unreachable = self._find_unreachable()
         # No more of the evidence is asked for one node than of its own links: with many nodes that would take long.
-        self.cut_kin = Counter(kin(node) for node in self.cut)
-        spoken_for = self.cut | evidence.broken
+        self.unreachable_by_group = Counter(group_of(node) for node in self.unreachable)
+        spoken_for = self.unreachable | evidence.broken
         here = [node for node, examinee in enumerate(self.check.nodes) if examinee.is_here and node not in spoken_for]
-        self.able = Counter(kin(node) for node in here)
+        self.able = Counter(group_of(node) for node in here)
         self.not_spoken_for = len(self.check.nodes) - len(spoken_for)
-        self.to_confirm = {node: pairs for node in self.cut if (pairs := self._unconfirmed(node))}
-        doubtful = set(self._judged(self.linking.doubtful)) - self.cut
+        self.to_confirm = {node: pairs for node in self.unreachable if (pairs := self._unconfirmed(node))}
+        doubtful = set(self._examined(self.linking.doubtful)) - self.unreachable
         self.slow_linked = {node for node in doubtful if self._links_slowly(node) and self._slowness_is_agreed(node)}
         self.to_confirm |= {node: pairs for node in self.slow_linked if (pairs := self._slowness_unconfirmed(node))}
 
     def diagnosis(self) -> Diagnosis:
         """The whole answer."""
         findings = tuple(self._find(node) for node in range(len(self.check.nodes)))
-        again = tuple(node for node in self._judged(self.evidence.tries) if self._computes_again(node))
-        unsettled = () if self.check.during_training else self._judged(self.evidence.links)
+        again = tuple(node for node in self._examined(self.evidence.tries) if self._computes_again(node))
+        unsettled = () if self.check.during_training else self._examined(self.evidence.links)
         still_open = tuple(node for node in unsettled if self._is_open(node) and self._could_learn(node))
         doing_well = (node for node in self.evidence.links if self.evidence.works(node))
         well = tuple(node for node in sorted(doing_well) if node not in self.linking.doubtful)
         pairs = sorted({pair for pairs in self.to_confirm.values() for pair in pairs})
-        unsettled_cut = self.cut & self.to_confirm.keys()
+        unsettled_unreachable = self.unreachable & self.to_confirm.keys()
         notes = Notes(
             self.evidence,
             self.threshold,
@@ -136,8 +137,8 @@ class _Judge:
             self.computing,
             self.linking,
             self.slow_linked,
-            self.cut,
-            unsettled_cut,
+            self.unreachable,
+            unsettled_unreachable,
         )
         return Diagnosis(findings, still_open, again, tuple(pairs), notes.all(), well, self._failing(findings))
 
@@ -149,7 +150,7 @@ class _Judge:
         without_link = {node for node, met in self.evidence.links.items() if met and not self.evidence.works(node)}
         return self.evidence.broken | self.evidence.unproven | at_fault | within | without_link
 
-    def _judged(self, nodes: Collection[int]) -> tuple[int, ...]:
+    def _examined(self, nodes: Collection[int]) -> tuple[int, ...]:
         return tuple(node for node in sorted(nodes) if not self.check.nodes[node].already_passed)
 
     # Computing
@@ -167,7 +168,7 @@ class _Judge:
 
     # Links
 
-    def _find_cut(self) -> set[int]:
+    def _find_unreachable(self) -> set[int]:
         """Nodes no link of which works, where others say that it is not for them."""
         cut = {
             node
@@ -216,14 +217,14 @@ class _Judge:
         """What the others reach among themselves. One that has linked with this node alone says nothing about it."""
         removed, added = [], []
         for other in self.evidence.links[node]:
-            if other in self.linked_at and self._are_kin(other, node):
+            if other in self.linked_at and self._are_comparable(other, node):
                 removed.append(self.linked_at[other])
                 without = self.evidence.best_in_group(other, but=node)
                 if without is not None:
                     added.append(without)
         return lower_median_with(self.ordered[self.evidence.comparison_group(node)], removed, added)
 
-    def _are_kin(self, one: int, other: int) -> bool:
+    def _are_comparable(self, one: int, other: int) -> bool:
         return self.evidence.comparison_group(one) == self.evidence.comparison_group(other)
 
     def _links_slowly(self, node: int) -> bool:
@@ -242,7 +243,7 @@ class _Judge:
         return self._untried_again(node, witnesses)[: ENOUGH_WITNESSES - len(confirmed)]
 
     def _agree_on_slowness(self, node: int, witnesses: Collection[int]) -> bool:
-        return _agree(witnesses, self._has_unmet_kin(node) or self._others_cannot_be_asked(node))
+        return _agree(witnesses, self._has_unmet_in_group(node) or self._others_cannot_be_asked(node))
 
     def _met(self, node: int) -> list[tuple[int, float | None]]:
         return sorted(self.evidence.links.get(node, {}).items())
@@ -253,10 +254,14 @@ class _Judge:
         left_out = len(leave_out) - (node in leave_out) - sum(other in leave_out for other in met)
         return len(self.evidence.links) - 1 - len(met) - left_out > 0
 
-    def _has_unmet_kin(self, node: int) -> bool:
+    def _has_unmet_in_group(self, node: int) -> bool:
         kin = self.evidence.comparison_group(node)
         met = [other for other in self.evidence.links[node] if self.evidence.comparison_group(other) == kin]
-        cut = self.cut_kin[kin] - (node in self.cut) - sum(other in self.cut for other in met)
+        cut = (
+            self.unreachable_by_group[kin]
+            - (node in self.unreachable)
+            - sum(other in self.unreachable for other in met)
+        )
         return self.linkers[kin] - 1 - len(met) - cut > 0
 
     def _others_cannot_be_asked(self, node: int) -> bool:
@@ -266,7 +271,7 @@ class _Judge:
 
     def _is_open(self, node: int) -> bool:
         """Whether its links leave a doubt about it."""
-        if node in self.cut:
+        if node in self.unreachable:
             return False
         if not self.evidence.works(node):
             return bool(self._others()) or self._within_is_open(node)
@@ -274,7 +279,7 @@ class _Judge:
             # Its links work, but none of them is with a node that it can be compared with.
             return True
         if any(self._is_compared_with_nothing(end) for end in [node, *self.evidence.links[node]]):
-            return self._has_unmet_kin(node)
+            return self._has_unmet_in_group(node)
         doubted = node in self.linking.doubtful and not self._slowness_is_agreed(node)
         return doubted and not self._computes_slowly(node)
 
@@ -295,12 +300,16 @@ class _Judge:
         if self._within_is_open(node):
             return True
         if not self.evidence.works(node):
-            if self._has_unmet(node, leave_out=self.cut):
+            if self._has_unmet(node, leave_out=self.unreachable):
                 return True
             partners = [other for other, _ in self._met(node) if not self.evidence.works(other)]
-            return any(self._has_unmet(other, leave_out=self.cut) for other in partners if other not in self.cut)
+            return any(
+                self._has_unmet(other, leave_out=self.unreachable)
+                for other in partners
+                if other not in self.unreachable
+            )
         partners = [other for other, _ in self._met(node) if other in self.linking.doubtful]
-        return any(self._has_unmet_kin(other) for other in [node, *partners])
+        return any(self._has_unmet_in_group(other) for other in [node, *partners])
 
     # Words
 
@@ -328,8 +337,8 @@ class _Judge:
             linking = any(fact.linking for fact in tries)
             failed = "its check process failed" if linking else "failed to compute"
             return HealthStatus.FAULT, f"{failed} {len(problems)} times: {problems[-1]}"
-        if node in self.cut and node not in self.to_confirm:
-            return HealthStatus.FAULT, self._why_cut(node)
+        if node in self.unreachable and node not in self.to_confirm:
+            return HealthStatus.FAULT, self._why_unreachable(node)
         if self._computes_slowly(node):
             speed, others = self.evidence.computes_at(node) or 0.0, self.computing.median[node]
             return HealthStatus.STRAGGLER, f"computes at {speed:.3g} TFLOP/s where the others reach {others:.3g}"
@@ -344,7 +353,7 @@ class _Judge:
             return HealthStatus.PASSED, f"{passed}: {problems[-1]}"
         return HealthStatus.PASSED, ""
 
-    def _why_cut(self, node: int) -> str:
+    def _why_unreachable(self, node: int) -> str:
         if not self.evidence.links[node]:
             workers = self.check.nodes[node].workers
             return f"the link among its own {workers} workers does not work{self.words.because(node)}"

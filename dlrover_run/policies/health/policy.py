@@ -37,28 +37,28 @@ MAX_REMEMBERED = 16
 node leaves as soon as it hears of its dismissal, so that hardly one ever does."""
 
 
-def eligible_nodes(rules: JobRules, plan: Plan, present: Members) -> list[MemberState]:
+def eligible_nodes(rules: JobRules, plan: Plan, members: Members) -> list[MemberState]:
     """Who may have a place in a round to come: whoever can train and was not dismissed by a check."""
-    living = [p for p in present.values() if p.is_available]
+    alive = [p for p in members.values() if p.is_available]
     if rules.check == CHECK_NEVER:
-        return living
+        return alive
     dismissed = {key_of(checkup) for checkup in plan.health if checkup.dismissed}
-    return [p for p in living if p.report.key not in dismissed]
+    return [p for p in alive if p.report.key not in dismissed]
 
 
-def admitted_nodes(rules: JobRules, plan: Plan, living: Iterable[MemberState]) -> list[MemberState]:
+def admitted_nodes(rules: JobRules, plan: Plan, alive: Iterable[MemberState]) -> list[MemberState]:
     """Those of the candidates who may have a seat now."""
     if rules.check == CHECK_NEVER:
-        return list(living)
+        return list(alive)
     passed = {key_of(checkup) for checkup in plan.health if not checkup.dismissed}
-    return [p for p in living if p.report.key in passed]
+    return [p for p in alive if p.report.key in passed]
 
 
-def mark_unchecked(plan: Plan, present: Members, now: float) -> Decision:
+def mark_unchecked(plan: Plan, members: Members, now: float) -> Decision:
     """The plan in which those who take no part in checks are known for that, so that nobody waits for them."""
     known = {key_of(checkup) for checkup in plan.health}
     new = [
-        p.report for p in present.values() if p.is_available and p.without_health_check and p.report.key not in known
+        p.report for p in members.values() if p.is_available and p.without_health_check and p.report.key not in known
     ]
     if not new:
         return Decision(plan)
@@ -76,9 +76,9 @@ def mark_unchecked(plan: Plan, present: Members, now: float) -> Decision:
     return Decision(update_plan(plan, now, health=(*plan.health, *checkups)), (), lines)
 
 
-def prune(plan: Plan, present: Members, now: float) -> Plan:
+def prune(plan: Plan, members: Members, now: float) -> Plan:
     """The plan without what is known of processes that are gone, but for those that may not come back."""
-    gone = [place for place, checkup in enumerate(plan.health) if key_of(checkup) not in present]
+    gone = [place for place, checkup in enumerate(plan.health) if key_of(checkup) not in members]
     remembered = [place for place in gone if plan.health[place].dismissed][-MAX_REMEMBERED:]
     if len(gone) == len(remembered):
         return plan
@@ -108,12 +108,12 @@ def drop_beside(plan: Plan, now: float) -> Plan:
     return update_plan(plan, now, check=None) if plan.check is not None and plan.check.during_training else plan
 
 
-def computing(rules: JobRules, plan: Plan, living: Iterable[MemberState], now: float) -> list[MemberState]:
+def computing(rules: JobRules, plan: Plan, alive: Iterable[MemberState], now: float) -> list[MemberState]:
     """Those for whom a check waits: they are to be checked, and still have time to compute of their own accord."""
     known = {key_of(checkup) for checkup in plan.health}
     return [
         p
-        for p in living
+        for p in alive
         if p.report.compute_result is None and p.report.key not in known and now < _computes_until(rules, p)
     ]
 
@@ -157,14 +157,14 @@ def resume(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, since=since, check=msgspec.structs.replace(check, key=key, since=plan.clock))
 
 
-def step(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
+def step(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
     """Go on with the plan's check as far as the answers that are here lead; at its end the plan has none any more."""
     lines: tuple[str, ...] = ()
     while (check := plan.check) is not None:
         deadline = check.since + rules.check_timeout + CHECK_MARGIN
-        if awaited(check, present, now) and now < deadline:
+        if awaited(check, members, now) and now < deadline:
             return Decision(plan, (Deadline(deadline, DeadlineReason.HEALTH),), lines)
-        check = add_facts(rules, check, present, now)
+        check = add_facts(rules, check, members, now)
         diagnosis = diagnose(check, rules.straggler_threshold)
         lines += tuple(health_text.round_lines(check, diagnosis.failing))
         tasks = _next_tasks(rules, check, diagnosis)
@@ -176,15 +176,15 @@ def step(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
     return Decision(plan, (), lines)
 
 
-def check_beside(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
+def check_beside(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
     """Check newcomers while others train: by what they have computed alone, and again where that is doubtful."""
     lines: tuple[str, ...] = ()
     deadlines: tuple[Deadline, ...] = ()
     if plan.check is not None:
-        plan, deadlines, lines = step(rules, plan, present, now)
+        plan, deadlines, lines = step(rules, plan, members, now)
     if plan.check is None:
         known = {key_of(checkup) for checkup in plan.health}
-        new = [p for p in eligible_nodes(rules, plan, present) if p.report.key not in known]
+        new = [p for p in eligible_nodes(rules, plan, members) if p.report.key not in known]
         waited_for = computing(rules, plan, new, now)
         deadlines = deadline_if(
             min((_computes_until(rules, p) for p in waited_for), default=None), DeadlineReason.HEALTH
@@ -192,12 +192,12 @@ def check_beside(rules: JobRules, plan: Plan, present: Members, now: float) -> D
         still = {p.report.key for p in waited_for}
         ready = [p for p in new if p.report.key not in still]
         if ready:
-            members = [p for member in plan.members if (p := present.get(member.key)) and member.key in known]
+            in_round = [p for member in plan.members if (p := members.get(member.key)) and member.key in known]
             check = msgspec.structs.replace(
-                _examine(rules, plan, [*members, *ready], now, anew=False), during_training=True
+                _examine(rules, plan, [*in_round, *ready], now, anew=False), during_training=True
             )
             begun = update_plan(plan, now, check=check, check_count=check.key.number)
-            plan, further, more = step(rules, begun, present, now)
+            plan, further, more = step(rules, begun, members, now)
             deadlines, lines = deadlines + further, lines + more
     return Decision(plan, deadlines, lines)
 

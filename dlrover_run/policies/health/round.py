@@ -40,26 +40,26 @@ def key_of(record: NodeHealth | CheckedNode) -> NodeKey:
     return NodeKey(record.node_id, record.incarnation)
 
 
-def asked(check: HealthCheck, present: Members, now: float) -> set[int]:
+def asked(check: HealthCheck, members: Members, now: float) -> set[int]:
     """Who has something to try in this round, and is here."""
-    return _here(check, present, now) & _asked(check)
+    return _here(check, members, now) & _asked(check)
 
 
-def awaited(check: HealthCheck, present: Members, now: float) -> list[int]:
+def awaited(check: HealthCheck, members: Members, now: float) -> list[int]:
     """Whom the round still waits for. Nobody waits for one who is gone, nor for links with him alone."""
-    here = _here(check, present, now)
+    here = _here(check, members, now)
     compute = {*check.compute}
     linking = {end for ends in _round_links(check) if here.issuperset(ends) for end in ends}
     found = []
     for place in sorted(here & _asked(check)):
-        status = present[key_of(check.nodes[place])].report
+        status = members[key_of(check.nodes[place])].report
         computes = place in compute and not _answers(status.compute_result, check.key)
         if computes or (place in linking and not _answers(status.link_result, check.key)):
             found.append(place)
     return found
 
 
-def check_status(check: HealthCheck, present: Members) -> list[NodeHealth]:
+def check_status(check: HealthCheck, members: Members) -> list[NodeHealth]:
     """What a person is shown of each examinee while the check goes on: its best so far, and what failed last; of one
     that has been found wanting its verdict, and why."""
     tflops: dict[int, float] = {}
@@ -72,7 +72,7 @@ def check_status(check: HealthCheck, present: Members) -> list[NodeHealth]:
         for end in link.ends:
             gigabytes[end] = max(link.gigabytes, gigabytes.get(end, 0.0))
     for place, node in enumerate(check.nodes):
-        p = present.get(key_of(node))
+        p = members.get(key_of(node))
         if p is None:
             continue
         computed, linked = p.report.compute_result, p.report.link_result
@@ -135,12 +135,12 @@ def _answers(said: ComputeResult | LinkResults | None, key: CheckKey) -> bool:
     return said is not None and said.key == key
 
 
-def _here(check: HealthCheck, present: Members, now: float) -> set[int]:
+def _here(check: HealthCheck, members: Members, now: float) -> set[int]:
     """The places of those who still take part; one whose connection has just broken may be back in a moment.
 
     One that was lost since the round began and is back again heard of its task too late: the others did not meet it.
     """
-    found = ((place, present.get(key_of(node))) for place, node in enumerate(check.nodes))
+    found = ((place, members.get(key_of(node))) for place, node in enumerate(check.nodes))
     here = {place: p for place, p in found if p is not None and not p.is_draining and not p.is_lost(now)}
     return {place for place, p in here.items() if p.joined_at <= check.since}
 
@@ -156,11 +156,11 @@ def _round_links(check: HealthCheck) -> list[tuple[int, int]]:
     return links
 
 
-def add_facts(rules: JobRules, check: HealthCheck, present: Members, now: float) -> HealthCheck:
+def add_facts(rules: JobRules, check: HealthCheck, members: Members, now: float) -> HealthCheck:
     """The check with what came of its round."""
-    here = _here(check, present, now)
-    said = {place: present[key_of(check.nodes[place])].report for place in here & _asked(check)}
-    late = {*awaited(check, present, now)}
+    here = _here(check, members, now)
+    said = {place: members[key_of(check.nodes[place])].report for place in here & _asked(check)}
+    late = {*awaited(check, members, now)}
     compute = {*check.compute}
     waited = rules.check_timeout + CHECK_MARGIN
     computed = []
