@@ -1,11 +1,11 @@
-"""What a script may import to take its data from the job's queue, and to know what it is in the cluster.
+"""What a script may import to take its data from the job's queue, and to learn its place in the cluster.
 
     from tf_ps_runner.hooks import DataShards
 
     for begin, end in DataShards("train", size=len(rows), shard_size=65536, epochs=2, shuffle=True).batches(256):
         session.run(train, feed(rows[begin:end]))
 
-The same script trains without `tf-ps-run`: then it is alone with all data. Only the standard library is imported, and
+The same script trains without `tf-ps-run`: then it has all data for itself. Only the standard library is imported, and
 TensorFlow where it is needed.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Task(NamedTuple):
-    """What this process is: `worker-2` of rank 0 has taken the place of `worker-0`."""
+    """The task of this process: `worker-2` of rank 0 has replaced `worker-0`."""
 
     role: str
     rank: int
@@ -46,8 +46,8 @@ class Task(NamedTuple):
 
 
 def task() -> Task:
-    """What this process is in its cluster; a chief that is alone where there is none. Raises ValueError for a
-    `TF_CONFIG` that does not say it."""
+    """The task of this process; without a cluster, a chief that is alone. Raises ValueError for a `TF_CONFIG` without a
+    task."""
     stated = _config().get("task") or {"type": "chief", "index": 0}
     role, index = str(stated["type"]), int(stated["index"])
     return Task(role, index, int(os.environ.get("WORKER_ID") or index))
@@ -64,12 +64,12 @@ def version() -> int:
 
 
 class DataShards:
-    """The offsets from 0 to before `size`, `epochs` times over, in parts of `shard_size` that are handed out to whoever
-    asks next. With `shuffle` the parts of each epoch come in an order of their own, which `seed` decides.
+    """The offsets from 0 to before `size`, `epochs` times over, in parts of `shard_size` that are handed out on
+    request. With `shuffle` the parts of each epoch come in an order of their own, which `seed` decides.
 
-    All processes of a job name the same queue by `name`, and mean the same by it. Where no parameter server is lost,
-    each offset is used once an epoch. Where one is, what was used since the checkpoint that the model goes back to is
-    used again, and nothing is left out. An evaluator should read its data without this.
+    All processes of a job that use the same `name` share one queue, and must give it the same arguments. While no
+    parameter server is lost, each offset is used once an epoch. If one is lost, what was used since the checkpoint that
+    the model goes back to is used again, and nothing is left out. An evaluator should read its data without this.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class DataShards:
             self._queue = shards.OwnQueue(spec)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Each part, as (begin, end). It is used once the next one is asked for."""
+        """Each part, as (begin, end). It is used once the next one is requested."""
         return self._ranges(None)
 
     def batches(self, length: int) -> Iterator[tuple[int, int]]:
-        """Pieces of parts, as (begin, end) with `length` offsets at most. Each is used once the next one is asked for,
-        or, where it was handed to a coordinator's `schedule`, once that has its result."""
+        """Pieces of parts, as (begin, end) with `length` offsets at most. Each is used once the next one is requested,
+        or, if it was handed to a coordinator's `schedule`, once that has its result."""
         if length < 1:
             raise ValueError(f"a batch has a length from 1, not {length!r}")
         return self._ranges(length)
@@ -107,8 +107,8 @@ class DataShards:
     ) -> Any:
         """A `tf.data.Dataset` of what `load(begin, end)` returns for each batch, `prefetch` of which are loaded ahead.
 
-        A batch is used once the next one is asked for, or once a step was made with it where the process is told to
-        leave. So nothing that reads ahead may come behind it: no `prefetch`, `shuffle` or `batch` on what is returned.
+        A batch is used once the next one is requested, or once a step was made with it if the process has to leave. So
+        nothing that reads ahead may come behind it: no `prefetch`, `shuffle` or `batch` on what is returned.
         """
         from tf_ps_runner.worker.shards import make_dataset
 
@@ -133,7 +133,7 @@ def server() -> Any:
 
 
 def session_config() -> Any:
-    """A `tf.compat.v1.ConfigProto` for sessions on that server: they wait for the parameter servers alone."""
+    """A `tf.compat.v1.ConfigProto` for sessions on that server: they wait for the parameter servers only."""
     import tensorflow as tf
 
     own_task = task()
@@ -141,8 +141,8 @@ def session_config() -> Any:
 
 
 def run_coordinator(train: Callable[[Any], Result], variable_partitioner: Any = None) -> Result:
-    """Train with `ParameterServerStrategy`: the chief calls `train(coordinator)` and returns what that returns; workers
-    and servers serve it, and never return. An evaluator has no part in this, and gets a ValueError."""
+    """Train with `ParameterServerStrategy`: the chief calls `train(coordinator)` and returns its result; workers and
+    servers serve it, and never return. An evaluator takes no part in this, and gets a ValueError."""
     import tensorflow as tf
 
     own_task = task()
@@ -158,15 +158,15 @@ def run_coordinator(train: Callable[[Any], Result], variable_partitioner: Any = 
 
 
 def save() -> int:
-    """Save now all that a chief with a coordinator saves, and return how many checkpoints that were; 0 elsewhere. With
-    sessions, `tf.compat.v1.train.MonitoredTrainingSession` saves by itself."""
+    """Save everything that a chief with a coordinator saves, and return the number of checkpoints; 0 in other tasks.
+    With sessions, `tf.compat.v1.train.MonitoredTrainingSession` saves by itself."""
     from tf_ps_runner.worker import strategy
 
     return strategy.save_all() if strategy.leads_coordinator() else 0
 
 
 def __getattr__(name: str) -> Any:
-    # Its base class is TensorFlow's, which is not imported before somebody wants it.
+    # Its base class is TensorFlow's, which is not imported before a script uses it.
     if name == "ElasticHook":
         return _elastic_hook()
     if name == "rebuild":
@@ -183,7 +183,7 @@ def _elastic_hook() -> type:
 
     class ElasticHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """For scripts that name what they rely on. `tf-ps-run` puts a hook of its own into each MonitoredSession, which
-        reports the steps, saves, and leaves when it is told to, so that nothing is left to do here."""
+        reports the steps, saves, and leaves when the agent says so, so this one has nothing to do."""
 
     return ElasticHook
 

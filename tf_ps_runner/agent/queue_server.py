@@ -39,7 +39,7 @@ ENDED_GRACE = 1.0
 its connection; one that lives, behind a proxy that was restarted, connects again within a fraction of that."""
 
 BROKEN_GRACE = 10.0
-"""The same where the connection broke, as when its network failed. A process that connects later is told that its parts
+"""The same where the connection broke, as when its network failed. A process that connects later learns that its parts
 are lost to it."""
 
 MAX_UNAUTHENTICATED = 64

@@ -21,8 +21,8 @@ PROTOCOL = 2
 def task_token(job_token: str, key: str, job: str, version: int, role: str, number: int) -> str:
     """The token of the task `role`-`number`.
 
-    `key` is drawn by the chief's node and told by the coordinator to all nodes of the job. Both secrets count: the key
-    travels over a network that may be overheard, which the job's token never does, and with etcd there is no token.
+    `key` is drawn by the chief's node, and the coordinator sends it to all nodes of the job. Both secrets count: the
+    key travels over a network that may be overheard, which the job's token never does, and with etcd there is no token.
     """
     secret = _mac(job_token, f"queues {key}")
     # As a JSON list, so that no two different tasks give the same text.

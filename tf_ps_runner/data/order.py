@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 
 _ROUNDS = 8
-"""Four make it hard to tell from a true shuffle by somebody who tries; twice that, for the ranges are small."""
+"""Four make it hard to tell from a true shuffle even on purpose; twice that, because the ranges are small."""
 
 
 class Shuffle:

@@ -79,7 +79,7 @@ class _Tables:
         # The checkpoint that was restored, if one was.
         self.path: str | None = None
         self.read_shapes: Callable[[str], dict[str, Any]] | None = None
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         self.compared: set[str] = set()
 
 
@@ -88,9 +88,9 @@ _tables = _Tables()
 
 def register() -> None:
     """Have the lookups and the savers of TensorFlow changed once they are imported."""
-    lacking = "nobody notices a partitioned table whose rows another number of servers would permute"
-    after_import("tensorflow.python.ops.embedding_ops", lacking, change_lookups)
-    after_import("tensorflow.python.training.saver", lacking, change_saver)
+    lost = "a partitioned table whose rows another number of servers would permute is not noticed"
+    after_import("tensorflow.python.ops.embedding_ops", lost, change_lookups)
+    after_import("tensorflow.python.training.saver", lost, change_saver)
     checkpoints.on_restored(_has_model)
 
 
@@ -285,12 +285,12 @@ def _tell() -> None:
     limits = {
         table.name: (table, *bounds(table.parts, present))
         for table in _tables.seen.values()
-        if table.partitioned and table.name not in _tables.told
+        if table.partitioned and table.name not in _tables.reported
     }
     limits = {name: limit for name, limit in limits.items() if limit[1:] != (1, MAX_SERVERS)}
     if not limits:
         return
-    _tables.told.update(limits)
+    _tables.reported.update(limits)
     least, most = max(low for _, low, _ in limits.values()), min(high for _, _, high in limits.values())
     named = [f"{table.name!r} ({_counted(table.parts)})" for table, _, _ in list(limits.values())[:MAX_NAMED]]
     more = len(limits) - len(named)
