@@ -170,7 +170,7 @@ BROKEN: dict[str, Variant] = {
     "capacity has no bound": patched(
         (placement, "slots"),
         (versions, "slots"),
-        by=lambda seen, role: {p.status.key: 99 for p in seen.hosts},
+        by=lambda seen, role: {p.report.key: 99 for p in seen.hosts},
     ),
     "scale requests have no bound": requests_without_bound,
     "no task has a deadline": patched((ClusterView, "ready_deadline"), by=lambda self, cluster, task: None),

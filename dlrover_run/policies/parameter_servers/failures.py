@@ -54,7 +54,7 @@ def move_from_leaving(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan |
         place = find_node(view, without(cluster, task), task.role)
         if place is not None:
             moved, successor = new_task(view, without(cluster, task), task.role, task.rank, cluster.version, place)
-            leaving = text.node_leaves(task, view.present[node].report.ended_by)
+            leaving = text.node_leaves(task, view.members[node].report.ended_by)
             return view.update(
                 plan, with_task(moved, successor), Code.MOVES(leaving=leaving, successor=successor, task=task)
             )

@@ -119,7 +119,7 @@ def new_task(
         version=version,
         node_id=node.node_id,
         incarnation=node.incarnation,
-        host=view.present[node].report.host,
+        host=view.members[node].report.host,
         memory=limit_of(view.limits, cluster, role, rank),
         since=view.now,
     )

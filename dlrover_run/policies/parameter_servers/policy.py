@@ -71,10 +71,10 @@ OPEN_STAGES = frozenset({Stage.TRAINING, Stage.CHANGING, Stage.ENDING})
 """The stages in which workers are let in, or may stay."""
 
 
-def decide(rules: JobRules, plan: Plan, present: Members, now: float) -> Decision:
-    """The plan that follows from `plan` once the nodes are as in `present` at job time `now`; `plan` itself when
+def decide(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
+    """The plan that follows from `plan` once the nodes are as in `members` at job time `now`; `plan` itself when
     nothing changes."""
-    view = ClusterView(rules, present, now)
+    view = ClusterView(rules, members, now)
     before = plan
     passed: list[str] = []
     for _ in range(MAX_STEPS):
@@ -88,9 +88,9 @@ def decide(rules: JobRules, plan: Plan, present: Members, now: float) -> Decisio
     return Decision(plan, (Deadline(now, DeadlineReason.TASK),), tuple(passed))
 
 
-def waiting(rules: JobRules, plan: Plan, present: Members, now: float) -> Waiting:
+def waiting(rules: JobRules, plan: Plan, members: Members, now: float) -> Waiting:
     """What a node without tasks waits for: who is here, what there are too few slots for, and for how long."""
-    view, cluster = ClusterView(rules, present, now), plan.cluster or Cluster()
+    view, cluster = ClusterView(rules, members, now), plan.cluster or Cluster()
     if plan.phase is PlanPhase.TRAINING:
         return Waiting(Code.ENDING() if cluster.stage is Stage.ENDING else text.training(cluster))
     words, until = gather_text(view, plan, cluster)
@@ -202,7 +202,7 @@ def _with_members(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
     hosts.update((key, None) for key, _ in view.leftover_tasks(plan, cluster))
     known = {member.key for member in plan.members}
     kept = [member for member in plan.members if member.key in hosts]
-    new = [_member(view.present[key].report) for key in hosts if key not in known and key in view.present]
+    new = [_member(view.members[key].report) for key in hosts if key not in known and key in view.members]
     members = (*kept, *sorted(new, key=lambda member: member.key))
     return plan if members == plan.members else update_plan(plan, view.now, members=members)
 

@@ -113,7 +113,7 @@ def _wanted(view: ClusterView, cluster: Cluster) -> tuple[Places, str] | None:
 
 
 def _departure(view: ClusterView, task: Task) -> str:
-    p = view.present.get(host_of(task))
+    p = view.members.get(host_of(task))
     return text.node_leaves(task, p.report.ended_by if p is not None else "")
 
 

@@ -41,7 +41,7 @@ def apply_scale(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
     answer says what follows, or why nothing does."""
     answers = {answer.node_id: answer for answer in cluster.scale_answers}
     for key in sorted(view.node_tasks):
-        reported, status = view.node_tasks[key], view.present[key].report
+        reported, status = view.node_tasks[key], view.members[key].report
         request, number = reported.scale_request, reported.scale_request_number
         before = answers.get(status.node_id)
         if request is None or (before is not None and number <= before.number):

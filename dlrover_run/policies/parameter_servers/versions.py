@@ -224,7 +224,7 @@ def _with_address(view: ClusterView, task: Task, chief_is_left: bool) -> Task:
         return task
     if task.role is Role.CHIEF and chief_is_left:
         return task
-    address = view.present[host_of(task)].report.address
+    address = view.members[host_of(task)].report.address
     return msgspec.structs.replace(
         task, address=address, port=status.port, queue_port=status.queue_port, queue_key=status.queue_key
     )
@@ -251,7 +251,7 @@ def open_gate(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan | None:
             view,
             plan,
             cluster,
-            plan.reason + Code.LEFTOVER(task=key or "a process", host=view.present[node].report.host),
+            plan.reason + Code.LEFTOVER(task=key or "a process", host=view.members[node].report.host),
         )
     status = view.status_of(chief)
     step, reached = (status.restored, status.reached) if status is not None else (-1, -1)

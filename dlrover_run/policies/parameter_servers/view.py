@@ -42,7 +42,7 @@ class ClusterView:
     """The rules, what is known of each node, and the job time."""
 
     rules: JobRules
-    present: Members
+    members: Members
     now: float
 
     @property
@@ -54,13 +54,13 @@ class ClusterView:
     @cached_property
     def hosts(self) -> list[MemberState]:
         """The nodes that may be assigned tasks, in natural order."""
-        able = (p for p in self.present.values() if p.is_available and p.report.cluster is not None)
+        able = (p for p in self.members.values() if p.is_available and p.report.cluster is not None)
         return sorted(able, key=lambda p: (natural_order(p.report.host), p.joined_at, p.report.key))
 
     @cached_property
     def node_tasks(self) -> dict[NodeKey, NodeTasks]:
         """What each node reports of its tasks."""
-        return {key: p.report.cluster for key, p in self.present.items() if p.report.cluster is not None}
+        return {key: p.report.cluster for key, p in self.members.items() if p.report.cluster is not None}
 
     @cached_property
     def _statuses(self) -> dict[tuple[NodeKey, TaskKey], TaskStatus]:
@@ -79,26 +79,26 @@ class ClusterView:
 
     def is_lost(self, key: NodeKey) -> bool:
         """Whether that node is lost, or has left."""
-        p = self.present.get(key)
+        p = self.members.get(key)
         return p is None or p.is_lost(self.now) or p.has_left
 
     def is_leaving(self, key: NodeKey) -> bool:
         """Whether that node is lost, or was asked to leave."""
-        return self.is_lost(key) or self.present[key].is_draining
+        return self.is_lost(key) or self.members[key].is_draining
 
     def is_disconnected(self, key: NodeKey) -> bool:
         """Whether the connection of that node has just broken, and the node may still come back."""
-        return not self.is_lost(key) and not self.present[key].connected
+        return not self.is_lost(key) and not self.members[key].connected
 
     def pending_reconnect(self, plan: Plan) -> float | None:
         """The time at which each member with a broken connection is either back or lost; None without such members."""
-        times = (self.present[m.key].lost_at for m in plan.members if not self.is_lost(m.key))
+        times = (self.members[m.key].lost_at for m in plan.members if not self.is_lost(m.key))
         return max((time for time in times if time is not None), default=None)
 
     @property
     def all_have_left(self) -> bool:
         """Whether the last nodes left on purpose, so that none is expected back."""
-        nodes = [p for p in self.present.values() if p.report.cluster is None or not p.report.cluster.is_client]
+        nodes = [p for p in self.members.values() if p.report.cluster is None or not p.report.cluster.is_client]
         return any(p.has_left for p in nodes) and all(p.has_left or p.is_lost(self.now) for p in nodes)
 
     def status_of(self, task: Task) -> TaskStatus | None:
@@ -130,7 +130,7 @@ class ClusterView:
             end = status.end or TaskEnd(EndCause.FAILURE, "has ended")
             return LostTask(task, end, free=self.is_leaving(host))
         if self.is_lost(host):
-            p = self.present.get(host)
+            p = self.members.get(host)
             how = "left with its node" if p is not None and p.has_left else "was lost with its node"
             return LostTask(task, TaskEnd(EndCause.RESHAPED, how), free=True)
         deadline = self.ready_deadline(cluster, task)
@@ -174,7 +174,7 @@ class ClusterView:
         wanted = {task.key for task in (*cluster.tasks, *cluster.next_servers)}
         members = {member.key for member in plan.members}
         found: list[tuple[NodeKey, TaskKey | None]] = []
-        for key, p in self.present.items():
+        for key, p in self.members.items():
             if self.is_lost(key):
                 continue
             if key in members and p.disconnected_at == -math.inf:
