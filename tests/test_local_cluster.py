@@ -203,7 +203,7 @@ def test_a_second_interrupt_does_not_wait_for_workers(cluster: Cluster) -> None:
     cluster.world(2)
     job.signal(signal.SIGINT)
     for _ in range(2):
-        job.until_says("SIGINT received: the workers are told")
+        job.until_says("SIGINT received: the workers have")
     job.signal(signal.SIGINT)
     assert job.finish() == 130
 

@@ -365,7 +365,7 @@ def test_a_signal_ends_all_tasks_and_is_the_exit_code(
         job.process.send_signal(number)
         out = job.ended(code)
         assert still_alive(tasks, 0) == 0
-    assert f"tf-ps-run: {number.name} received: the tasks are told" in out
+    assert f"tf-ps-run: {number.name} received: the tasks have" in out
 
 
 def test_of_a_lone_node_that_was_told_to_go_nobody_is_told_what_there_is_no_room_for(start: Callable[..., Job]) -> None:
