@@ -38,8 +38,8 @@ KEYS = Keys("/dlrover-run", "job")
 WAITING = Waiting("2 nodes of 3 are here", 12.0)
 
 
-def job_of(*names: str, most: int) -> VirtualJob:
-    job = VirtualJob(rules(most, most))
+def job_of(*names: str, max_nodes: int) -> VirtualJob:
+    job = VirtualJob(rules(max_nodes, max_nodes))
     job.come(*names)
     return job
 
