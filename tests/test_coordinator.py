@@ -7,7 +7,7 @@ import pytest
 from node_truth import Truth
 from virtual_job import KILLED, VirtualJob, rules
 
-from dlrover_run.coordination.coordinator import _ACCOUNTS, OWN_EPOCHS, RETURN_GRACE, Coordinator, _concerns_nodes
+from dlrover_run.coordination.coordinator import _NOT_SENT_APART, OWN_EPOCHS, RETURN_GRACE, Coordinator, _affects_nodes
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
 from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import CHECK_ONCE
@@ -183,11 +183,11 @@ class TestWhatAWaitingNodeIsTold:
         assert "waits to step in" in job.waiting.text
 
 
-@pytest.mark.parametrize("field", sorted({*Plan.__struct_fields__} - _ACCOUNTS))
+@pytest.mark.parametrize("field", sorted({*Plan.__struct_fields__} - _NOT_SENT_APART))
 def test_a_change_of_any_field_is_told_to_the_nodes(field: str) -> None:
     """Also of one that is added to the plan later, unless it is named as one that no node is told of."""
     changed = msgspec.structs.replace(Plan(), **{field: object()})
-    assert _concerns_nodes(Plan(), changed)
+    assert _affects_nodes(Plan(), changed)
 
 
 class TestWithoutAJournal:
