@@ -30,7 +30,7 @@ def gave_up(words: str, code: int = 1) -> WorkerExit:
 @pytest.mark.parametrize(
     ("words", "live", "all_here", "clause"),
     [
-        (GLOO, [STOPPED], True, "rank 1 (pid 11), which was stopped (by SIGSTOP or the like)"),
+        (GLOO, [STOPPED], True, "rank 1 (pid 11), which was stopped (SIGSTOP or the like)"),
         (GLOO, [ASLEEP], True, "rank 1 (pid 11), which slept (in hrtimer_nanosleep)"),
         (STORE, [COMPUTES], True, "rank 3 (pid 13), which was running"),
         # Only one is left that could be meant, whatever it does.
@@ -38,14 +38,14 @@ def gave_up(words: str, code: int = 1) -> WorkerExit:
         # It may as well be a worker of another node.
         (GLOO, [WAITS_TOO], False, None),
         (GLOO, [COMPUTES], False, None),
-        (GLOO, [STOPPED], False, "rank 1 (pid 11), which was stopped (by SIGSTOP or the like)"),
-        (GLOO, [STOPPED, WAITS_TOO, COMPUTES], True, "rank 1 (pid 11), which was stopped (by SIGSTOP or the like)"),
+        (GLOO, [STOPPED], False, "rank 1 (pid 11), which was stopped (SIGSTOP or the like)"),
+        (GLOO, [STOPPED, WAITS_TOO, COMPUTES], True, "rank 1 (pid 11), which was stopped (SIGSTOP or the like)"),
         # A wait of torch with a time-out looks again after a short sleep.
         (GLOO, [ASLEEP, WAITS_TOO, COMPUTES], True, None),
         (GLOO, [ASLEEP], False, None),
         (GLOO, [WAITS_TOO, COMPUTES], True, None),
         (GLOO, [], True, None),
-        (BARRIER, [STOPPED], False, "rank 1 (pid 11), which was stopped (by SIGSTOP or the like) and for rank 2"),
+        (BARRIER, [STOPPED], False, "rank 1 (pid 11), which was stopped (SIGSTOP or the like) and for rank 2"),
         # The ranks of a group, of which nobody knows who they are in the job.
         (BARRIER.replace("Rank 0", "Rank 1"), [STOPPED], True, f"{IN_GROUP.format(1)} and for {IN_GROUP.format(2)}"),
         ("Rank 1 failed to pass monitoredBarrier in 10000 ms", [STOPPED], True, IN_GROUP.format(1)),
@@ -97,7 +97,7 @@ def test_a_crowd_is_counted() -> None:
     crowd = [LiveWorker(rank, 10 + rank, "T") for rank in range(1, 9)]
     clause = find_absent_workers(gave_up(GLOO), crowd, all_here=True)
     assert clause is not None
-    assert clause.endswith("rank 3 (pid 13), which was stopped (by SIGSTOP or the like) and for 5 more")
+    assert clause.endswith("rank 3 (pid 13), which was stopped (SIGSTOP or the like) and for 5 more")
 
 
 def test_a_kill_keeps_its_words() -> None:
@@ -125,7 +125,5 @@ def test_a_stopped_worker_is_named_and_not_the_one_whose_time_was_up(mailbox: Ma
     ended = finish(launch(mailbox, "--nproc-per-node=2", mailbox.script("stop.py", SCRIPT)))
     assert ended.code == 1
     report = " ".join(ended.err.partition("Root Cause (first observed failure):")[2].split())
-    assert re.match(r"rank 0 timed out waiting for rank 1 \(pid \d+\), which was stopped \(by SIGSTOP", report), (
-        ended.err
-    )
+    assert re.match(r"rank 0 timed out waiting for rank 1 \(pid \d+\), which was stopped \(SIGSTOP", report), ended.err
     assert "it raised RuntimeError: " in report

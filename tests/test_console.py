@@ -258,9 +258,9 @@ def test_who_failed_first_is_the_root_though_a_peer_died_of_it_sooner(tmp_path: 
 
 CHECKED_NODE = """
 import asyncio, os, sys
-from dlrover_run.agent.progress_reporter import Narration
+from dlrover_run.agent.progress_reporter import ProgressReporter
 from dlrover_run.console import console
-from dlrover_run.policies.health.model import Checkup, Verdict
+from dlrover_run.policies.health.model import HealthStatus, NodeHealth
 from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.spec import Entrypoint, JobSpec
@@ -269,7 +269,7 @@ console.REFRESH_SECONDS = 0.01
 
 def nodes(*verdicts):
     return tuple(
-        Checkup(node_id=str(n), incarnation=str(n), host=f"gpu-{n}", verdict=Verdict(v), tflops=612.0, gigabytes=24.1)
+        NodeHealth(node_id=str(n), incarnation=str(n), host=f"gpu-{n}", status=HealthStatus(v), tflops=612.0, gigabytes=24.1)
         for n, v in enumerate(verdicts)
     )
 
@@ -282,19 +282,19 @@ async def main(relay):
     loop.add_reader(0, lambda: spoken.put_nowait(os.read(0, 1)))
     columns = lambda: console.terminal_columns(2, "xterm")
     lines = console.Console(relay.write, columns, lambda: console.terminal_lines(2))
-    narration = Narration(JobSpec(entrypoint=Entrypoint("program", "x", ()), run_id="x", backend="master"), lines)
-    narration.follow(checking("pending", "pending"))
+    reporter = ProgressReporter(JobSpec(entrypoint=Entrypoint("program", "x", ()), run_id="x", backend="master"), lines)
+    reporter.update(checking("pending", "pending"))
     await spoken.get()
     # A worker of the last round has not said its last word yet.
     worker = relay.open_stderr("0", show=True)
     os.write(worker, b"last words of a worker\\n")
     os.close(worker)
     await spoken.get()
-    narration.follow(checking("pending", "fault"))
+    reporter.update(checking("pending", "fault"))
     await spoken.get()
-    narration.follow(checking(*["pending"] * 30))
+    reporter.update(checking(*["pending"] * 30))
     await spoken.get()
-    narration.follow(Assignment(
+    reporter.update(Assignment(
         ranks=RankAssignment(key=RoundKey(1, 1), restart_count=0, node_rank=0, nodes=2, workers=1, first_rank=0,
                   world_size=2, role_first_rank=0, role_world_size=2, store_address="a", store_port=1),
         health_table=nodes("passed", "straggler"),

@@ -93,7 +93,7 @@ def test_two_nodes_train_and_go_on_after_a_failure(cluster: Cluster, place: InEt
 @pytest.mark.parametrize(
     ("way", "method"), [("variable", "spawn"), ("file of a variable", "forkserver"), ("setting", "spawn")]
 )
-def test_no_child_inherits_the_password_and_no_command_line_log_or_output_shows_it(
+def test_the_password_is_in_no_environment_no_command_line_no_log_and_no_output(
     cluster: Cluster, tmp_path: Path, way: str, method: str
 ) -> None:
     file = tmp_path / "secret"
@@ -115,10 +115,7 @@ def test_no_child_inherits_the_password_and_no_command_line_log_or_output_shows_
         inherited = seen[member["pid"], "environ"]
         assert b"TEST_MAILBOX" in inherited, "environments can be read here"
         assert b"DLROVER_ETCD_PASSWORD" not in inherited, "not even where it can be read"
-    showing = {where for where, content in seen.items() if PASSWORD.encode() in content}
-    # The kernel keeps showing the environment with which a launcher was started.
-    started_with_it = {(node.pid, "environ") for node in nodes}
-    assert showing == (started_with_it if way == "variable" else set())
+    assert not [where for where, content in seen.items() if PASSWORD.encode() in content]
     succeed(world, *nodes)
     written = [path for path in logs.rglob("*") if path.is_file()]
     assert written

@@ -305,19 +305,18 @@ def test_reading_a_command_line_leaves_the_environment_alone(monkeypatch: pytest
 
 
 SHOW = """
-import os, sys
+import os
 from pathlib import Path
 process = os.getpid()
 for role in ("worker", "agent", "watchdog"):
-    shown = ["cmdline", "environ"] if role == "worker" or "--all" in sys.argv else ["cmdline"]
-    print(role, *(Path(f"/proc/{process}/{name}").read_bytes() for name in shown))
+    print(role, *(Path(f"/proc/{process}/{name}").read_bytes() for name in ("cmdline", "environ")))
     process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 print(sorted(name for name in os.environ if name.startswith(("DLROVER_RDZV", "DLROVER_ETCD"))), os.environ["KEPT"])
 """
 
 
 def shown_by_a_worker(*command: str) -> str:
-    """What a worker prints of its own environment, and of its launcher's where it was not started with a secret."""
+    """What a worker prints of the command lines and environments of itself, the agent and the watchdog."""
     done = subprocess.run(
         [sys.executable, *command],
         env={**os.environ, **dict.fromkeys(credentials.VARIABLES, TOKEN), "KEPT": "kept"},
@@ -330,19 +329,19 @@ def shown_by_a_worker(*command: str) -> str:
     return done.stdout
 
 
-def test_no_worker_inherits_the_token(here: Path) -> None:
+def test_no_environment_of_the_launcher_shows_the_token(here: Path) -> None:
     (here / "train.py").write_text(SHOW)
     shown = shown_by_a_worker("-m", "dlrover_run", "train.py")
     assert shown.endswith("[] kept\n")
     assert TOKEN not in shown
 
 
-def test_no_process_of_a_job_from_python_inherits_the_token(here: Path) -> None:
+def test_no_environment_of_a_launch_from_python_shows_the_token(here: Path) -> None:
     (here / "train.py").write_text(SHOW)
     (here / "program.py").write_text(
         "import os, dlrover_run\n"
         "if __name__ == '__main__':\n"
-        "    dlrover_run.main(['train.py', '--all'])\n"
+        "    dlrover_run.main(['train.py'])\n"
         "    assert os.environ['DLROVER_RDZV_TOKEN'] == 'open-sesame'\n"
     )
     shown = shown_by_a_worker("program.py")

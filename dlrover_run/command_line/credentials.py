@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dlrover_run.command_line import lookup, values
 from dlrover_run.command_line.rdzv_conf import RdzvConf
@@ -33,13 +33,33 @@ _MAX_PEM_BYTES = 1024 * 1024
 
 
 def scrub_environment() -> None:
-    """Remove the secrets from this process's environment, so that no child process inherits them.
+    """Remove the secrets from this process's environment, and overwrite the values with which it was started.
 
-    The kernel goes on showing the environment with which this process was started, in `/proc/PID/environ`, to this user
-    and to root. A secret that is given by a file is not shown there.
+    Removing a variable is not enough: the kernel goes on showing the first environment of a process in
+    `/proc/PID/environ`, and the agent and the relay are forked from this process and would keep the secret in their
+    memory. If the kernel does not permit the write, the values stay readable for this user and root.
     """
-    for name in VARIABLES:
-        os.environ.pop(name, None)
+    held = [os.fsencode(name) for name in VARIABLES if os.environ.pop(name, None) is not None]
+    if held:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            _overwrite(held)
+
+
+def _overwrite(names: Sequence[bytes]) -> None:
+    with open("/proc/self/stat", "rb") as stat:
+        text = stat.read()
+    # The second field is the name in parentheses and may hold any byte. Of the fields after it the first is number 3
+    # of proc(5), and number 50 is the address at which the environment begins.
+    position = int(text[text.rindex(b")") + 2 :].split()[50 - 3])
+    with open("/proc/self/environ", "rb") as environment:
+        entries = environment.read().split(b"\0")
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        for entry in entries:
+            name, equals, value = entry.partition(b"=")
+            if equals and name in names:
+                memory.seek(position + len(name) + len(equals))
+                memory.write(b"*" * len(value))
+            position += len(entry) + 1
 
 
 def find_token(conf: RdzvConf, environ: Mapping[str, str]) -> str:
