@@ -269,7 +269,8 @@ console.REFRESH_SECONDS = 0.01
 
 def nodes(*verdicts):
     return tuple(
-        NodeHealth(node_id=str(n), incarnation=str(n), host=f"gpu-{n}", status=HealthStatus(v), tflops=612.0, gigabytes=24.1)
+        NodeHealth(node_id=str(n), incarnation=str(n), host=f"gpu-{n}", status=HealthStatus(v), tflops=612.0,
+                   gigabytes=24.1)
         for n, v in enumerate(verdicts)
     )
 
