@@ -8,7 +8,6 @@ of its own makes that safe: the request is carried out once.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +26,7 @@ from tf_ps_runner.agent.protocol import (
     QueueRequest,
     Request,
 )
-from tf_ps_runner.data.access import PROTOCOL, prove, task_token
+from tf_ps_runner.data.access import PROTOCOL, break_when_dead, prove, task_token
 
 Ask = Callable[[TaskKey, Request, Callable[[Answer], None]], None]
 
@@ -50,9 +49,6 @@ MAX_PENDING = 128
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """Bytes that may wait for a process that does not read. With more, its connection is closed."""
-
-DEAD_AFTER_MS = 10_000
-"""Milliseconds after which a connection is broken whose other end's machine does not answer any more."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,7 @@ class QueueServer:
             next(iter(self._unauthenticated)).close()
         self._unauthenticated[writer] = None
         try:
-            _break_when_dead(writer)
+            break_when_dead(writer.get_extra_info("socket"))
             session = await asyncio.wait_for(self._authenticate(reader, writer), HANDSHAKE_TIMEOUT)
             self._unauthenticated.pop(writer, None)
             if session is not None:
@@ -257,14 +253,3 @@ class QueueServer:
         writer.write(protocol.answer_line(number, answer))
         if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             writer.transport.abort()
-
-
-def _break_when_dead(writer: asyncio.StreamWriter) -> None:
-    """Have the kernel break the connection when the other machine is gone, which TCP else finds out after a quarter of
-    an hour, or never."""
-    connection = writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_MS)

@@ -1,4 +1,4 @@
-"""How a process and the data queues on another node authenticate each other. Pure, for both ends.
+"""What both ends of a connection to the data queues on another node share: authentication, and when it is broken.
 
 The agent that a process belongs to derives the process's token from the job's secrets and tells it to the process over
 their unix socket; the agent with the queues derives the same. The token is good for one task in one version of one job,
@@ -13,9 +13,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import socket
+from typing import Any
 
 PROTOCOL = 2
 """Raised when two versions of this program could not understand each other."""
+
+DEAD_AFTER_MS = 10_000
+"""Milliseconds after which a connection is broken whose other end's machine does not answer any more."""
 
 
 def task_token(job_token: str, key: str, job: str, version: int, role: str, number: int) -> str:
@@ -36,3 +41,13 @@ def prove(token: str, side: str, process: str, queues: str) -> str:
 
 def _mac(secret: str, text: str) -> str:
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def break_when_dead(connection: Any) -> None:
+    """Have the kernel break a TCP connection when the other machine is gone, which TCP else finds out after a quarter
+    of an hour, or never. `connection` is a socket, or asyncio's view of one."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_MS)

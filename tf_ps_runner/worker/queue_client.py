@@ -20,7 +20,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from tf_ps_runner.data.access import PROTOCOL, prove
+from tf_ps_runner.data.access import PROTOCOL, break_when_dead, prove
 from tf_ps_runner.worker.agent_connection import MAX_MESSAGE, agent, note
 from tf_ps_runner.worker.shards import Requests
 
@@ -35,9 +35,6 @@ BACKOFF_MAX = 1.0
 
 WARN_AFTER = 5
 """Failed attempts in a row until the user is warned: the chief's node may learn of a new version a moment later."""
-
-DEAD_AFTER_MS = 10_000
-"""Milliseconds after which a connection is broken whose other end's machine does not answer any more."""
 
 
 class Unreachable(Exception):
@@ -118,7 +115,7 @@ class QueueClient:
                 raise Unreachable(error.strerror or str(error)) from None
             lines = line.makefile("rb")
             try:
-                _break_when_dead(line)
+                break_when_dead(line)
                 self._authenticate(line, lines, access)
                 line.settimeout(None)
             except BaseException as error:
@@ -208,15 +205,6 @@ def _abort(line: socket.socket) -> None:
         # Wakes the thread that reads, which `close` alone does not; nothing is sent by it.
         line.shutdown(socket.SHUT_RD)
     line.close()
-
-
-def _break_when_dead(line: socket.socket) -> None:
-    """Have the kernel break the connection when the other machine is gone."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_MS)
 
 
 def _packed(message: Mapping[str, Any]) -> bytes:
