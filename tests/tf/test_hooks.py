@@ -560,18 +560,18 @@ def counter(value: int, integer: bool = True, rank: int = 0) -> Any:
 
 def test_the_step_is_that_of_the_variable_nearest_to_the_top() -> None:
     optimizer = Tracked(_iterations=counter(7), step=counter(1, integer=False))
-    assert strategy.read_step([], [Tracked(model=Tracked(optimizer=optimizer))]) == 7
-    assert strategy.read_step([], [Tracked(model=Tracked(optimizer=optimizer), global_step=counter(9))]) == 9
+    assert checkpoints.read_step([], [Tracked(model=Tracked(optimizer=optimizer))]) == 7
+    assert checkpoints.read_step([], [Tracked(model=Tracked(optimizer=optimizer), global_step=counter(9))]) == 9
 
 
 def test_the_step_counter_of_a_manager_counts_before_all() -> None:
-    assert strategy.read_step([SimpleNamespace(_step_counter=counter(3))], [Tracked(step=counter(9))]) == 3
+    assert checkpoints.read_step([SimpleNamespace(_step_counter=counter(3))], [Tracked(step=counter(9))]) == 3
 
 
 def test_a_script_that_counts_no_steps_has_none_even_in_circles() -> None:
     one = Tracked(step=counter(3, rank=1))
     one.children["self"] = one
-    assert strategy.read_step([], [one]) is None
+    assert checkpoints.read_step([], [one]) is None
 
 
 def test_what_must_come_before_the_data_is_done_before_a_part_is_taken(

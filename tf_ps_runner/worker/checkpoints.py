@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tf_ps_runner.worker.agent_connection import agent, note
@@ -12,6 +14,15 @@ from tf_ps_runner.worker.checkpoint_integrity import STATE, look
 from tf_ps_runner.worker.checkpoint_integrity import newest_complete as newest_complete
 from tf_ps_runner.worker.patching import Patch, require_attr, require_instance_attrs, require_params, wrap
 from tf_ps_runner.worker.task import task
+
+NAMES = ("global_step", "step", "train_step", "iterations", "_iterations")
+"""The usual names of a step counter in scripts and optimizers; the first one found nearest to the top counts."""
+
+MAX_DEPTH = 3
+"""How far below a checkpoint to look: checkpoint, model, optimizer, variable."""
+
+MAX_INSPECTED = 2000
+"""Parts of a checkpoint to look at."""
 
 _noted: set[str] = set()
 
@@ -151,3 +162,42 @@ def step_of(path: str) -> int:
     """The step at the end of a checkpoint's name; -1 for none."""
     found = re.search(r"-(\d+)$", path)
     return int(found.group(1)) if found else -1
+
+
+def read_step(managers: Iterable[Any], saved: Iterable[Any]) -> int | None:
+    """The step that the model is at, by the variable of the script's checkpoints that counts steps; None without
+    one."""
+    for manager in managers:
+        counter = getattr(manager, "_step_counter", None)
+        if counter is not None:
+            return max(0, int(counter.numpy()))
+    for checkpoint in saved:
+        variable = _find(checkpoint)
+        if variable is not None:
+            return max(0, int(variable.numpy()))
+    return None
+
+
+def _find(root: Any) -> Any:
+    waiting = deque([(root, 0)])
+    seen = {id(root)}
+    while waiting and len(seen) < MAX_INSPECTED:
+        parent, depth = waiting.popleft()
+        children: dict[str, Any] = {}
+        with suppress(Exception):
+            children = parent._trackable_children()
+        for name in NAMES:
+            if _counts(children.get(name)):
+                return children[name]
+        for child in children.values():
+            if depth < MAX_DEPTH and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append((child, depth + 1))
+    return None
+
+
+def _counts(variable: Any) -> bool:
+    """Whether it is a whole number in a variable."""
+    with suppress(Exception):
+        return bool(variable.dtype.is_integer) and variable.shape.rank == 0 and hasattr(variable, "numpy")
+    return False

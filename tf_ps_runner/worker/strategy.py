@@ -11,64 +11,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tf_ps_runner.worker import checkpoints, live_model, shards
 from tf_ps_runner.worker.agent_connection import TaskOrder, agent, note
 from tf_ps_runner.worker.patching import Patch, after_import, require_attr, require_instance_attrs, require_params, wrap
 from tf_ps_runner.worker.task import leave, task
-
-NAMES = ("global_step", "step", "train_step", "iterations", "_iterations")
-"""The usual names of a step counter in scripts and optimizers; the first one found nearest to the top counts."""
-
-MAX_DEPTH = 3
-"""How far below a checkpoint to look: checkpoint, model, optimizer, variable."""
-
-MAX_INSPECTED = 2000
-"""Parts of a checkpoint to look at."""
-
-
-def read_step(managers: Iterable[Any], saved: Iterable[Any]) -> int | None:
-    """The step that the model is at, by the variable of the script's checkpoints that counts steps; None without
-    one."""
-    for manager in managers:
-        counter = getattr(manager, "_step_counter", None)
-        if counter is not None:
-            return max(0, int(counter.numpy()))
-    for checkpoint in saved:
-        variable = _find(checkpoint)
-        if variable is not None:
-            return max(0, int(variable.numpy()))
-    return None
-
-
-def _find(root: Any) -> Any:
-    waiting = deque([(root, 0)])
-    seen = {id(root)}
-    while waiting and len(seen) < MAX_INSPECTED:
-        parent, depth = waiting.popleft()
-        children: dict[str, Any] = {}
-        with suppress(Exception):
-            children = parent._trackable_children()
-        for name in NAMES:
-            if _counts(children.get(name)):
-                return children[name]
-        for child in children.values():
-            if depth < MAX_DEPTH and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append((child, depth + 1))
-    return None
-
-
-def _counts(variable: Any) -> bool:
-    """Whether it is a whole number in a variable."""
-    with suppress(Exception):
-        return bool(variable.dtype.is_integer) and variable.shape.rank == 0 and hasattr(variable, "numpy")
-    return False
-
 
 BETWEEN_STEPS = 0.05
 """Seconds between two reports of the step: with a server, unreported steps of up to that long are lost."""
@@ -106,7 +55,7 @@ class _Chief:
 
     def look(self) -> None:
         """Read the step of the model; if the script has no step counter, closures are counted."""
-        found = read_step(self.managers, self.checkpoints)
+        found = checkpoints.read_step(self.managers, self.checkpoints)
         with self.lock:
             self.counted = found is not None
             if found is not None:
