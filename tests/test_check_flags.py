@@ -12,7 +12,7 @@ from dlrover_run import exit_codes
 from dlrover_run.api import LaunchConfig
 from dlrover_run.cli import main
 from dlrover_run.command_line import options
-from dlrover_run.command_line.parser import parse_argv
+from dlrover_run.command_line.parser import DLROVER_RUN, parse_argv
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE, JobRules
 from dlrover_run.coordination.validation import config_mismatch
 
@@ -235,4 +235,4 @@ def test_network_check_of_launch_config_is_a_switch_or_a_mode(said: bool | str, 
 
 
 def test_unsupported_dlrover_flags_are_not_in_the_table() -> None:
-    assert not {f"--{name}" for name in options.UNSUPPORTED_DLROVER_FLAGS} & options.BY_SPELLING.keys()
+    assert not {f"--{name}" for name in options.UNSUPPORTED_DLROVER_FLAGS} & DLROVER_RUN.by_spelling.keys()

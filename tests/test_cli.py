@@ -17,7 +17,7 @@ import pytest
 from dlrover_run import exit_codes
 from dlrover_run.cli import main, parse
 from dlrover_run.command_line import options
-from dlrover_run.command_line.parser import UsageError, parse_argv
+from dlrover_run.command_line.parser import DLROVER_RUN, UsageError, parse_argv
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.spec import DEFAULT_SIGNALS, JobSpec, LogSpec, SpecError, Std, StreamMap
 
@@ -76,7 +76,7 @@ def test_the_readme_lists_every_exit_code() -> None:
 
 
 def test_no_two_flags_share_a_spelling() -> None:
-    assert len(options.BY_SPELLING) == sum(len(flag.spellings) for flag in options.TABLE)
+    assert len(DLROVER_RUN.by_spelling) == sum(len(flag.spellings) for flag in options.TABLE)
 
 
 def test_our_own_flags_may_be_abbreviated_where_torchrun_has_nothing() -> None:

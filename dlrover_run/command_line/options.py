@@ -361,4 +361,3 @@ UNSUPPORTED_DLROVER_FLAGS = {
 """DLRover flags that dlrover-run does not have, and what to do instead, for pasted DLRover command lines."""
 
 BY_DEST = {flag.dest: flag for flag in TABLE}
-BY_SPELLING = {spelling: flag for flag in TABLE for spelling in flag.spellings}
