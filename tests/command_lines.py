@@ -8,9 +8,11 @@ import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dlrover_run.api import LaunchConfig, elastic_launch
 from dlrover_run.cli import parse
 from dlrover_run.spec import JobSpec, SpecError
 
@@ -50,3 +52,16 @@ def error(line: str, **environ: str) -> str:
     assert sentence.isprintable()
     assert sentence.endswith(".")
     return sentence
+
+
+def launched(config: LaunchConfig, monkeypatch: pytest.MonkeyPatch) -> JobSpec:
+    """The job of a configuration from Python; nothing is started."""
+    jobs: list[JobSpec] = []
+
+    def take(spec: JobSpec) -> dict[int, Any]:
+        jobs.append(spec)
+        return {}
+
+    monkeypatch.setattr("dlrover_run.api.launch_from_python", take)
+    elastic_launch(config, "ls")()
+    return jobs[0]

@@ -7,15 +7,13 @@ import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import command_lines
 import msgspec
 import pytest
-from command_lines import fake_etcd3, isolate, parsed
+from command_lines import fake_etcd3, isolate, launched, parsed
 
 import dlrover_run
-from dlrover_run.api import elastic_launch
 from dlrover_run.cli import job_or_code, main, parse
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.launch_request import LaunchRequest
@@ -330,19 +328,6 @@ def test_a_job_never_shows_its_password_and_carries_it_to_the_launcher(
     assert PASSWORD not in repr(spec)
     sent = msgspec.json.encode(LaunchRequest(spec, 0, 0))
     assert msgspec.json.decode(sent, type=LaunchRequest).spec == spec
-
-
-def launched(config: dlrover_run.LaunchConfig, monkeypatch: pytest.MonkeyPatch) -> JobSpec:
-    """The job that a configuration comes to; nothing is started."""
-    jobs: list[JobSpec] = []
-
-    def take(spec: JobSpec) -> dict[int, Any]:
-        jobs.append(spec)
-        return {}
-
-    monkeypatch.setattr("dlrover_run.api.launch_from_python", take)
-    elastic_launch(config, "ls")()
-    return jobs[0]
 
 
 def test_a_configuration_of_several_nodes_is_the_same_job(

@@ -186,8 +186,8 @@ def test_a_node_gives_signs_of_life_as_often_as_the_job_wants() -> None:
     alone(scene)
 
 
-def test_the_last_status_reaches_the_master_before_the_node_goes() -> None:
-    heard: list[NodePhase] = []
+def collect_phases(heard: list[NodePhase]) -> Callable[[Stream], Awaitable[None]]:
+    """The script of a master that takes the node in and appends the phase of each of its reports to `heard`."""
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
@@ -196,8 +196,14 @@ def test_the_last_status_reaches_the_master_before_the_node_goes() -> None:
             while True:
                 heard.append((await stream.status()).phase)
 
+    return script
+
+
+def test_the_last_status_reaches_the_master_before_the_node_goes() -> None:
+    heard: list[NodePhase] = []
+
     async def scene() -> None:
-        async with meeting(script) as (node, _):
+        async with meeting(collect_phases(heard)) as (node, _):
             await node.until(lambda: node.client.assignment.reason == "taken in")
             node.client.report(status(phase=NodePhase.LEFT))
 
@@ -209,15 +215,8 @@ def test_the_last_status_reaches_the_master_before_the_node_goes() -> None:
 def test_the_last_status_is_told_though_another_is_on_its_way(turns: int) -> None:
     heard: list[NodePhase] = []
 
-    async def script(stream: Stream) -> None:
-        await stream.welcome()
-        await stream.assign(reason="taken in")
-        with contextlib.suppress(EOFError):
-            while True:
-                heard.append((await stream.status()).phase)
-
     async def scene() -> None:
-        async with meeting(script) as (node, _):
+        async with meeting(collect_phases(heard)) as (node, _):
             await node.until(lambda: node.client.assignment.reason == "taken in")
             node.client.report(status(phase=NodePhase.FAILED))
             for _ in range(turns):

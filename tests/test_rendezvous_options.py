@@ -7,11 +7,10 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from command_lines import error, isolate
+from command_lines import error, isolate, launched
 
 import dlrover_run
 from dlrover_run.api import elastic_launch
@@ -347,19 +346,6 @@ def test_no_environment_of_a_launch_from_python_shows_the_token(here: Path) -> N
     shown = shown_by_a_worker("program.py")
     assert shown.endswith("[] kept\n")
     assert TOKEN not in shown
-
-
-def launched(config: dlrover_run.LaunchConfig, monkeypatch: pytest.MonkeyPatch) -> JobSpec:
-    """The job that a configuration comes to; nothing is started."""
-    jobs: list[JobSpec] = []
-
-    def take(spec: JobSpec) -> dict[int, Any]:
-        jobs.append(spec)
-        return {}
-
-    monkeypatch.setattr("dlrover_run.api.launch_from_python", take)
-    elastic_launch(config, "ls")()
-    return jobs[0]
 
 
 def test_a_configuration_of_several_nodes_is_the_same_job(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
