@@ -311,7 +311,11 @@ class Wire:
         carrying.add_done_callback(self._carrying.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:  # the agent behind it has closed its port, as at the end of a test
+            self._cut((writer,))
+            return
         pair = (writer, far_writer)
         self._ends.update(pair)
         left = self.cut_after()
