@@ -21,10 +21,12 @@ from etcd_server import Etcd, serving
 from dlrover_run.coordination.rules import RESULT_RETENTION
 
 EVERYWHERE = pytest.mark.parametrize(
-    "place", ["c10d", "etcd", pytest.param("etcd of three", marks=pytest.mark.long)], indirect=True
+    "place",
+    ["c10d", *(pytest.param(name, marks=pytest.mark.long) for name in ("etcd", "etcd of three"))],
+    indirect=True,
 )
-"""For tests of what a job promises wherever its nodes meet. An etcd of three members differs from one only while
-members fail, which `test_etcd_faults` is about; so the rest runs there in the long suite."""
+"""For tests of what a job promises on every rendezvous backend. `make test` runs them on the built-in master only: the
+conformance tests and the simulation hold the etcd backend to the same rules; `make test-long` runs them on etcd too."""
 
 
 class MeetingPlace(abc.ABC):

@@ -146,6 +146,7 @@ def test_etcd_is_told_beside_its_prototype_where_that_was_measured() -> None:
     assert "Last joiner with etcd: 7 ms with 2 nodes (the prototype 6)." in told
 
 
+@pytest.mark.long
 def test_a_crowd_meets_at_a_real_master_and_shrinks_when_a_node_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "STEADY_INTERVALS", 0.01)
     monkeypatch.setattr(trial, "SETTLE", 0.0)
@@ -155,6 +156,7 @@ def test_a_crowd_meets_at_a_real_master_and_shrinks_when_a_node_dies(monkeypatch
     assert all(reading.ended for reading in found.values())
 
 
+@pytest.mark.long
 def test_a_crowd_meets_in_a_real_etcd_and_outlives_any_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     program("etcd")  # Skips where no etcd can be had, and fails where there should be one.
     monkeypatch.setattr(trial, "STEADY_INTERVALS", 0.01)

@@ -57,6 +57,7 @@ def test_a_rank_for_which_none_of_several_gpus_is_left_is_told(gpus: Gpus) -> No
         find_accelerator(7, 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [False, True])
 def test_a_rank_that_sees_its_own_device_alone_is_the_only_one_of_it(crew: Crew, own: bool) -> None:  # noqa: F811
     entrypoint = Entrypoint("program", "/bin/true")

@@ -152,7 +152,7 @@ def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(crew: Cre
     assert process.end()[0] == 0
 
 
-@pytest.mark.parametrize("fault", ["wrong", "nan", "skipped"])
+@pytest.mark.parametrize("fault", ["wrong", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("nan", "skipped"))])
 def test_one_wrong_element_in_some_product_is_told_as_wrong(crew: Crew, fault: str) -> None:
     process = crew.start_faulty(fault)
     process.order(do="compute", seconds=1)
@@ -194,7 +194,7 @@ def test_a_plugin_whose_accelerator_is_not_there_is_passed_over(crew: Crew) -> N
     assert process.answer()["device"] == "cpu"
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 4))])
 def test_links_in_turn_use_one_store_at_a_port_that_is_held(crew: Crew, world: int) -> None:
     processes = [crew.start(rank % 2, 2) for rank in range(world)]
     for name in ("1/1/0/0-1", "1/1/1/0-1"):
@@ -204,6 +204,7 @@ def test_links_in_turn_use_one_store_at_a_port_that_is_held(crew: Crew, world: i
         assert process.end()[:2] == (0, "")
 
 
+@pytest.mark.long
 def test_a_partner_that_never_comes_is_named_and_the_next_link_works(crew: Crew) -> None:
     one, other = crew.start(0, 2), crew.start(1, 2)
     # An order first, so that the time-out is not spent on importing torch.
@@ -217,6 +218,7 @@ def test_a_partner_that_never_comes_is_named_and_the_next_link_works(crew: Crew)
     passes("b", one, other)
 
 
+@pytest.mark.long
 def test_a_host_that_never_comes_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
     one, other = crew.start(0, 2), crew.start(1, 2)
     other.order(**crew.link_order("a", 1, 2, 1.0))
@@ -239,6 +241,7 @@ def test_a_partner_killed_in_a_link_is_a_problem_and_the_next_link_works(crew: C
     passes("b", one, third)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["", "number groups elsewhere"])
 def test_a_link_after_a_group_that_could_not_be_made_works(crew: Crew, fault: str) -> None:
     one = crew.start_faulty(fault, CHECK_GIVE_UP_AFTER=str(TIMEOUT))
@@ -256,6 +259,7 @@ def test_a_link_after_a_group_that_could_not_be_made_works(crew: Crew, fault: st
     passes("b", one, third)
 
 
+@pytest.mark.long
 def test_a_partner_that_stands_still_in_a_link_is_a_problem_and_the_next_link_works(crew: Crew) -> None:
     one = crew.start_faulty("", CHECK_GIVE_UP_AFTER=str(TIMEOUT))
     other, third = crew.start_faulty("stop in the link"), crew.start(1, 2)
@@ -281,6 +285,7 @@ def test_data_that_arrives_wrong_is_a_problem_of_the_rank_that_it_came_from(crew
     passes("b", one, other)
 
 
+@pytest.mark.long
 def test_a_library_of_an_accelerator_that_fails_ends_the_process_after_the_answer(crew: Crew) -> None:
     processes = [crew.start_faulty("", CHECK_BACKEND="beads") for _ in range(2)]
     crew.link("a", *processes)
@@ -291,6 +296,7 @@ def test_a_library_of_an_accelerator_that_fails_ends_the_process_after_the_answe
         assert process.process.wait(TIMEOUT) == 3
 
 
+@pytest.mark.long
 def test_processes_of_unlike_accelerators_talk_through_gloo(crew: Crew) -> None:
     one, other = crew.start_faulty("", CHECK_BACKEND="beads"), crew.start()
     crew.link("a", one, other)

@@ -124,6 +124,7 @@ LOSE = pytest.mark.parametrize("lose", ["request", "answer"])
 """Whether the elected agent dies just before it has written what it decided, or just after."""
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 @LOSE
 def test_the_elected_agent_dies_when_it_begins_the_next_round(
@@ -170,6 +171,7 @@ def test_the_elected_agent_dies_when_it_ends_a_round_that_has_lost_a_node(
         succeed(after, *job.nodes.values())
 
 
+@pytest.mark.long
 def test_the_elected_agent_dies_at_any_moment_after_a_worker(job: Job, place: InEtcd) -> None:
     choose = random.Random(20261120)
     job.start("a", "b", "c")
@@ -191,6 +193,7 @@ def test_the_elected_agent_dies_at_any_moment_after_a_worker(job: Job, place: In
     succeed(world, *job.nodes.values())
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 def test_an_elected_agent_that_was_stopped_decides_no_more(cluster: Cluster, place: InEtcd) -> None:
     with followed(cluster, place, "2:3", conf=SOON, script=WORKERS / "count.py") as job:
@@ -218,6 +221,7 @@ def test_an_elected_agent_that_was_stopped_decides_no_more(cluster: Cluster, pla
         succeed(together, *job.nodes.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("elected", [True, False])
 def test_a_killed_agent_that_is_started_again_with_its_id_takes_its_place(
     job: Job, place: InEtcd, elected: bool
@@ -260,6 +264,7 @@ def test_an_agent_that_was_stopped_while_another_took_its_id_stops_its_workers(j
     succeed(together, *job.nodes.values())
 
 
+@pytest.mark.long
 def test_a_job_whose_nodes_were_all_lost_goes_on_where_it_was(job: Job) -> None:
     job.start("a", "b", "c")
     tell(job.world()[:1], signal.SIGKILL)

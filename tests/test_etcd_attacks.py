@@ -120,6 +120,7 @@ class TestAnEtcdThatDemandsAUser:
         assert node.has_said("The user 'trainer' may not read and write below /elsewhere/ in etcd")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["succeeds", "fails", "is interrupted"])
 def test_a_job_whose_elected_agents_changed_leaves_no_lease_that_runs_for_a_day(
     cluster: Cluster, etcd: Etcd, place: InEtcd, end: str

@@ -77,6 +77,7 @@ def place(request: pytest.FixtureRequest) -> MeetingPlace:
     return OfCertificates(request.getfixturevalue("etcd_of_certificates"), folder)
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 @pytest.mark.parametrize("place", ["certificates", "users"], indirect=True)
 def test_two_nodes_train_and_go_on_after_a_failure(cluster: Cluster, place: InEtcd) -> None:

@@ -33,6 +33,7 @@ from dlrover_run.spec import EtcdSpec
 from dlrover_run.transport import grpc_setup
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_all_goes_on_when_a_member_dies_and_nothing_is_told_twice(etcd_cluster: Etcd, victim: int) -> None:
     async def conversation(client: EtcdStore) -> None:

@@ -67,6 +67,7 @@ def outlive_a_lease(etcd: Etcd, directory: Path) -> None:
         process.stdout.close()
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_each_member_goes_in_turn_and_rounds_change_without_it(cluster: Cluster, etcd_cluster: Etcd, how: str) -> None:
@@ -84,6 +85,7 @@ def test_each_member_goes_in_turn_and_rounds_change_without_it(cluster: Cluster,
     succeed(world, *nodes.values())
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_the_leader_of_etcd_goes_and_nobody_who_trains_notices(cluster: Cluster, etcd_cluster: Etcd, how: str) -> None:
@@ -103,6 +105,7 @@ def test_the_leader_of_etcd_goes_and_nobody_who_trains_notices(cluster: Cluster,
     succeed(after, *nodes.values())
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 @pytest.mark.parametrize("data", ["kept", "lost"])
 def test_all_members_die_and_are_started_again(cluster: Cluster, etcd_cluster: Etcd, tmp_path: Path, data: str) -> None:
@@ -132,6 +135,7 @@ def test_all_members_die_and_are_started_again(cluster: Cluster, etcd_cluster: E
     succeed(after, *nodes.values())
 
 
+@pytest.mark.long
 def test_without_a_majority_of_members_nothing_is_decided_and_nobody_is_lost(
     cluster: Cluster, etcd_cluster: Etcd
 ) -> None:
@@ -196,6 +200,7 @@ def links(cluster: Cluster) -> Iterator[Links]:
     ways.close()
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 def test_connections_of_one_agent_break_and_it_goes_on_by_others(cluster: Cluster, links: Links) -> None:
     nodes = train(cluster, "ab", "3", "--max-restarts=1")
@@ -209,6 +214,7 @@ def test_connections_of_one_agent_break_and_it_goes_on_by_others(cluster: Cluste
     succeed(next_round(cluster, 3, step), *nodes.values())
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 @pytest.mark.parametrize("elected", [True, False])
 def test_a_network_cut_between_one_agent_and_etcd_takes_that_node_out_until_it_heals(

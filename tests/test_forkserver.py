@@ -333,7 +333,10 @@ TORCH = {
 }
 
 
-@pytest.mark.parametrize("name", TORCH)
+SLOW = ("torch.compile", "data loader")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in TORCH])
 def test_torch(case: Case, name: str) -> None:
     write(case, TORCH[name])
     # Headers that are compiled ahead are for many kernels, take a minute, and stay in /tmp.

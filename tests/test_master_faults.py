@@ -126,6 +126,7 @@ def test_a_worker_that_dies_while_the_master_is_away_is_reported_when_it_is_back
     assert master.finish() == 0
 
 
+@pytest.mark.long
 def test_a_node_that_dies_while_the_master_is_away_is_found_lost_when_it_is_back(
     cluster: Cluster, journal: Path | None
 ) -> None:
@@ -142,7 +143,7 @@ def test_a_node_that_dies_while_the_master_is_away_is_found_lost_when_it_is_back
     assert master.finish() == 0
 
 
-@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("hours", [pytest.param(-1, marks=pytest.mark.long), 1])
 def test_a_master_that_comes_back_with_another_clock_goes_on_in_the_same_round(
     cluster: Cluster, journal: Path | None, hours: int
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_master_that_comes_back_with_another_clock_goes_on_in_the_same_round(
     assert master.finish() == 0
 
 
+@pytest.mark.long
 def test_the_master_of_a_host_that_dies_with_its_node_is_taken_over(cluster: Cluster, journal: Path | None) -> None:
     """On loopback the endpoint is every node's own address, as a virtual address is that moves to another host."""
     conf = settings(journal)
@@ -182,6 +184,7 @@ def test_the_master_of_a_host_that_dies_with_its_node_is_taken_over(cluster: Clu
     succeed(after, *nodes.values())
 
 
+@pytest.mark.long
 def test_a_stopped_master_changes_nothing_for_the_workers(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "2", conf=ALERT)
     world = cluster.world(2)
@@ -195,6 +198,7 @@ def test_a_stopped_master_changes_nothing_for_the_workers(cluster: Cluster) -> N
     succeed(world, *nodes)
 
 
+@pytest.mark.long
 def test_a_master_that_was_replaced_while_it_slept_decides_no_more(cluster: Cluster, tmp_path: Path) -> None:
     link = Link(cluster.port)
     directory = flags(tmp_path / "state")
@@ -224,6 +228,7 @@ def test_a_master_that_was_replaced_while_it_slept_decides_no_more(cluster: Clus
     link.close()
 
 
+@pytest.mark.long
 def test_a_damaged_journal_is_told_and_ends_no_running_worker(cluster: Cluster, tmp_path: Path) -> None:
     state = tmp_path / "state"
     master = cluster.stand_alone_master(f"--state-dir={state}")

@@ -192,6 +192,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*.png")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "launcher",
     [
@@ -236,6 +237,7 @@ def position_after(step: int) -> tuple[int, int, int]:
     return epoch, completed, -(-(TRAINING_SAMPLES - completed) // WORKERS)
 
 
+@pytest.mark.long
 def test_another_number_of_workers_goes_on_with_the_same_samples(undisturbed: tuple[Path, Run], tmp_path: Path) -> None:
     """One worker with the whole global batch takes over in the middle of an epoch, and comes to the same weights."""
     directory, baseline = undisturbed

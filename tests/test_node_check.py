@@ -60,11 +60,13 @@ def test_any_number_of_healthy_nodes_pass(checked: CheckedCluster, cluster: Clus
     nodes[0].until_says(f"node check of {count} nodes: {count} passed")
 
 
+@pytest.mark.long
 def test_nodes_that_have_passed_train_with_torch(checked: CheckedCluster, cluster: Cluster) -> None:
     nodes = checked.nodes(2, script=WORKERS / "train.py")
     succeed(cluster.world(2), *nodes)
 
 
+@pytest.mark.long
 def test_with_always_they_are_checked_again_for_each_round(checked: CheckedCluster, cluster: Cluster) -> None:
     nodes = checked.nodes(2, "--network-check=always", "--max-restarts=1")
     world = cluster.world(2)
@@ -76,6 +78,7 @@ def test_with_always_they_are_checked_again_for_each_round(checked: CheckedClust
     succeed(again, *nodes)
 
 
+@pytest.mark.long
 def test_what_came_of_it_is_json_in_the_log_directory_of_each_node(
     checked: CheckedCluster, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -105,6 +108,7 @@ class TestOneNode:
         succeed(world, node)
         node.until_says("node check: ")
 
+    @pytest.mark.long
     @pytest.mark.parametrize("stage", ["compute", "link"])
     def test_it_leaves_when_a_check_process_is_killed_each_time(self, checked: CheckedCluster, stage: str) -> None:
         checked.gate.rules["a"] = at(stage, Visit.kill)

@@ -24,7 +24,7 @@ def agent(node: Node) -> psutil.Process:
 
 
 @pytest.mark.parametrize("stage", ["compute", "link"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_signal_ends_a_node_that_is_being_checked(
     checked: CheckedCluster, number: signal.Signals, stage: str, tmp_path: Path
 ) -> None:
@@ -39,7 +39,7 @@ def test_a_signal_ends_a_node_that_is_being_checked(
 
 
 @pytest.mark.parametrize("victim", [watchdog, agent])
-@pytest.mark.parametrize("stage", ["compute", "link"])
+@pytest.mark.parametrize("stage", [pytest.param("compute", marks=pytest.mark.long), "link"])
 def test_a_launcher_that_is_killed_leaves_no_check_process(
     checked: CheckedCluster, victim: Callable[[Node], psutil.Process], stage: str, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def is_replaced(checked: CheckedCluster, cluster: Cluster, others: list[Node], n
     assert sorted(healthy) == sorted(letters(count).replace("b", ""))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "stage", "name"),
     [
@@ -77,6 +78,7 @@ def test_wherever_nodes_meet_the_broken_one_leaves(checked: CheckedCluster, clus
     is_replaced(checked, cluster, nodes, "b")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["compute", pytest.param("link", marks=LONG)])
 def test_one_whose_check_process_was_killed_once_is_tried_again_and_trains(
     checked: CheckedCluster, cluster: Cluster, stage: str
@@ -111,6 +113,7 @@ def test_one_that_computes_wrongly_leaves_at_once(checked: CheckedCluster, clust
     is_replaced(checked, cluster, nodes, "x")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [2, 4, pytest.param(8, marks=LONG)])
 def test_a_slow_node_leaves_and_is_replaced(checked: CheckedCluster, cluster: Cluster, count: int) -> None:
     checked.gate.rules["b"] = Visit.slow
@@ -119,6 +122,7 @@ def test_a_slow_node_leaves_and_is_replaced(checked: CheckedCluster, cluster: Cl
     is_replaced(checked, cluster, nodes, "x")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "place", [pytest.param("c10d", marks=LONG), "etcd", pytest.param("etcd of three", marks=LONG)], indirect=True
 )
@@ -129,6 +133,7 @@ def test_wherever_nodes_meet_the_slow_one_leaves(checked: CheckedCluster, cluste
     is_replaced(checked, cluster, nodes, "x")
 
 
+@pytest.mark.long
 def test_a_slow_node_trains_with_a_warning_where_stragglers_are_not_excluded(
     checked: CheckedCluster, cluster: Cluster
 ) -> None:
@@ -141,6 +146,7 @@ def test_a_slow_node_trains_with_a_warning_where_stragglers_are_not_excluded(
     assert STRAGGLER_LINE not in nodes[1].said
 
 
+@pytest.mark.long
 def test_a_device_that_was_missing_once_is_looked_for_again_by_another_process(
     checked: CheckedCluster, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -166,6 +172,7 @@ def test_one_whose_device_is_missing_twice_leaves(checked: CheckedCluster, clust
     assert "computes on the CPU where the others have abacus" in cluster.told()
 
 
+@pytest.mark.long
 def test_a_node_with_an_older_device_trains_and_is_named(checked: CheckedCluster, cluster: Cluster) -> None:
     checked.gate.rules["b"] = at("compute", Visit.slow)
     checked.gate.together = 3

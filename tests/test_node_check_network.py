@@ -79,6 +79,7 @@ def test_of_two_nodes_that_do_not_reach_each_other_nobody_is_blamed(cluster: Clu
     job.end()
 
 
+@pytest.mark.long
 def test_a_link_between_two_good_nodes_is_named_and_nobody_leaves(cluster: Cluster, network: Network) -> None:
     namespaces = [network.connect(number) for number in range(4)]
     network.cut(0, 1)

@@ -90,6 +90,7 @@ def test_a_node_whose_watchdog_was_killed_says_that_it_leaves(cluster: Cluster) 
     succeed(after, nodes["a"])
 
 
+@pytest.mark.long
 def test_a_stopped_agent_is_lost_and_comes_back_as_a_newcomer(cluster: Cluster) -> None:
     nodes = {name: cluster.node(name, "1:2", conf=cluster.place.alert) for name in "ab"}
     before = cluster.world(2)
@@ -162,7 +163,7 @@ def behind_the_links(cluster: Cluster, links: Links, *flags: str, conf: Mapping[
     return {"a": near, "b": far}
 
 
-@pytest.mark.parametrize("silent", ["both ways", "up", "down"])
+@pytest.mark.parametrize("silent", ["both ways", *(pytest.param(way, marks=pytest.mark.long) for way in ("up", "down"))])
 def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster, links: Links, silent: str) -> None:
     nodes = behind_the_links(cluster, links, conf=cluster.place.alert)
     before = cluster.world(2)

@@ -149,6 +149,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 def test_a_failure_is_torchs_own_exception_where_that_is_imported(tmp_path: Path) -> None:
     """It has what torch's `@record`, which reads it, and people's code want of it."""

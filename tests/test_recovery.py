@@ -45,6 +45,7 @@ def kill_and_recover(mailbox: Mailbox, method: str, kills: int, workers: int = 2
     assert ended.err.count("dlrover-run: restart ") == kills
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_ten_kills_ten_recoveries(mailbox: Mailbox, method: str) -> None:
     kill_and_recover(mailbox, method, 10)
@@ -80,6 +81,7 @@ def test_a_script_that_never_gets_to_work_stops_early_and_says_so(mailbox: Mailb
     assert "--rdzv-conf early_failure_limit=0 goes on" in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("work", "flags"),
     [

@@ -232,15 +232,15 @@ def test_forwarded_signals_reach_each_worker_once_and_training_goes_on(
 ) -> None:
     count = workers_of(place)
     launcher = launch(mailbox, *place, "--forward-signals=USR1,SIGUSR2", ON_SIGNAL, "stay")
-    mailbox.gather(count)
+    members = mailbox.gather(count)
     for name in ("SIGUSR1", "SIGUSR2"):
         number = getattr(signal, name)
         signal_step(launcher, number) if whole_step else launcher.send_signal(number)
         assert [message["signal"] for message in mailbox.gather(count)] == [name] * count
     launcher.terminate()
     assert [message["signal"] for message in mailbox.gather(count)] == ["SIGTERM"] * count
-    launcher.send_signal(signal.SIGINT)
-    launcher.send_signal(signal.SIGINT)
+    for member in members:
+        os.kill(member["pid"], signal.SIGKILL)
     assert finish(launcher).code == 128 + signal.SIGTERM
 
 

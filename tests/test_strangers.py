@@ -84,6 +84,7 @@ def blame_another_node(cluster: Cluster, host: str) -> str:
     return asyncio.run(act())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["its own", "another"])
 def test_a_node_cannot_report_a_failure_of_another_nodes_worker(cluster: Cluster, host: str) -> None:
     nodes = cluster.nodes("ab", "2:3", "--max-restarts=2", "--rdzv-id=job")

@@ -133,6 +133,7 @@ def finish_training(ranks: list[Report], *torchruns: Torchrun) -> None:
         assert ended.code == 0, ended.err
 
 
+@pytest.mark.long
 def test_a_round_after_a_failure_has_a_store_of_its_own(nodes: Nodes) -> None:
     flags = ["--nnodes=2", "--max-restarts=1"]
     torchruns = [nodes.start(*flags, DLROVER_RDZV_TOKEN="s3cret") for _ in range(2)]
@@ -144,6 +145,7 @@ def test_a_round_after_a_failure_has_a_store_of_its_own(nodes: Nodes) -> None:
     finish_training(second, *torchruns)
 
 
+@pytest.mark.long
 def test_a_node_that_dies_is_missed_and_another_one_is_taken_in(nodes: Nodes) -> None:
     flags = ["--nnodes=1:2", "--max-restarts=3"]
     torchruns = [nodes.start(*flags) for _ in range(2)]
@@ -157,6 +159,7 @@ def test_a_node_that_dies_is_missed_and_another_one_is_taken_in(nodes: Nodes) ->
     finish_training(nodes.round_of(2), survivor, newcomer)
 
 
+@pytest.mark.long
 def test_training_goes_on_without_the_master_and_a_later_failure_is_recovered(nodes: Nodes) -> None:
     flags = ["--nnodes=2", "--max-restarts=1"]
     torchruns = [nodes.start(*flags) for _ in range(2)]
@@ -174,6 +177,7 @@ def test_training_goes_on_without_the_master_and_a_later_failure_is_recovered(no
     finish_training(second, *torchruns)
 
 
+@pytest.mark.long
 def test_a_node_that_is_done_does_not_wait_for_one_that_failed_for_good(nodes: Nodes) -> None:
     body = """
 import os, signal
@@ -194,6 +198,7 @@ if os.environ["RANK"] == "1":
     assert finish(done).code == 0
 
 
+@pytest.mark.long
 def test_too_few_nodes_in_time_are_a_sentence(nodes: Nodes) -> None:
     # Not join_timeout, within which a busy machine may not even have a master.
     flags = ["--nnodes=2", "--max-restarts=1", "--rdzv-conf=pend_timeout=0.5"]

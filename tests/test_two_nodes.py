@@ -169,6 +169,7 @@ def test_nodes_of_one_machine_are_named_by_node_rank_and_by_what_slurm_calls_the
     succeed(cluster.world(2), first, second)
 
 
+@pytest.mark.long
 def test_a_job_that_stays_too_small_fails_and_says_who_is_missing(cluster: Cluster) -> None:
     lost, left = cluster.nodes("ab", "2", conf={"pend_timeout": 0.5})
     cluster.world(2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from experiments.experiment import Experiment
 
 
+@pytest.mark.long
 def test_all_nodes_killed(experiment: Experiment) -> None:
     middle = experiment.hold(5, 1)
     experiment.start("--local-nodes=4", "--nnodes=4", "--node-restarts=4")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from check_nodes import FAULT_LINE, Gate
 
 from experiments.experiment import Experiment
 
 
+@pytest.mark.long
 def test_faulty_machine(experiment: Experiment, gate: Gate) -> None:
     gate.together = 4
     gate.rules["1"] = lambda _: experiment.say("a check process of node 1 is held")

@@ -15,6 +15,7 @@ import pytest
 from experiments.experiment import Experiment
 
 
+@pytest.mark.long
 def test_hang(experiment: Experiment) -> None:
     middle, later = experiment.hold(5, 1), experiment.hold(9, 1)
     experiment.start("--local-nodes=4", "--nnodes=3:4")
@@ -43,6 +44,7 @@ def test_hang(experiment: Experiment) -> None:
     assert experiment.has_said("rank 1 was killed by SIGKILL")
 
 
+@pytest.mark.long
 def test_hang_that_the_script_has_no_patience_with(experiment: Experiment) -> None:
     middle = experiment.hold(5, 1)
     experiment.start("--local-nodes=4", "--nnodes=3:4", env={"EXPERIMENT_PATIENCE": "10"})

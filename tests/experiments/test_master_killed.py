@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from experiments.experiment import Experiment
 
 
+@pytest.mark.long
 def test_master_killed(experiment: Experiment) -> None:
     middle, later = experiment.hold(5, 1), experiment.hold(9, 2)
     experiment.start("--local-nodes=4", "--nnodes=3:4")

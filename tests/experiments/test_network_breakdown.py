@@ -10,6 +10,7 @@ from experiments.experiment import Experiment
 WHY_NOT = why_not()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(WHY_NOT is not None, reason=f"nodes cannot have networks of their own here: {WHY_NOT}")
 def test_network_breakdown(experiment: Experiment) -> None:
     middle, later = experiment.hold(5, 1), experiment.hold(8, 0)

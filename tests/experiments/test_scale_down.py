@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from experiments.experiment import ALSO_ON_ETCD, BATCH_SIZE, Experiment
 
 
+@pytest.mark.long
 @ALSO_ON_ETCD
 def test_scale_down(experiment: Experiment) -> None:
     middle = experiment.hold(5, 3)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from check_nodes import STRAGGLER_LINE, Gate, Visit
 
 from experiments.experiment import Experiment
 
 
+@pytest.mark.long
 def test_straggler(experiment: Experiment, gate: Gate) -> None:
     gate.together = 4
     gate.rules["1"] = Visit.slow

@@ -17,6 +17,8 @@ from pretended import PRETEND, Job, agent_of, scale
 
 PRETEND_DATA = PRETEND.with_name("pretend_data.py")
 
+BACKENDS = ["memory", "master", pytest.param("etcd", marks=pytest.mark.long)]
+
 
 def test_a_job_starts_lets_its_workers_in_and_ends_with_its_chief(start: Callable[..., Job]) -> None:
     job = start("--ps=2", "--workers=2")
@@ -182,7 +184,7 @@ def meeting(request: pytest.FixtureRequest, backend: str) -> tuple[str, ...]:
     return ()
 
 
-@pytest.mark.parametrize("backend", ["memory", "master", "etcd"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_chief_whose_table_allows_no_other_number_of_servers_has_it_refused(
     start: Callable[..., Job], request: pytest.FixtureRequest, backend: str
 ) -> None:
@@ -206,7 +208,7 @@ def test_a_chief_whose_table_allows_no_other_number_of_servers_has_it_refused(
     assert "ps-3" not in out
 
 
-@pytest.mark.parametrize("backend", ["memory", "master", "etcd"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_scale_says_that_new_servers_are_not_tried_again(
     start: Callable[..., Job], request: pytest.FixtureRequest, backend: str
 ) -> None:
@@ -229,7 +231,7 @@ def test_scale_says_that_new_servers_are_not_tried_again(
     job.finish("chief-0")
 
 
-@pytest.mark.parametrize("backend", ["master", "etcd"])
+@pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_scale_says_that_there_is_no_room(
     start: Callable[..., Job], request: pytest.FixtureRequest, backend: str
 ) -> None:

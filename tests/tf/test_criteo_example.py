@@ -144,6 +144,7 @@ def test_the_demo_loses_no_block_when_it_kills_a_server(tf221: Path, data: Path,
     assert f"{STEPS} of {STEPS} blocks used" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.tensorflow
 def test_the_strategy_learns_with_a_plain_cluster(tf221: Path, data: Path, tmp_path: Path) -> None:
     found = train_in_cluster(tf221, "deepfm_strategy.py", data, tmp_path)
@@ -152,6 +153,7 @@ def test_the_strategy_learns_with_a_plain_cluster(tf221: Path, data: Path, tmp_p
     assert found == {"step": STEPS, "auc": found["auc"], "blocks_seen": STEPS, "blocks_seen_more_than_once": 0}
 
 
+@pytest.mark.long
 @pytest.mark.tensorflow
 def test_graph_mode_learns_with_tensorflow_2_15(tf215: Path, data: Path, tmp_path: Path) -> None:
     found = train_alone(tf215, "deepfm_graph.py", data, tmp_path)

@@ -73,6 +73,7 @@ def test_with_the_strategy_no_row_is_lost_when_servers_and_chiefs_die(cluster: D
         assert most <= EPOCHS + 2, "what two workers had in their hands when the chief died may come twice"
 
 
+@pytest.mark.long
 def test_with_checkpoints_on_another_file_system_the_data_goes_on_where_the_model_does(
     tf221: Path, tmp_path: Path
 ) -> None:

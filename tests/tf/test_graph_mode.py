@@ -77,6 +77,7 @@ def check_planned_changes(python: Path, folder: Path, *numbers: int, forked: boo
             step = leave(cluster, chief, worker)
 
 
+@pytest.mark.long
 def test_servers_are_added_without_the_loss_of_a_step(tmp_path: Path) -> None:
     check_planned_changes(python_221(), tmp_path, 1, 2, forked=True)
 
@@ -111,6 +112,7 @@ def check_deaths_of_single_tasks(python: Path, folder: Path, forked: bool = Fals
         assert "An error was raised" not in again.output
 
 
+@pytest.mark.long
 def test_a_chief_goes_on_in_the_live_model_and_a_worker_may_move(tmp_path: Path) -> None:
     check_deaths_of_single_tasks(python_221(), tmp_path, forked=True)
 

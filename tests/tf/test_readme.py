@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from harness import Mailbox
 from pretended import PRETEND, Job, scale
 
@@ -20,6 +21,7 @@ def shown() -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if line.startswith("    tf-ps-run ")]
 
 
+@pytest.mark.long
 def test_a_job_that_is_started_as_readme_says_is_scaled_as_readme_says(
     start: Callable[..., Job], mailbox: Mailbox
 ) -> None:

@@ -114,6 +114,7 @@ def test_fewer_servers_are_refused_where_the_table_would_have_other_parts(
     assert "the table 'table' has" in scaled.stderr
 
 
+@pytest.mark.long
 @each_tensorflow
 def test_lost_servers_are_waited_for_where_the_table_would_have_other_parts(
     make_table: Callable[..., Table], python: Callable[[], Path], partitioner: str, other: int

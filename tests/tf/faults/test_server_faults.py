@@ -12,6 +12,7 @@ from job import GRAPH, RESTORED, STRATEGY, MakeJob, Node, both_ways, check_learn
 pytestmark = pytest.mark.tensorflow
 
 
+@pytest.mark.long
 def test_a_server_of_a_strategy_dies_and_comes_back_where_it_was(make_job: MakeJob) -> None:
     job = make_job(STRATEGY)
     node = job.start("--ps=2", "--workers=1")

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.tensorflow
 LIVE = r"goes on with the live model at step (\d+); no step lost"
 
 
+@pytest.mark.long
 def test_a_server_a_worker_and_the_chief_die_in_one_run_and_servers_are_removed(make_job: MakeJob) -> None:
     job = make_job(GRAPH)
     node = job.start("--ps=1:2", "--workers=1")
