@@ -152,7 +152,9 @@ def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(crew: Cre
     assert process.end()[0] == 0
 
 
-@pytest.mark.parametrize("fault", ["wrong", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("nan", "skipped"))])
+@pytest.mark.parametrize(
+    "fault", ["wrong", pytest.param("nan", marks=pytest.mark.long), pytest.param("skipped", marks=pytest.mark.long)]
+)
 def test_one_wrong_element_in_some_product_is_told_as_wrong(crew: Crew, fault: str) -> None:
     process = crew.start_faulty(fault)
     process.order(do="compute", seconds=1)
