@@ -25,8 +25,8 @@ EVERYWHERE = pytest.mark.parametrize(
     ["c10d", *(pytest.param(name, marks=pytest.mark.long) for name in ("etcd", "etcd of three"))],
     indirect=True,
 )
-"""For tests of what a job promises on every rendezvous backend. `make test` runs them on the built-in master only, since the
-simulation holds both clients to the same laws; `make test-long` runs them on etcd too."""
+"""For tests of what a job promises on every rendezvous backend. `make test` runs them on the built-in master only, for
+the simulation holds both clients to the same laws; `make test-long` runs them on etcd too."""
 
 
 class MeetingPlace(abc.ABC):

@@ -18,7 +18,7 @@ import pytest
 from simulation.disk import DiskJournal
 from simulation.etcd_scenario import EtcdScenario
 from simulation.etcd_watch import Watch
-from simulation.scenario import MasterScenario, Scenario, simulate
+from simulation.scenario import MasterScenario, Outcome, Scenario, simulate
 from simulation.timeline import Broken
 
 from dlrover_run.agent.node_state import NodeState
@@ -41,8 +41,8 @@ from dlrover_run.rendezvous.etcd_client import EtcdClient
 from dlrover_run.rendezvous.etcd_election import Election
 from dlrover_run.rendezvous.etcd_leader import EtcdLeader
 
-SEEDS: dict[type[Scenario], int] = {MasterScenario: 500, EtcdScenario: 150}
-"""How many seeds are run in passing; each of them takes some four times as long with etcd."""
+SEEDS: dict[type[Scenario], int] = {MasterScenario: 120, EtcdScenario: 40}
+"""Seeds of the ordinary run; `make test-long` runs 10,000 of each. A seed with etcd takes about four times as long."""
 
 NAMES = ["master", "etcd"]
 LONG_CHUNK = 1000
@@ -50,19 +50,29 @@ ENOUGH = 2000
 """Seeds within which every broken variant has to be found."""
 
 
-def run_seeds(kind: type[Scenario], first: int, count: int) -> None:
-    broken = []
+def run_seeds(kind: type[Scenario], first: int, count: int) -> list[Outcome]:
+    """The outcomes of seeds in which every law holds."""
+    outcomes, broken = [], []
     for seed in range(first, first + count):
         try:
-            simulate(seed, None, kind)
+            outcomes.append(simulate(seed, None, kind))
         except Broken as reason:
             broken.append(str(reason))
     assert not broken, "\n".join(broken)
+    return outcomes
 
 
 @pytest.mark.parametrize(("kind", "seeds"), SEEDS.items(), ids=NAMES)
 def test_every_law_holds_whatever_happens(kind: type[Scenario], seeds: int) -> None:
-    run_seeds(kind, 0, seeds)
+    outcomes = run_seeds(kind, 0, seeds)
+    # The laws say something only of jobs in which something has happened.
+    assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
+    assert sum(outcome.rounds for outcome in outcomes) > seeds
+    assert sum(outcome.completed for outcome in outcomes) > seeds / 2
+    assert sum(outcome.restarts for outcome in outcomes) > seeds / 10
+    assert sum(outcome.checks for outcome in outcomes) > seeds / 10
+    assert sum(outcome.dismissed for outcome in outcomes) > seeds / 20
+    assert sum(outcome.coordinators > 1 for outcome in outcomes) > seeds / 10
 
 
 @pytest.mark.long
@@ -71,18 +81,6 @@ def test_every_law_holds_whatever_happens(kind: type[Scenario], seeds: int) -> N
 @pytest.mark.parametrize("kind", SEEDS, ids=NAMES)
 def test_every_law_holds_for_ten_thousand_seeds(kind: type[Scenario], chunk: int) -> None:
     run_seeds(kind, SEEDS[kind] + chunk * LONG_CHUNK, LONG_CHUNK)
-
-
-@pytest.mark.parametrize("kind", SEEDS, ids=NAMES)
-def test_the_runs_are_worth_something(kind: type[Scenario]) -> None:
-    outcomes = [simulate(seed, None, kind) for seed in range(80)]
-    assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
-    assert sum(outcome.rounds for outcome in outcomes) > 100
-    assert sum(outcome.completed for outcome in outcomes) > 60
-    assert sum(outcome.restarts for outcome in outcomes) > 10
-    assert sum(outcome.checks for outcome in outcomes) > 10
-    assert sum(outcome.dismissed for outcome in outcomes) > 5
-    assert sum(outcome.coordinators > 1 for outcome in outcomes) > 10
 
 
 @pytest.mark.parametrize("flags", [[], ["--etcd"]], ids=NAMES)
@@ -314,9 +312,14 @@ BROKEN_IN_ETCD = {
 
 LATER = {
     "a coordinator counts epochs by revisions alone": 200,
+    "a node obeys whoever spoke last": 115,
+    "a node offers a port again": 345,
+    "a round may use a port that another one used": 70,
+    "an old master does not notice its successor": 180,
+    "newcomers take part unchecked": 790,
+    "two processes may have one id": 44,
     "who is slow is not named": 390,
-    "an old master does not notice its successor": 150,
-    "newcomers take part unchecked": 750,
+    "who reaches nobody trains": 150,
 }
 """Where to begin with variants that need much to come together, to save time."""
 
