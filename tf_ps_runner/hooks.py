@@ -1,12 +1,12 @@
-"""What a script may import to take its data from the job's queue, and to learn its place in the cluster.
+"""What a script may import: `DataShards`, which takes its data from the job's queue, and its task in the cluster.
 
     from tf_ps_runner.hooks import DataShards
 
     for begin, end in DataShards("train", size=len(rows), shard_size=65536, epochs=2, shuffle=True).batches(256):
         session.run(train, feed(rows[begin:end]))
 
-The same script trains without `tf-ps-run`: then it has all data for itself. Only the standard library is imported, and
-TensorFlow where it is needed.
+The same script trains without `tf-ps-run`: then it gets all of the data. Only the standard library is imported, and
+TensorFlow by the functions that need it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Task(NamedTuple):
-    """The task of this process: `worker-2` of rank 0 has replaced `worker-0`."""
+    """A task of the cluster. `worker-2` of rank 0 has replaced `worker-0`."""
 
     role: str
     rank: int
@@ -46,15 +46,15 @@ class Task(NamedTuple):
 
 
 def task() -> Task:
-    """The task of this process; without a cluster, a chief that is alone. Raises ValueError for a `TF_CONFIG` without a
-    task."""
+    """The task of this process; a single chief without a cluster. Raises ValueError for a `TF_CONFIG` that is no JSON
+    object."""
     stated = _config().get("task") or {"type": "chief", "index": 0}
     role, index = str(stated["type"]), int(stated["index"])
     return Task(role, index, int(os.environ.get("WORKER_ID") or index))
 
 
 def rank() -> int:
-    """The index of this process in its role, which a replacement takes over."""
+    """The index of this process in its role, which its replacement will have too."""
     return task().rank
 
 
@@ -65,7 +65,7 @@ def version() -> int:
 
 class DataShards:
     """The offsets from 0 to before `size`, `epochs` times over, in parts of `shard_size` that are handed out on
-    request. With `shuffle` the parts of each epoch come in an order of their own, which `seed` decides.
+    request. With `shuffle` each epoch has an order of its own, which `seed` decides.
 
     All processes of a job that use the same `name` share one queue, and must give it the same arguments. While no
     parameter server is lost, each offset is used once an epoch. If one is lost, what was used since the checkpoint that
@@ -82,14 +82,11 @@ class DataShards:
         shuffle: bool = False,
     ) -> None:
         spec = shards.ShardSpec(size, shard_size, epochs, seed or 0, shuffle)
-        problem = spec.problem()
-        if problem is not None:
+        if (problem := spec.problem()) is not None:
             raise ValueError(f"DataShards {name}: {problem}")
-        self._queue: shards.Queue
-        if agent().active:
-            self._queue = shards.AgentQueue(queue_client(), name, spec)
-        else:
-            self._queue = shards.OwnQueue(spec)
+        self._queue: shards.Queue = (
+            shards.AgentQueue(queue_client(), name, spec) if agent().active else shards.OwnQueue(spec)
+        )
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Each part, as (begin, end). It is used once the next one is requested."""
@@ -97,9 +94,9 @@ class DataShards:
 
     def batches(self, length: int) -> Iterator[tuple[int, int]]:
         """Pieces of parts, as (begin, end) with `length` offsets at most. Each is used once the next one is requested,
-        or, if it was handed to a coordinator's `schedule`, once that has its result."""
+        or, if it was passed to a coordinator's `schedule`, once its result is there."""
         if length < 1:
-            raise ValueError(f"a batch has a length from 1, not {length!r}")
+            raise ValueError(f"the length of a batch must be at least 1, not {length!r}")
         return self._ranges(length)
 
     def dataset(
@@ -108,11 +105,9 @@ class DataShards:
         """A `tf.data.Dataset` of what `load(begin, end)` returns for each batch, `prefetch` of which are loaded ahead.
 
         A batch is used once the next one is requested, or once a step was made with it if the process has to leave. So
-        nothing that reads ahead may come behind it: no `prefetch`, `shuffle` or `batch` on what is returned.
+        nothing that reads ahead may follow it: do not call `prefetch`, `shuffle` or `batch` on the returned dataset.
         """
-        from tf_ps_runner.worker.shards import make_dataset
-
-        return make_dataset(self._queue, load, output_signature, batch_size, prefetch)
+        return shards.make_dataset(self._queue, load, output_signature, batch_size, prefetch)
 
     def _ranges(self, length: int | None) -> Iterator[tuple[int, int]]:
         for batch in shards.batches(self._queue, length):
@@ -125,7 +120,7 @@ def server() -> Any:
 
     config = _config()
     if "cluster" not in config:
-        raise ValueError("TF_CONFIG names no cluster: start this script with tf-ps-run")
+        raise ValueError("TF_CONFIG contains no cluster: start this script with tf-ps-run")
     own_task = task()
     return tf.distribute.Server(
         tf.train.ClusterSpec(config["cluster"]), job_name=own_task.role, task_index=own_task.rank, protocol="grpc"
@@ -142,7 +137,7 @@ def session_config() -> Any:
 
 def run_coordinator(train: Callable[[Any], Result], variable_partitioner: Any = None) -> Result:
     """Train with `ParameterServerStrategy`: the chief calls `train(coordinator)` and returns its result; workers and
-    servers serve it, and never return. An evaluator takes no part in this, and gets a ValueError."""
+    servers serve it, and never return. Raises ValueError in an evaluator."""
     import tensorflow as tf
 
     own_task = task()
@@ -150,7 +145,7 @@ def run_coordinator(train: Callable[[Any], Result], variable_partitioner: Any = 
         server().join()
     if own_task.role != "chief" or "cluster" not in _config():
         raise ValueError(
-            f"run_coordinator is for a chief in a cluster, with workers and servers, and not for {own_task.role}"
+            f"run_coordinator is for a cluster with a chief, workers and servers, and not for {own_task.role}"
         )
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=variable_partitioner)
@@ -166,8 +161,8 @@ def save() -> int:
 
 
 def __getattr__(name: str) -> Any:
-    # Its base class is TensorFlow's, which is not imported before a script uses it.
     if name == "ElasticHook":
+        # Its base class is TensorFlow's, which is only imported once a script uses it.
         return _elastic_hook()
     if name == "rebuild":
         raise AttributeError(
@@ -182,8 +177,8 @@ def _elastic_hook() -> type:
     import tensorflow as tf
 
     class ElasticHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-        """For scripts that name what they rely on. `tf-ps-run` puts a hook of its own into each MonitoredSession, which
-        reports the steps, saves, and leaves when the agent says so, so this one has nothing to do."""
+        """Does nothing: `tf-ps-run` adds its own hook to each MonitoredSession. For scripts that name what they rely
+        on."""
 
     return ElasticHook
 

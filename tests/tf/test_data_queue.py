@@ -15,17 +15,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tf_ps_runner.agent.protocol import MAX_LINE, Rollback, read_line
-from tf_ps_runner.data.order import Shuffle
-from tf_ps_runner.data.queue import Part, QueueError, ShardQueue, ShardQueues, finished_waiters
-from tf_ps_runner.data.state import (
+from tf_ps_runner.data.order import Part, Shuffle
+from tf_ps_runner.data.queue import (
     MAX_OPEN,
     MAX_QUEUES,
     MAX_SHARDS,
     STATE_VERSION,
+    QueueError,
     QueueSpec,
     QueueState,
     SavedState,
+    ShardQueue,
+    ShardQueues,
     StateError,
+    finished_waiters,
 )
 
 SPECS = {
@@ -127,7 +130,8 @@ class Job(RuleBasedStateMachine):
                 self.queues.use(-1, name, part.number, part.end)
             queue = self.queues.named(name)
             assert queue is not None
-            assert queue.over
+            assert queue.all_given
+            assert not queue.holders
         assert set(self.model) == set(BLOCKS), "a block was lost"
         for block in BLOCKS:
             assert 1 <= self.model[block] <= 1 + self.repeated[block]
@@ -211,7 +215,7 @@ def test_a_part_goes_back_from_where_its_holder_got_to_and_before_all_others() -
     assert queue.take("c") == Part(1, 13, 20, 0)
     assert queue.take("c") == Part(2, 20, 30, 0)
     assert queue.take("c") is None
-    assert not queue.over
+    assert queue.holders
 
 
 def test_a_part_cannot_be_used_backwards_nor_beyond_its_end_nor_by_another() -> None:
@@ -267,7 +271,7 @@ def test_a_shuffle_of_few_parts_comes_in_all_orders_about_equally_often(parts: i
 def test_a_known_queue_with_another_spec_is_an_error_that_names_both() -> None:
     queues: ShardQueues[str] = ShardQueues()
     assert queues.take("a", "train", QueueSpec(size=10, shard=5)) is not None
-    with pytest.raises(QueueError, match="queue train is there already and hands out 10 in parts of 5, in order, not"):
+    with pytest.raises(QueueError, match="queue train exists already and hands out 10 in parts of 5, in order, not"):
         queues.take("b", "train", QueueSpec(size=10, shard=5, seed=3, shuffle=True))
     assert queues.take("b", "train", QueueSpec(size=10, shard=5)) == Part(1, 5, 10, 0)
 

@@ -16,12 +16,13 @@ from dlrover_run.policies.parameter_servers.model import Role, TaskKey
 from tf_ps_runner import hooks
 from tf_ps_runner.agent.protocol import Answer, answer_line, read_line
 from tf_ps_runner.agent.queue_service import QueueService
-from tf_ps_runner.data.state import SavedState
+from tf_ps_runner.data.order import Part
+from tf_ps_runner.data.queue import SavedState
 from tf_ps_runner.worker import checkpoints, partitioning, shard_state, shards, strategy
 from tf_ps_runner.worker.agent_connection import TaskOrder
 from tf_ps_runner.worker.checkpoint_index import UNPARTITIONED
 from tf_ps_runner.worker.patching import MissingAttribute
-from tf_ps_runner.worker.shards import AgentQueue, OpenPart, Outgoing, OwnQueue, Reader, ShardSpec, TakenPart, batches
+from tf_ps_runner.worker.shards import AgentQueue, DatasetBatches, OpenPart, OwnQueue, Reader, ShardSpec, batches
 
 CHIEF, WORKER = TaskKey(Role.CHIEF, 0), TaskKey(Role.WORKER, 0)
 
@@ -58,8 +59,8 @@ def service() -> QueueService:
 @pytest.fixture(autouse=True)
 def nothing_is_out() -> Any:
     yield
-    shards._out.clear()
-    shards._elsewhere.clear()
+    shards._given.clear()
+    shards._of_datasets.clear()
     shards._stepped.clear()
 
 
@@ -91,7 +92,7 @@ def test_data_shards_cut_parts_into_batches_that_do_not_cross_them() -> None:
 
 @pytest.mark.parametrize(("field", "wrong"), [("size", 0), ("shard_size", -1), ("epochs", 1.5), ("size", True)])
 def test_data_shards_refuse_what_is_no_number_of_anything(field: str, wrong: Any) -> None:
-    with pytest.raises(ValueError, match=f"DataShards train: {field} is a whole number from 1, not {wrong}"):
+    with pytest.raises(ValueError, match=f"DataShards train: {field} must be a whole number from 1, not {wrong}"):
         hooks.DataShards("train", **{"size": 10, "shard_size": 2, field: wrong})
 
 
@@ -156,7 +157,7 @@ def test_the_result_of_a_claimed_batch_may_come_while_its_thread_waits_for_the_l
 
 
 def test_results_out_of_order_are_told_without_gaps() -> None:
-    part = OpenPart(TakenPart(3, 10, 20, 0))
+    part = OpenPart(Part(3, 10, 20, 0))
     assert [part.cut(4) for _ in range(4)] == [(10, 14), (14, 18), (18, 20), None]
     assert part.finish(14) is None
     assert part.finish(10) == 18
@@ -177,27 +178,27 @@ def test_after_a_rollback_the_rest_of_a_part_is_let_go_and_another_one_taken(ser
 
 def test_a_queue_that_means_something_else_is_refused_in_words(service: QueueService) -> None:
     assert queue(service, ShardSpec(10, 5)).take() is not None
-    with pytest.raises(RuntimeError, match="DataShards train: queue train is there already and hands out"):
+    with pytest.raises(RuntimeError, match="DataShards train: queue train exists already and hands out"):
         queue(service, ShardSpec(10, 2)).take()
 
 
 def test_a_batch_that_is_loaded_ahead_is_not_used_before_the_next_one_goes_out(service: QueueService) -> None:
     spec = ShardSpec(size=20, shard=20)
-    reader, outgoing = Reader(queue(service, spec), 5), Outgoing()
-    loaded = [outgoing.number(batch) for _ in range(4) if (batch := reader.next()) is not None]
+    reader, outgoing = Reader(queue(service, spec), 5), DatasetBatches()
+    loaded = [outgoing.loaded(batch) for _ in range(4) if (batch := reader.next()) is not None]
     assert reader.at_end_of_part
-    outgoing.see(loaded[0])
-    outgoing.see(loaded[1])
+    outgoing.give(loaded[0])
+    outgoing.give(loaded[1])
     assert left(service, spec) == [(5, 20)]
 
 
 def test_the_last_batch_of_a_part_is_used_when_the_consumer_asks_beyond_it(service: QueueService) -> None:
     spec = ShardSpec(size=5, shard=5)
-    reader, outgoing = Reader(queue(service, spec), 5), Outgoing()
+    reader, outgoing = Reader(queue(service, spec), 5), DatasetBatches()
     batch = reader.next()
     assert batch is not None
-    outgoing.see(outgoing.number(batch))
-    outgoing.see(0)
+    outgoing.give(outgoing.loaded(batch))
+    outgoing.give(0)
     assert left(service, spec) == []
 
 
@@ -214,7 +215,7 @@ class Beside:
     def save(self, step: int) -> None:
         shard_state.take(self.path(step))
         Path(self.path(step) + ".index").touch()
-        shard_state.write(self.path(step), step)
+        shard_state.store(self.path(step), step)
 
 
 @pytest.fixture
@@ -235,7 +236,7 @@ def test_the_state_of_the_data_goes_back_with_the_model(service: QueueService, b
     use_one(service, spec)
     beside.save(1)
     use_one(service, spec)
-    shard_state.give_back(beside.path(1), 1, "checkpoint")
+    shard_state.restore(beside.path(1), 1, "checkpoint")
     assert left(service, spec) == [(10, 20), (20, 30), (30, 40)]
 
 
@@ -244,22 +245,22 @@ def test_the_state_is_that_of_before_the_variables_were_read(service: QueueServi
     use_one(service, spec)
     shard_state.take(beside.path(1))
     use_one(service, spec)
-    shard_state.write(beside.path(1), 1)
-    shard_state.give_back(beside.path(1), 1, "checkpoint")
+    shard_state.store(beside.path(1), 1)
+    shard_state.restore(beside.path(1), 1, "checkpoint")
     assert left(service, spec) == [(10, 20), (20, 30)]
 
 
 def test_a_live_model_keeps_its_data_where_it_is(service: QueueService, beside: Beside) -> None:
     spec = ShardSpec(size=20, shard=10)
     use_one(service, spec)
-    shard_state.give_back(None, 5, "live")
+    shard_state.restore(None, 5, "live")
     assert left(service, spec) == [(10, 20)]
 
 
 def test_a_model_made_anew_begins_with_all_data(service: QueueService, beside: Beside) -> None:
     spec = ShardSpec(size=20, shard=10)
     use_one(service, spec)
-    shard_state.give_back(None, 0, "fresh")
+    shard_state.restore(None, 0, "fresh")
     assert left(service, spec) == [(0, 10), (10, 20)]
 
 
@@ -281,12 +282,12 @@ def test_a_checkpoint_without_its_state_goes_with_the_newest_older_one(
         use_one(service, spec)
         beside.save(step)
     damage(Path(beside.path(3) + shard_state.SUFFIX))
-    shard_state.give_back(beside.path(3), 3, "checkpoint")
+    shard_state.restore(beside.path(3), 3, "checkpoint")
     assert left(service, spec) == [(20, 30), (30, 40)]
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert f"model.ckpt-3 {clause}" in said
-    assert "that of model.ckpt-2 is taken, and nothing is lost" in said
+    assert "that of model.ckpt-2 is used, and nothing is lost" in said
 
 
 def test_which_checkpoint_is_older_is_a_matter_of_the_step_and_not_of_the_number_in_its_name(
@@ -297,11 +298,11 @@ def test_which_checkpoint_is_older_is_a_matter_of_the_step_and_not_of_the_number
         use_one(service, spec)
         shard_state.take(beside.path(number))
         Path(beside.path(number) + ".index").touch()
-        shard_state.write(beside.path(number), step)
+        shard_state.store(beside.path(number), step)
     Path(beside.path(7) + shard_state.SUFFIX).unlink()
-    shard_state.give_back(beside.path(7), 300, "checkpoint")
+    shard_state.restore(beside.path(7), 300, "checkpoint")
     assert left(service, spec) == [(20, 30), (30, 40), (40, 50)]
-    assert "that of model.ckpt-8 is taken" in capfd.readouterr().err
+    assert "that of model.ckpt-8 is used" in capfd.readouterr().err
 
 
 def test_a_checkpoint_of_another_name_is_neither_older_nor_forgotten(
@@ -311,12 +312,12 @@ def test_a_checkpoint_of_another_name_is_neither_older_nor_forgotten(
     use_one(service, spec)
     other = str(beside.folder / "model.ckpt-best-1")
     shard_state.take(other)
-    shard_state.write(other, 1)
+    shard_state.store(other, 1)
     use_one(service, spec)
     beside.save(2)
     assert Path(other + shard_state.SUFFIX).exists()
     Path(beside.path(2) + shard_state.SUFFIX).unlink()
-    shard_state.give_back(beside.path(2), 2, "checkpoint")
+    shard_state.restore(beside.path(2), 2, "checkpoint")
     assert left(service, spec) == [(0, 10), (10, 20), (20, 30), (30, 40)]
     assert capfd.readouterr().err == ""
 
@@ -327,7 +328,7 @@ def test_with_no_state_at_all_the_data_begins_anew_and_that_is_told(
     spec = ShardSpec(size=20, shard=10)
     use_one(service, spec)
     Path(beside.path(7) + shard_state.SUFFIX).write_text("no json")
-    shard_state.give_back(beside.path(7), 7, "checkpoint")
+    shard_state.restore(beside.path(7), 7, "checkpoint")
     assert left(service, spec) == [(0, 10), (10, 20)]
     assert "all data is used from the beginning, and nothing is lost" in capfd.readouterr().err
 
@@ -342,7 +343,7 @@ def test_a_state_that_was_never_one_is_refused_and_the_data_begins_anew(
     state = json.loads(name.read_text())
     state["queues"]["train"]["next"] = 99
     name.write_text(json.dumps(state))
-    shard_state.give_back(beside.path(1), 1, "checkpoint")
+    shard_state.restore(beside.path(1), 1, "checkpoint")
     assert left(service, spec) == [(0, 10), (10, 20)]
     assert "more parts were handed out than there are" in capfd.readouterr().err
 
@@ -351,7 +352,7 @@ def test_a_script_without_data_shards_has_no_states_and_no_words_about_them(
     beside: Beside, capfd: pytest.CaptureFixture[str]
 ) -> None:
     beside.save(1)
-    shard_state.give_back(beside.path(1), 1, "checkpoint")
+    shard_state.restore(beside.path(1), 1, "checkpoint")
     assert [path.name for path in beside.folder.iterdir()] == ["model.ckpt-1.index"]
     assert capfd.readouterr().err == ""
 
@@ -372,15 +373,6 @@ def test_a_state_is_what_the_agent_would_read(service: QueueService, beside: Bes
     kept = json.loads(Path(beside.path(1) + shard_state.SUFFIX).read_bytes())
     assert kept.pop("step") == 1
     msgspec.convert(kept, SavedState).check()
-
-
-def test_listeners_are_put_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_save_begin", "_saved", "_restored"):
-        monkeypatch.setattr(checkpoints, name, [])
-    monkeypatch.setattr(shard_state, "_listening", False)
-    shard_state.keep()
-    shard_state.keep()
-    assert len(checkpoints._saved) == len(checkpoints._restored) == len(checkpoints._save_begin) == 1
 
 
 def test_a_process_knows_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -581,7 +573,7 @@ def test_what_must_come_before_the_data_is_done_before_a_part_is_taken(
     use_one(service, spec)
     beside.save(1)
     use_one(service, spec)
-    monkeypatch.setattr(shards, "_before_take", [lambda: shard_state.give_back(beside.path(1), 1, "checkpoint")])
+    monkeypatch.setattr(shards, "_before_take", [lambda: shard_state.restore(beside.path(1), 1, "checkpoint")])
     batch = next(batches(queue(service, spec), 5))
     assert (batch.begin, batch.end) == (10, 15), "the model goes back first, and its data with it"
 

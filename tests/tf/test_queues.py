@@ -39,7 +39,7 @@ from tf_ps_runner.agent.protocol import (
 from tf_ps_runner.agent.queue_server import Membership
 from tf_ps_runner.agent.queue_service import Queues, QueueService
 from tf_ps_runner.data.access import PROTOCOL, prove
-from tf_ps_runner.data.state import STATE_VERSION, QueueSpec, QueueState, SavedState
+from tf_ps_runner.data.queue import STATE_VERSION, QueueSpec, QueueState, SavedState
 from tf_ps_runner.worker import queue_client
 from tf_ps_runner.worker.queue_client import QueueClient
 
@@ -124,7 +124,7 @@ def test_a_rollback_gives_those_who_wait_what_has_come_back_and_takes_from_all_w
     refused = asking(A, Used("train", 0, 10))
     assert refused is not None
     assert refused.lost
-    assert "not held by whoever says to have used it" in refused.error
+    assert "no longer held" in refused.error
 
 
 def test_another_spec_and_a_wrong_state_are_sentences_for_whoever_asked() -> None:
@@ -134,7 +134,7 @@ def test_another_spec_and_a_wrong_state_are_sentences_for_whoever_asked() -> Non
     refused = asking(B, Take("train", QueueSpec(size=21, shard=10)))
     assert refused is not None
     assert not refused.lost
-    assert refused.error.startswith("queue train is there already and hands out 20 in parts of 10")
+    assert refused.error.startswith("queue train exists already and hands out 20 in parts of 10")
     wrong = asking(CHIEF, Rollback(SavedState(STATE_VERSION, {"train": QueueState(SPEC, 3)})))
     assert wrong is not None
     assert wrong.error == (
@@ -484,7 +484,7 @@ async def test_the_tasks_of_another_node_take_from_the_same_queues() -> None:
             refused = await a.ask(Used("train", 0, 10))
             assert refused.lost
             refused = await a.ask(Take("train", QueueSpec(size=1, shard=1)))
-            assert "is there already" in refused.error
+            assert "exists already" in refused.error
             refused = await a.ask(Snapshot())
             assert "only the chief" in refused.error
 

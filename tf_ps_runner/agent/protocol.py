@@ -15,7 +15,7 @@ from msgspec import Meta
 from dlrover_run.coordination.bounds import Total
 from dlrover_run.policies.parameter_servers.model import Role, ServerBounds
 from dlrover_run.transport.messages import JobId, Mac, Nonce
-from tf_ps_runner.data.state import QueueName, QueueSpec, SavedState
+from tf_ps_runner.data.queue import QueueName, QueueSpec, SavedState
 
 MAX_LINE = 64 * 1024
 """Bytes of one line with its newline: more than the state of all queues of a job needs."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from dlrover_run.policies.parameter_servers.model import NodeOrder, Role, TaskKey
 from tf_ps_runner.agent.protocol import Answer, Request, Rollback, Snapshot, Take, Used
 from tf_ps_runner.agent.queue_server import Membership, QueueServer
-from tf_ps_runner.data.queue import QueueError, ShardQueues, finished_waiters
-from tf_ps_runner.data.state import StateError
+from tf_ps_runner.data.queue import QueueError, ShardQueues, StateError, finished_waiters
 
 Reply = Callable[[Answer], None]
 

@@ -1,20 +1,25 @@
-"""The order in which the parts of an epoch are handed out: the same for a seed on every machine and in every Python.
+"""The parts of a queue in the order in which they are handed out: the same for a seed on every machine and in every
+Python.
 
-A permutation that is computed part by part, so that a queue of millions of parts takes no memory and no pause: a
-Feistel network over the next even power of two, followed until it comes back into the range (cycle walking: Black and
-Rogaway, "Ciphers with arbitrary finite domains", 2002).
+Standard library only, Python 3.9 and later.
 """
 
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 _ROUNDS = 8
 """Four make it hard to tell from a true shuffle even on purpose; twice that, because the ranges are small."""
 
 
 class Shuffle:
-    """A permutation of `range(parts)`, chosen by `seed` and `epoch`."""
+    """A permutation of `range(parts)`, chosen by `seed` and `epoch`.
+
+    It is computed part by part, so that a queue of millions of parts takes no memory and no pause: a Feistel network
+    over the next even power of two, repeated until the result is in the range (cycle walking: Black and Rogaway,
+    "Ciphers with arbitrary finite domains", 2002).
+    """
 
     def __init__(self, parts: int, seed: int, epoch: int) -> None:
         self._parts = parts
@@ -23,9 +28,9 @@ class Shuffle:
         self._key = hashlib.blake2b(f"{parts}/{seed}/{epoch}".encode(), digest_size=16).digest()
 
     def at(self, place: int) -> int:
-        """What stands at a place of the permutation."""
+        """The element at a place of the permutation."""
         found = self._mix(place)
-        # The range is more than a quarter of what is mixed, so that this takes four turns at most on average.
+        # The range is more than a quarter of what is mixed, so this takes four turns at most on average.
         while found >= self._parts:
             found = self._mix(found)
         return found
@@ -36,3 +41,33 @@ class Shuffle:
             mixed = hashlib.blake2b(right.to_bytes(8, "big"), digest_size=8, key=self._key, salt=bytes([turn])).digest()
             left, right = right, left ^ (int.from_bytes(mixed, "big") & self._mask)
         return left << self._half | right
+
+
+class Part(NamedTuple):
+    """The offsets from `begin` to before `end`, in epoch `epoch`. `number` identifies it in its queue."""
+
+    number: int
+    begin: int
+    end: int
+    epoch: int
+
+
+class Parts:
+    """The parts of `size` offsets, by number. They are numbered in the order in which they are handed out, through all
+    epochs; with `shuffle` each epoch has an order of its own."""
+
+    def __init__(self, size: int, shard: int, seed: int, shuffle: bool) -> None:
+        self.per_epoch = -(-size // shard)
+        self._size, self._shard, self._seed = size, shard, seed
+        self._shuffle = Shuffle(self.per_epoch, seed, 0) if shuffle else None
+        self._epoch = 0
+
+    def part(self, number: int) -> Part:
+        """The part of this number."""
+        epoch, place = divmod(number, self.per_epoch)
+        if self._shuffle is not None:
+            if epoch != self._epoch:
+                self._shuffle, self._epoch = Shuffle(self.per_epoch, self._seed, epoch), epoch
+            place = self._shuffle.at(place)
+        begin = place * self._shard
+        return Part(number, begin, min(begin + self._shard, self._size), epoch)

@@ -1,9 +1,9 @@
-"""The queues from which the processes of a job take their parts of the input.
+"""The queues from which the processes of a job take their parts of the input, and their state beside a checkpoint.
 
-Each part is handed out to one process at a time. What a process holds goes back when it dies, from where it got to, and
-is handed out before anything else. So nothing is lost, and of a part only what its holder had used without reporting it
-is used twice. A state of the queues, taken before a checkpoint is written, is restored with the model: then what was
-used since is used again. Pure; nothing waits in here.
+Each part is handed out to one process at a time. When a process dies, the rest of what it holds goes back and is handed
+out before anything else. So nothing is lost, and of a part only what its holder had used without reporting it is used
+twice. A state, taken before a checkpoint is written, is restored with the model: then what was used since is used
+again. Pure; nothing waits in here.
 """
 
 from __future__ import annotations
@@ -11,21 +11,33 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
-from tf_ps_runner.data.order import Shuffle
-from tf_ps_runner.data.state import (
-    MAX_OPEN,
-    MAX_QUEUES,
-    STATE_VERSION,
-    QueueSpec,
-    QueueState,
-    SavedState,
-    StateError,
-    part_range,
-)
+import msgspec
+from msgspec import Meta
+
+from tf_ps_runner.data.order import Part, Parts
+
+STATE_VERSION = 1
+"""Raised when an older program could not read a state."""
+
+MAX_QUEUES = 16
+"""Queues of one job."""
+
+MAX_OPEN = 1400
+"""Parts of all queues that may be open at a time, held by a task or given back unfinished. With more, takers wait. It
+keeps a state within one line of 64 KiB, in which it is sent."""
+
+MAX_SHARDS = 2**40
+"""Parts of all epochs of a queue: more than any job hands out, and short to write."""
 
 Holder = TypeVar("Holder", bound=Hashable)
+QueueName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._:/-]{1,100}\Z")]
+_Number = Annotated[int, Meta(ge=0, le=MAX_SHARDS)]
+
+
+class StateError(ValueError):
+    """A state that cannot be restored; the text is a clause."""
 
 
 class QueueError(Exception):
@@ -37,14 +49,69 @@ class QueueError(Exception):
         self.lost = lost
 
 
-@dataclass(frozen=True)
-class Part:
-    """The offsets from `begin` to before `end`, in epoch `epoch`. `number` identifies it in its queue."""
+class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a queue hands out: the offsets from 0 to before `size`, in parts of `shard`, `epochs` times over. With
+    `shuffle` the parts of each epoch come in an order of its own, which `seed` decides."""
 
-    number: int
-    begin: int
-    end: int
-    epoch: int
+    size: Annotated[int, Meta(ge=1, le=2**50)]
+    shard: Annotated[int, Meta(ge=1, le=MAX_SHARDS)]
+    epochs: Annotated[int, Meta(ge=1, le=MAX_SHARDS)] = 1
+    seed: Annotated[int, Meta(ge=-(2**53), le=2**53)] = 0
+    shuffle: bool = False
+
+    @property
+    def total(self) -> int:
+        """Parts of all epochs."""
+        return -(-self.size // self.shard) * self.epochs
+
+    def problem(self) -> str | None:
+        """A clause if no queue can be like this, else None."""
+        if self.total > MAX_SHARDS:
+            return f"{self.size} in parts of {self.shard}, {self.epochs} times over, are too many parts"
+        return None
+
+    def __str__(self) -> str:
+        order = f"shuffled by seed {self.seed}" if self.shuffle else "in order"
+        times = f", {self.epochs} epochs" if self.epochs > 1 else ""
+        return f"{self.size} in parts of {self.shard}{times}, {order}"
+
+
+class QueueState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The progress of a queue. All parts before the number `next` have been used, except those in `open`: the number of
+    each, and how many of its offsets have been used."""
+
+    spec: QueueSpec
+    next: _Number
+    open: Annotated[tuple[tuple[_Number, _Number], ...], Meta(max_length=MAX_OPEN)] = ()
+
+    def problem(self) -> str | None:
+        """A clause if no queue was ever in this state, else None."""
+        numbers = [number for number, _ in self.open]
+        if self.next > self.spec.total:
+            return "more parts were handed out than there are"
+        if len(set(numbers)) != len(numbers) or any(number >= self.next for number in numbers):
+            return "a part is open that was never handed out, or is so twice"
+        return None
+
+
+class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The progress of all queues of a job, as stored beside a checkpoint: a few numbers, however large the input is.
+
+    Later versions of this program read it, and a user may have changed it, so it is checked.
+    """
+
+    version: int
+    queues: Annotated[dict[QueueName, QueueState], Meta(max_length=MAX_QUEUES)]
+
+    def check(self) -> None:
+        """Raises StateError if no queues were ever like this."""
+        if self.version != STATE_VERSION:
+            raise StateError(f"it has version {self.version}, and this program reads version {STATE_VERSION}")
+        if sum(len(queue.open) for queue in self.queues.values()) > MAX_OPEN:
+            raise StateError(f"more than {MAX_OPEN} parts are open in it")
+        for name, queue in self.queues.items():
+            if (clause := queue.spec.problem() or queue.problem()) is not None:
+                raise StateError(f"queue {name}: {clause}")
 
 
 @dataclass
@@ -54,25 +121,23 @@ class _Held(Generic[Holder]):
 
 
 class ShardQueue(Generic[Holder]):
-    """One queue. Parts are numbered in the order in which they are handed out, through all epochs; no part of an epoch
-    is handed out before all of the epoch before have been, except those that come back later.
+    """One queue. No part of an epoch is handed out before all parts of the epoch before, except those that go back.
 
-    Raises StateError for a `state` that no such queue was ever in, once it has been checked by itself.
+    Raises StateError for a `state` that passed its check but that no such queue was ever in.
     """
 
     def __init__(self, spec: QueueSpec, state: QueueState | None = None) -> None:
         self.spec = spec
         self._next = state.next if state else 0
         self._held: dict[int, _Held[Holder]] = {}
-        # Numbers that were given back, the lowest first, and how many offsets of each have been used.
+        # The numbers of parts that were given back, the lowest first, and how many offsets of each have been used.
         self._back: list[int] = []
         self._used: dict[int, int] = {}
-        self._shuffle = Shuffle(spec.parts, spec.seed, 0)
-        self._shuffled_epoch = 0
+        self._parts = Parts(spec.size, spec.shard, spec.seed, spec.shuffle)
         for number, used in state.open if state else ():
-            _, begin, end = self._place(number)
-            if begin + used >= end:
-                raise StateError(f"a part of {end - begin} is open of which {used} have been used")
+            part = self._parts.part(number)
+            if part.begin + used >= part.end:
+                raise StateError(f"a part of {part.end - part.begin} is open of which {used} have been used")
             self._put_back(number, used)
 
     @property
@@ -91,11 +156,6 @@ class ShardQueue(Generic[Holder]):
         return not self._back and self._next == self.spec.total
 
     @property
-    def over(self) -> bool:
-        """Whether all parts of all epochs have been used."""
-        return self.all_given and not self._held
-
-    @property
     def holders(self) -> set[Holder]:
         """The tasks that hold a part."""
         return {held.holder for held in self._held.values()}
@@ -111,25 +171,26 @@ class ShardQueue(Generic[Holder]):
             self._next += 1
         used = self._used.pop(number, 0)
         self._held[number] = _Held(holder, used)
-        epoch, begin, end = self._place(number)
-        return Part(number, begin + used, end, epoch)
+        part = self._parts.part(number)
+        return part._replace(begin=part.begin + used)
 
     def use(self, holder: Holder, number: int, offset: int) -> None:
         """All of a part before `offset` has been used. Raises QueueError."""
         held = self._held.get(number)
         if held is None or held.holder != holder:
-            raise QueueError(f"part {number} is not held by whoever says to have used it, or not any more", lost=True)
-        _, begin, end = self._place(number)
-        if not begin + held.used <= offset <= end:
-            raise QueueError(f"part {number} was used up to {begin + held.used} of {end}, and cannot be to {offset}")
-        held.used = offset - begin
-        if offset == end:
+            raise QueueError(f"part {number} is not held, or no longer held, by the task that reports its use", True)
+        part = self._parts.part(number)
+        if not part.begin + held.used <= offset <= part.end:
+            raise QueueError(
+                f"part {number} was used up to {part.begin + held.used} of {part.end}, and cannot be to {offset}"
+            )
+        held.used = offset - part.begin
+        if offset == part.end:
             del self._held[number]
 
     def give_back(self, holder: Holder) -> None:
         """A task is gone: what it holds can be taken by others."""
-        numbers = [number for number, held in self._held.items() if held.holder == holder]
-        for number in numbers:
+        for number in [number for number, held in self._held.items() if held.holder == holder]:
             self._put_back(number, self._held.pop(number).used)
 
     def state(self) -> QueueState:
@@ -142,15 +203,6 @@ class ShardQueue(Generic[Holder]):
         heapq.heappush(self._back, number)
         if used:
             self._used[number] = used
-
-    def _place(self, number: int) -> tuple[int, int, int]:
-        """The epoch of a part, its first offset and the one after its last."""
-        epoch, place = divmod(number, self.spec.parts)
-        if self.spec.shuffle:
-            if epoch != self._shuffled_epoch:
-                self._shuffle, self._shuffled_epoch = Shuffle(self.spec.parts, self.spec.seed, epoch), epoch
-            place = self._shuffle.at(place)
-        return epoch, *part_range(self.spec, place)
 
 
 class ShardQueues(Generic[Holder]):
@@ -175,8 +227,8 @@ class ShardQueues(Generic[Holder]):
             queue = self._queues[name] = ShardQueue(spec)
         elif queue.spec != spec:
             raise QueueError(
-                f"queue {name} is there already and hands out {queue.spec}, not {spec}; all processes, and the "
-                "checkpoint that the job goes on from, must mean the same, so give another input another name"
+                f"queue {name} exists already and hands out {queue.spec}, not {spec}; all processes, and the "
+                "checkpoint that the job continues from, must agree, so give another input another name"
             )
         return queue
 
@@ -208,18 +260,17 @@ class ShardQueues(Generic[Holder]):
         nothing has changed then."""
         if state is not None:
             state.check()
-        known = state.queues if state is not None else {}
-        self._queues = {name: ShardQueue(queue.spec, queue) for name, queue in known.items()}
+        saved = state.queues if state is not None else {}
+        self._queues = {name: ShardQueue(queue.spec, queue) for name, queue in saved.items()}
 
 
 def finished_waiters(holders: Collection[Holder], waiting: Sequence[Holder], keeper: Holder | None) -> set[Holder]:
     """Which of the tasks in `waiting` get the answer that all is over, once all parts are handed out. Pure.
 
-    `holders` hold the parts that are open. A task that waits takes over what a dying process held, so that nothing of
-    the tail is left over. But no task may wait for one that waits itself: a process may need a part of the next queue
-    before it can finish the last one. So: all of them, if no part is open. None, while a task that does not wait holds
-    a part. Else all but one, which stays for parts that may come back: `keeper` if possible, unless no other task holds
-    a part.
+    `holders` hold the parts that are open. A waiting task takes over what a dying process held, so that the last parts
+    are not lost. But no task may wait for one that waits itself: a process may need a part of the next queue before it
+    can finish the last one. So: all of them, if no part is open. None, while a task that does not wait holds a part.
+    Else all but one, which stays for parts that may come back: `keeper` if possible, unless no other task holds a part.
     """
     if not holders:
         return set(waiting)

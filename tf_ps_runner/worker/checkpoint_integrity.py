@@ -64,14 +64,14 @@ def find_damage(path: str) -> str | None:
         index = files.read(path + ".index")
     except Exception:
         # The old format is one file; only TensorFlow can tell whether it is complete.
-        return None if _size(path) is not None else "its index is missing"
+        return None if files.size(path) is not None else "its index is missing"
     try:
         needed = lengths(index)
     except DamagedIndex as damaged:
         return str(damaged)
     for shard, length in enumerate(needed):
         name = f"{path}.data-{shard:05d}-of-{len(needed):05d}"
-        size = _size(name)
+        size = files.size(name)
         if size is None:
             return f"{os.path.basename(name)} is missing"
         if size < length:
@@ -96,14 +96,14 @@ def _candidates(directory: str, newest: str | None, kept: list[str]) -> Iterator
     stem = re.sub(r"-\d+$", "", os.path.basename(names[0])) if names else "model.ckpt"
     numbered = re.compile(re.escape(stem) + r"-(\d+)\.index")
     there = []
-    for name in _listed(directory):
+    for name in files.list_names(directory):
         found = numbered.fullmatch(name)
         if found:
             there.append((int(found.group(1)), os.path.join(directory, name[: -len(".index")])))
     there.sort(reverse=True)
-    noted = _time(os.path.join(directory, STATE))
+    noted = files.modified(os.path.join(directory, STATE))
     last = next((step for step, path in there if names and path == names[0]), -1)
-    yield from (path for step, path in there if names and step > last and _time(path + ".index") > noted)
+    yield from (path for step, path in there if names and step > last and files.modified(path + ".index") > noted)
     yield from names
     yield from (path for _, path in there)
 
@@ -111,7 +111,7 @@ def _candidates(directory: str, newest: str | None, kept: list[str]) -> Iterator
 def _other_sums(path: str) -> str | None:
     """Have TensorFlow read each tensor, which compares its checksum; None if nothing is wrong, or that is unknown."""
     reader = getattr(getattr(files.tensorflow(), "train", None), "load_checkpoint", None)
-    key = (path, _time(path + ".index"))
+    key = (path, files.modified(path + ".index"))
     if reader is None or key in _summed:
         return _summed.get(key)
     why = None
@@ -125,27 +125,6 @@ def _other_sums(path: str) -> str | None:
             why = words[:200]
     _summed[key] = why
     return why
-
-
-def _size(path: str) -> int | None:
-    try:
-        return files.size(path)
-    except Exception:
-        return None
-
-
-def _time(path: str) -> float:
-    try:
-        return files.modified(path)
-    except Exception:
-        return 0.0
-
-
-def _listed(directory: str) -> list[str]:
-    try:
-        return files.listed(directory)
-    except Exception:
-        return []
 
 
 def _unescaped(text: bytes) -> str:

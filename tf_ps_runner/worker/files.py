@@ -1,7 +1,6 @@
-"""The files of a checkpoint, on this machine or where TensorFlow reaches them: a path with a scheme (`hdfs://`,
-`s3://`) is read and written by TensorFlow's `gfile`.
+"""The files of a checkpoint: a path with a scheme (`hdfs://`, `s3://`) is read and written by TensorFlow's `gfile`.
 
-All failures raise OSError, and FileNotFoundError for a missing file, with either of the two.
+Failures of `gfile` are raised as OSError, and as FileNotFoundError for a missing file.
 """
 
 from __future__ import annotations
@@ -56,31 +55,36 @@ def remove(path: str) -> None:
         (os.remove if remote is None else remote.remove)(path)
 
 
-def size(path: str) -> int:
-    """The bytes of a file."""
-    with _translated(path) as remote:
-        return os.path.getsize(path) if remote is None else int(remote.stat(path).length)
+def size(path: str) -> int | None:
+    """The bytes of a file; None if it cannot be found."""
+    try:
+        with _translated(path) as remote:
+            return os.path.getsize(path) if remote is None else int(remote.stat(path).length)
+    except Exception:
+        return None
 
 
 def exists(path: str) -> bool:
-    """Whether the file exists, as far as this process can see."""
-    try:
-        size(path)
-    except OSError:
-        return False
-    return True
+    """Whether a file exists and can be found."""
+    return size(path) is not None
 
 
 def modified(path: str) -> float:
-    """When a file was last written, in nanoseconds."""
-    with _translated(path) as remote:
-        return float(os.stat(path).st_mtime_ns if remote is None else remote.stat(path).mtime_nsec)
+    """When a file was last written, in nanoseconds; 0 if it cannot be found."""
+    try:
+        with _translated(path) as remote:
+            return float(os.stat(path).st_mtime_ns if remote is None else remote.stat(path).mtime_nsec)
+    except Exception:
+        return 0.0
 
 
-def listed(directory: str) -> list[str]:
-    """The names in a directory."""
-    with _translated(directory) as remote:
-        return list(os.listdir(directory) if remote is None else remote.listdir(directory))
+def list_names(directory: str) -> list[str]:
+    """The names in a directory; none if it cannot be read."""
+    try:
+        with _translated(directory) as remote:
+            return list(os.listdir(directory) if remote is None else remote.listdir(directory))
+    except Exception:
+        return []
 
 
 @contextlib.contextmanager

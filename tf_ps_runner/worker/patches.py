@@ -127,7 +127,9 @@ def install() -> None:
     """
     stopping.on_step(shards.made_step)
     on_leave(shards.before_leaving)
-    shard_state.keep()
+    checkpoints.on_save_begin(shard_state.take)
+    checkpoints.on_saved(shard_state.store)
+    checkpoints.on_restored(shard_state.restore)
     for module, protection, change in PATCHES:
         after_import(module, protection, change)
     strategy.register()

@@ -1,8 +1,8 @@
-"""Requests of this process for data, to its agent or, if the chief is on another node, to the queues there.
+"""Sends the requests of this process for data: to its agent or, if the chief is on another node, to the queues there.
 
-The agent knows where the queues are, so each request goes to it until it answers with an address. From then on requests
-go there directly. After a connection has broken, the agent is asked again, and each request that was not answered is
-sent again under its number, so that it is carried out once.
+The agent knows where the queues are, so requests are sent to it until it answers with an address. From then on they are
+sent there directly. After a connection breaks, the agent is asked for the address again, and each request without an
+answer is sent again under its number, so that it is carried out once.
 
 Standard library only, Python 3.9 and later.
 """
@@ -28,13 +28,13 @@ CONNECT_TIMEOUT = 10.0
 """Seconds to connect, and for each line of the handshake."""
 
 BACKOFF_FIRST = 0.05
-"""Seconds that the first pause between two attempts takes at most; each one after it up to twice as long."""
+"""The longest first pause between two attempts, in seconds; it doubles with each attempt."""
 
 BACKOFF_MAX = 1.0
-"""Seconds that no such pause is longer than."""
+"""The longest of these pauses, in seconds."""
 
 WARN_AFTER = 5
-"""Failed attempts in a row until the user is warned: the chief's node may learn of a new version a moment later."""
+"""Failed attempts in a row until a warning: the chief's node may receive a new version a moment later."""
 
 
 class Unreachable(Exception):
@@ -42,7 +42,7 @@ class Unreachable(Exception):
 
 
 class _Connection:
-    """An authenticated connection. `closed` is set by the thread that reads from it."""
+    """An authenticated connection. `closed` is set under the client's condition."""
 
     def __init__(self, line: socket.socket, lines: Any) -> None:
         self.line = line
@@ -52,7 +52,7 @@ class _Connection:
 
 
 class QueueClient:
-    """The requests of one process. All threads share one connection."""
+    """Sends the requests of one process. All threads share one connection."""
 
     def __init__(self, own_agent: Requests) -> None:
         self._agent = own_agent
@@ -61,11 +61,13 @@ class QueueClient:
         self._connecting = threading.Lock()
         self._connection: _Connection | None = None
         self._number = 0
+        # None while the answer to a request is awaited.
         self._answers: dict[int, Mapping[str, Any] | None] = {}
         self._warned = ""
 
     def request(self, what: str, **fields: Any) -> Mapping[str, Any]:
-        """The answer to a request, however often it has to be sent. Raises ConnectionError when the agent is gone."""
+        """The answer to a request, which is sent as often as necessary. Raises ConnectionError when the agent is
+        gone."""
         with self._changed:
             self._number += 1
             number = self._number
@@ -73,7 +75,7 @@ class QueueClient:
         failures = 0
         try:
             while True:
-                connection = self._connection
+                connection, pause = self._connection, BACKOFF_FIRST
                 if connection is None:
                     answer = self._agent.request(what, **fields)
                     access = answer.get("queue")
@@ -81,27 +83,25 @@ class QueueClient:
                         return answer
                     try:
                         connection = self._connect(access)
+                        failures = 0
                     except Unreachable as error:
                         failures += 1
                         self._warn(access["endpoint"], str(error), failures)
-                        # Random, so that a thousand processes do not connect at once.
                         pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2.0 ** min(failures, 8))
-                        threading.Event().wait(random.random() * pause)
-                        continue
-                    failures = 0
-                found = self._ask(connection, number, {"what": what, **fields})
-                if found is not None:
-                    return found
-                threading.Event().wait(random.random() * BACKOFF_FIRST)
+                if connection is not None:
+                    found = self._send(connection, number, {"what": what, **fields})
+                    if found is not None:
+                        return found
+                # Random, so that a thousand processes do not connect at once.
+                threading.Event().wait(random.random() * pause)
         finally:
             with self._changed:
                 del self._answers[number]
 
     def leave_to_parent(self) -> None:
-        """In a forked child: close its copy of the connection, so that the parent's end of it is seen when it ends."""
-        connection = self._connection
-        if connection is not None:
-            os.close(connection.line.detach())
+        """In a forked child: close its copy of the connection, so that the end of the parent closes the connection."""
+        if self._connection is not None:
+            os.close(self._connection.line.detach())
 
     def _connect(self, access: Mapping[str, Any]) -> _Connection:
         """The connection to the queues; the first thread that comes here opens it. Raises Unreachable."""
@@ -124,42 +124,38 @@ class QueueClient:
                 if isinstance(error, (OSError, ValueError, LookupError, TypeError)):
                     raise Unreachable(f"no agent of this job answers there ({error})") from None
                 raise
-            connection = _Connection(line, lines)
             self._warned = ""
-            self._connection = connection
-        threading.Thread(target=self._listen, args=(connection,), name="tf-ps-run: queues", daemon=True).start()
+            self._connection = connection = _Connection(line, lines)
+        threading.Thread(target=self._receive, args=(connection,), name="tf-ps-run: queues", daemon=True).start()
         return connection
 
     def _authenticate(self, line: socket.socket, lines: Any, access: Mapping[str, Any]) -> None:
         nonce = secrets.token_hex(32)
         own = {name: access[name] for name in ("job", "version", "role", "id")}
         line.sendall(_packed({"say": "queue", "protocol": PROTOCOL, **own, "session": self._session, "nonce": nonce}))
-        challenge = _told(lines, "challenge")["nonce"]
+        challenge = _read_handshake(lines, "challenge")["nonce"]
         line.sendall(_packed({"say": "proof", "mac": prove(access["token"], "process", nonce, challenge)}))
-        mac = _told(lines, "welcome")["mac"]
+        mac = _read_handshake(lines, "welcome")["mac"]
         if not secrets.compare_digest(mac, prove(access["token"], "queues", nonce, challenge)):
-            raise Unreachable("what answers there has another token than this job's, or is another node by now")
+            raise Unreachable("the process that answers there has another token than this job's, or is another node")
 
-    def _ask(self, connection: _Connection, number: int, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The answer over this connection; None once it is closed."""
+    def _send(self, connection: _Connection, number: int, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Send a request over this connection, and wait for the answer; None once the connection is closed."""
         try:
             with connection.sending:
                 with self._changed:
                     oldest = min(self._answers)
                 connection.line.sendall(_packed({"ask": number, "oldest": oldest, **message}))
         except OSError:
-            # The thread that reads finds out as well, perhaps after it has read the answer.
+            # The thread that reads detects this as well, perhaps after it has read the answer.
             self._close(connection)
         with self._changed:
             self._changed.wait_for(lambda: self._answers[number] is not None or connection.closed)
             return self._answers[number]
 
-    def _listen(self, connection: _Connection) -> None:
+    def _receive(self, connection: _Connection) -> None:
         with contextlib.suppress(OSError, ValueError):
-            while True:
-                text = connection.lines.readline(MAX_MESSAGE)
-                if not text.endswith(b"\n"):
-                    break
+            while (text := connection.lines.readline(MAX_MESSAGE)).endswith(b"\n"):
                 message = json.loads(text)
                 with self._changed:
                     if message.get("answer") in self._answers:
@@ -178,17 +174,17 @@ class QueueClient:
             self._changed.notify_all()
 
     def _warn(self, endpoint: str, clause: str, failures: int) -> None:
-        """Tell the user once what keeps this process from its data."""
+        """Print once why this process cannot get its data."""
         if failures >= WARN_AFTER and clause != self._warned:
             self._warned = clause
-            note(f"warning: the data queues at {endpoint}, with the chief, cannot be reached: {clause}")
+            note(f"warning: the data queues at {endpoint}, on the chief's node, cannot be reached: {clause}")
 
 
-def _told(lines: Any, expected: str) -> Mapping[str, Any]:
-    """A line of the handshake. Raises Unreachable for a refusal, and OSError or ValueError for what is no such line."""
+def _read_handshake(lines: Any, expected: str) -> Mapping[str, Any]:
+    """A line of the handshake. Raises Unreachable for a refusal, and OSError or ValueError for any other line."""
     text = lines.readline(MAX_MESSAGE)
     if not text:
-        raise Unreachable("it closed the connection")
+        raise Unreachable("the connection was closed")
     message: Mapping[str, Any] = json.loads(text)
     if message["tell"] == "refused":
         raise Unreachable(str(message["reason"])[:500])
@@ -212,25 +208,25 @@ def _packed(message: Mapping[str, Any]) -> bytes:
 
 
 _client: QueueClient | None = None
-_making = threading.Lock()
+_creating = threading.Lock()
 
 
 def queue_client() -> QueueClient:
     """The client of this process."""
     global _client
-    with _making:
+    with _creating:
         if _client is None:
             _client = QueueClient(agent())
         return _client
 
 
-def _renew_in_child() -> None:
-    """A forked child is not the task: it has no agent, and nothing to ask."""
-    global _client, _making
-    _making = threading.Lock()
+def _reset_in_child() -> None:
+    """A forked child is not the task: it has no agent, and requests nothing."""
+    global _client, _creating
+    _creating = threading.Lock()
     if _client is not None:
         _client.leave_to_parent()
         _client = None
 
 
-os.register_at_fork(after_in_child=_renew_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)

@@ -34,18 +34,18 @@ def save(step: int) -> str:
     shard_state.take(path)
     with tf.io.gfile.GFile(path + ".index", "wb") as index:
         index.write(b"index")
-    shard_state.write(path, step)
+    shard_state.store(path, step)
     return path
 
 
 tf.io.gfile.makedirs(DIRECTORY)
 for line.place in (10, 20, 20, 30):
     newest = save(line.place)
-assert sorted(files.listed(DIRECTORY)) == sorted(
+assert sorted(files.list_names(DIRECTORY)) == sorted(
     f"model.ckpt-{step}{end}" for step in (10, 20, 30) for end in (".index", shard_state.SUFFIX)
 )
 
-shard_state.give_back(newest, 30, "checkpoint")
+shard_state.restore(newest, 30, "checkpoint")
 assert line.rolled_back == [{"queues": {"train": {"place": 30}}}], line.rolled_back
 
 # The saver has removed the oldest, and its state goes with the next one that is saved.
@@ -56,7 +56,7 @@ assert not files.exists(f"{DIRECTORY}/model.ckpt-10{shard_state.SUFFIX}")
 
 # Without its own state a checkpoint goes with that of the newest older one.
 files.remove(newest + shard_state.SUFFIX)
-shard_state.give_back(newest, 40, "checkpoint")
+shard_state.restore(newest, 40, "checkpoint")
 assert line.rolled_back[-1] == {"queues": {"train": {"place": 30}}}
 try:
     files.read(f"{DIRECTORY}/nothing")
