@@ -1,17 +1,22 @@
-"""What a worker sees, held against torchrun: each test runs on both, and says by name where ours differs on purpose."""
+"""What a worker sees, compared with torchrun: with its recorded answers, and in `make test-long` with torchrun itself.
+
+Each test names where ours differs on purpose.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import stat
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from harness import OURS, TORCHRUN, WORKERS, Launcher, Mailbox, finish, launch, run
+from harness import OURS, TORCHRUN, WORKERS, Launcher, Mailbox, environment, finish, launch, run
 
 pytestmark = pytest.mark.torchrun
 OBSERVE = WORKERS / "observe.py"
@@ -36,9 +41,60 @@ def observe(
     return mailbox.gather(workers, timeout=0)
 
 
-def both(mailbox: Mailbox, args: list[Any], workers: int = 2, **options: Any) -> tuple[list[Any], list[Any]]:
-    theirs = observe(TORCHRUN, mailbox, args, workers, **dict(options))
-    return theirs, observe(OURS, mailbox, args, workers, **dict(options))
+class Answers:
+    """What torchrun's workers see, by a name of the case: recorded for one version of torch, or asked live."""
+
+    FILE = Path(__file__).parent / "torchrun" / "workers.json"
+    PROCESS = ("argv", "orig_argv", "cwd", "path0", "executable", "unbuffered", "leads_session", "leads_group", "fds")
+    FACTS = (*PROCESS, "name", "blocked", "dispositions")
+
+    def __init__(self, mailbox: Mailbox, live: bool) -> None:
+        self._mailbox, self._live = mailbox, live
+
+    def theirs(self, case: str, args: list[Any], workers: int = 2, **options: Any) -> list[dict[str, Any]]:
+        """torchrun's; asked live they have to be those recorded, which `RECORD_ANSWERS=1` replaces."""
+        recorded = json.loads(self.FILE.read_text())
+        if not self._live:
+            return recorded["answers"][case]  # type: ignore[no-any-return]
+        answers = self._observe(TORCHRUN, args, workers, **options)
+        version = metadata.version("torch").partition("+")[0]
+        if os.environ.get("RECORD_ANSWERS"):
+            recorded["torch"] = version
+            recorded["answers"][case] = answers
+            self.FILE.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+        if version == recorded["torch"]:
+            assert answers == recorded["answers"][case]
+        return answers
+
+    def ours(self, args: list[Any], workers: int = 2, **options: Any) -> list[dict[str, Any]]:
+        return self._observe(OURS, args, workers, **options)
+
+    def _observe(self, launcher: Launcher, args: list[Any], workers: int, **options: Any) -> list[dict[str, Any]]:
+        before = environment({"TMPDIR": str(self._mailbox.directory), **options.get("env", {})})
+        seen = observe(launcher, self._mailbox, args, workers, **options)
+        return [self._portable(worker, before) for worker in seen]
+
+    def _portable(self, worker: dict[str, Any], before: dict[str, str]) -> dict[str, Any]:
+        """The facts, with the variables that the launcher set, and a word for each path of this machine."""
+        environ = worker["environ"]
+        changed = {key: value for key, value in environ.items() if before.get(key) != value}
+        facts = {fact: worker[fact] for fact in self.FACTS}
+        facts["environ"] = {key: value for key, value in changed.items() if key not in FRESH_EACH_RUN}
+        facts["removed"] = sorted(before.keys() - environ.keys())
+        text = json.dumps(facts)
+        for path, word in (
+            (sys.executable, "PYTHON"),
+            (os.path.realpath(sys.executable), "PYTHON"),
+            (str(WORKERS), "WORKERS"),
+            (str(self._mailbox.directory), "HERE"),
+        ):
+            text = text.replace(json.dumps(path)[1:-1], word)
+        return json.loads(text)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=["recorded", pytest.param("live", marks=pytest.mark.rival)])
+def answers(request: pytest.FixtureRequest, mailbox: Mailbox) -> Answers:
+    return Answers(mailbox, request.param == "live")
 
 
 @pytest.mark.parametrize(
@@ -57,13 +113,16 @@ def both(mailbox: Mailbox, args: list[Any], workers: int = 2, **options: Any) ->
         ),
     ],
 )
-def test_the_environment_of_a_worker(mailbox: Mailbox, flags: list[str], env: dict[str, str | None]) -> None:
+def test_the_environment_of_a_worker(answers: Answers, flags: list[str], env: dict[str, str | None]) -> None:
     workers = 1 if "--nproc-per-node=1" in flags else 2
-    theirs, ours = both(mailbox, [*flags, OBSERVE], workers, env=env)
+    case = shlex.join([*(f"{key}={value}" for key, value in env.items()), *flags])
+    theirs = answers.theirs(case, [*flags, OBSERVE], workers, env=env)
+    ours = answers.ours([*flags, OBSERVE], workers, env=env)
     for their, our in zip(theirs, ours, strict=True):
+        assert our["removed"] == their["removed"]
         compared = their["environ"].keys() | our["environ"].keys()
         differing = {key for key in compared if their["environ"].get(key) != our["environ"].get(key)}
-        assert differing - FRESH_EACH_RUN <= OURS_DIFFERS.keys()
+        assert differing <= OURS_DIFFERS.keys()
     assert {"NODE_RANK": "0", "NODE_NUM": "1"}.items() <= ours[0]["environ"].items()
 
 
@@ -97,10 +156,13 @@ def test_run_ids_and_error_files_have_torchruns_form(launcher: Launcher, mailbox
     ],
     ids=["script", "double-dash", "module", "no-python", "run-path"],
 )
-def test_arguments_interpreter_and_process_state(mailbox: Mailbox, args: list[Any]) -> None:
+def test_arguments_interpreter_and_process_state(
+    answers: Answers, args: list[Any], request: pytest.FixtureRequest
+) -> None:
     env = {"PYTHONPATH": str(WORKERS)}
-    theirs, ours = both(mailbox, ["--nproc-per-node=2", *args], env=env)
-    for their, our in zip(theirs, ours, strict=True):
+    case = request.node.callspec.id.partition("-")[2]
+    theirs = answers.theirs(case, ["--nproc-per-node=2", *args], env=env)
+    for their, our in zip(theirs, answers.ours(["--nproc-per-node=2", *args], env=env), strict=True):
         for fact in ("argv", "cwd", "executable", "unbuffered", "leads_session", "leads_group", "name", "blocked"):
             if "--run-path" in args and fact in ("leads_session", "leads_group", "unbuffered"):
                 continue  # torchrun runs it in a multiprocessing child, ours in a fresh interpreter as for a script.
