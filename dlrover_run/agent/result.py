@@ -128,7 +128,7 @@ def _of_rank(ends: Sequence[WorkerExit], rank: int) -> WorkerExit | None:
 
 
 def _exit_code(ending: JobEnd, root: WorkerExit | None, compat: bool) -> int:
-    """The launcher's exit code; the README's table is made of this rule."""
+    """The launcher's exit code; the table in docs/launcher.md follows this rule."""
     if ending.gave_up is not None:
         # A mistake in the settings that only a restart has shown does not mean that nothing was started.
         first = ending.ranks is None or ending.assignment.key.number <= 1

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from doc_pages import README, blocks, commands
 from harness import Mailbox
 from pretended import PRETEND, Job, scale
 
-README = Path(__file__).parents[2] / "README.md"
-
 
 def shown() -> list[list[str]]:
-    """The words of each command in the section, without the program's name."""
-    _, _, section = README.read_text().partition("\n### TensorFlow with parameter servers\n")
-    lines = section.partition("\n### ")[0].splitlines()
-    return [shlex.split(line)[1:] for line in lines if line.startswith("    tf-ps-run ")]
+    """The words of each command, without the program's name."""
+    found = [command.words for block in blocks(README, "bash") for command in commands(block)]
+    return [words[1:] for words in found if words and words[0] == "tf-ps-run"]
 
 
 @pytest.mark.long

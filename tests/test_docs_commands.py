@@ -1,0 +1,506 @@
+"""Every command that README.md and docs/ show is accepted by the program that it starts, and what they claim is so.
+
+Command lines are parsed in this process by the parsers of the programs. A few are run as they stand there. What is not
+run says why in `NOT_RUN`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from doc_pages import (
+    DOCS,
+    PAGES,
+    README,
+    ROOT,
+    Block,
+    Command,
+    anchors,
+    blocks,
+    commands,
+    inline_commands,
+    links,
+    prose,
+)
+from harness import OURS, WAIT, finish, start
+from torchrun_tables import VERSIONS, torchrun
+
+from dlrover_run.cli import parse
+from dlrover_run.command_line.parser import CommandLine, parse_argv
+from dlrover_run.master import command as master
+from dlrover_run.spec import JobSpec
+from tf_ps_runner import cli as tf_ps_run
+from tf_ps_runner.command_line.options import TF_PS_RUN
+from tf_ps_runner.scale import scale
+
+NOT_RUN = {
+    "etcdctl": "needs the administrator of an etcd",
+    "openssl": "prints a random number",
+    "scontrol": "needs a Slurm cluster; `test_the_slurm_scripts_start_the_launcher` has a stand-in",
+    "srun": "needs a Slurm cluster; the same",
+    "head": "a program of every system",
+    "wait": "a word of the shell",
+    "for": "a word of the shell",
+    "do": "a word of the shell",
+    "done": "a word of the shell",
+}
+"""Programs whose command lines are not looked at, and why."""
+
+LANGUAGES = {"bash", "console", "yaml", "toml", "python", ""}
+
+SLURM = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_ID": "17", "SLURM_NNODES": "4", "SLURM_NODEID": "1"}
+
+PYTORCHJOB = {
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+    "PET_NNODES": "2:4",
+    "PET_NPROC_PER_NODE": "8",
+    "PET_MAX_RESTARTS": "3",
+    "MASTER_ADDR": "job-worker-0",
+    "MASTER_PORT": "23456",
+}
+"""What Kubeflow's training operator sets for a PyTorchJob with an elastic policy."""
+
+TRAINJOB = {
+    "PET_NNODES": "4",
+    "PET_NPROC_PER_NODE": "8",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29400",
+}
+"""What Kubeflow's trainer sets for a TrainJob."""
+
+
+@pytest.fixture(autouse=True)
+def _directory_of_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with the files that the commands name."""
+    for script in ("train.py", "my/package/train.py"):
+        file = tmp_path / script
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    for name in ("examples", "scripts", "benchmarks", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("PET_", "SLURM_", "DLROVER_", "MASTER_"))]:
+        monkeypatch.delenv(name)
+
+
+def job_of(words: list[str], environ: dict[str, str]) -> JobSpec | CommandLine:
+    """The job of a command line of dlrover-run, which must give no warning; or its request, such as `--version`."""
+    line = parse_argv(words)
+    if line.request is not None:
+        return line
+    warnings: list[str] = []
+    spec = parse(words, environ, count_workers=lambda kind, environ: 8, warn=warnings.append)
+    assert warnings == []
+    return spec
+
+
+def check_dlrover_run(words: list[str], environ: dict[str, str]) -> None:
+    job_of(words, environ)
+
+
+def check_tf_ps_run(words: list[str], environ: dict[str, str]) -> None:
+    if words[0] == "scale":
+        app = typer.Typer()
+        app.command()(scale)
+        typer.main.get_command(app).make_context("scale", words[1:])
+    elif parse_argv(words, TF_PS_RUN).request is None:
+        tf_ps_run.parse(words, environ)
+
+
+def check_python(words: list[str], environ: dict[str, str]) -> None:
+    if words[0] != "-m":
+        assert (ROOT / words[0]).is_file(), words[0]
+    elif words[1] == "dlrover_run.master":
+        if words[2:]:
+            master._parser().parse_args(words[2:])
+    else:
+        check = {"dlrover_run": check_dlrover_run, "tf_ps_runner": check_tf_ps_run}[words[1]]
+        if words[2:]:
+            check(words[2:], environ)
+
+
+def check_torchrun(words: list[str], environ: dict[str, str]) -> None:
+    """Its flags exist in every recorded torchrun. The value of --rdzv-backend is the plug-in's name."""
+    line = parse_argv(words)
+    assert line.script is not None
+    for version in VERSIONS:
+        assert set(line.values) <= set(torchrun(version).flags)
+
+
+def check_make(words: list[str], environ: dict[str, str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for word in words:
+        name, is_variable, _ = word.partition("=")
+        pattern = rf"\b{name}\b *\??=|\({name}\)|\({name}," if is_variable else rf"^{name}:"
+        assert re.search(pattern, makefile, re.MULTILINE), word
+
+
+def check_pip(words: list[str], environ: dict[str, str]) -> None:
+    assert words[0] == "install"
+    (package,) = [word for word in words if word.startswith("dlrover-run")] or ["."]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\[(.*)\]", package)) <= set(extras)
+
+
+def check_bash(words: list[str], environ: dict[str, str]) -> None:
+    assert words[0] == "scripts/start_chaos.sh"
+    verbs = re.search(r"^case \$1 in$.*?^esac$", (ROOT / words[0]).read_text(), re.MULTILINE | re.DOTALL)
+    assert verbs is not None
+    assert re.search(rf"(^|\| ){words[1]}( \||\))", verbs[0], re.MULTILINE), words[1]
+
+
+CHECKS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
+    "dlrover-run": check_dlrover_run,
+    "tf-ps-run": check_tf_ps_run,
+    "python": check_python,
+    "torchrun": check_torchrun,
+    "make": check_make,
+    "pip": check_pip,
+    "bash": check_bash,
+}
+
+VALUES = {"$head": "n1", "$SLURM_JOB_ID": "17"}
+"""What the variables of the shell hold that stand in arguments."""
+
+
+def check(command: Command) -> str | None:
+    """Check a command, also behind a program that starts it; None where there is nothing to check."""
+    words = command.words
+    for at, word in enumerate(words):
+        if word in CHECKS:
+            arguments = [re.sub(r"\$\w+", lambda name: VALUES[name[0]], word) for word in words[at + 1 :]]
+            assert at == 0 or words[0] in NOT_RUN, f"what is {words[0]}?"
+            CHECKS[word](arguments, command.variables)
+            return word
+    assert not words or words[0] in NOT_RUN, f"no check knows {words[0]!r}: add one, or a reason to NOT_RUN"
+    return None
+
+
+def check_part(command: Command) -> None:
+    """Check what a sentence names of a command."""
+    program, *words = command.words
+    if program in ("dlrover-run", "torchrun") and words[0].startswith("-"):
+        parse_argv(words)
+    elif program == "tf-ps-run" and words[0].startswith("-"):
+        parse_argv(words, TF_PS_RUN)
+    elif program not in ("dlrover-run", "torchrun") and words[0] not in ("-c", "-u") and words[-1] != "--help":
+        check(command)
+
+
+def shell_commands() -> list[Command]:
+    return [command for page in PAGES for block in blocks(page, "bash", "console") for command in commands(block)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_command_is_accepted_by_its_program(page: Path) -> None:
+    for block in blocks(page, "bash", "console"):
+        for command in commands(block):
+            try:
+                check(command)
+            except Exception as problem:
+                raise AssertionError(f"{command.place}: {' '.join(command.words)}: {problem}") from problem
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_command_in_the_prose_names_what_exists(page: Path) -> None:
+    """These are often parts of a command line, so only their flags, targets and files are looked at."""
+    for command in inline_commands(page, *CHECKS):
+        try:
+            check_part(command)
+        except Exception as problem:
+            raise AssertionError(f"{page.name}: `{' '.join(command.words)}`: {problem}") from problem
+
+
+def test_the_commands_are_found() -> None:
+    """A change of the pages' form must not leave this file with nothing to check."""
+    checked = [check(command) for command in shell_commands()]
+    counts = {program: checked.count(program) for program in CHECKS}
+    assert counts["dlrover-run"] > 12, counts
+    assert counts["tf-ps-run"] > 8, counts
+    assert all(counts.values()), counts
+    assert {command.words[0] for command in shell_commands() if command.words} >= {"srun", "etcdctl", "openssl"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "dlrover-run --nnode=1:2 train.py",
+        "tf-ps-run --pss=2 train.py",
+        "make demos",
+        "mystery --flag",
+        "bash scripts/start_chaos.sh kill",
+    ],
+)
+def test_a_wrong_command_is_found(line: str) -> None:
+    with pytest.raises(Exception, match=r".*"):
+        check(Command("page.md:1", {}, line.split()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_block_names_its_language_and_is_fenced(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+    assert page.read_text().count("```") == 2 * len(blocks(page))
+    assert re.findall(r"\n\n {4}\S.*", prose(page)) == []
+
+
+# --- run as they stand there
+
+
+def normalized(text: str) -> list[str]:
+    """The lines of a console without what differs from run to run: numbers, the host and the directory."""
+    text = re.sub(r"\d+(\.\d+)?", "N", text)
+    text = re.sub(r"(host +:) \S+", r"\1 HOST", text)
+    text = re.sub(r'"[^"]*/(\w+\.py)"', r'"\1"', text)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+TRAIN = """\
+import os, pathlib, signal, time
+
+rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+steps_done = pathlib.Path(f"steps-of-{restarts}")
+if rank == 0:
+    for step in ((100, 200), (300, 400))[restarts]:
+        print(f"step {step}: loss {90 / step if step < 400 else float('nan'):.2f}", flush=True)
+    steps_done.touch()
+while rank == 0 or not steps_done.exists():
+    time.sleep(0.02)
+if restarts == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+step = 400
+raise ValueError(f"loss is nan at step {step}")
+"""
+
+
+def test_the_console_of_the_readme_is_what_the_launcher_prints(tmp_path: Path) -> None:
+    (block,) = blocks(README, "console")
+    (command,) = commands(block)
+    (tmp_path / "train.py").write_text(TRAIN)
+    assert command.words[0] == OURS.name
+    ended = finish(start(OURS, command.words[1:], cwd=tmp_path, stderr=subprocess.STDOUT))
+    assert ended.code == 1
+    shown = normalized("\n".join(block.text.splitlines()[1:]))
+    printed = normalized(ended.out)
+    assert [line for line in shown if line not in printed] == []
+    # What workers print and what the launcher prints reach the console on two ways.
+    in_order = [line for line in shown if not line.startswith("step")]
+    rest = iter(printed)
+    assert all(line in rest for line in in_order), ended.out
+
+
+def test_the_script_for_ci_kills_a_node_and_ends_well(tmp_path: Path) -> None:
+    """The block at the end of docs/local-nodes.md, run by bash."""
+    (block,) = blocks(DOCS / "local-nodes.md", "bash")
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path('node-' + os.environ['DLROVER_LOCAL_NODE']).touch()\n"
+        "while not pathlib.Path('node-3').exists():\n"
+        "    time.sleep(0.05)\n"
+    )
+    program = tmp_path / "bin" / "dlrover-run"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/bash\nexec {sys.executable} -m dlrover_run "$@"\n')
+    program.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-c", block.text], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=WAIT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "takes its place (1 of 3 node restarts)" in done.stdout + done.stderr
+
+
+def test_each_target_of_the_readme_can_be_made() -> None:
+    if shutil.which("make") is None:
+        pytest.skip("there is no make")
+    targets = [word for command in commands_of(README) if command.words[0] == "make" for word in command.words[1:]]
+    assert targets == ["demo", "test"]
+    for target in targets:
+        plan = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert plan.stdout
+
+
+def commands_of(page: Path) -> list[Command]:
+    return [command for block in blocks(page, "bash", "console") for command in commands(block) if command.words]
+
+
+# --- Slurm and Kubernetes
+
+
+SLURM_SCRIPTS = [block for page in PAGES for block in blocks(page, "bash") if "srun " in block.text]
+
+
+@pytest.mark.parametrize("block", SLURM_SCRIPTS, ids=lambda block: block.place)
+def test_the_slurm_scripts_start_the_launcher(block: Block, tmp_path: Path) -> None:
+    """With stand-ins for Slurm's programs, and the variables that Slurm sets."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    stand_ins = {
+        "scontrol": '[ "$*" = "show hostnames n[1-4]" ] && printf "n%s\\n" 1 2 3 4',
+        "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+        "dlrover-run": 'printf "%s\\n" "$@"',
+    }
+    for name, text in stand_ins.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", block.text],
+        env={"PATH": f"{programs}:/usr/bin:/bin", **SLURM},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=WAIT,
+    )
+    spec = job_of(done.stdout.splitlines(), SLURM)
+    assert isinstance(spec, JobSpec)
+    assert spec.master is not None
+    assert (spec.backend, spec.master.host, spec.run_id, spec.workers_per_node) == ("master", "n1", "17", 8)
+    assert (spec.rules.min_nodes, spec.rules.max_nodes) == (3, 4)
+    (options,) = re.findall(r"^#SBATCH (.*--nodes.*)$", block.text, re.MULTILINE)
+    assert {"--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(options.split())
+
+
+def containers(document: Any) -> Iterator[dict[str, Any]]:
+    """All containers of a manifest, at whatever depth."""
+    if isinstance(document, dict):
+        yield from document.get("containers", [])
+        for value in document.values():
+            yield from containers(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from containers(value)
+
+
+@pytest.mark.parametrize("environ", [{}, PYTORCHJOB, TRAINJOB], ids=["job", "PyTorchJob", "TrainJob"])
+def test_the_manifests_start_the_launcher(environ: dict[str, str]) -> None:
+    yaml = pytest.importorskip("yaml")
+    documents = [part for page in PAGES for block in blocks(page, "yaml") for part in yaml.safe_load_all(block.text)]
+    started = [container["command"] for document in documents for container in containers(document)]
+    assert len(started) >= 2
+    for command in started:
+        assert command[0] == "dlrover-run"
+        spec = job_of(command[1:], environ)
+        assert isinstance(spec, JobSpec)
+        if len(command) > 2:
+            assert (spec.backend, spec.rules.min_nodes, spec.rules.max_nodes) == ("master", 2, 4)
+        elif environ:
+            backend, nodes = ("master", 2) if environ is PYTORCHJOB else ("static", 4)
+            assert (spec.backend, spec.workers_per_node, spec.rules.max_nodes) == (backend, 8, 4)
+            assert spec.rules.min_nodes == nodes
+
+
+def test_the_manifest_of_a_job_fits_together() -> None:
+    yaml = pytest.importorskip("yaml")
+    (block,) = blocks(DOCS / "schedulers.md", "yaml")
+    service, job = yaml.safe_load_all(block.text)
+    pod = job["spec"]["template"]["spec"]
+    name = job["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert pod["restartPolicy"] == "Never"  # which a policy for failed pods requires
+    spec = job_of(pod["containers"][0]["command"][1:], {})
+    assert isinstance(spec, JobSpec)
+    assert spec.master is not None
+    assert spec.master.host == f"{name}-0.{pod['subdomain']}"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == spec.rules.max_nodes
+    assert spec.shutdown_timeout < 30  # the default of terminationGracePeriodSeconds
+    assert spec.workers_per_node == pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+
+
+# --- what the pages say
+
+
+def rows_of(case: str) -> dict[str, Any]:
+    """The rows of a benchmark's newest result, by their title."""
+    results = ROOT / "benchmarks" / "results"
+    files = [*results.rglob("recovery.json"), *results.rglob("launch.json")]
+    cases = [found for file in files for found in json.loads(file.read_text())["cases"] if found["name"] == case]
+    (found,) = cases
+    return {row["title"]: row for row in found["rows"]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "case"),
+    [
+        ("a worker dies", "worker-death"),
+        ("a machine is lost", "node-death"),
+        ("the network of a machine", "network-cut"),
+    ],
+)
+def test_the_seconds_in_the_readme_are_those_of_the_benchmark(fault: str, case: str) -> None:
+    """Within a half: repeating the benchmark needs no change of the README as long as the figures stay similar."""
+    rows = rows_of(case)
+    (row,) = [line for line in README.read_text().splitlines() if line.startswith(f"| {fault}")]
+    _, _, ours, theirs, _ = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:])
+    forked, spawned = (float(text.split()[0]) for text in ours.split(" / "))
+    assert forked == pytest.approx(rows["dlrover-run forkserver"]["median"], rel=0.5)
+    assert spawned == pytest.approx(rows["dlrover-run spawn"]["median"], rel=0.5)
+    rival = rows["torchrun, own store"]
+    if "no step" in theirs:
+        assert rival["lost"] == len(rival["samples"])
+    else:
+        assert float(theirs.split()[0]) == pytest.approx(rival["median"], rel=0.5)
+
+
+def test_the_fractions_in_the_readme_are_those_of_the_benchmark() -> None:
+    text = " ".join(README.read_text().split())
+    for claim, case, row, ratio in (
+        ("an eighth of torchrun's time", "first-line", "dlrover-run spawn", 1 / 8),
+        ("a sixth of its memory", "memory", "dlrover-run spawn", 1 / 6),
+        ("half of the memory", "torch-memory", "dlrover-run forkserver, with the workers", 1 / 2),
+    ):
+        assert claim in text
+        assert rows_of(case)[row]["ratio"] == pytest.approx(ratio, rel=0.25)
+    assert "about 0.1 s on one machine" in text
+    assert rows_of("kill")["dlrover-run forkserver"]["median"] < 0.15
+
+
+def test_the_jobs_that_torchrun_lost_add_up() -> None:
+    text = " ".join(README.read_text().split())
+    counts = re.search(
+        r"of (\d+), (\d+) continued at .*?, (\d+) at a later one, (\d+) used up .*?, and (\d+) hung", text
+    )
+    assert counts is not None
+    jobs, *parts = map(int, counts.groups())
+    assert sum(parts) == jobs
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 130
+
+
+def test_the_index_has_every_page() -> None:
+    assert {DOCS / link.partition("#")[0] for link in links(DOCS / "README.md")} >= set(DOCS.glob("*.md")) - {
+        DOCS / "README.md"
+    }
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES[1:] if page.name != "README.md"], ids=lambda page: page.name)
+def test_each_page_begins_with_whom_it_is_for(page: Path) -> None:
+    assert re.match(r"# .+\n\nFor ", page.read_text())
+
+
+LINKING = [*PAGES, *sorted(ROOT.glob("examples/*/README.md")), ROOT / "benchmarks" / "README.md"]
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_link_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
