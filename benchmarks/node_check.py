@@ -21,16 +21,6 @@ from node_check_bench.rates import measure, table
 HERE = Path(__file__).resolve().parent
 SIZES = (2, 3, 4, 5, 8, 16, 32, 64)
 CASES = 300
-BEGIN, END = "<!-- rates: written by benchmarks/node_check.py -->", "<!-- end of rates -->"
-
-
-def put_into(text: str, lines: Sequence[str]) -> str:
-    """The text with the table between its two marks. Raises ValueError when it has no such marks."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"there is no place for the table: it goes between {BEGIN!r} and {END!r}")
-    return "".join([before, BEGIN, "\n\n", "\n".join(lines), "\n\n", END, after])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=HERE / "results" / "node-check", help="directory for the results"
     )
-    parser.add_argument("--docs", type=Path, help="put the table into this file too, between its marks")
     options = parser.parse_args(arguments)
     if options.cases < 1 or min(options.nodes) < 2:
         parser.error("--cases must be at least 1, and --nodes at least 2")
@@ -72,8 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
         )
     )
-    if options.docs is not None:
-        options.docs.write_text(put_into(options.docs.read_text(), lines))
     print(f"Results are in {options.output}.", file=sys.stderr)
     return 0
 
