@@ -27,6 +27,7 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
+from dlrover_run.coordination.reasons import Code, Reasons, sentence
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.output.streams import create_run_dir, make_temp_dir
 from dlrover_run.process_tree import tree, watchdog
@@ -58,19 +59,27 @@ def training(place: RankAssignment | None, number: int | None = None, **more: An
     """The word that a round trains, in which the node has that place or none."""
     key = place.key if place is not None else RoundKey(1, number or 1)
     restarts = place.restart_count if place is not None else 0
-    fields = {"epoch": 1, "phase": PlanPhase.TRAINING, "key": key, "restart_count": restarts, "reason": "because"}
+    fields = {
+        "epoch": 1,
+        "phase": PlanPhase.TRAINING,
+        "key": key,
+        "restart_count": restarts,
+        "reasons": sentence("because"),
+    }
     return Assignment(**{**fields, "ranks": place, **more})  # type: ignore[arg-type]
 
 
 def gathering(number: int, text: str = "1 of 2 nodes is here: a") -> Assignment:
     """The word that others are waited for, after that round."""
-    return Assignment(epoch=1, key=RoundKey(1, number), reason="node-b was lost", waiting=Waiting(text, 30.0))
+    return Assignment(
+        epoch=1, key=RoundKey(1, number), reasons=sentence("node-b was lost"), waiting=Waiting(sentence(text), 30.0)
+    )
 
 
-def over(phase: PlanPhase, number: int = 1, failure: Failure | None = None, reason: str = "") -> Assignment:
+def over(phase: PlanPhase, number: int = 1, failure: Failure | None = None, reasons: Reasons = ()) -> Assignment:
     """The word that the job has ended."""
-    said = reason or (str(failure) if failure else "every worker succeeded")
-    return Assignment(epoch=1, phase=phase, key=RoundKey(1, number), failure=failure, reason=said)
+    reasons = reasons or ((failure.reason,) if failure else (Code.ALL_SUCCEEDED(),))
+    return Assignment(epoch=1, phase=phase, key=RoundKey(1, number), failure=failure, reasons=reasons)
 
 
 FINISHED = over(PlanPhase.FINISHED)

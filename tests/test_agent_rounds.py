@@ -20,6 +20,7 @@ from dlrover_run.agent.result import JobEnd, resolve_result
 from dlrover_run.agent.startup_probe import store_clients
 from dlrover_run.coordination.bounds import MAX_TRACE
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
+from dlrover_run.coordination.reasons import Code, sentence
 from dlrover_run.failures.worker_exit import WorkerExit
 
 WAITING, RUNNING, SUCCEEDED = NodePhase.WAITING, NodePhase.RUNNING, NodePhase.SUCCEEDED
@@ -77,7 +78,9 @@ def test_a_node_that_loses_its_seat_stops_its_workers_and_starts_new_ones_with_t
         return status.phase is RUNNING and status.in_round(RoundKey(1, 2))
 
     play = Play(stage, UNTIL_RELEASED).on(WAITING, training(seat())).on(RUNNING, when_up(stage, gathering(1)))
-    play.on(WAITING, training(seat(2), reason="node-b was lost")).on(second, when_up(stage, lambda: release(stage)))
+    play.on(WAITING, training(seat(2), reasons=sentence("node-b was lost"))).on(
+        second, when_up(stage, lambda: release(stage))
+    )
     played = play.on(SUCCEEDED, over(PlanPhase.FINISHED, 2)).run()
     assert played.phases == [WAITING, RUNNING, WAITING, RUNNING, SUCCEEDED, LEFT]
     without = [status for status in played.statuses if status.phase is WAITING and status.ranks is None]
@@ -312,7 +315,7 @@ class TestVerdicts:
 
     @pytest.mark.parametrize(("compat", "code"), [(False, exit_codes.TOO_FEW_NODES), (True, 1)])
     def test_too_few_nodes_have_a_sentence_and_a_code(self, compat: bool, code: int) -> None:
-        wanted = over(PlanPhase.FAILED, reason="waited 600 s for enough nodes: 1 of the 2 nodes is here")
+        wanted = over(PlanPhase.FAILED, reasons=sentence("waited 600 s for enough nodes: 1 of the 2 nodes is here"))
         verdict = resolve_result(ending(assignment=wanted), compat)
         assert (verdict.exit_code, verdict.error) == (code, f"the job failed: {wanted.reason}")
 
@@ -321,8 +324,10 @@ class TestVerdicts:
         assert resolve_result(ending(assignment=training(None), problem="refused"), compat).exit_code == code
 
     def test_why_there_was_no_other_round_is_kept_apart_from_the_failure(self) -> None:
-        failed = over(PlanPhase.FAILED, failure=self.OWN, reason=f"{self.OWN}; 5 rounds in succession failed so")
-        assert resolve_result(ending(assignment=failed), compat=False).why_over == "5 rounds in succession failed so"
+        failed = over(PlanPhase.FAILED, failure=self.OWN, reasons=(self.OWN.reason, Code.EARLY_FAILURES(number=5)))
+        assert resolve_result(ending(assignment=failed), compat=False).why_over.startswith(
+            "5 rounds in succession failed"
+        )
         assert resolve_result(ending(assignment=over(PlanPhase.FAILED, failure=self.OWN)), compat=False).why_over == ""
 
 

@@ -10,6 +10,7 @@ from node_truth import Truth
 from virtual_job import VirtualJob, rules
 
 from dlrover_run.coordination.model import NodePhase, NodeReport, Plan, PlanPhase
+from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, CHECK_ONCE
 from dlrover_run.coordination.validation import validate_report
 from dlrover_run.policies.health.model import (
@@ -23,6 +24,7 @@ from dlrover_run.policies.health.model import (
 )
 from dlrover_run.policies.health.policy import MAX_REMEMBERED, WITHOUT_CHECK
 from dlrover_run.policies.health.round import CHECK_MARGIN, check_status
+from dlrover_run.policies.health.text import Code as HealthCode
 from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
 
 TIMEOUT = 40.0
@@ -35,6 +37,11 @@ def checked_job(least: int, most: int, truth: Truth | None = None, **changes: ob
 
 def verdicts(job: VirtualJob) -> dict[str, HealthStatus]:
     return {checkup.node_id: checkup.status for checkup in job.plan.health}
+
+
+def dismissed(job: VirtualJob) -> list[str]:
+    """The nodes that the plan's reasons name as dismissed."""
+    return [str(one.params["host"]) for one in job.plan.reasons if HealthCode.DISMISSED.within([one])]
 
 
 def checkup(job: VirtualJob, name: str) -> NodeHealth:
@@ -61,7 +68,7 @@ class TestBegin:
         assert trains(job, "a", "b", "c", "d")
         assert set(verdicts(job).values()) == {HealthStatus.PASSED}
         assert job.plan.check is None
-        assert job.plan.reason == "4 nodes are here"
+        assert job.plan.reasons == (Code.NODES_HERE(number=4),)
         assert [checkup(job, name).gigabytes for name in "abcd"] == [10.0] * 4
 
     def test_it_waits_for_those_who_have_not_computed(self) -> None:
@@ -85,7 +92,7 @@ class TestBegin:
         assert job.plan.check is None
         job.wait(2)
         assert job.assignment("c").check_task is not None
-        assert job.plan.reason == "checks 3 nodes, round 0"
+        assert job.plan.reasons == (HealthCode.CHECKING(number=3, round=0),)
         assert job.waiting.text == "node check, round 0: 2 of 3 nodes have answered; missing: c"
         assert [row.node_id for row in job.waiting.rows] == ["a", "b", "c"]
         job.wait(TIMEOUT + CHECK_MARGIN)
@@ -111,8 +118,8 @@ class TestBegin:
         assert job.assignment("a").ranks is None
         job.leave("a")
         assert job.plan.phase is PlanPhase.FAILED
-        assert "a was dismissed by the node check" in job.plan.reason
-        assert "killed by SIGKILL" in job.plan.reason
+        assert dismissed(job) == ["a"]
+        assert "killed by SIGKILL" in str(job.plan.reasons[0].params["why"])
 
     def test_a_task_names_the_ends_of_each_link_and_is_the_same_for_both(self) -> None:
         job = checked_job(3, 3)
@@ -134,8 +141,8 @@ class TestVerdicts:
         assert trains(job, "a", "c", "d")
         assert checkup(job, "b").dismissed
         assert job.assignment("b").ranks is None
-        assert job.plan.reason.startswith("b was dismissed by the node check: ")
-        assert job.plan.reason.endswith("; 3 nodes are left")
+        assert dismissed(job) == ["b"]
+        assert job.plan.reasons[-1] == Code.NODES_LEFT(number=3)
         assert "Fault nodes are: [1] and stragglers are: []." in job.lines
 
     def test_a_fault_stays_dismissed_while_it_is_here(self) -> None:
@@ -154,7 +161,7 @@ class TestVerdicts:
         assert job.plan.phase is PlanPhase.GATHERING
         job.leave("b")
         assert job.waiting.text.endswith("; 1 node of 2 is here: a")
-        assert "b was dismissed by the node check: computes wrongly" in job.plan.reason
+        assert dismissed(job) == ["b"]
         job.wait(99)
         assert job.plan.phase is PlanPhase.GATHERING
         job.come("c")
@@ -167,8 +174,8 @@ class TestVerdicts:
         job.leave("b")
         job.wait(101)
         assert job.plan.phase is PlanPhase.FAILED
-        assert "b was dismissed by the node check: computes wrongly" in job.plan.reason
-        assert "after 100 s only 1 of at least 2 nodes is here (a)" in job.plan.reason
+        assert dismissed(job) == ["b"]
+        assert Code.TOO_FEW_NODES.within(job.plan.reasons)
 
     @pytest.mark.parametrize("exclude", [0, 1])
     def test_a_straggler_leaves_only_when_it_is_to_be_excluded(self, exclude: int) -> None:
@@ -444,7 +451,7 @@ class TestRound:
         job.leave("a", "b")
         assert job.plan.phase is PlanPhase.FAILED
         assert job.plan.check is None
-        assert job.plan.reason.endswith("no node is here any more")
+        assert job.plan.reasons[-1] == Code.NO_NODE_LEFT()
 
     def test_when_nobody_is_left_nothing_is_said_of_the_check(self) -> None:
         job = checked_job(1, 1)
@@ -507,7 +514,7 @@ class TestReplacement:
         job.leave("c")
         job.wait(80)
         assert job.plan.phase is PlanPhase.GATHERING
-        assert "c was dismissed by the node check" in job.plan.reason
+        assert dismissed(job) == ["b", "c"]
         job.come("d")
         assert trains(job, "a", "d")
 
@@ -770,7 +777,7 @@ class TestDismissed:
         assert job.plan.phase is PlanPhase.GATHERING
         job.wait(2)
         assert job.plan.phase is PlanPhase.FAILED
-        assert "a was dismissed by the node check" in job.plan.reason
+        assert dismissed(job) == ["a"]
 
 
 def status(**changes: object) -> NodeReport:

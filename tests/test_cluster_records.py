@@ -22,6 +22,7 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.validation import (
     MAX_ADDRESS,
@@ -116,7 +117,7 @@ A, B = NodeKey("a", "one"), NodeKey("b", "one")
 def told(plan: Plan, *keys: NodeKey) -> list[Assignment]:
     """What a coordinator with that plan tells the nodes."""
     coordinator = Coordinator(RULES, 0.0, plan.epoch + 1, plan)
-    return [coordinator.assignment(key, Waiting("for others")) for key in keys]
+    return [coordinator.assignment(key, Waiting(sentence("for others"))) for key in keys]
 
 
 # Rules.
@@ -192,7 +193,7 @@ def test_each_node_is_told_its_tasks_and_what_all_are_told() -> None:
 def test_a_node_that_hosts_nothing_waits() -> None:
     (stranger,) = told(PLAN, NodeKey("c", "one"))
     assert stranger.cluster is None
-    assert stranger.waiting == Waiting("for others")
+    assert stranger.waiting == Waiting(sentence("for others"))
 
 
 def test_a_visitor_is_told_that_its_wish_is_known() -> None:
@@ -214,7 +215,7 @@ def test_a_node_reads_in_etcd_what_a_master_would_tell_it_and_no_address_twice()
     coordinator.receive(
         status("v", "x", cluster=NodeTasks(scale_request=DesiredReplicas(ps=1), scale_request_number=4)), 0.0
     )
-    waiting = Waiting("for others")
+    waiting = Waiting(sentence("for others"))
     words = messages_by_bucket(coordinator, waiting, strangers=("stranger",))
     for node in (A, B):
         word = decode_record(encode_record(words[bucket_of(node.node_id)]), BucketMessage)
@@ -240,7 +241,7 @@ def test_the_longest_order_and_the_longest_status_fit_into_their_messages() -> N
         roles=(RoleState(Role.WORKER, succeeded=tuple(range(MAX_TASKS))),),
     )
     order = NodeOrder(version=MAX_ROUND, tasks=hosted, servers=addresses[:1], workers=addresses, hint=account)
-    data = encode(Assigned(Assignment(cluster=order, reason="x" * 2 * MAX_WHAT)))
+    data = encode(Assigned(Assignment(cluster=order, reasons=sentence("x" * 2 * MAX_WHAT))))
     assert MAX_NODE_MESSAGE < len(data) < MAX_MASTER_MESSAGE
     assert isinstance(decode_from_master(data), Assigned)
     end = TaskEnd(EndCause.FAILURE, "\n" * MAX_WHAT, "\n" * MAX_TRACE)
@@ -380,8 +381,8 @@ def test_a_node_that_hosted_nothing_waits_until_the_cluster_is_known_again() -> 
     said = status("c", cluster=NodeTasks(capacity=(Capacity(Role.PS, 1),)), known_round=PLAN.key, epoch=5)
     coordinator.receive(said, 0.0)
     coordinator.advance(0.0)
-    word = coordinator.assignment(said.key, Waiting("for others"))
-    assert (word.cluster, word.waiting) == (None, Waiting("for others"))
+    word = coordinator.assignment(said.key, Waiting(sentence("for others")))
+    assert (word.cluster, word.waiting) == (None, Waiting(sentence("for others")))
 
 
 def test_a_node_repeats_no_task_that_it_was_told_to_end_and_forgets_no_account() -> None:

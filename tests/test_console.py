@@ -32,6 +32,7 @@ IN_ORDER = [f"{stream} {number}" for number in range(ROUNDS) for stream in ("out
 IMPATIENT = f"""
 import sys; sys.path.insert(0, {str(WORKERS)!r})
 from post import post
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.output import relay_client
 relay_client.DRAIN_TIMEOUT = 0.01
 end_round = relay_client.RelayClient.end_round
@@ -262,6 +263,7 @@ from dlrover_run.agent.progress_reporter import ProgressReporter
 from dlrover_run.console import console
 from dlrover_run.policies.health.model import HealthStatus, NodeHealth
 from dlrover_run.coordination.model import Assignment, RankAssignment, RoundKey, Waiting
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.output.relay_client import RelayClient
 from dlrover_run.spec import Entrypoint, JobSpec
 
@@ -275,7 +277,7 @@ def nodes(*verdicts):
     )
 
 def checking(*verdicts):
-    return Assignment(waiting=Waiting("round 1 of a node check", None, nodes(*verdicts)))
+    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), None, nodes(*verdicts)))
 
 async def main(relay):
     relay.attach(print)

@@ -9,6 +9,7 @@ from virtual_job import KILLED, VirtualJob, rules
 
 from dlrover_run.coordination.coordinator import _NOT_SENT_APART, OWN_EPOCHS, RETURN_GRACE, Coordinator, _affects_nodes
 from dlrover_run.coordination.model import NodeKey, NodePhase, NodeReport, Plan, PlanPhase, RoundKey, rank_assignments
+from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import CHECK_ONCE
 from dlrover_run.policies.health.round import CHECK_MARGIN
@@ -38,7 +39,11 @@ class TestWithAJournal:
         job.wait(RETURN_GRACE - 0.1)
         assert job.plan.key.number == 1
         job.wait(0.2)
-        assert (job.ranks, job.plan.reason, job.plan.restart_count) == (["a", "c"], "node 1 (b) was lost", 0)
+        assert (job.ranks, job.plan.reasons, job.plan.restart_count) == (
+            ["a", "c"],
+            (Code.LOST(names=("node 1 (b)",), number=1),),
+            0,
+        )
         assert job.plan.key == RoundKey(9, 2)
 
     def test_it_hears_what_happened_while_there_was_none(self) -> None:
@@ -239,7 +244,10 @@ class TestWithoutAJournal:
         assert job.plan.key == RoundKey()
         job.wait(0.2)
         assert (job.plan.key, job.ranks) == (RoundKey(9, 2), ["a", "c"])
-        assert (job.plan.reason, job.plan.restart_count) == ("node 1 (host unknown) was lost", 0)
+        assert (job.plan.reasons, job.plan.restart_count) == (
+            (Code.LOST(names=("node 1 (host unknown)",), number=1),),
+            0,
+        )
 
     def test_an_epoch_that_is_higher_than_its_own_is_overtaken(self) -> None:
         job = trio()

@@ -25,6 +25,7 @@ from dlrover_run.coordination.model import (
     RoundKey,
     rank_assignments,
 )
+from dlrover_run.coordination.reasons import Code, codes, sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.text import node_name
 
@@ -41,7 +42,7 @@ class TestFirstRound:
         assert job.plan.phase is PlanPhase.GATHERING
         job.come("b")
         assert training(job, 1, "a", "b")
-        assert job.plan.reason == "2 nodes are here"
+        assert job.plan.reasons == (Code.NODES_HERE(number=2),)
 
     def test_waits_for_a_last_call_that_each_newcomer_begins_again(self) -> None:
         job = VirtualJob(rules(2, 4))
@@ -52,7 +53,10 @@ class TestFirstRound:
         assert job.plan.phase is PlanPhase.GATHERING
         job.wait(1.1)
         assert training(job, 1, "a", "b", "c")
-        assert job.plan.reason == "3 nodes are here, and nobody else came for 30 s"
+        assert job.plan.reasons == (
+            Code.NODES_HERE(number=3),
+            Code.LAST_CALL_OVER(seconds=30.0),
+        )
 
     def test_falls_back_to_the_last_call_of_those_who_are_left(self) -> None:
         job = VirtualJob(rules(1, 4))
@@ -97,15 +101,16 @@ class TestFirstRound:
         assert job.plan.phase is PlanPhase.GATHERING
         job.wait(1.1)
         assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reason == "after 600 s only 1 of at least 2 nodes is here (a)"
+        assert job.plan.reasons == (Code.TOO_FEW_NODES(seconds=600.0, number=1, least=2, names=("a",)),)
 
     def test_names_the_ranks_that_are_missing_where_people_gave_them(self) -> None:
         job = VirtualJob(rules(4, 4))
         job.come("a", preferred_rank=1)
         job.come("b", preferred_rank=3)
         job.wait(600.1)
-        assert job.plan.reason == (
-            "after 600 s only 2 of at least 4 nodes are here (node 1 (a) and node 3 (b)); missing: node 0 and node 2"
+        assert job.plan.reasons == (
+            Code.TOO_FEW_NODES(seconds=600.0, number=2, least=4, names=("node 1 (a)", "node 3 (b)")),
+            Code.MISSING(names=("node 0", "node 2")),
         )
 
     def test_does_not_wait_for_ever_for_nodes_that_come_and_go(self) -> None:
@@ -173,7 +178,7 @@ class TestMembership:
         assert job.plan.key.number == 1
         job.wait(0.2)
         assert training(job, 2, "a", "c")
-        assert (job.plan.restart_count, job.plan.reason) == (0, "node 1 (b) was lost")
+        assert (job.plan.restart_count, codes(job.plan.reasons)) == (0, ("lost",))
 
     def test_a_node_that_is_back_in_time_was_never_away(self) -> None:
         job = trio()
@@ -216,7 +221,7 @@ class TestMembership:
         assert job.plan.phase is PlanPhase.GATHERING
         job.come("z")
         assert training(job, 2, "a", "z", "c")
-        assert job.plan.reason == "node 1 (b) was lost"
+        assert job.plan.reasons == (Code.LOST(names=("node 1 (b)",), number=1),)
 
     def test_another_process_under_the_same_id_replaces_the_first_at_once(self) -> None:
         job = trio()
@@ -240,9 +245,10 @@ class TestMembership:
         assert job.plan.phase is PlanPhase.GATHERING
         job.wait(3)
         assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reason == (
-            "node 1 (b) and node 2 (c) were lost; after 600 s only 1 of at least 2 nodes is here (node 0 (a)); "
-            "missing: node 1 (b) and node 2 (c)"
+        assert job.plan.reasons == (
+            Code.LOST(names=("node 1 (b)", "node 2 (c)"), number=2),
+            Code.TOO_FEW_NODES(seconds=600.0, number=1, least=2, names=("node 0 (a)",)),
+            Code.MISSING(names=("node 1 (b)", "node 2 (c)")),
         )
 
     def test_a_newcomer_starts_a_larger_round(self) -> None:
@@ -251,7 +257,7 @@ class TestMembership:
         job.wait(2)
         job.come("d")
         assert training(job, 3, "a", "b", "d")
-        assert job.plan.reason == "node 2 (d) joined, so 3 nodes train instead of 2"
+        assert job.plan.reasons == (Code.SCALED_UP(names=("node 2 (d)",), after=3, before=2),)
         assert job.plan.restart_count == 0
 
     def test_a_newcomer_that_makes_no_unit_full_is_a_spare(self) -> None:
@@ -299,7 +305,7 @@ class TestMembership:
         job.lose("c", "d")
         job.wait(3)
         assert training(job, 2, "a", "e")
-        assert job.plan.reason == "node 1 (b), node 2 (c) and node 3 (d) were lost"
+        assert job.plan.reasons == (Code.LOST(names=("node 1 (b)", "node 2 (c)", "node 3 (d)"), number=3),)
 
 
 class TestLeaving:
@@ -310,7 +316,7 @@ class TestLeaving:
         assert training(job, 1, "a", "b", "c")
         job.say("b", NodePhase.LEFT)
         assert training(job, 2, "a", "c")
-        assert job.plan.reason == "node 1 (b) left, as it was asked to"
+        assert job.plan.reasons == (Code.LEFT_ON_REQUEST(names=("node 1 (b)",), number=1),)
 
     def test_the_others_do_not_wait_for_its_connection_to_be_lost(self) -> None:
         job = trio()
@@ -324,7 +330,7 @@ class TestLeaving:
         job.fail("a", LOST_PEER)
         assert training(job, 2, "a", "c")
         assert (job.plan.restart_count, job.plan.failure) == (0, None)
-        assert job.plan.reason == "node 1 (b) was asked to leave"
+        assert job.plan.reasons == (Code.ASKED_TO_LEAVE(names=("node 1 (b)",), number=1),)
 
     def test_it_gets_no_seat_in_the_next_round(self) -> None:
         job = trio()
@@ -343,7 +349,10 @@ class TestLeaving:
         for name in "abc":
             job.say(name, NodePhase.LEFT)
         assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reason == "node 0 (a) left, as it was asked to, and no node is here any more"
+        assert job.plan.reasons == (
+            Code.LEFT_ON_REQUEST(names=("node 0 (a)",), number=1),
+            Code.NO_NODE_LEFT(),
+        )
 
     def test_the_last_one_to_leave_ends_a_job_that_had_lost_the_others(self) -> None:
         job = trio()
@@ -401,7 +410,9 @@ class TestLeaving:
         job.say("b", NodePhase.LEFT, Failure(2, "b", "could not be started: no such file"))
         assert training(job, 2, "a", "c")
         assert job.plan.restart_count == 1
-        assert job.plan.reason == "rank 2 on node 1 (b) could not be started: no such file"
+        assert job.plan.reasons == (
+            Code.WORKER_FAILED(rank=2, node="node 1 (b)", what="could not be started: no such file"),
+        )
 
     def test_a_node_that_goes_after_its_workers_succeeded_is_not_missed(self) -> None:
         job = trio()
@@ -420,7 +431,7 @@ class TestEnding:
         job.succeed("a", "b")
         assert job.plan.phase is PlanPhase.TRAINING
         job.succeed("c")
-        assert (job.plan.phase, job.plan.reason) == (PlanPhase.FINISHED, "every worker succeeded")
+        assert (job.plan.phase, codes(job.plan.reasons)) == (PlanPhase.FINISHED, ("all_succeeded",))
         assert job.assignment("a").phase is PlanPhase.FINISHED
 
     def test_a_lost_node_that_had_succeeded_is_not_missed(self) -> None:
@@ -494,12 +505,15 @@ class TestBudget:
             assert (job.plan.phase, job.plan.restart_count) == (PlanPhase.TRAINING, count)
         job.fail("a")
         assert (job.plan.phase, job.plan.restart_count) == (PlanPhase.FAILED, 2)
-        assert job.plan.reason == "rank 1 on node 0 (b) was killed by SIGKILL; all 2 restarts were used"
+        assert job.plan.reasons == (
+            Code.WORKER_FAILED(rank=1, node="node 0 (b)", what="was killed by SIGKILL"),
+            Code.RESTARTS_USED(most=2),
+        )
 
     def test_without_restarts_the_first_failure_is_the_end(self) -> None:
         job = trio(max_restarts=0)
         job.fail("b")
-        assert (job.plan.phase, job.plan.reason) == (PlanPhase.FAILED, "rank 1 on node 1 (b) was killed by SIGKILL")
+        assert (job.plan.phase, codes(job.plan.reasons)) == (PlanPhase.FAILED, ("worker_failed",))
 
     def test_leaving_and_joining_does_not_go_round_it(self) -> None:
         job = trio(max_restarts=1)
@@ -612,7 +626,7 @@ class TestBudget:
         job.wait(59)
         job.fail("b")
         assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reason.endswith("; the one restart of 60 s was used")
+        assert job.plan.reasons[-1] == Code.RESTARTS_OF_WINDOW_USED(most=1, window=60.0)
 
     def test_what_a_window_has_forgiven_is_written_down(self) -> None:
         job = trio(max_restarts=1, restart_window=60.0)
@@ -632,9 +646,7 @@ class TestBudget:
             assert job.plan.phase is PlanPhase.TRAINING
         job.fail("b", progressed=False)
         assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reason.startswith(
-            "rank 1 on node 1 (b) was killed by SIGKILL; 3 rounds in succession failed before any"
-        )
+        assert job.plan.reasons[1:] == (Code.EARLY_FAILURES(number=3),)
 
     def test_work_done_begins_the_early_count_again_and_a_lost_node_does_not(self) -> None:
         job = trio(max_restarts=100, early_failure_limit=3)
@@ -696,7 +708,7 @@ class TestFreshStore:
         assert job.plan.phase is PlanPhase.GATHERING
         job.wait(2)
         assert job.plan.phase is PlanPhase.FAILED
-        assert job.plan.reason == "node 0 (a) should have led the next round, and did not answer for 600 s"
+        assert job.plan.reasons == (Code.LEADER_SILENT(node="node 0 (a)", seconds=600.0),)
 
     def test_a_lost_leader_is_not_waited_for(self) -> None:
         job = trio()
@@ -804,13 +816,16 @@ class TestWords:
         job.lose(*"cdef")
         job.say("g", NodePhase.LEFT)
         job.wait(2)
-        assert job.plan.reason == "node 2 (c), node 3 (d) and 2 others were lost; node 6 (g) left, as it was asked to"
+        assert job.plan.reasons == (
+            Code.LOST(names=("node 2 (c)", "node 3 (d)", "2 others"), number=4),
+            Code.LEFT_ON_REQUEST(names=("node 6 (g)",), number=1),
+        )
 
 
 def at_work(nodes: int, phases: list[NodePhase]) -> tuple[Plan, dict[NodeKey, MemberState]]:
     """A round of so many nodes, of which the first ones have those phases."""
     members = tuple(Member(f"n{n}", "1", f"host{n}", 1) for n in range(nodes))
-    plan = Plan(epoch=1, phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members, reason="x")
+    plan = Plan(epoch=1, phase=PlanPhase.TRAINING, key=RoundKey(1, 1), members=members, reasons=sentence("x"))
     present = {}
     for n, seat in enumerate(rank_assignments(plan).values()):
         phase = phases[n] if n < len(phases) else NodePhase.RUNNING

@@ -22,6 +22,7 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import MAX_NODES, JobRules
 from dlrover_run.rendezvous import etcd_records
 from dlrover_run.rendezvous.etcd_records import (
@@ -43,7 +44,10 @@ names = st.text(min_size=1, max_size=20)
 def test_each_kind_of_record_comes_back_as_it_was() -> None:
     failure = Failure(1, "b", "was killed by SIGKILL", trace="é\x1b[31m\x00\U0001f525" * 1000)
     word = BucketMessage(
-        RULES, Assignment(epoch=3, failure=failure), Waiting("2 more nodes", 3.5), (("a", "1", NodeView(ranks=seat())),)
+        RULES,
+        Assignment(epoch=3, failure=failure),
+        Waiting(sentence("2 more nodes"), 3.5),
+        (("a", "1", NodeView(ranks=seat())),),
     )
     assert decode_record(encode_record(word), BucketMessage) == word
     assert decode_record(encode_record(status("a")), NodeReport) == status("a")
@@ -94,7 +98,7 @@ def test_what_would_fill_the_memory_is_not_unpacked(monkeypatch: pytest.MonkeyPa
 
 def test_a_node_finds_its_own_seat_and_without_one_what_it_waits_for() -> None:
     first, second = seat(node_rank=0), seat(node_rank=1)
-    waiting = Waiting("a place")
+    waiting = Waiting(sentence("a place"))
     word = BucketMessage(
         RULES, Assignment(epoch=3), waiting, (("a", "1", NodeView(ranks=first)), ("b", "1", NodeView(ranks=second)))
     )

@@ -21,6 +21,7 @@ from dlrover_run.coordination.model import (
     Waiting,
     common_assignment,
 )
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import CHECK_ONCE
 from dlrover_run.coordination.validation import MAX_EPOCH
 from dlrover_run.etcd.operations import Change, KeyValue
@@ -35,7 +36,7 @@ from dlrover_run.rendezvous.etcd_records import (
 )
 
 KEYS = Keys("/dlrover-run", "job")
-WAITING = Waiting("2 nodes of 3 are here", 12.0)
+WAITING = Waiting(sentence("2 nodes of 3 are here"), 12.0)
 
 
 def job_of(*names: str, max_nodes: int) -> VirtualJob:

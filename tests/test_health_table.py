@@ -23,6 +23,7 @@ from dlrover_run.console.health_table import (
 )
 from dlrover_run.console.text import display_width, truncate, use_color
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RankAssignment, RoundKey, Waiting
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_ONCE, JobRules
 from dlrover_run.policies.health.model import HealthStatus, LinkRow, NodeHealth
 from dlrover_run.spec import Entrypoint, JobSpec
@@ -230,7 +231,7 @@ SEAT = RankAssignment(
 
 
 def checking(*rows: NodeHealth) -> Assignment:
-    return Assignment(waiting=Waiting("round 1 of a node check", 60.0, rows))
+    return Assignment(waiting=Waiting(sentence("round 1 of a node check"), 60.0, rows))
 
 
 def passed(*others: NodeHealth, links: tuple[LinkRow, ...] = (), own: NodeHealth = FOUR[0]) -> Assignment:
@@ -344,7 +345,9 @@ def told(*assignments: Assignment, rules: JobRules | None = None) -> list[str]:
 class TestBetweenTwoRounds:
     """What ended the last round is said before what the check between them comes to."""
 
-    FAILED = Assignment(restart_count=1, failure=Failure(3, "b", "exited with code 1"), waiting=Waiting("for b"))
+    FAILED = Assignment(
+        restart_count=1, failure=Failure(3, "b", "exited with code 1"), waiting=Waiting(sentence("for b"))
+    )
     CHECKED = msgspec.structs.replace(passed(*DONE, node("d")), restart_count=1, failure=FAILED.failure)
 
     def test_the_failure_is_told_once_before_the_check(self) -> None:
@@ -372,7 +375,7 @@ class TestBetweenTwoRounds:
 
 
 class TestOnceForEachCheck:
-    GATHERING = Assignment(phase=PlanPhase.GATHERING, health=FOUR[0], waiting=Waiting("a was lost"))
+    GATHERING = Assignment(phase=PlanPhase.GATHERING, health=FOUR[0], waiting=Waiting(sentence("a was lost")))
 
     def test_a_restart_of_the_workers_tells_nothing_again(self) -> None:
         assert told(passed(*DONE), self.GATHERING, passed(*DONE)) == told(passed(*DONE))

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrover_run.coordination.model import Failure, Member, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master import journal
 from dlrover_run.master.journal import (
@@ -41,7 +42,7 @@ def plan(number: int) -> Plan:
         store_address="10.0.0.1",
         store_port=4000 + number,
         failure=Failure(0, "host0", "exited with code 1\n\x1b[31mé"),
-        reason=f"round {number}",
+        reasons=sentence(f"round {number}"),
     )
 
 

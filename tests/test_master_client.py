@@ -18,6 +18,7 @@ from harness import WAIT
 from scripted_master import Script, ScriptedMaster, Stream
 
 from dlrover_run.coordination.model import NodePhase, NodeReport, PlanPhase, RoundKey, Waiting
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.rendezvous import reconnect
 from dlrover_run.rendezvous.master_client import MasterClient
@@ -97,7 +98,7 @@ async def until_the_end(stream: Stream) -> None:
 
 async def take_in(stream: Stream) -> None:
     await stream.welcome()
-    await stream.assign(reason="taken in")
+    await stream.assign(reasons=sentence("taken in"))
     await until_the_end(stream)
 
 
@@ -110,9 +111,9 @@ def test_a_node_joins_and_follows_what_is_assigned() -> None:
 
     async def script(stream: Stream) -> None:
         heard.append(await stream.welcome())
-        await stream.assign(reason="first")
+        await stream.assign(reasons=sentence("first"))
         heard.append(await stream.status())
-        await stream.assign(reason="second")
+        await stream.assign(reasons=sentence("second"))
         await until_the_end(stream)
 
     async def scene() -> None:
@@ -155,9 +156,9 @@ def test_an_address_that_the_user_gave_is_the_one_that_is_advertised() -> None:
 def test_a_status_that_has_not_changed_is_not_sent_and_of_many_the_latest_counts() -> None:
     async def script(stream: Stream) -> None:
         await stream.welcome(JobRules(keep_alive_interval=1000.0))
-        await stream.assign(reason="taken in")
+        await stream.assign(reasons=sentence("taken in"))
         status = await stream.status()
-        await stream.assign(reason=f"heard of {status.port}")
+        await stream.assign(reasons=sentence(f"heard of {status.port}"))
         await until_the_end(stream)
 
     async def scene() -> None:
@@ -176,7 +177,7 @@ def test_a_node_gives_signs_of_life_as_often_as_the_job_wants() -> None:
         await stream.welcome(JobRules(keep_alive_interval=0.01, keep_alive_attempts=10_000))
         for _ in range(3):
             assert (await stream.status()).phase is NodePhase.WAITING
-        await stream.assign(reason="alive")
+        await stream.assign(reasons=sentence("alive"))
         await until_the_end(stream)
 
     async def scene() -> None:
@@ -191,7 +192,7 @@ def collect_phases(heard: list[NodePhase]) -> Callable[[Stream], Awaitable[None]
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
-        await stream.assign(reason="taken in")
+        await stream.assign(reasons=sentence("taken in"))
         with contextlib.suppress(EOFError):
             while True:
                 heard.append((await stream.status()).phase)
@@ -231,9 +232,9 @@ def test_the_last_status_is_told_though_another_is_on_its_way(turns: int) -> Non
 def test_what_an_older_coordinator_says_is_not_obeyed() -> None:
     async def script(stream: Stream) -> None:
         await stream.welcome()
-        await stream.assign(epoch=7, reason="new")
-        await stream.assign(epoch=6, phase=PlanPhase.FAILED, reason="old")
-        await stream.assign(epoch=7, reason="newer")
+        await stream.assign(epoch=7, reasons=sentence("new"))
+        await stream.assign(epoch=6, phase=PlanPhase.FAILED, reasons=sentence("old"))
+        await stream.assign(epoch=7, reasons=sentence("newer"))
         await until_the_end(stream)
 
     async def scene() -> None:
@@ -248,9 +249,9 @@ def test_what_an_older_coordinator_says_is_not_obeyed() -> None:
 def test_a_master_that_does_not_know_the_latest_round_yet_takes_nobody_out_of_it() -> None:
     async def script(stream: Stream) -> None:
         await stream.welcome()
-        await stream.assign(epoch=1, key=RoundKey(1, 3), reason="third round")
-        await stream.assign(epoch=2, reason="no node has reported yet")
-        await stream.assign(epoch=2, key=RoundKey(1, 3), reason="adopted")
+        await stream.assign(epoch=1, key=RoundKey(1, 3), reasons=sentence("third round"))
+        await stream.assign(epoch=2, reasons=sentence("no node has reported yet"))
+        await stream.assign(epoch=2, key=RoundKey(1, 3), reasons=sentence("adopted"))
         await until_the_end(stream)
 
     async def scene() -> None:
@@ -266,7 +267,7 @@ def test_a_master_that_does_not_know_the_latest_round_yet_takes_nobody_out_of_it
 def test_a_master_that_came_back_and_refuses_a_node_does_not_end_its_workers(retry: bool) -> None:
     async def take_in_and_break(stream: Stream) -> None:
         await stream.welcome()
-        await stream.assign(reason="taken in")
+        await stream.assign(reasons=sentence("taken in"))
         assert (await stream.status()).phase is NodePhase.RUNNING
 
     async def refuse(stream: Stream) -> None:
@@ -293,7 +294,7 @@ def test_a_master_that_came_back_and_refuses_a_node_does_not_end_its_workers(ret
 def test_a_master_that_ends_a_stream_with_a_reason(retry: bool) -> None:
     async def end(stream: Stream) -> None:
         await stream.welcome()
-        await stream.assign(reason="taken in")
+        await stream.assign(reasons=sentence("taken in"))
         await stream.say(Refused("the master ends: SIGTERM came", retry))
 
     async def scene() -> None:
@@ -307,7 +308,7 @@ def test_a_master_that_ends_a_stream_with_a_reason(retry: bool) -> None:
 def test_a_notice_of_the_master_is_told_once() -> None:
     async def script(stream: Stream) -> None:
         await stream.welcome(notice="your rules are others")
-        await stream.assign(reason="taken in", restart_count=master[0].streams)
+        await stream.assign(reasons=sentence("taken in"), restart_count=master[0].streams)
         if master[0].streams > 1:
             await until_the_end(stream)
 
@@ -375,7 +376,7 @@ def test_nobody_looks_for_a_master_whose_job_is_over(phase: PlanPhase) -> None:
 def test_with_one_token_both_sides_are_satisfied() -> None:
     async def script(stream: Stream) -> None:
         await stream.welcome(token="secret")
-        await stream.assign(reason="taken in")
+        await stream.assign(reasons=sentence("taken in"))
         await until_the_end(stream)
 
     async def scene() -> None:
@@ -403,7 +404,7 @@ def test_a_master_that_cannot_prove_the_token_is_not_obeyed(other: str) -> None:
 def test_a_stranger_in_the_place_of_a_lost_master_ends_no_running_job() -> None:
     async def be_the_master(stream: Stream) -> None:
         await stream.welcome(token="secret")
-        await stream.assign(reason="taken in")
+        await stream.assign(reasons=sentence("taken in"))
 
     async def be_a_stranger(stream: Stream) -> None:
         hello = await stream.hear()
@@ -417,7 +418,7 @@ def test_a_stranger_in_the_place_of_a_lost_master_ends_no_running_job() -> None:
 
     async def be_back(stream: Stream) -> None:
         await stream.welcome(token="secret")
-        await stream.assign(reason="back")
+        await stream.assign(reasons=sentence("back"))
         await until_the_end(stream)
 
     async def scene() -> None:
@@ -489,7 +490,7 @@ def test_a_node_that_finds_no_master_says_what_it_waits_for_and_gives_up_in_the_
 def test_a_node_whose_workers_have_ended_waits_for_a_lost_master_only_so_long() -> None:
     async def leave(stream: Stream) -> None:
         await stream.welcome(JobRules(join_timeout=0.3))
-        await stream.assign(reason="taken in")
+        await stream.assign(reasons=sentence("taken in"))
 
     async def scene() -> None:
         server = ScriptedMaster(leave)
@@ -526,7 +527,7 @@ def test_a_stream_that_the_master_cancels_is_met_with_another_attempt(late: bool
     async def cancel(stream: Stream) -> None:
         if late:
             await stream.welcome()
-            await stream.assign(reason="to be cancelled")
+            await stream.assign(reasons=sentence("to be cancelled"))
         await stream._context.abort(grpc_setup.load_grpc().StatusCode.CANCELLED, "")
 
     async def scene() -> None:
@@ -561,7 +562,7 @@ def test_a_closed_board_leaves_in_a_bounded_time_though_the_master_hears_nothing
 
         async def hear_nothing(stream: Stream) -> None:
             await stream.welcome()
-            await stream.assign(reason="taken in")
+            await stream.assign(reasons=sentence("taken in"))
             await stop.wait()
 
         async with meeting(hear_nothing) as (node, _):

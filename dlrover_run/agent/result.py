@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dlrover_run import exit_codes, failures
 from dlrover_run.agent.os_errors import explain_os_error
 from dlrover_run.coordination.model import OVER, Assignment, Failure, PlanPhase, RankAssignment
+from dlrover_run.coordination.reasons import Code, render
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.health import model as check_records
 from dlrover_run.policies.health.model import NodeHealth
@@ -77,7 +78,7 @@ def resolve_result(ending: JobEnd, compat: bool) -> JobResult:
         root=root,
         failure=elsewhere,
         error=_error(ending),
-        why_over=wanted.reason.removeprefix(str(wanted.failure)).lstrip(";, ") if failed else "",
+        why_over=render([one for one in wanted.reasons if not Code.WORKER_FAILED.within([one])]) if failed else "",
         stopped=stopped,
         results=ending.results,
     )

@@ -319,7 +319,7 @@ def _checked(plan: Plan) -> list[Member]:
     return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in passed)]
 
 
-_NOT_SENT_APART = frozenset({"epoch", "clock", "since", "restart_times", "early_failures", "failure", "reason"})
+_NOT_SENT_APART = frozenset({"epoch", "clock", "since", "restart_times", "early_failures", "failure", "reasons"})
 """Fields of a plan from which no node's own part is made: all nodes are told them alike, or nobody is."""
 
 _SENT_APART = tuple(field for field in Plan.__struct_fields__ if field not in _NOT_SENT_APART)
@@ -342,7 +342,7 @@ def _continued_assignment(plan: Plan, report: NodeReport, waiting: Waiting | Non
         phase=PlanPhase.TRAINING if works else PlanPhase.GATHERING,
         key=latest_round(report),
         restart_count=report.restart_count,
-        reason=plan.reason,
+        reasons=plan.reasons,
         ranks=seat,
         waiting=None if works else waiting,
         cluster=cluster,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dlrover_run.coordination.model import Plan, PlanPhase
+from dlrover_run.coordination.reasons import Reasons
 
 
 class DeadlineReason(enum.Enum):
@@ -64,9 +65,9 @@ def update_plan(plan: Plan, now: float, **changes: Any) -> Plan:
     return msgspec.structs.replace(plan, clock=now, **changes)
 
 
-def end_job(plan: Plan, now: float, phase: PlanPhase, reason: str) -> Decision:
+def end_job(plan: Plan, now: float, phase: PlanPhase, reasons: Reasons) -> Decision:
     """The job ends."""
-    return Decision(update_plan(plan, now, phase=phase, since=now, reason=reason))
+    return Decision(update_plan(plan, now, phase=phase, since=now, reasons=reasons))
 
 
 def deadline_if(at: float | None, reason: DeadlineReason) -> tuple[Deadline, ...]:

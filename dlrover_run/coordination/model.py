@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import MAX_TRACE, MAX_WHAT, Count, Name, NodeId, Port, SignalName, Total
+from dlrover_run.coordination.reasons import BoundedReasons, Code, Reason, render
 from dlrover_run.coordination.text import node_name
 from dlrover_run.policies.health.model import (
     MAX_LINK_ROWS,
@@ -90,8 +91,13 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The node, for people."""
         return node_name(self.host, self.node_rank)
 
+    @property
+    def reason(self) -> Reason:
+        """The failure as the reason of a plan."""
+        return Code.WORKER_FAILED(rank=self.rank, node=self.node, what=self.what)
+
     def __str__(self) -> str:
-        return f"rank {self.rank} on {self.node} {self.what}"
+        return str(self.reason)
 
 
 class RankAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,7 +200,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     round, `members` the nodes of it in the order of their ranks; while GATHERING those of the last round, whose ranks
     are kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
     times `charged`. `barren` rounds in succession failed before any worker got to work. `failure` is what ended
-    the last round, if a worker did. `reason` is one plain sentence that says why the plan is as it is. `check` is the
+    the last round, if a worker did. `reasons` are the codes that say why the plan is as it is. `check` is the
     node check that goes on, `checks` how many there were, and `checked` what is known of each node that is here; with
     `links` between them, by their places in it, where links are measured.
     """
@@ -211,21 +217,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     restart_times: tuple[float, ...] = ()
     early_failures: int = 0
     failure: Failure | None = None
-    reason: str = "no node has reported yet"
+    reasons: BoundedReasons = (Code.NO_REPORT_YET(),)
     check: HealthCheck | None = None
     check_count: int = 0
     health: tuple[NodeHealth, ...] = ()
     links: tuple[LinkRow, ...] = ()
     cluster: Cluster | None = None
 
+    @property
+    def reason(self) -> str:
+        """The reasons as one sentence."""
+        return render(self.reasons)
+
 
 class Waiting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node that has no seat waits for: a sentence, and how many seconds at most from now, None for no limit.
-    `rows` is how a node check stands that goes on."""
+    """What a node without ranks waits for, and how many seconds at most from now, None for no limit. `rows` is the
+    present state of a health check that runs."""
 
-    text: Annotated[str, Meta(max_length=MAX_WHAT)]
+    reasons: BoundedReasons
     seconds: float | None = None
     rows: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()
+
+    @property
+    def text(self) -> str:
+        """The reasons as one sentence."""
+        return render(self.reasons)
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -240,7 +256,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     phase: PlanPhase = PlanPhase.GATHERING
     key: RoundKey = RoundKey()
     restart_count: Count = 0
-    reason: Annotated[str, Meta(max_length=2 * MAX_WHAT)] = ""
+    reasons: BoundedReasons = ()
     ranks: RankAssignment | None = None
     failure: Failure | None = None
     waiting: Waiting | None = None
@@ -249,6 +265,11 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     health_table: Annotated[tuple[NodeHealth, ...], Meta(max_length=MAX_ROWS)] = ()
     link_table: Annotated[tuple[LinkRow, ...], Meta(max_length=MAX_LINK_ROWS)] = ()
     cluster: NodeOrder | None = None
+
+    @property
+    def reason(self) -> str:
+        """The reasons of the plan as one sentence."""
+        return render(self.reasons)
 
 
 def rank_assignments(plan: Plan) -> dict[NodeKey, RankAssignment]:
@@ -288,7 +309,7 @@ def common_assignment(plan: Plan, seat: RankAssignment | None, waiting: Waiting 
         phase=plan.phase,
         key=plan.key,
         restart_count=plan.restart_count,
-        reason=plan.reason[: 2 * MAX_WHAT],
+        reasons=plan.reasons,
         ranks=seat,
         failure=plan.failure,
         waiting=waiting,

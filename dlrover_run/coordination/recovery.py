@@ -9,6 +9,7 @@ import msgspec
 from dlrover_run.coordination.bounds import MAX_WORKERS
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RankAssignment, RoundKey
+from dlrover_run.coordination.reasons import Code
 from dlrover_run.policies.health.model import HealthStatus, NodeHealth
 
 _UNKNOWN = "unknown"
@@ -46,7 +47,7 @@ def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> P
         fresh,
         key=latest,
         restart_count=max(report.restart_count for report in statuses),
-        reason="the job was running when its coordinator began",
+        reasons=(Code.RECOVERED(),),
     )
     if not seated:
         return adopted

@@ -9,8 +9,9 @@ from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Member, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.ranks import assign_ranks
+from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
 from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
-from dlrover_run.coordination.text import counted, join_names, node_name
+from dlrover_run.coordination.text import node_name
 from dlrover_run.policies.health.policy import (
     begin,
     computed_at,
@@ -33,8 +34,8 @@ def gather(rules: JobRules, plan: Plan, members: Members, now: float) -> Decisio
     if _all_have_left(members, now):
         # Whoever starts these nodes anew means another job, with a budget of its own.
         untold = is_first and not plan.check_count
-        reason = "every node has left" if untold else f"{plan.reason}, and no node is here any more"
-        return end_job(plan, now, PlanPhase.FAILED, reason)
+        reasons = (Code.EVERY_NODE_LEFT(),) if untold else chain(plan.reasons, Code.NO_NODE_LEFT())
+        return end_job(plan, now, PlanPhase.FAILED, reasons)
     plan = drop_beside(plan, now)
     if plan.check is not None:
         checked = step(rules, plan, members, now)
@@ -76,18 +77,17 @@ def gather(rules: JobRules, plan: Plan, members: Members, now: float) -> Decisio
     if not offers_a_fresh_port(rules, plan, seated[0].report):
         deadline = max(plan.since, seated[0].joined_at) + patience
         if now >= deadline:
-            leader = display_names(plan, seated[:1])[0]
-            silent = f"{leader} should have led the next round, and did not answer for {patience:g} s"
-            return end_job(plan, now, PlanPhase.FAILED, silent)
+            silent = Code.LEADER_SILENT(node=display_names(plan, seated[:1])[0], seconds=patience)
+            return end_job(plan, now, PlanPhase.FAILED, (silent,))
         return Decision(plan, (Deadline(deadline, DeadlineReason.LEADER),))
-    reason = plan.reason
+    reasons = plan.reasons
     if is_first and any(checkup.dismissed and key_of(checkup) in members for checkup in plan.health):
-        reason = f"{plan.reason}; {counted(size, 'node')} {'is' if size == 1 else 'are'} left"
+        reasons = chain(plan.reasons, Code.NODES_LEFT(number=size))
     elif is_first:
-        reason = "the one node is here" if size == 1 else f"{size} nodes are here"
+        reasons = (Code.NODES_HERE(number=size),)
         if size < rules.max_size:
-            reason += f", and nobody else came for {rules.last_call_timeout:g} s"
-    return Decision(form_round(rules, plan, seated, now, reason))
+            reasons = chain(reasons, Code.LAST_CALL_OVER(seconds=rules.last_call_timeout))
+    return Decision(form_round(rules, plan, seated, now, reasons))
 
 
 def _all_have_left(members: Members, now: float) -> bool:
@@ -107,7 +107,7 @@ def _all_have_left(members: Members, now: float) -> bool:
     return all(p.lost_at is not None and p.lost_at <= last_left for p in lost)
 
 
-def form_round(rules: JobRules, plan: Plan, seated: list[MemberState], now: float, reason: str) -> Plan:
+def form_round(rules: JobRules, plan: Plan, seated: list[MemberState], now: float, reasons: Reasons) -> Plan:
     """The next round, of the nodes `seated` in the order of their ranks."""
     leader = seated[0].report
     # A store that the user placed by hand keeps its port; it is fresh all the same, because it lives in the worker with
@@ -122,7 +122,7 @@ def form_round(rules: JobRules, plan: Plan, seated: list[MemberState], now: floa
         members=tuple(_member(p.report) for p in seated),
         store_address=address,
         store_port=port,
-        reason=reason,
+        reasons=reasons,
     )
 
 
@@ -139,9 +139,9 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, leader: NodeReport) -> bool
     return rules.store is not None or knows or leader.known_round > plan.key
 
 
-def start_next_round(rules: JobRules, plan: Plan, members: Members, now: float, reason: str) -> Decision:
+def start_next_round(rules: JobRules, plan: Plan, members: Members, now: float, reasons: Reasons) -> Decision:
     """The round is over: form the next one with whoever lives, or wait for others."""
-    ended = update_plan(forget(rules, plan), now, phase=PlanPhase.GATHERING, since=now, reason=reason)
+    ended = update_plan(forget(rules, plan), now, phase=PlanPhase.GATHERING, since=now, reasons=reasons)
     return gather(rules, ended, members, now)
 
 
@@ -179,16 +179,13 @@ def _member(report: NodeReport) -> Member:
     return Member(report.node_id, report.incarnation, report.host, report.workers, report.role)
 
 
-def _short_of_nodes(rules: JobRules, plan: Plan, alive: list[MemberState], waited: float) -> str:
+def _short_of_nodes(rules: JobRules, plan: Plan, alive: list[MemberState], waited: float) -> Reasons:
     hosts = display_names(plan, alive)
-    are = "are" if len(hosts) > 1 else "is"
-    here = f"only {len(hosts)} of at least {rules.min_size} nodes {are} here ({join_names(hosts)})"
-    if not hosts:
-        here = f"none of at least {rules.min_size} nodes is here"
-    missing = missing_nodes(rules, plan, alive)
-    who = f"; missing: {missing}" if missing else ""
-    before = f"{plan.reason}; " if plan.key.number or plan.check_count else ""
-    return f"{before}after {waited:g} s {here}{who}"
+    here = Code.NO_NODE_CAME(seconds=waited, least=rules.min_size)
+    if hosts:
+        here = Code.TOO_FEW_NODES(seconds=waited, number=len(hosts), least=rules.min_size, names=shown_names(hosts))
+    before = plan.reasons if plan.key.number or plan.check_count else ()
+    return chain(before, here, *missing_nodes(rules, plan, alive))
 
 
 def display_names(plan: Plan, nodes: Sequence[MemberState]) -> list[str]:
@@ -201,14 +198,16 @@ def display_names(plan: Plan, nodes: Sequence[MemberState]) -> list[str]:
     return [node_name(p.report.host, rank_of(p.report)) for p in nodes]
 
 
-def missing_nodes(rules: JobRules, plan: Plan, alive: list[MemberState]) -> str:
-    """Who was here or is expected, in words for people: members of the last round, or ranks that somebody gave."""
+def missing_nodes(rules: JobRules, plan: Plan, alive: list[MemberState]) -> Reasons:
+    """Which nodes are missing, if that is known: members of the last round, or node ranks that users gave."""
     here = {p.report.key for p in alive}
     if plan.members:
-        return join_names([node_name(one.host, rank) for rank, one in enumerate(plan.members) if one.key not in here])
+        gone = [node_name(one.host, rank) for rank, one in enumerate(plan.members) if one.key not in here]
+        return (Code.MISSING(names=shown_names(gone)),) if gone else ()
     wishes = {wish for p in alive if (wish := p.report.preferred_rank) is not None and wish < rules.min_size}
     if not alive or any(p.report.preferred_rank is None for p in alive):
-        return ""
-    # A job may ask for a hundred thousand nodes, and these words are made again and again.
+        return ()
+    # A job may have a hundred thousand nodes, and this is computed again and again.
     first = itertools.islice((rank for rank in range(rules.min_size) if rank not in wishes), 3)
-    return join_names([f"node {rank}" for rank in first], rules.min_size - len(wishes))
+    names = shown_names([f"node {rank}" for rank in first], rules.min_size - len(wishes))
+    return (Code.MISSING(names=names),) if names else ()

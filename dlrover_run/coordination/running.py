@@ -16,6 +16,7 @@ from dlrover_run.coordination.decision import (
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
 from dlrover_run.coordination.ranks import assign_ranks
+from dlrover_run.coordination.reasons import Code, Reason, Reasons, chain, shown_names
 from dlrover_run.coordination.rendezvous import (
     RoundMembers,
     disconnects_resolved_at,
@@ -25,7 +26,7 @@ from dlrover_run.coordination.rendezvous import (
     start_next_round,
 )
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, JobRules
-from dlrover_run.coordination.text import departure_text, join_names, node_name
+from dlrover_run.coordination.text import node_name
 from dlrover_run.policies.health.policy import admitted_nodes, check_beside, drop_beside, eligible_nodes
 
 
@@ -39,12 +40,9 @@ def consume_restart(rules: JobRules, plan: Plan, failure: Failure, worked: bool,
     charged = expire_restarts(rules, plan.restart_times, now)
     used = len(charged) if rules.restart_window else plan.restart_count
     if used >= rules.max_restarts:
-        reason = f"{failure}{_exhausted(rules)}"
+        reasons = (failure.reason, *_exhausted(rules))
     elif rules.early_failure_limit and barren >= rules.early_failure_limit:
-        reason = (
-            f"{failure}; {barren} rounds in succession failed before any worker had got through init_process_group "
-            "or written a checkpoint, so the job stops early (--rdzv-conf early_failure_limit=0 goes on)"
-        )
+        reasons = (failure.reason, Code.EARLY_FAILURES(number=barren))
     else:
         # Without a window only the number counts, and a job may have a great many.
         charged = (*charged, now) if rules.restart_window else ()
@@ -56,10 +54,10 @@ def consume_restart(rules: JobRules, plan: Plan, failure: Failure, worked: bool,
             early_failures=barren,
             restart_count=count,
             restart_times=charged,
-            reason=str(failure),
+            reasons=(failure.reason,),
         )
     return update_plan(
-        plan, now, phase=PlanPhase.FAILED, since=now, failure=failure, early_failures=barren, reason=reason
+        plan, now, phase=PlanPhase.FAILED, since=now, failure=failure, early_failures=barren, reasons=reasons
     )
 
 
@@ -68,13 +66,12 @@ def expire_restarts(rules: JobRules, charged: tuple[float, ...], now: float) -> 
     return tuple(time for time in charged if now < time + rules.restart_window)
 
 
-def _exhausted(rules: JobRules) -> str:
+def _exhausted(rules: JobRules) -> Reasons:
     if rules.max_restarts == 0:
-        return ""
-    restarts = "the one restart" if rules.max_restarts == 1 else f"all {rules.max_restarts} restarts"
-    window = f" of {rules.restart_window:g} s" if rules.restart_window else ""
-    was = "was" if rules.max_restarts == 1 else "were"
-    return f"; {restarts}{window} {was} used"
+        return ()
+    if rules.restart_window:
+        return (Code.RESTARTS_OF_WINDOW_USED(most=rules.max_restarts, window=rules.restart_window),)
+    return (Code.RESTARTS_USED(most=rules.max_restarts),)
 
 
 def train(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
@@ -83,7 +80,7 @@ def train(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision
     in_round = round_members(plan, members)
     done = [member.done or (p is not None and p.succeeded_in(key)) for member, p in in_round]
     if all(done):
-        return end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FINISHED, "every worker succeeded")
+        return end_job(msgspec.structs.replace(plan, failure=None), now, PlanPhase.FINISHED, (Code.ALL_SUCCEEDED(),))
 
     unfinished = [pair for pair, is_done in zip(in_round, done, strict=True) if not is_done]
     gone = [(member, p) for member, p in unfinished if p is None or p.is_lost(now) or p.has_left]
@@ -144,7 +141,7 @@ def _departed_before(time: float, unfinished: RoundMembers) -> bool:
 
     times = [departed(p) for _, p in unfinished if p is not None]
     is_unknown = any(p is None for _, p in unfinished)
-    return is_unknown or any(departure_text is not None and departure_text < time for departure_text in times)
+    return is_unknown or any(departed_at is not None and departed_at < time for departed_at in times)
 
 
 def _restart(rules: JobRules, plan: Plan, members: Members, cause: MemberState, now: float) -> Decision:
@@ -156,14 +153,12 @@ def _restart(rules: JobRules, plan: Plan, members: Members, cause: MemberState, 
     charged = consume_restart(rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:
         return Decision(charged)
-    return start_next_round(rules, charged, members, now, charged.reason)
+    return start_next_round(rules, charged, members, now, charged.reasons)
 
 
 def _regroup_without(rules: JobRules, plan: Plan, members: Members, gone: RoundMembers, now: float) -> Decision:
     """The next round after a change of membership, which costs nothing."""
-    return start_next_round(
-        rules, msgspec.structs.replace(plan, failure=None), members, now, _departure_words(plan, gone)
-    )
+    return start_next_round(rules, msgspec.structs.replace(plan, failure=None), members, now, _departures(plan, gone))
 
 
 def _scale_up(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
@@ -180,14 +175,14 @@ def _scale_up(rules: JobRules, plan: Plan, members: Members, now: float) -> Deci
     seated = assign_ranks(plan.members, alive, size)
     if not offers_a_fresh_port(rules, plan, seated[0].report):
         return Decision(plan)
-    joined = join_names(
+    joined = shown_names(
         [node_name(p.report.host, rank) for rank, p in enumerate(seated) if p.report.key not in current]
     )
-    reason = f"{joined} joined, so {size} nodes train instead of {len(plan.members)}"
+    reasons = (Code.SCALED_UP(names=joined, after=size, before=len(plan.members)),)
     ended = msgspec.structs.replace(plan, failure=None)
     if rules.check == CHECK_ALWAYS:
-        return start_next_round(rules, ended, members, now, reason)
-    return Decision(form_round(rules, ended, seated, now, reason))
+        return start_next_round(rules, ended, members, now, reasons)
+    return Decision(form_round(rules, ended, seated, now, reasons))
 
 
 def _remember_done(plan: Plan, members: Members, now: float) -> Plan:
@@ -199,25 +194,26 @@ def _remember_done(plan: Plan, members: Members, now: float) -> Plan:
     return plan if remembered == plan.members else update_plan(plan, now, members=remembered)
 
 
-def _departure_words(plan: Plan, gone: RoundMembers) -> str:
+def _departures(plan: Plan, gone: RoundMembers) -> Reasons:
+    """How members were lost or left: one reason for each way, with the names of its nodes."""
+    by_way: dict[tuple[Code, str], list[str]] = {}
     ranks = {member.key: rank for rank, member in enumerate(plan.members)}
-
-    def how(p: MemberState | None) -> str:
-        if p is None or not p.is_draining:
-            return "was lost"
-        if p.report.failure is not None:
-            return f"left: {p.report.failure.what}"
-        if p.report.phase is NodePhase.LEFT and not p.report.ended_by:
-            return "left, as it was asked to"
-        return departure_text(p.report.ended_by)
-
-    by_verb: dict[str, list[str]] = {}
     for member, p in gone:
-        by_verb.setdefault(how(p), []).append(node_name(member.host, ranks[member.key]))
+        by_way.setdefault(_departure(p), []).append(node_name(member.host, ranks[member.key]))
+    return chain((), *(_departure_reason(code, detail, names) for (code, detail), names in by_way.items()))
 
-    def sentence(verb: str, hosts: list[str]) -> str:
-        if len(hosts) > 1:
-            verb = verb.replace("was ", "were ").replace("it were", "they were")
-        return f"{join_names(hosts)} {verb}"
 
-    return "; ".join(sentence(verb, hosts) for verb, hosts in by_verb.items())
+def _departure(p: MemberState | None) -> tuple[Code, str]:
+    """How one member was lost or left, and the detail that its text has."""
+    if p is None or not p.is_draining:
+        return Code.LOST, ""
+    if p.report.failure is not None:
+        return Code.LEFT_AFTER_FAILURE, p.report.failure.what
+    if p.report.ended_by:
+        return Code.ENDED_BY_SIGNAL, p.report.ended_by
+    return (Code.LEFT_ON_REQUEST if p.report.phase is NodePhase.LEFT else Code.ASKED_TO_LEAVE), ""
+
+
+def _departure_reason(code: Code, detail: str, names: list[str]) -> Reason:
+    details = {Code.LEFT_AFTER_FAILURE: {"what": detail}, Code.ENDED_BY_SIGNAL: {"signal": detail}}
+    return code(names=shown_names(names), number=len(names), **details.get(code, {}))

@@ -22,6 +22,7 @@ from dlrover_run.coordination.model import (
     PlanPhase,
     Waiting,
 )
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rendezvous import display_names
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.text import counted
@@ -264,7 +265,7 @@ class Job:
             self._report(line)
         self._left &= {member.key for member in plan.members}
         # Else the plan only keeps account of what has passed, which is no news for a person.
-        if (plan.key, plan.phase) != (before.key, before.phase) or (plan.cluster and plan.reason != before.reason):
+        if (plan.key, plan.phase) != (before.key, before.phase) or (plan.cluster and plan.reasons != before.reasons):
             self._announce()
         if plan.phase in OVER:
             self._conclude(now)
@@ -296,7 +297,9 @@ class Job:
         if self._retry_at is None:
             waits = self._coordinator.view(key).waits
             return self._coordinator.assignment(key, self._progress.message(now) if waits else None)
-        return build_assignment(self._stored, view_of(self._stored, self._stored_parts, key), Waiting(self._held_back))
+        return build_assignment(
+            self._stored, view_of(self._stored, self._stored_parts, key), Waiting(sentence(self._held_back))
+        )
 
     def _check(self, status: NodeReport, now: float) -> None:
         """Raise RequestRefused for a status that no node of this job can have."""

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from dlrover_run.coordination.bounds import MAX_WHAT
 from dlrover_run.coordination.model import OVER, Assignment, NodePhase, NodeReport, Waiting
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.rendezvous.client import AssignmentTracker, OnChange
 from dlrover_run.spec import JobSpec
 
@@ -255,7 +255,7 @@ class RemoteClient(abc.ABC):
 
     def _show_waiting(self, what: str, seconds: float | None) -> None:
         """Show what the node waits for while no coordinator has said it."""
-        if self._assignments.show_waiting(Waiting(what[:MAX_WHAT], seconds)):
+        if self._assignments.show_waiting(Waiting(sentence(what), seconds)):
             self._on_change()
 
     def _give_up(self, problem: str, is_user_error: bool = False) -> None:

@@ -21,6 +21,7 @@ from dlrover_run.coordination.model import (
     RoundKey,
     rank_assignments,
 )
+from dlrover_run.coordination.reasons import Code
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.diagnosis import ENOUGH_WITNESSES, MIN_WITNESSES
 from dlrover_run.policies.health.model import HealthCheck, HealthStatus, NodeHealth
@@ -85,7 +86,7 @@ class Laws:
         demand(plan.phase not in OVER, "a job that is over stays so")
         demand(after.epoch == plan.epoch, "a coordinator decides in its own epoch")
         demand(after.clock == now, "a plan says when it was written")
-        demand(after.reason != "", "a plan says why")
+        demand(bool(after.reasons), "a plan says why")
         self._check_budget(plan, after, present)
         if after.phase is PlanPhase.FAILED:
             self._check_failure(plan, after, present, now)
@@ -219,7 +220,7 @@ class Laws:
         living = {key for key, p in present.items() if p.is_available} - dismissed_in(after)
         demand(not rules.size(len(living)), "a job with enough nodes does not fail for want of nodes")
         missing = [member.host for member in plan.members if member.key not in living]
-        demand(not missing or "missing: " in after.reason, "a job that failed for want of nodes names them")
+        demand(not missing or Code.MISSING.within(after.reasons), "a job that failed for want of nodes names them")
 
     def _check_round(self, plan: Plan, after: Plan, present: Members, now: float) -> None:
         self.rounds += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlrover_run.coordination.model import Assignment, Failure, PlanPhase, RoundKey
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.failures.worker_exit import WorkerExit
 from dlrover_run.policies.parameter_servers.model import EndCause, TaskEnd
 from dlrover_run.policies.parameter_servers.recovery import SHORT_END
@@ -19,7 +20,9 @@ LONG = f"raised ValueError: {'no such column ' * 10}"
 )
 def test_the_task_that_the_coordinator_names_is_known_also_by_few_words(named: str, known: bool) -> None:
     end = WorkerExit(0, 0, 7, 3, 1.0, name="chief-0")
-    wanted = Assignment(key=RoundKey(), phase=PlanPhase.FAILED, reason="it failed", failure=Failure(0, "box", named))
+    wanted = Assignment(
+        key=RoundKey(), phase=PlanPhase.FAILED, reasons=sentence("it failed"), failure=Failure(0, "box", named)
+    )
     ends = ((TaskEnd(EndCause.FAILURE, LONG), end),)
     verdict = resolve_result(JobEnd(wanted, ends, "box", None, None, None), compat=False)
     assert verdict.root == (end if known else None)

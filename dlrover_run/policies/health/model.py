@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from dlrover_run.coordination.bounds import Count, Name, NodeId, Port, Problem, Rate, Total
+from dlrover_run.coordination.reasons import BoundedReasons
 
 MAX_DEVICES = 64
 """Devices of a node whose speed travels: of more than that the slowest."""
@@ -205,8 +206,8 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     In the round `key`, since job time `since`, those in `compute` compute and those of each of `groups` try the links
     between them. `computed` and `linked` are what came of earlier rounds, and `named` are those of whom these have told
-    enough. `beside` says that others train meanwhile, so that nobody links. `because` is the plan's reason as it was
-    before the check.
+    enough. `beside` says that others train meanwhile, so that nobody links. `plan_reasons` are those of
+    the plan before the check.
     """
 
     key: CheckKey
@@ -218,4 +219,4 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     link_facts: tuple[LinkFact, ...] = ()
     flagged: tuple[FlaggedNode, ...] = ()
     during_training: bool = False
-    plan_reason: str = ""
+    plan_reasons: BoundedReasons = ()

@@ -15,6 +15,7 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Plan
+from dlrover_run.coordination.reasons import chain, render
 from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, JobRules
 from dlrover_run.policies.health import text as health_text
 from dlrover_run.policies.health.diagnosis import Diagnosis, diagnose
@@ -141,7 +142,9 @@ def begin(
     # One that knows of a later round than we do, from a predecessor whose journal is not there, takes no task of an
     # earlier one.
     key = max(plan.key, *(p.report.known_round for p in nodes))
-    return update_plan(plan, now, key=key, check=check, check_count=check.key.number, reason=health_text.goes_on(check))
+    return update_plan(
+        plan, now, key=key, check=check, check_count=check.key.number, reasons=health_text.checking(check)
+    )
 
 
 def resume(plan: Plan) -> Plan:
@@ -238,7 +241,7 @@ def _examine(rules: JobRules, plan: Plan, nodes: Sequence[MemberState], now: flo
         for p in nodes
     )
     key = CheckKey(plan.epoch, plan.check_count + 1, 0)
-    return HealthCheck(key=key, since=now, nodes=examinees, compute_facts=tuple(facts), plan_reason=plan.reason)
+    return HealthCheck(key=key, since=now, nodes=examinees, compute_facts=tuple(facts), plan_reasons=plan.reasons)
 
 
 def _next_tasks(rules: JobRules, check: HealthCheck, diagnosis: Diagnosis) -> RoundTasks | None:
@@ -254,7 +257,7 @@ def _go_on(plan: Plan, check: HealthCheck, tasks: RoundTasks, now: float) -> Pla
     further = msgspec.structs.replace(check, key=key, since=now, compute=tasks.compute, groups=tasks.groups)
     if check.during_training:
         return update_plan(plan, now, check=further)
-    return update_plan(plan, now, check=further, since=_since(plan, check, now), reason=health_text.goes_on(further))
+    return update_plan(plan, now, check=further, since=_since(plan, check, now), reasons=health_text.checking(further))
 
 
 def _since(plan: Plan, check: HealthCheck, now: float) -> float:
@@ -293,7 +296,7 @@ def _conclude(
     warned = [one for one in new if one.status is HealthStatus.STRAGGLER and not one.dismissed]
     lines = (
         *health_text.end_lines(check, found[HealthStatus.FAULT], found[HealthStatus.STRAGGLER]),
-        *([health_text.dismissal(dismissed)] if dismissed else []),
+        *([render(health_text.dismissals(dismissed))] if dismissed else []),
         *(f"warning: {checkup.host} is a straggler: it {checkup.reason}" for checkup in warned),
         *(f"warning: {note}" for note in diagnosis.notes),
     )
@@ -303,9 +306,8 @@ def _conclude(
         fresh = {(row.one, row.other) for row in rows}
         changes["links"] = tuple(link for link in plan.links if (link.one, link.other) not in fresh) + rows
     if not check.during_training:
-        because = check.plan_reason if plan.key.number or plan.check_count > 1 else ""
-        words = health_text.dismissal(dismissed) if dismissed else ""
-        changes["reason"] = "; ".join(filter(None, (because, words))) or "the nodes have passed their check"
+        before = check.plan_reasons if plan.key.number or plan.check_count > 1 else ()
+        changes["reasons"] = chain(before, *health_text.dismissals(dismissed)) or (health_text.Code.PASSED(),)
         # From a dismissal on the others wait for somebody in place of who goes.
         changes["since"] = now if dismissed else _since(plan, check, now)
     return update_plan(plan, now, **changes), lines

@@ -7,7 +7,9 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from dlrover_run.coordination.text import counted, join_names
+from dlrover_run.coordination.bounds import MAX_WHAT
+from dlrover_run.coordination.reasons import Code as CoreCode
+from dlrover_run.coordination.reasons import ReasonCode, Reasons, register, shown_names
 from dlrover_run.policies.health.model import (
     MAX_LINK_PROBLEM,
     MAX_LINK_ROWS,
@@ -23,8 +25,28 @@ MAX_ROWS_PER_JOB = 16_384
 """Rows that all nodes of a job together are told in one telling: each of them gets its share of that, so that a table
 for 2,000 people is no more work than one for a few hundred."""
 
+MAX_DISMISSED_SHOWN = 3
+"""Dismissed nodes that a reason names."""
+
 MAX_REASON = 160
 """Characters of the clause in one row of a table: with all the rows there are, they fit into one message."""
+
+
+class Code(ReasonCode):
+    """The reasons of the health check."""
+
+    CHECKING = "checks {number:#node}, round {round}"
+    PASSED = "the nodes have passed their check"
+    DISMISSED = "{host} was dismissed by the node check: {why}"
+    MORE_DISMISSED = "; and {number:#other}"
+    ANSWERS = "node check, round {round}: {answered} of {number:#node} {number:has|have} answered"
+    THIS_NODE = "checking this node before training"
+    RESULTS = "node check: {answered} of {number} nodes have computed"
+    PASSED_JOIN = "; those that have passed the node check take part in the next round"
+    CHECKED_DURING_TRAINING = "; meanwhile the node check looks at those who have come"
+
+
+register(Code, "health.")
 
 _TO_SAY = {
     HealthStatus.FAULT: 0,
@@ -35,25 +57,24 @@ _TO_SAY = {
 }
 
 
-def goes_on(check: HealthCheck) -> str:
-    """What is done now, for a plan's reason."""
-    examined = sum(not node.already_passed for node in check.nodes)
-    return f"checks {counted(examined, 'node')}, round {check.key.round}"
+def checking(check: HealthCheck) -> Reasons:
+    """The reason of a plan while a check runs."""
+    return (Code.CHECKING(number=sum(not node.already_passed for node in check.nodes), round=check.key.round),)
 
 
-def stands(check: HealthCheck, missing: Sequence[str], asked: int) -> str:
-    """How a round stands in which `asked` nodes have something to try and the hosts `missing` have not answered."""
-    here = f"node check, round {check.key.round}: {asked - len(missing)} of {counted(asked, 'node')} "
-    here += "has answered" if asked == 1 else "have answered"
-    return f"{here}; missing: {join_names(missing)}" if missing else here
+def answers(check: HealthCheck, missing: Sequence[str], asked: int) -> Reasons:
+    """The state of a round in which `asked` nodes have a task and the hosts `missing` have not answered."""
+    here = Code.ANSWERS(round=check.key.round, answered=asked - len(missing), number=asked)
+    return (here, CoreCode.MISSING(names=shown_names(missing))) if missing else (here,)
 
 
-def not_computed(missing: Sequence[str], nodes: int) -> str:
-    """That a check is yet to begin, because the hosts `missing` of so many nodes have not computed. One node is missed
-    by nobody."""
+def not_computed(missing: Sequence[str], nodes: int) -> Reasons:
+    """That a check is yet to begin, because the hosts `missing` of that many nodes have not computed. A single node is
+    not named as missing."""
     if nodes == 1:
-        return "checking this node before training"
-    return f"node check: {nodes - len(missing)} of {nodes} nodes have computed; missing: {join_names(missing)}"
+        return (Code.THIS_NODE(),)
+    here = Code.RESULTS(answered=nodes - len(missing), number=nodes)
+    return (here, CoreCode.MISSING(names=shown_names(missing)))
 
 
 def elapsed(check: HealthCheck) -> dict[int, float]:
@@ -99,13 +120,16 @@ def end_lines(check: HealthCheck, faults: Sequence[int], stragglers: Sequence[in
     return [f"Fault nodes are: {list(faults)} and stragglers are: {list(stragglers)}."]
 
 
-def dismissal(dismissed: Sequence[NodeHealth]) -> str:
-    """Who has to leave, and why: of more than three the first ones."""
-    said = [
-        f"{checkup.host} was dismissed by the node check: {checkup.reason or checkup.status}" for checkup in dismissed
+def dismissals(dismissed: Sequence[NodeHealth], limit: int = MAX_WHAT) -> Reasons:
+    """Which nodes have to leave, and why: of more than three the first ones. `limit` is the number of characters that
+    the causes may have together."""
+    shown_nodes = dismissed[:MAX_DISMISSED_SHOWN]
+    reasons = [
+        Code.DISMISSED(host=one.host, why=(one.reason or str(one.status))[: limit // len(shown_nodes)])
+        for one in shown_nodes
     ]
-    more = f"; and {counted(len(said) - 3, 'other')}" if len(said) > 3 else ""
-    return "; ".join(said[:3]) + more
+    more = len(dismissed) - len(shown_nodes)
+    return (*reasons, *((Code.MORE_DISMISSED(number=more),) if more else ()))
 
 
 def shown(checkups: Sequence[NodeHealth], most: int = MAX_ROWS) -> tuple[NodeHealth, ...]:

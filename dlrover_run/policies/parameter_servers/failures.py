@@ -7,6 +7,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.model import Plan, PlanPhase
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.budgets import charge
 from dlrover_run.policies.parameter_servers.model import Cluster, EndCause, Role, Stage, Task
@@ -203,7 +204,9 @@ def _finish(view: ClusterView, plan: Plan, cluster: Cluster) -> Plan:
         reason += f"; {text.EVALUATION_FAILED}"
     done = msgspec.structs.replace(cluster, until=None)
     phase = PlanPhase.FINISHED
-    return update_plan(plan, view.now, phase=phase, since=view.now, cluster=done, reason=reason, failure=None)
+    return update_plan(
+        plan, view.now, phase=phase, since=view.now, cluster=done, reasons=sentence(reason), failure=None
+    )
 
 
 def _has_failed(view: ClusterView, cluster: Cluster, task: Task) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, PlanPhase, Waiting
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers import recovery, text
 from dlrover_run.policies.parameter_servers.failures import (
@@ -92,9 +93,9 @@ def waiting(rules: JobRules, plan: Plan, members: Members, now: float) -> Waitin
     """What a node without tasks waits for: who is here, what there are too few slots for, and for how long."""
     view, cluster = ClusterView(rules, members, now), plan.cluster or Cluster()
     if plan.phase is PlanPhase.TRAINING:
-        return Waiting(Code.ENDING() if cluster.stage is Stage.ENDING else text.training(cluster))
+        return Waiting(sentence(Code.ENDING() if cluster.stage is Stage.ENDING else text.training(cluster)))
     words, until = gather_text(view, plan, cluster)
-    return Waiting(words, None if until is None else max(0.0, until - now))
+    return Waiting(sentence(words), None if until is None else max(0.0, until - now))
 
 
 def orders(plan: Plan) -> dict[NodeKey, NodeOrder]:

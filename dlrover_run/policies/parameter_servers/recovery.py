@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.recovery import latest_round
 from dlrover_run.policies.parameter_servers.model import (
     AssignedTask,
@@ -138,7 +139,7 @@ def recover_cluster(fresh: Plan, statuses: Sequence[NodeReport], waited: bool, n
         key=latest,
         phase=PlanPhase.TRAINING if tasks else PlanPhase.GATHERING,
         members=tuple(Member(*key, host, 0) for key, host in members.items()),
-        reason=Code.RECOVERED(),
+        reasons=sentence(Code.RECOVERED()),
         cluster=_with_milestones(cluster, nodes, now),
     )
 

@@ -9,6 +9,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, deadline_if, update_plan
 from dlrover_run.coordination.model import Failure, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.policies.parameter_servers import text
 from dlrover_run.policies.parameter_servers.model import Cluster, Role, RoleState, Stage, Task, TaskStage
 from dlrover_run.policies.parameter_servers.placement import (
@@ -126,7 +127,12 @@ def begin_version(
         # All tasks end, and the nodes wait for others.
         reason = text.join(why, short)
         return update_plan(
-            plan, view.now, phase=PlanPhase.GATHERING, cluster=_starting(view, cluster, ()), reason=reason, **common
+            plan,
+            view.now,
+            phase=PlanPhase.GATHERING,
+            cluster=_starting(view, cluster, ()),
+            reasons=sentence(reason),
+            **common,
         )
     cluster, tasks = empty, [*next_servers]
     for role, spec in ROLES.items():
@@ -142,7 +148,9 @@ def begin_version(
     reason = text.join(Code.VERSION(number=number, why=why), successors, fewer)
     cluster = msgspec.structs.replace(_starting(view, cluster, (*tasks, *kept)), version=number)
     key = RoundKey(plan.epoch, number)
-    return update_plan(plan, view.now, phase=PlanPhase.TRAINING, key=key, cluster=cluster, reason=reason, **common)
+    return update_plan(
+        plan, view.now, phase=PlanPhase.TRAINING, key=key, cluster=cluster, reasons=sentence(reason), **common
+    )
 
 
 def fail(view: ClusterView, plan: Plan, cluster: Cluster | None, reason: str, loss: LostTask | None = None) -> Plan:
@@ -151,7 +159,9 @@ def fail(view: ClusterView, plan: Plan, cluster: Cluster | None, reason: str, lo
     if loss is not None:
         failure = Failure(loss.task.rank, loss.task.host, loss.end.what, trace=loss.end.trace)
     phase = PlanPhase.FAILED
-    return update_plan(plan, view.now, phase=phase, since=view.now, cluster=cluster, reason=reason, failure=failure)
+    return update_plan(
+        plan, view.now, phase=phase, since=view.now, cluster=cluster, reasons=sentence(reason), failure=failure
+    )
 
 
 def _close_version(view: ClusterView, cluster: Cluster, rolled_back: bool) -> Cluster:

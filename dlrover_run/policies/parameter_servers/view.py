@@ -13,6 +13,7 @@ from dlrover_run.coordination.decision import update_plan
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import NodeKey, Plan
 from dlrover_run.coordination.ranks import natural_order
+from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import (
     Cluster,
@@ -186,7 +187,7 @@ class ClusterView:
 
     def update(self, plan: Plan, cluster: Cluster, reason: str | None = None, **changes: Any) -> Plan:
         """The plan with these changes of the cluster, and with another reason if there is one."""
-        values: dict[str, Any] = {} if reason is None else {"reason": reason}
+        values: dict[str, Any] = {} if reason is None else {"reasons": sentence(reason)}
         return update_plan(plan, self.now, cluster=msgspec.structs.replace(cluster, **changes), **values)
 
 

@@ -1,0 +1,206 @@
+"""Why a plan is as it is, and what a node waits for: codes with parameters, and the one place that renders them.
+
+Decisions, the wire and the journal carry a chain of `Reason`s. A chain becomes a sentence only where a person reads it
+(`render`). A policy adds its codes with an enum of its own and `register`.
+
+A template takes Python's format fields, and `{number:#noun}` for a number of things, `{number:one|many}` for a text
+that depends on the number, and `{names:join}` for a list of names. A text that continues the one before begins with its
+separator; every other text follows after a semicolon.
+"""
+
+from __future__ import annotations
+
+import enum
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from dlrover_run.coordination.bounds import MAX_WHAT
+from dlrover_run.coordination.text import counted, join_names
+
+MAX_REASONS = 8
+"""Reasons in one chain. A longer one keeps its first, which is the cause, and its last."""
+
+MAX_PARAM = 2 * MAX_WHAT
+"""Characters of one parameter."""
+
+MAX_NAMES = 3
+"""Entries of a list of names; the last one may stand for all others."""
+
+_SEPARATORS = (",", ";", ":")
+
+Param = (
+    Annotated[str, Meta(max_length=MAX_PARAM)]
+    | int
+    | float
+    | Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=MAX_NAMES)]
+)
+
+
+class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One reason: its code, and the parameters of its text."""
+
+    code: Annotated[str, Meta(pattern=r"\A[a-z0-9_.]{1,64}\Z")]
+    params: Annotated[dict[Annotated[str, Meta(max_length=64)], Param], Meta(max_length=8)] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.code, tuple(sorted(self.params.items()))))
+
+    def __str__(self) -> str:
+        return render((self,))
+
+
+Reasons = tuple[Reason, ...]
+"""A chain: the first reason is the cause, and each later one continues it."""
+
+BoundedReasons = Annotated[tuple[Reason, ...], Meta(max_length=MAX_REASONS)]
+
+
+class ReasonCode(enum.Enum):
+    """A set of codes: the value of each is the template of its text, and a call gives the reason."""
+
+    @property
+    def code(self) -> str:
+        """The code on the wire and in the journal."""
+        return f"{_PREFIXES.get(type(self), '')}{self.name.lower()}"
+
+    def __call__(self, **params: Any) -> Reason:
+        """The reason with these parameters, each within its bound."""
+        return Reason(self.code, {name: _bounded(value) for name, value in params.items()})
+
+    def within(self, reasons: Sequence[Reason]) -> bool:
+        """Whether one of the reasons has this code."""
+        return any(reason.code == self.code for reason in reasons)
+
+
+def _bounded(value: Any) -> Param:
+    if isinstance(value, list | tuple):
+        return tuple(str(name)[:300] for name in value[:MAX_NAMES])
+    return value if isinstance(value, int | float) else str(value)[:MAX_PARAM]
+
+
+class Code(ReasonCode):
+    """The reasons of the coordination core."""
+
+    SENTENCE = "{text}"
+    """A text that has no code."""
+
+    # Before a round.
+    NO_REPORT_YET = "no node has reported yet"
+    EVERY_NODE_LEFT = "every node has left"
+    NO_NODE_LEFT = ", and no node is here any more"
+    NODES_HERE = "{number:the one node is|{number} nodes are} here"
+    LAST_CALL_OVER = ", and no other node came for {seconds:g} s"
+    NODES_LEFT = "; {number:#node} {number:is|are} left"
+    TOO_FEW_NODES = "after {seconds:g} s only {number} of at least {least} nodes {number:is|are} here ({names:join})"
+    NO_NODE_CAME = "after {seconds:g} s none of at least {least} nodes is here"
+    MISSING = "; missing: {names:join}"
+    LEADER_SILENT = "{node} should have led the next round, and did not answer for {seconds:g} s"
+    RECOVERED = "the job was running when its coordinator began"
+
+    # The end of a round.
+    ALL_SUCCEEDED = "every worker succeeded"
+    WORKER_FAILED = "rank {rank} on {node} {what}"
+    RESTARTS_USED = "; {most:the one restart|all {most} restarts} {most:was|were} used"
+    RESTARTS_OF_WINDOW_USED = "; {most:the one restart|all {most} restarts} of {window:g} s {most:was|were} used"
+    EARLY_FAILURES = (
+        "; {number} rounds in succession failed before any worker had got through init_process_group or written a "
+        "checkpoint, so the job stops early (--rdzv-conf early_failure_limit=0 goes on)"
+    )
+    SCALED_UP = "{names:join} joined, so {after} nodes train instead of {before}"
+
+    # Members that are gone.
+    LOST = "{names:join} {number:was|were} lost"
+    LEFT_AFTER_FAILURE = "{names:join} left: {what}"
+    LEFT_ON_REQUEST = "{names:join} left, as {number:it was|they were} asked to"
+    ENDED_BY_SIGNAL = "{names:join} {number:was|were} ended by {signal}"
+    ASKED_TO_LEAVE = "{names:join} {number:was|were} asked to leave"
+
+    # What a node without ranks waits for.
+    NODES_OF = "{number:#node} of {wanted} {number:is|are} here"
+    NAMED = ": {names:join}"
+    TRAINING = "{number:#node} {number:trains|train}"
+    JOINS_NEXT_ROUND = "; this one takes part in the next round"
+    SPARE = "; this one waits to step in, {number:#spare} in all"
+    SPARE_OF = "; this one waits to step in, {number:#spare} in all ({wanted} asked for)"
+
+
+_PREFIXES: dict[type[ReasonCode], str] = {Code: ""}
+_TEMPLATES: dict[str, str] = {}
+
+
+def register(codes: type[ReasonCode], prefix: str) -> None:
+    """Add a policy's codes; on the wire each begins with the prefix."""
+    _PREFIXES[codes] = prefix
+    _TEMPLATES.update((code.code, code.value) for code in codes)
+
+
+register(Code, "")
+
+
+def sentence(text: str) -> Reasons:
+    """The chain of a text that has no code."""
+    return (Code.SENTENCE(text=text),)
+
+
+def chain(before: Sequence[Reason], *further: Reason) -> Reasons:
+    """The chain that goes on with further reasons, within its bound."""
+    reasons = (*before, *further)
+    return reasons if len(reasons) <= MAX_REASONS else (reasons[0], *reasons[1 - MAX_REASONS :])
+
+
+def codes(reasons: Sequence[Reason]) -> tuple[str, ...]:
+    """The codes of a chain."""
+    return tuple(reason.code for reason in reasons)
+
+
+def shown_names(names: Sequence[str], number: int | None = None) -> tuple[str, ...]:
+    """The entries of a list of names that are rendered: at most three. `number` is how many names there are, where only
+    the first are given."""
+    number = len(names) if number is None else number
+    return tuple(names) if number <= MAX_NAMES else (*names[: MAX_NAMES - 1], f"{number - MAX_NAMES + 1} others")
+
+
+def render(reasons: Sequence[Reason]) -> str:
+    """The sentence of a chain."""
+    text = ""
+    for reason in reasons:
+        template = _TEMPLATES.get(reason.code)
+        part = _rendered(template, reason)
+        continues = template is not None and template.startswith(_SEPARATORS)
+        text = part if not text else f"{text}{part}" if continues else f"{text}; {part}"
+    return text.lstrip(",;: ") if text.startswith(_SEPARATORS) else text
+
+
+def _rendered(template: str | None, reason: Reason) -> str:
+    """The text of one reason. A reason of another version may have another code or other parameters."""
+    if template is not None:
+        try:
+            return _FORMATTER.format(template, **reason.params)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            pass
+    params = ", ".join(f"{name}={value}" for name, value in reason.params.items())
+    return f"{reason.code} ({params})" if params else reason.code
+
+
+class TextFormatter(string.Formatter):
+    """Renders templates; a subclass may add formats."""
+
+    formats: ClassVar[Mapping[str, Callable[[Any], str]]] = {"join": join_names}
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """The text of one field."""
+        number = len(value) if isinstance(value, list | tuple) else value
+        if format_spec.startswith("#"):
+            return counted(number, format_spec[1:])
+        if "|" in format_spec:
+            one, many = format_spec.split("|")
+            return one if number == 1 else many
+        render_value = self.formats.get(format_spec)
+        return super().format_field(value, format_spec) if render_value is None else render_value(value)
+
+
+_FORMATTER = TextFormatter()
