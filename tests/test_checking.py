@@ -22,8 +22,8 @@ from dlrover_run.policies.health.model import (
     LinkResults,
     NodeHealth,
 )
-from dlrover_run.policies.health.policy import MAX_REMEMBERED, WITHOUT_CHECK
 from dlrover_run.policies.health.round import CHECK_MARGIN, check_status
+from dlrover_run.policies.health.steps import MAX_REMEMBERED, WITHOUT_CHECK
 from dlrover_run.policies.health.text import Code as HealthCode
 from dlrover_run.transport.messages import InvalidMessage, Report, decode_from_node, encode
 

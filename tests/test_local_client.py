@@ -12,8 +12,8 @@ from virtual_job import rules
 
 from dlrover_run.coordination.model import NodeReport, PlanPhase
 from dlrover_run.coordination.rules import CHECK_ONCE
-from dlrover_run.policies.health import policy as health_policy
 from dlrover_run.policies.health import round as health_round
+from dlrover_run.policies.health import steps as health_steps
 from dlrover_run.rendezvous.local import LocalClient
 
 ALONE = NodeReport(node_id="a", incarnation="1", host="a", address="a.net", port=1, workers=2, check_port=2)
@@ -49,7 +49,7 @@ def test_one_node_is_checked_and_told_what_came_of_it() -> None:
 
 
 def test_a_node_that_never_computes_is_found_without_another_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (health_round, health_policy):
+    for module in (health_round, health_steps):
         monkeypatch.setattr(module, "CHECK_MARGIN", 0.01)
 
     said: list[str] = []

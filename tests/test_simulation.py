@@ -32,7 +32,7 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.etcd import fenced_writer
 from dlrover_run.etcd.fenced_writer import FencedWriter
 from dlrover_run.etcd.operations import Absent, Delete, Range, Txn
-from dlrover_run.policies.health import policy as health_policy
+from dlrover_run.policies.health import steps as health_steps
 from dlrover_run.policies.health.diagnosis import Diagnosis, Finding
 from dlrover_run.policies.health.model import HealthCheck, HealthStatus
 from dlrover_run.rendezvous import etcd_client, etcd_leader
@@ -167,7 +167,7 @@ def diagnose_links_alone(check: HealthCheck, threshold: float) -> Diagnosis:
     return dataclasses.replace(found, findings=tuple(quick))
 
 
-real_diagnose = health_policy.diagnose
+real_diagnose = health_steps.diagnose
 
 
 @contextmanager
@@ -224,12 +224,12 @@ BROKEN = {
         (running, "admitted_nodes"),
         by=lambda rules, plan, living: [p for p in living if p.report.compute_result is not None],
     ),
-    "nobody is ever at fault": patched((health_policy, "diagnose"), by=diagnose_nobody),
-    "a partner is blamed for a link": patched((health_policy, "diagnose"), by=diagnose_both_ends),
-    "who reaches nobody trains": patched((health_policy, "diagnose"), by=diagnose_alone),
-    "who is slow is not named": patched((health_policy, "diagnose"), by=diagnose_links_alone),
+    "nobody is ever at fault": patched((health_steps, "diagnose"), by=diagnose_nobody),
+    "a partner is blamed for a link": patched((health_steps, "diagnose"), by=diagnose_both_ends),
+    "who reaches nobody trains": patched((health_steps, "diagnose"), by=diagnose_alone),
+    "who is slow is not named": patched((health_steps, "diagnose"), by=diagnose_links_alone),
     "a node that takes no part in checks is blamed": patched((MemberState, "without_health_check"), by=False),
-    "a check has no deadline": patched((health_policy, "CHECK_MARGIN"), by=1e9),
+    "a check has no deadline": patched((health_steps, "CHECK_MARGIN"), by=1e9),
 }
 
 

@@ -20,10 +20,9 @@ from dlrover_run.coordination.model import (
 )
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import MAX_LINK_ROWS, MAX_ROWS, CheckTask, LinkRow, NodeHealth
-from dlrover_run.policies.health.round import key_of, tasks
-from dlrover_run.policies.health.text import shown
 from dlrover_run.policies.parameter_servers.model import NodeOrder
-from dlrover_run.policies.parameter_servers.policy import client_order, orders
+from dlrover_run.policies.parameter_servers.policy import client_order
+from dlrover_run.policies.registry import policy_of
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -48,21 +47,9 @@ EMPTY_VIEW = NodeView()
 
 def node_views(rules: JobRules, plan: Plan) -> dict[NodeKey, NodeView]:
     """The part of each node that has one."""
-    if plan.cluster is not None:
-        return {key: NodeView(cluster=order) for key, order in orders(plan).items()}
-    found = {key: NodeView(ranks=seat) for key, seat in rank_assignments(plan).items()}
-    if plan.check is None and not plan.health:
-        return found
-    seated = {key: part.ranks for key, part in found.items()}
-    given = {} if plan.check is None or plan.phase in OVER else tasks(rules, plan.check)
-    checkups = {key_of(checkup): checkup for checkup in plan.health}
-    for key in {**seated, **given, **checkups}:
-        found[key] = NodeView(ranks=seated.get(key), check_task=given.get(key), health=checkups.get(key))
-    if seated:
-        first = plan.members[0].key
-        others, links = _table(plan, checkups)
-        found[first] = msgspec.structs.replace(found[first], health_table=others, link_table=links)
-    return found
+    ranks = rank_assignments(plan) if plan.cluster is None else {}
+    given = policy_of(rules).tasks(plan, ranks)
+    return {key: NodeView(ranks=ranks.get(key), **given.get(key, {})) for key in dict.fromkeys([*ranks, *given])}
 
 
 def view_of(plan: Plan, found: Mapping[NodeKey, NodeView], key: NodeKey) -> NodeView:
@@ -91,19 +78,3 @@ def with_view(told: Assignment, part: NodeView, waiting: Waiting | None) -> Assi
         link_table=part.link_table,
         cluster=part.cluster,
     )
-
-
-def _table(plan: Plan, checkups: dict[NodeKey, NodeHealth]) -> tuple[tuple[NodeHealth, ...], tuple[LinkRow, ...]]:
-    """Of all nodes, in the order of their ranks and with this one among them, what a person is shown; and the links
-    between those."""
-    seated = [member.key for member in plan.members if member.key in checkups]
-    order = dict.fromkeys([*seated, *checkups])
-    others = shown([checkups[key] for key in order])
-    places = {key_of(checkup): place for place, checkup in enumerate(others)}
-    links = []
-    for link in plan.links:
-        ends = [places.get(key_of(plan.health[end])) for end in (link.one, link.other)]
-        known = sorted(end for end in ends if end is not None)
-        if len(known) == 2:
-            links.append(msgspec.structs.replace(link, one=known[0], other=known[1]))
-    return others, tuple(links)

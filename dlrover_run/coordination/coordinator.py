@@ -30,11 +30,11 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.recovery import knows_a_round, latest_round, mark_passed, recover_plan
-from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
+from dlrover_run.coordination.recovery import knows_a_round, latest_round, recover_plan
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.waiting import wait_status
-from dlrover_run.policies.health.policy import resume
-from dlrover_run.policies.parameter_servers.policy import order_to_continue, recover
+from dlrover_run.policies.parameter_servers.policy import order_to_continue
+from dlrover_run.policies.registry import policy_of
 
 RETURN_GRACE = 6.0
 """Seconds that a coordinator which takes over, or was asleep for longer than it lets a node be away, gives the nodes to
@@ -73,7 +73,8 @@ class Coordinator:
             raise ValueError(f"epoch {epoch} is not later than the plan's, {plan.epoch}")
         self.rules = rules
         self.superseded = False
-        self.plan = resume(msgspec.structs.replace(before, epoch=epoch))
+        self._policy = policy_of(rules)
+        self.plan = self._policy.take_over(msgspec.structs.replace(before, epoch=epoch))
         self._origin = now - before.clock
         self._members: dict[NodeKey, MemberState] = {}
         # The keys of `_members` by their node id, so that joining a large job costs no more than joining a small one.
@@ -81,7 +82,7 @@ class Coordinator:
         self._views = node_views(rules, self.plan)
         self._lines: list[str] = []
         # What nobody has stored yet is stored before anybody is told, though nothing is decided.
-        self._is_new = self.plan.check is not None
+        self._is_new = self._policy.is_active(self.plan)
         self._deadlines: tuple[Deadline, ...] = ()
         self._wake_at: float | None = None
         self._advanced_at = before.clock
@@ -91,7 +92,7 @@ class Coordinator:
             if before.phase not in OVER and not member.done:
                 self._expect(member, return_grace)
         done = {member.key for member in before.members if member.done}
-        for node in () if before.phase in OVER else _checked(before):
+        for node in () if before.phase in OVER else self._policy.expected(before):
             if node.key not in self._members and node.key not in done:
                 self._expect(node, return_grace, NodePhase.WAITING)
 
@@ -282,12 +283,12 @@ class Coordinator:
         if self.rules.cluster is None:
             plan = recover_plan(self.plan, statuses, waited)
         else:
-            plan = recover(self.plan, statuses, waited, time)
+            plan = self._policy.recover_job(self.plan, statuses, waited, time)
         if plan is None and not waited:
             return False
         self._recovering_until = None
         if plan is not None:
-            plan = plan if self.rules.check == CHECK_NEVER else mark_passed(plan, self._members)
+            plan = self._policy.recover(plan, self._members)
             self.plan = msgspec.structs.replace(plan, since=time, clock=time)
         return True
 
@@ -308,15 +309,6 @@ class Coordinator:
                 self._processes[key.node_id].remove(key)
                 if not self._processes[key.node_id]:
                     del self._processes[key.node_id]
-
-
-def _checked(plan: Plan) -> list[Member]:
-    """Nodes that are here without a seat: those of a check that goes on, and those who have passed one. Who was
-    dismissed is not waited for."""
-    examinees = plan.check.nodes if plan.check is not None else ()
-    nodes = [Member(node.node_id, node.incarnation, node.host, node.workers) for node in examinees]
-    passed = (one for one in plan.health if not one.dismissed)
-    return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in passed)]
 
 
 _NOT_SENT_APART = frozenset({"epoch", "clock", "since", "restart_times", "early_failures", "failure", "reasons"})

@@ -10,10 +10,9 @@ from dlrover_run.coordination.decision import DeadlineReason, Decision, deadline
 from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import OVER, Plan, PlanPhase
 from dlrover_run.coordination.rendezvous import gather
-from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.running import expire_restarts, train
-from dlrover_run.policies.health.policy import mark_unchecked, prune
-from dlrover_run.policies.parameter_servers import policy as parameter_servers
+from dlrover_run.policies.registry import policy_of
 
 
 def decide(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
@@ -21,22 +20,22 @@ def decide(rules: JobRules, plan: Plan, members: Members, now: float) -> Decisio
     nothing has to change."""
     if plan.phase in OVER:
         return Decision(plan)
-    if rules.cluster is not None:
-        return parameter_servers.decide(rules, plan, members, now)
+    policy = policy_of(rules)
+    whole = policy.decide(plan, members, now)
+    if whole is not None:
+        return whole
     charged = expire_restarts(rules, plan.restart_times, now)
     if charged != plan.restart_times:
-        # Written down, for a successor's job time begins at the last plan that was.
+        # Stored, because a successor's job time begins at the last plan that was stored.
         plan = update_plan(plan, now, restart_times=charged)
-    lines: tuple[str, ...] = ()
-    if rules.check != CHECK_NEVER:
-        plan, _, lines = mark_unchecked(prune(plan, members, now), members, now)
-    decision = (gather if plan.phase is PlanPhase.GATHERING else train)(rules, plan, members, now)
+    plan, _, lines, _ = policy.refresh(plan, members, now)
+    decision = (gather if plan.phase is PlanPhase.GATHERING else train)(rules, policy, plan, members, now)
     lines += decision.log_lines
-    if rules.check != CHECK_NEVER and decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
-        # Whoever has no place in the new round is checked beside it.
-        decision = train(rules, decision.plan, members, now)
+    if policy.watches_spares and decision.plan.phase is PlanPhase.TRAINING and decision.plan.key != plan.key:
+        # The policy acts on nodes without ranks from the begin of the new round on.
+        decision = train(rules, policy, decision.plan, members, now)
         lines += decision.log_lines
-    if decision.plan.phase in OVER and decision.plan.check is not None:
-        return Decision(update_plan(decision.plan, now, check=None), (), lines)
+    if decision.plan.phase in OVER and policy.is_active(decision.plan):
+        return Decision(policy.end_job(decision.plan, now), (), lines)
     forgiven_at = charged[0] + rules.restart_window if charged else None
     return Decision(decision.plan, (*decision.deadlines, *deadline_if(forgiven_at, DeadlineReason.BUDGET)), lines)

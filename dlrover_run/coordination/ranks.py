@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 from dlrover_run.coordination.membership import MemberState
-from dlrover_run.coordination.model import Member
+from dlrover_run.coordination.model import Member, NodeReport, Plan
+from dlrover_run.coordination.text import node_name
 
 
 def assign_ranks(before: Sequence[Member], alive: Sequence[MemberState], size: int) -> list[MemberState]:
@@ -52,3 +53,13 @@ def _place(node: MemberState) -> tuple[list[tuple[int, str]], list[tuple[int, st
 def natural_order(text: str) -> list[tuple[int, str]]:
     """A sort key in which numbers inside a text count as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text) if part]
+
+
+def display_names(plan: Plan, nodes: Sequence[MemberState]) -> list[str]:
+    """The names of those nodes: with the ranks of the last round, before the first round with ranks that users gave."""
+    ranks = {member.key: rank for rank, member in enumerate(plan.members)}
+
+    def rank_of(report: NodeReport) -> int | None:
+        return ranks.get(report.key) if ranks else report.preferred_rank
+
+    return [node_name(p.report.host, rank_of(p.report)) for p in nodes]

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dlrover_run.coordination.bounds import MAX_WORKERS
-from dlrover_run.coordination.membership import Members
 from dlrover_run.coordination.model import Member, NodeReport, Plan, PlanPhase, RankAssignment, RoundKey
 from dlrover_run.coordination.reasons import Code
-from dlrover_run.policies.health.model import HealthStatus, NodeHealth
 
 _UNKNOWN = "unknown"
 
@@ -61,17 +59,6 @@ def recover_plan(fresh: Plan, statuses: Sequence[NodeReport], waited: bool) -> P
         store_address=seat.store_address,
         store_port=seat.store_port,
     )
-
-
-def mark_passed(plan: Plan, members: Members) -> Plan:
-    """The plan in which all members count as checked: they were, before they had their seats. Those who take no part in
-    checks are known by that."""
-    checked = tuple(
-        NodeHealth(node_id=member.node_id, incarnation=member.incarnation, host=member.host, status=HealthStatus.PASSED)
-        for member in plan.members
-        if (p := members.get(member.key)) is not None and not p.without_health_check
-    )
-    return msgspec.structs.replace(plan, health=checked)
 
 
 def _any(found: Seated) -> RankAssignment:

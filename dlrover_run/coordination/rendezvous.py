@@ -8,86 +8,86 @@ from collections.abc import Sequence
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, end_job, update_plan
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Member, NodePhase, NodeReport, Plan, PlanPhase, RoundKey
-from dlrover_run.coordination.ranks import assign_ranks
+from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.ranks import assign_ranks, display_names
 from dlrover_run.coordination.reasons import Code, Reasons, chain, shown_names
-from dlrover_run.coordination.rules import CHECK_NEVER, JobRules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.text import node_name
-from dlrover_run.policies.health.policy import (
-    begin,
-    computed_at,
-    computes_anew,
-    computing,
-    drop_beside,
-    eligible_nodes,
-    forget,
-    step,
-)
-from dlrover_run.policies.health.round import key_of
 
 RoundMembers = Sequence[tuple[Member, MemberState | None]]
 """Members of a round, each with what is known of it."""
 
 
-def gather(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
-    """What follows while the job has no round that trains."""
-    is_first = plan.key.number == 0
+def gather(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
+    """What follows while the job has no round that runs."""
     if _all_have_left(members, now):
-        # Whoever starts these nodes anew means another job, with a budget of its own.
-        untold = is_first and not plan.check_count
-        reasons = (Code.EVERY_NODE_LEFT(),) if untold else chain(plan.reasons, Code.NO_NODE_LEFT())
+        # Nodes that are started later belong to another job, with a budget of its own.
+        unheld = _is_first(policy, plan)
+        reasons = (Code.EVERY_NODE_LEFT(),) if unheld else chain(plan.reasons, Code.NO_NODE_LEFT())
         return end_job(plan, now, PlanPhase.FAILED, reasons)
-    plan = drop_beside(plan, now)
-    if plan.check is not None:
-        checked = step(rules, plan, members, now)
-        if checked.plan.check is not None:
-            return checked
-        further = gather(rules, checked.plan, members, now)
-        return Decision(further.plan, further.deadlines, checked.log_lines + further.log_lines)
-    alive = eligible_nodes(rules, plan, members)
-    if is_first and not alive and not (plan.check_count and members):
-        # Nobody waits.
+    plan = policy.stop_watching(plan, now)
+    lines: tuple[str, ...] = ()
+    # What the policy begins may be over at once, and then the nodes are looked at again.
+    while True:
+        plan, deadlines, more, holds = policy.step(plan, members, now)
+        lines += more
+        if holds:
+            return Decision(plan, deadlines, lines)
+        ready = _form(rules, policy, plan, members, now)
+        if isinstance(ready, Decision):
+            return ready._replace(log_lines=lines + ready.log_lines)
+        plan = ready
+
+
+def _form(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision | Plan:
+    """The next round, or what it waits for; or the plan in which the policy begins what has to precede the round."""
+    is_first = plan.key.number == 0
+    alive = policy.eligible(plan, members)
+    if is_first and not alive and not (policy.has_started(plan) and members):
+        # No node waits.
         return Decision(plan)
     size = rules.size(len(alive))
-    # Where there has been a check there were enough nodes before, and some were lost or dismissed.
-    patience = rules.join_timeout if is_first and not plan.check_count else rules.pend_timeout
+    # Where the policy has held a round there were enough nodes before, and some were lost or removed.
+    patience = rules.join_timeout if _is_first(policy, plan) else rules.pend_timeout
     if not size:
         deadline = plan.since + patience
         if now >= deadline:
-            return end_job(plan, now, PlanPhase.FAILED, _short_of_nodes(rules, plan, alive, patience))
-        waits_for = DeadlineReason.JOIN if is_first and not plan.check_count else DeadlineReason.REPLACEMENT
+            return end_job(plan, now, PlanPhase.FAILED, _short_of_nodes(rules, policy, plan, alive, patience))
+        waits_for = DeadlineReason.JOIN if _is_first(policy, plan) else DeadlineReason.REPLACEMENT
         return Decision(plan, (Deadline(deadline, waits_for),))
-    complete = _complete(rules, plan, members, alive, size, now)
+    complete = _complete(rules, policy, plan, members, alive, size, now)
     if complete is not None and now < complete.at:
         return Decision(plan, (complete,))
-    if rules.check != CHECK_NEVER and not computes_anew(rules, plan):
-        waited_for = {p.report.key for p in computing(rules, plan, alive, now)}
-        others = [p for p in alive if p.report.key not in waited_for]
-        if rules.size(len(others)) and (plan.key.number or plan.check_count):
-            # A newcomer of whom nothing is known yet keeps nobody from training; it is checked beside that.
-            alive, size = others, rules.size(len(others))
-    seated = assign_ranks(plan.members, alive, size)
-    if rules.check != CHECK_NEVER:
-        if not computes_anew(rules, plan):
-            known_at = computed_at(rules, computing(rules, plan, seated, now))
-            if known_at is not None:
-                return Decision(plan, deadline_if(known_at, DeadlineReason.HEALTH))
-        begun = begin(rules, plan, seated, alive, now)
-        if begun is not None:
-            return gather(rules, begun, members, now)
-    if not offers_a_fresh_port(rules, plan, seated[0].report):
-        deadline = max(plan.since, seated[0].joined_at) + patience
+    alive, hold_until = policy.admit(plan, alive, now)
+    if hold_until is not None:
+        return Decision(plan, (hold_until,))
+    size = rules.size(len(alive))
+    ranked = assign_ranks(plan.members, alive, size)
+    held = policy.hold_for(plan, ranked, now)
+    if held is not None:
+        return Decision(plan, (held,))
+    begun = policy.begin(plan, ranked, alive, now)
+    if begun is not None:
+        return begun
+    if not offers_a_fresh_port(rules, plan, ranked[0].report):
+        deadline = max(plan.since, ranked[0].joined_at) + patience
         if now >= deadline:
-            silent = Code.LEADER_SILENT(node=display_names(plan, seated[:1])[0], seconds=patience)
+            silent = Code.LEADER_SILENT(node=display_names(plan, ranked[:1])[0], seconds=patience)
             return end_job(plan, now, PlanPhase.FAILED, (silent,))
         return Decision(plan, (Deadline(deadline, DeadlineReason.LEADER),))
     reasons = plan.reasons
-    if is_first and any(checkup.dismissed and key_of(checkup) in members for checkup in plan.health):
+    if is_first and policy.has_removed(plan, members):
         reasons = chain(plan.reasons, Code.NODES_LEFT(number=size))
     elif is_first:
         reasons = (Code.NODES_HERE(number=size),)
         if size < rules.max_size:
             reasons = chain(reasons, Code.LAST_CALL_OVER(seconds=rules.last_call_timeout))
-    return Decision(form_round(rules, plan, seated, now, reasons))
+    return Decision(form_round(rules, plan, ranked, now, reasons))
+
+
+def _is_first(policy: Policy, plan: Plan) -> bool:
+    """Whether the job has had no round, and the policy has held none."""
+    return plan.key.number == 0 and not policy.has_started(plan)
 
 
 def _all_have_left(members: Members, now: float) -> bool:
@@ -139,10 +139,12 @@ def offers_a_fresh_port(rules: JobRules, plan: Plan, leader: NodeReport) -> bool
     return rules.store is not None or knows or leader.known_round > plan.key
 
 
-def start_next_round(rules: JobRules, plan: Plan, members: Members, now: float, reasons: Reasons) -> Decision:
-    """The round is over: form the next one with whoever lives, or wait for others."""
-    ended = update_plan(forget(rules, plan), now, phase=PlanPhase.GATHERING, since=now, reasons=reasons)
-    return gather(rules, ended, members, now)
+def start_next_round(
+    rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float, reasons: Reasons
+) -> Decision:
+    """The round is over: form the next one of the nodes that are alive, or wait for others."""
+    ended = update_plan(policy.end_round(plan), now, phase=PlanPhase.GATHERING, since=now, reasons=reasons)
+    return gather(rules, policy, ended, members, now)
 
 
 def round_members(plan: Plan, members: Members) -> list[tuple[Member, MemberState | None]]:
@@ -157,7 +159,7 @@ def disconnects_resolved_at(members: RoundMembers, now: float) -> float | None:
 
 
 def _complete(
-    rules: JobRules, plan: Plan, members: Members, alive: list[MemberState], size: int, now: float
+    rules: JobRules, policy: Policy, plan: Plan, members: Members, alive: list[MemberState], size: int, now: float
 ) -> Deadline | None:
     """When it is known who takes part in the next round, should nobody come or go before that."""
     # A member is waited for in any case, for his rank is kept for him until he counts as lost.
@@ -168,7 +170,7 @@ def _complete(
             for p in members.values()
             if p.lost_at is not None and not p.is_draining
         ]
-        if plan.key.number == 0 and not plan.check_count:
+        if _is_first(policy, plan):
             last_call = max(p.joined_at for p in alive) + rules.last_call_timeout
             found.append(Deadline(last_call, DeadlineReason.LAST_CALL))
     # Later everybody who lives is known, so nobody is waited for who may never come.
@@ -179,23 +181,13 @@ def _member(report: NodeReport) -> Member:
     return Member(report.node_id, report.incarnation, report.host, report.workers, report.role)
 
 
-def _short_of_nodes(rules: JobRules, plan: Plan, alive: list[MemberState], waited: float) -> Reasons:
+def _short_of_nodes(rules: JobRules, policy: Policy, plan: Plan, alive: list[MemberState], waited: float) -> Reasons:
     hosts = display_names(plan, alive)
     here = Code.NO_NODE_CAME(seconds=waited, least=rules.min_size)
     if hosts:
         here = Code.TOO_FEW_NODES(seconds=waited, number=len(hosts), least=rules.min_size, names=shown_names(hosts))
-    before = plan.reasons if plan.key.number or plan.check_count else ()
+    before = () if _is_first(policy, plan) else plan.reasons
     return chain(before, here, *missing_nodes(rules, plan, alive))
-
-
-def display_names(plan: Plan, nodes: Sequence[MemberState]) -> list[str]:
-    """Those nodes for people: by the ranks of the last round, before the first one by ranks that somebody gave."""
-    ranks = {member.key: rank for rank, member in enumerate(plan.members)}
-
-    def rank_of(report: NodeReport) -> int | None:
-        return ranks.get(report.key) if ranks else report.preferred_rank
-
-    return [node_name(p.report.host, rank_of(p.report)) for p in nodes]
 
 
 def missing_nodes(rules: JobRules, plan: Plan, alive: list[MemberState]) -> Reasons:

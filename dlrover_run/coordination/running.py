@@ -15,6 +15,7 @@ from dlrover_run.coordination.decision import (
 )
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Failure, Member, NodePhase, Plan, PlanPhase, RoundKey
+from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.ranks import assign_ranks
 from dlrover_run.coordination.reasons import Code, Reason, Reasons, chain, shown_names
 from dlrover_run.coordination.rendezvous import (
@@ -25,12 +26,11 @@ from dlrover_run.coordination.rendezvous import (
     round_members,
     start_next_round,
 )
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, JobRules
+from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.text import node_name
-from dlrover_run.policies.health.policy import admitted_nodes, check_beside, drop_beside, eligible_nodes
 
 
-def consume_restart(rules: JobRules, plan: Plan, failure: Failure, worked: bool, now: float) -> Plan:
+def consume_restart(rules: JobRules, policy: Policy, plan: Plan, failure: Failure, worked: bool, now: float) -> Plan:
     """The plan after a round that `failure` ended: with one more restart, or failed when there is none left.
 
     `worked` says that some worker of the round got to work. A script that cannot start fails again and again before any
@@ -74,7 +74,7 @@ def _exhausted(rules: JobRules) -> Reasons:
     return (Code.RESTARTS_USED(most=rules.max_restarts),)
 
 
-def train(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
+def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
     """What follows while a round trains."""
     key = plan.key
     in_round = round_members(plan, members)
@@ -87,18 +87,18 @@ def train(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision
     failed = sorted((p for _, p in unfinished if p and _failure(p, key)), key=lambda p: (p.changed_at, p.report.key))
     cause = _first_own(failed)
     if cause is not None and not _departed_before(cause.changed_at, unfinished):
-        return _restart(rules, plan, members, cause, now)
+        return _restart(rules, policy, plan, members, cause, now)
     broken = disconnects_resolved_at(in_round, now)
     if gone:
         # Whoever may be lost with them is known in a moment, and one round is enough for all.
         if broken is None:
-            return _regroup_without(rules, plan, members, gone, now)
+            return _regroup_without(rules, policy, plan, members, gone, now)
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
     if failed:
         leavers = [(member, p) for member, p in unfinished if p is not None and p.is_draining]
         if leavers:
             # Its peers failed because a node that was asked to go has ended its workers.
-            return _regroup_without(rules, plan, members, leavers, now)
+            return _regroup_without(rules, policy, plan, members, leavers, now)
         # A peer whose connection broke may be what the others died of; that is known in a moment too. A member that has
         # said nothing may have vanished.
         delay = rules.blame_delay if len(failed) < len(unfinished) else 0.0
@@ -107,19 +107,19 @@ def train(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision
             known = Deadline(known_at, DeadlineReason.BLAME)
         else:
             known = Deadline(broken, DeadlineReason.LOST)
-        return _restart(rules, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
+        return _restart(rules, policy, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
     if any(done):
         # Nobody new comes in any more. What a node had done that may be forgotten now is remembered.
-        return Decision(_remember_done(drop_beside(plan, now), members, now), deadline_if(broken, DeadlineReason.LOST))
+        return Decision(
+            _remember_done(policy.stop_watching(plan, now), members, now), deadline_if(broken, DeadlineReason.LOST)
+        )
     if broken is not None:
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
-    if plan.check is None and len(members) == sum(p is not None for _, p in in_round):
+    if not policy.is_active(plan) and len(members) == sum(p is not None for _, p in in_round):
         return Decision(plan)
-    if rules.check == CHECK_NEVER:
-        return _scale_up(rules, plan, members, now)
-    checked = check_beside(rules, plan, members, now)
-    decision = _scale_up(rules, checked.plan, members, now)
-    return Decision(decision.plan, checked.deadlines + decision.deadlines, checked.log_lines + decision.log_lines)
+    watched = policy.watch(plan, members, now)
+    decision = _scale_up(rules, policy, watched.plan, members, now)
+    return Decision(decision.plan, watched.deadlines + decision.deadlines, watched.log_lines + decision.log_lines)
 
 
 def _failure(p: MemberState, key: RoundKey) -> Failure | None:
@@ -144,27 +144,31 @@ def _departed_before(time: float, unfinished: RoundMembers) -> bool:
     return is_unknown or any(departed_at is not None and departed_at < time for departed_at in times)
 
 
-def _restart(rules: JobRules, plan: Plan, members: Members, cause: MemberState, now: float) -> Decision:
+def _restart(rules: JobRules, policy: Policy, plan: Plan, members: Members, cause: MemberState, now: float) -> Decision:
     failure = _failure(cause, plan.key)
     assert failure is not None, "only a failed node is a cause"
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
     failure = msgspec.structs.replace(failure, node_rank=node_rank)
     worked = any(p.report.progressed and p.report.in_round(plan.key) for p in members.values())
-    charged = consume_restart(rules, plan, failure, worked, now)
+    charged = consume_restart(rules, policy, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:
         return Decision(charged)
-    return start_next_round(rules, charged, members, now, charged.reasons)
+    return start_next_round(rules, policy, charged, members, now, charged.reasons)
 
 
-def _regroup_without(rules: JobRules, plan: Plan, members: Members, gone: RoundMembers, now: float) -> Decision:
+def _regroup_without(
+    rules: JobRules, policy: Policy, plan: Plan, members: Members, gone: RoundMembers, now: float
+) -> Decision:
     """The next round after a change of membership, which costs nothing."""
-    return start_next_round(rules, msgspec.structs.replace(plan, failure=None), members, now, _departures(plan, gone))
+    return start_next_round(
+        rules, policy, msgspec.structs.replace(plan, failure=None), members, now, _departures(plan, gone)
+    )
 
 
-def _scale_up(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
+def _scale_up(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
     """The round in which those take part who have come since, when it would be a larger one."""
     current = {member.key for member in plan.members}
-    alive = admitted_nodes(rules, plan, eligible_nodes(rules, plan, members))
+    alive = policy.admitted(plan, policy.eligible(plan, members))
     newcomers = [p for p in alive if p.report.key not in current]
     size = rules.size(len(alive))
     if not newcomers or size <= len(plan.members):
@@ -180,8 +184,8 @@ def _scale_up(rules: JobRules, plan: Plan, members: Members, now: float) -> Deci
     )
     reasons = (Code.SCALED_UP(names=joined, after=size, before=len(plan.members)),)
     ended = msgspec.structs.replace(plan, failure=None)
-    if rules.check == CHECK_ALWAYS:
-        return start_next_round(rules, ended, members, now, reasons)
+    if policy.needs_gathering:
+        return start_next_round(rules, policy, ended, members, now, reasons)
     return Decision(form_round(rules, ended, seated, now, reasons))
 
 

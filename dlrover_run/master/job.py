@@ -22,8 +22,8 @@ from dlrover_run.coordination.model import (
     PlanPhase,
     Waiting,
 )
+from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import sentence
-from dlrover_run.coordination.rendezvous import display_names
 from dlrover_run.coordination.rules import MAX_NODES, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.text import counted
 from dlrover_run.coordination.validation import config_mismatch, validate_report, wrong_job_kind

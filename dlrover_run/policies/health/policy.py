@@ -1,313 +1,174 @@
-"""The steps of a node check inside `decide`: who is to be checked, what came of each round, what follows from that.
-
-A check stands in the plan from its begin to its end, so a successor goes on with it. What a node computes of its own
-accord counts once, at the begin of the check that is its first; where nodes are checked before each round all compute
-anew, by task, once there has been a round.
-"""
+"""The health check as a policy: a round is formed of nodes that have passed a check. The steps are in `steps`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
+from dlrover_run.coordination.decision import Deadline, DeadlineReason, update_plan
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import Plan
-from dlrover_run.coordination.reasons import chain, render
-from dlrover_run.coordination.rules import CHECK_ALWAYS, CHECK_NEVER, JobRules
-from dlrover_run.policies.health import text as health_text
-from dlrover_run.policies.health.diagnosis import Diagnosis, diagnose
-from dlrover_run.policies.health.model import (
-    CheckedNode,
-    CheckKey,
-    ComputeFact,
-    HealthCheck,
-    HealthStatus,
-    NodeHealth,
-)
-from dlrover_run.policies.health.pairing import MAX_ROUNDS, RoundTasks, first_round, next_round
-from dlrover_run.policies.health.round import CHECK_MARGIN, add_facts, awaited, computed_fact, key_of
+from dlrover_run.coordination.model import OVER, Member, NodeKey, Plan, RankAssignment, Waiting
+from dlrover_run.coordination.policy import Admission, Policy, PolicyStep
+from dlrover_run.coordination.ranks import display_names
+from dlrover_run.coordination.reasons import Reason, Reasons
+from dlrover_run.coordination.rules import CHECK_ALWAYS, JobRules
+from dlrover_run.policies.health import steps, text
+from dlrover_run.policies.health.model import HealthStatus, LinkRow, NodeHealth
+from dlrover_run.policies.health.round import asked, awaited, check_status, key_of, tasks
 
-WITHOUT_CHECK = "it was started without --network-check"
-"""Why a node takes no part in checks."""
-
-MAX_REMEMBERED = 16
-"""Dismissed nodes that are remembered though they are gone, the last ones: one that comes back is still dismissed. A
-node leaves as soon as it hears of its dismissal, so that hardly one ever does."""
+MAX_DISMISSALS = 300
+"""Characters of the causes of dismissals that waiting nodes are shown."""
 
 
-def eligible_nodes(rules: JobRules, plan: Plan, members: Members) -> list[MemberState]:
-    """Who may have a place in a round to come: whoever can train and was not dismissed by a check."""
-    alive = [p for p in members.values() if p.is_available]
-    if rules.check == CHECK_NEVER:
-        return alive
-    dismissed = {key_of(checkup) for checkup in plan.health if checkup.dismissed}
-    return [p for p in alive if p.report.key not in dismissed]
+class HealthPolicy(Policy):
+    """Checks nodes before they train, once or before each round."""
 
+    watches_spares = True
 
-def admitted_nodes(rules: JobRules, plan: Plan, alive: Iterable[MemberState]) -> list[MemberState]:
-    """Those of the candidates who may have a seat now."""
-    if rules.check == CHECK_NEVER:
-        return list(alive)
-    passed = {key_of(checkup) for checkup in plan.health if not checkup.dismissed}
-    return [p for p in alive if p.report.key in passed]
+    def __init__(self, rules: JobRules) -> None:
+        super().__init__(rules)
+        self.needs_gathering = rules.check == CHECK_ALWAYS
 
+    def refresh(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+        """Drop the results of nodes that are gone, and note nodes that take no part in checks."""
+        plan, _, lines = steps.mark_unchecked(steps.prune(plan, members, now), members, now)
+        return PolicyStep(plan, (), lines)
 
-def mark_unchecked(plan: Plan, members: Members, now: float) -> Decision:
-    """The plan in which those who take no part in checks are known for that, so that nobody waits for them."""
-    known = {key_of(checkup) for checkup in plan.health}
-    new = [
-        p.report for p in members.values() if p.is_available and p.without_health_check and p.report.key not in known
-    ]
-    if not new:
-        return Decision(plan)
-    checkups = (
-        NodeHealth(
-            node_id=status.node_id,
-            incarnation=status.incarnation,
-            host=status.host,
-            status=HealthStatus.UNCHECKED,
-            reason=WITHOUT_CHECK,
-        )
-        for status in new
-    )
-    lines = tuple(f"warning: {status.host} was not checked: {WITHOUT_CHECK}" for status in new)
-    return Decision(update_plan(plan, now, health=(*plan.health, *checkups)), (), lines)
+    def has_started(self, plan: Plan) -> bool:
+        """Whether there was a check before."""
+        return plan.check_count > 0
 
+    def is_active(self, plan: Plan) -> bool:
+        """Whether a check runs."""
+        return plan.check is not None
 
-def prune(plan: Plan, members: Members, now: float) -> Plan:
-    """The plan without what is known of processes that are gone, but for those that may not come back."""
-    gone = [place for place, checkup in enumerate(plan.health) if key_of(checkup) not in members]
-    remembered = [place for place in gone if plan.health[place].dismissed][-MAX_REMEMBERED:]
-    if len(gone) == len(remembered):
-        return plan
-    dropped = {*gone} - {*remembered}
-    kept = [place for place in range(len(plan.health)) if place not in dropped]
-    places = {old: new for new, old in enumerate(kept)}
-    links = tuple(
-        msgspec.structs.replace(link, one=places[link.one], other=places[link.other])
-        for link in plan.links
-        if link.one in places and link.other in places
-    )
-    return update_plan(plan, now, health=tuple(plan.health[place] for place in kept), links=links)
+    def eligible(self, plan: Plan, members: Members) -> list[MemberState]:
+        """The nodes that no check has dismissed."""
+        return steps.eligible_nodes(self.rules, plan, members)
 
+    def has_removed(self, plan: Plan, members: Members) -> bool:
+        """Whether a node that was dismissed is still here."""
+        return any(one.dismissed and key_of(one) in members for one in plan.health)
 
-def forget(rules: JobRules, plan: Plan) -> Plan:
-    """The plan after the end of a round: with `CHECK_ALWAYS` everybody is to be checked again. Who was dismissed stays
-    so, and who takes no part in checks takes none in the next one."""
-    if rules.check != CHECK_ALWAYS:
-        return plan
-    kept = tuple(one for one in plan.health if one.dismissed or one.status is HealthStatus.UNCHECKED)
-    return msgspec.structs.replace(plan, health=kept, links=())
+    def stop_watching(self, plan: Plan, now: float) -> Plan:
+        """The plan without a check during training."""
+        return steps.drop_beside(plan, now)
 
+    def step(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+        """Continue the check that runs."""
+        if plan.check is None:
+            return PolicyStep(plan)
+        following = steps.step(self.rules, plan, members, now)
+        return PolicyStep(*following, holds=following.plan.check is not None)
 
-def drop_beside(plan: Plan, now: float) -> Plan:
-    """The plan without a check beside training, when there is no training any more: those whom it was about are checked
-    with the others."""
-    return update_plan(plan, now, check=None) if plan.check is not None and plan.check.during_training else plan
+    def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> Admission:
+        """The nodes without those that still compute, if enough are left and there was a round or a check before."""
+        if steps.computes_anew(self.rules, plan) or not (plan.key.number or plan.check_count):
+            return Admission(nodes)
+        waited_for = {p.report.key for p in steps.computing(self.rules, plan, nodes, now)}
+        others = [p for p in nodes if p.report.key not in waited_for]
+        return Admission(others if self.rules.size(len(others)) else nodes)
 
+    def hold_for(self, plan: Plan, ranked: Sequence[MemberState], now: float) -> Deadline | None:
+        """Until when a check waits for what the nodes compute before it."""
+        if steps.computes_anew(self.rules, plan):
+            return None
+        known_at = steps.computed_at(self.rules, steps.computing(self.rules, plan, ranked, now))
+        return None if known_at is None else Deadline(known_at, DeadlineReason.HEALTH)
 
-def computing(rules: JobRules, plan: Plan, alive: Iterable[MemberState], now: float) -> list[MemberState]:
-    """Those for whom a check waits: they are to be checked, and still have time to compute of their own accord."""
-    known = {key_of(checkup) for checkup in plan.health}
-    return [
-        p
-        for p in alive
-        if p.report.compute_result is None and p.report.key not in known and now < _computes_until(rules, p)
-    ]
+    def begin(self, plan: Plan, ranked: Sequence[MemberState], nodes: Sequence[MemberState], now: float) -> Plan | None:
+        """The plan with a check; None when all nodes `ranked` are checked."""
+        return steps.begin(self.rules, plan, ranked, nodes, now)
 
+    def end_round(self, plan: Plan) -> Plan:
+        """The plan without the results that hold for one round only."""
+        return steps.forget(self.rules, plan)
 
-def computed_at(rules: JobRules, waited_for: Iterable[MemberState]) -> float | None:
-    """When nobody waits any more for the last of those who have not computed."""
-    return max((_computes_until(rules, p) for p in waited_for), default=None)
+    def watch(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+        """Check nodes that have come."""
+        return PolicyStep(*steps.check_beside(self.rules, plan, members, now))
 
+    def admitted(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
+        """The nodes that have passed a check."""
+        return steps.admitted_nodes(self.rules, plan, nodes)
 
-def begin(
-    rules: JobRules, plan: Plan, seated: Sequence[MemberState], spares: Iterable[MemberState], now: float
-) -> Plan | None:
-    """The plan with a check of those who would be `seated` in a round formed now, in the order of their ranks, and of
-    the `spares` that have computed; None when the seated are all checked."""
-    known = {key_of(checkup) for checkup in plan.health}
-    if all(p.report.key in known for p in seated):
-        return None
-    taken = known.union(p.report.key for p in seated)
-    more = [p for p in spares if p.report.key not in taken]
-    waited_for = {p.report.key for p in computing(rules, plan, more, now)}
-    nodes = [*seated, *(p for p in more if p.report.key not in waited_for)]
-    check = _examine(rules, plan, nodes, now, anew=computes_anew(rules, plan))
-    tasks = first_round(check, bool(rules.measure_links), rules.straggler_threshold)
-    check = msgspec.structs.replace(check, compute=tasks.compute, groups=tasks.groups)
-    # One that knows of a later round than we do, from a predecessor whose journal is not there, takes no task of an
-    # earlier one.
-    key = max(plan.key, *(p.report.known_round for p in nodes))
-    return update_plan(
-        plan, now, key=key, check=check, check_count=check.key.number, reasons=health_text.checking(check)
-    )
+    def end_job(self, plan: Plan, now: float) -> Plan:
+        """The plan without a check that runs."""
+        return plan if plan.check is None else update_plan(plan, now, check=None)
 
+    def take_over(self, plan: Plan) -> Plan:
+        """The plan in which the round of a check begins again."""
+        return steps.resume(plan)
 
-def resume(plan: Plan) -> Plan:
-    """A predecessor's plan, for its successor: the round of a check that goes on begins anew.
+    def expected(self, plan: Plan) -> list[Member]:
+        """The nodes of a check that runs, and those that have passed one. Dismissed nodes are not waited for."""
+        checked = plan.check.nodes if plan.check is not None else ()
+        nodes = [Member(node.node_id, node.incarnation, node.host, node.workers) for node in checked]
+        passed = (one for one in plan.health if not one.dismissed)
+        return [*nodes, *(Member(one.node_id, one.incarnation, one.host, 0) for one in passed)]
 
-    Some may have heard of their task long before the others do, and would have met nobody.
-    """
-    check = plan.check
-    if check is None:
-        return plan
-    key = CheckKey(plan.epoch, check.key.number, check.key.round)
-    since = plan.since if check.during_training else _since(plan, check, plan.clock)
-    return msgspec.structs.replace(plan, since=since, check=msgspec.structs.replace(check, key=key, since=plan.clock))
-
-
-def step(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
-    """Go on with the plan's check as far as the answers that are here lead; at its end the plan has none any more."""
-    lines: tuple[str, ...] = ()
-    while (check := plan.check) is not None:
-        deadline = check.since + rules.check_timeout + CHECK_MARGIN
-        if awaited(check, members, now) and now < deadline:
-            return Decision(plan, (Deadline(deadline, DeadlineReason.HEALTH),), lines)
-        check = add_facts(rules, check, members, now)
-        diagnosis = diagnose(check, rules.straggler_threshold)
-        lines += tuple(health_text.round_lines(check, diagnosis.failing))
-        tasks = _next_tasks(rules, check, diagnosis)
-        if tasks is None:
-            plan, last = _conclude(rules, plan, check, diagnosis, now)
-            lines += last
-        else:
-            plan = _go_on(plan, msgspec.structs.replace(check, flagged=diagnosis.flagged), tasks, now)
-    return Decision(plan, (), lines)
-
-
-def check_beside(rules: JobRules, plan: Plan, members: Members, now: float) -> Decision:
-    """Check newcomers while others train: by what they have computed alone, and again where that is doubtful."""
-    lines: tuple[str, ...] = ()
-    deadlines: tuple[Deadline, ...] = ()
-    if plan.check is not None:
-        plan, deadlines, lines = step(rules, plan, members, now)
-    if plan.check is None:
-        known = {key_of(checkup) for checkup in plan.health}
-        new = [p for p in eligible_nodes(rules, plan, members) if p.report.key not in known]
-        waited_for = computing(rules, plan, new, now)
-        deadlines = deadline_if(
-            min((_computes_until(rules, p) for p in waited_for), default=None), DeadlineReason.HEALTH
-        )
-        still = {p.report.key for p in waited_for}
-        ready = [p for p in new if p.report.key not in still]
-        if ready:
-            in_round = [p for member in plan.members if (p := members.get(member.key)) and member.key in known]
-            check = msgspec.structs.replace(
-                _examine(rules, plan, [*in_round, *ready], now, anew=False), during_training=True
+    def recover(self, plan: Plan, members: Members) -> Plan:
+        """The plan in which all members count as checked: they were, before they had ranks. Nodes that take no part in
+        checks are known by that."""
+        checked = tuple(
+            NodeHealth(
+                node_id=member.node_id, incarnation=member.incarnation, host=member.host, status=HealthStatus.PASSED
             )
-            begun = update_plan(plan, now, check=check, check_count=check.key.number)
-            plan, further, more = step(rules, begun, members, now)
-            deadlines, lines = deadlines + further, lines + more
-    return Decision(plan, deadlines, lines)
-
-
-def computes_anew(rules: JobRules, plan: Plan) -> bool:
-    """Whether what nodes computed before the check does not count in it."""
-    return rules.check == CHECK_ALWAYS and plan.key.number > 0
-
-
-def _computes_until(rules: JobRules, p: MemberState) -> float:
-    return p.joined_at + rules.check_timeout + CHECK_MARGIN
-
-
-def _examine(rules: JobRules, plan: Plan, nodes: Sequence[MemberState], now: float, anew: bool) -> HealthCheck:
-    """A check of those who take part in one, before its first round, with what is known of how they compute."""
-    nodes = [p for p in nodes if not p.without_health_check]
-    known = {key_of(checkup): checkup for checkup in plan.health}
-    facts = []
-    for place, p in enumerate(nodes):
-        checkup = known.get(p.report.key)
-        if checkup is not None:
-            if checkup.tflops > 0:
-                # What it said last is of the process that has passed, as the checkup is.
-                device = p.report.compute_result.device if p.report.compute_result is not None else ""
-                facts.append(ComputeFact(place, checkup.tflops, device=device))
-        elif not anew:
-            facts.append(computed_fact(place, p.report.compute_result, rules.check_timeout + CHECK_MARGIN))
-    examinees = tuple(
-        CheckedNode(
-            node_id=p.report.node_id,
-            incarnation=p.report.incarnation,
-            host=p.report.host,
-            address=p.report.address,
-            port=p.report.check_port,
-            workers=p.report.workers,
-            already_passed=p.report.key in known,
+            for member in plan.members
+            if (p := members.get(member.key)) is not None and not p.without_health_check
         )
-        for p in nodes
-    )
-    key = CheckKey(plan.epoch, plan.check_count + 1, 0)
-    return HealthCheck(key=key, since=now, nodes=examinees, compute_facts=tuple(facts), plan_reasons=plan.reasons)
+        return msgspec.structs.replace(plan, health=checked)
+
+    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, Mapping[str, Any]]:
+        """The task, the result, and for rank 0 the table of all results."""
+        if plan.check is None and not plan.health:
+            return {}
+        given = {} if plan.check is None or plan.phase in OVER else tasks(self.rules, plan.check)
+        results = {key_of(one): one for one in plan.health}
+        found: dict[NodeKey, dict[str, Any]] = {
+            key: {"check_task": given.get(key), "health": results.get(key)}
+            for key in dict.fromkeys([*ranks, *given, *results])
+        }
+        if ranks:
+            table, links = _tables(plan, results)
+            found[plan.members[0].key].update(health_table=table, link_table=links)
+        return found
+
+    def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
+        """Which nodes a check, or its begin, waits for."""
+        if plan.check is not None:
+            waited_for = [plan.check.nodes[place].host for place in awaited(plan.check, members, now)]
+            reasons = text.answers(plan.check, waited_for, len(asked(plan.check, members, now)))
+            rows = text.shown(check_status(plan.check, members), text.share_of(len(members)))
+            return Waiting(reasons, seconds, rows)
+        nodes = self.eligible(plan, members)
+        if self.rules.size(len(nodes)) and not steps.computes_anew(self.rules, plan):
+            silent = steps.computing(self.rules, plan, nodes, now)
+            if silent:
+                return Waiting(text.not_computed(display_names(plan, silent), len(nodes)), seconds)
+        return None
+
+    def removals(self, plan: Plan, members: Members) -> Reasons:
+        """The dismissed nodes. A node that is gone is shown only while the others wait for one in its place."""
+        shown = (one for one in plan.health if plan.key.number == 0 or key_of(one) in members)
+        return text.dismissals([one for one in shown if one.dismissed], MAX_DISMISSALS)
+
+    def watch_reason(self, joining: bool) -> Reason | None:
+        """That nodes are checked during training."""
+        return text.Code.PASSED_JOIN() if joining else text.Code.CHECKED_DURING_TRAINING()
 
 
-def _next_tasks(rules: JobRules, check: HealthCheck, diagnosis: Diagnosis) -> RoundTasks | None:
-    if not check.during_training:
-        return next_round(check, diagnosis, bool(rules.measure_links))
-    # Nobody who trains has anything to spare for links.
-    goes_on = diagnosis.compute_again and check.key.round + 1 < MAX_ROUNDS
-    return RoundTasks(diagnosis.compute_again, ()) if goes_on else None
-
-
-def _go_on(plan: Plan, check: HealthCheck, tasks: RoundTasks, now: float) -> Plan:
-    key = CheckKey(plan.epoch, check.key.number, check.key.round + 1)
-    further = msgspec.structs.replace(check, key=key, since=now, compute=tasks.compute, groups=tasks.groups)
-    if check.during_training:
-        return update_plan(plan, now, check=further)
-    return update_plan(plan, now, check=further, since=_since(plan, check, now), reasons=health_text.checking(further))
-
-
-def _since(plan: Plan, check: HealthCheck, now: float) -> float:
-    """Since when the nodes wait for others: the time of a check is nobody's patience."""
-    return plan.since + (now - check.since)
-
-
-def _conclude(
-    rules: JobRules, plan: Plan, check: HealthCheck, diagnosis: Diagnosis, now: float
-) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with a checkup of each examinee that is here, and what there is to say."""
-    places = {key_of(checkup): place for place, checkup in enumerate(plan.health)}
-    checkups = list(plan.health)
-    new: list[NodeHealth] = []
-    found: dict[HealthStatus, list[int]] = {verdict: [] for verdict in HealthStatus}
-    for place, (node, finding) in enumerate(zip(check.nodes, diagnosis.findings, strict=True)):
-        if node.already_passed or not node.is_here or key_of(node) in places:
-            continue
-        verdict = finding.status
-        found[verdict].append(place)
-        slow = verdict is HealthStatus.STRAGGLER
-        checkup = NodeHealth(
-            node_id=node.node_id,
-            incarnation=node.incarnation,
-            host=node.host,
-            status=verdict,
-            tflops=finding.tflops,
-            gigabytes=finding.gigabytes,
-            reason=finding.reason,
-            dismissed=verdict is HealthStatus.FAULT or (slow and bool(rules.exclude_stragglers)),
-        )
-        places[key_of(node)] = len(checkups)
-        checkups.append(checkup)
-        new.append(checkup)
-    dismissed = [checkup for checkup in new if checkup.dismissed]
-    warned = [one for one in new if one.status is HealthStatus.STRAGGLER and not one.dismissed]
-    lines = (
-        *health_text.end_lines(check, found[HealthStatus.FAULT], found[HealthStatus.STRAGGLER]),
-        *([render(health_text.dismissals(dismissed))] if dismissed else []),
-        *(f"warning: {checkup.host} is a straggler: it {checkup.reason}" for checkup in warned),
-        *(f"warning: {note}" for note in diagnosis.notes),
-    )
-    changes: dict[str, Any] = {"check": None, "health": tuple(checkups)}
-    if rules.measure_links:
-        rows = health_text.link_rows(check.link_facts, [places.get(key_of(node)) for node in check.nodes])
-        fresh = {(row.one, row.other) for row in rows}
-        changes["links"] = tuple(link for link in plan.links if (link.one, link.other) not in fresh) + rows
-    if not check.during_training:
-        before = check.plan_reasons if plan.key.number or plan.check_count > 1 else ()
-        changes["reasons"] = chain(before, *health_text.dismissals(dismissed)) or (health_text.Code.PASSED(),)
-        # From a dismissal on the others wait for somebody in place of who goes.
-        changes["since"] = now if dismissed else _since(plan, check, now)
-    return update_plan(plan, now, **changes), lines
+def _tables(plan: Plan, results: Mapping[NodeKey, NodeHealth]) -> tuple[tuple[NodeHealth, ...], tuple[LinkRow, ...]]:
+    """The results that a person is shown, in the order of ranks, and the links between those nodes."""
+    ranked = [member.key for member in plan.members if member.key in results]
+    table = text.shown([results[key] for key in dict.fromkeys([*ranked, *results])])
+    places = {key_of(one): place for place, one in enumerate(table)}
+    links = []
+    for link in plan.links:
+        ends = [places.get(key_of(plan.health[end])) for end in (link.one, link.other)]
+        known = sorted(end for end in ends if end is not None)
+        if len(known) == 2:
+            links.append(msgspec.structs.replace(link, one=known[0], other=known[1]))
+    return table, tuple(links)

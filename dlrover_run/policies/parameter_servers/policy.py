@@ -10,13 +10,15 @@ To add a role, see `rules.ROLES` and `placement.desired_ranks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, Decision, deadline_if, update_plan
 from dlrover_run.coordination.membership import Members
-from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, PlanPhase, Waiting
+from dlrover_run.coordination.model import OVER, Member, NodeKey, NodeReport, Plan, PlanPhase, RankAssignment, Waiting
+from dlrover_run.coordination.policy import Policy
 from dlrover_run.coordination.reasons import sentence
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers import recovery, text
@@ -236,3 +238,23 @@ def _addresses(tasks: Iterable[Task], role: Role) -> tuple[str, ...]:
     """HOST:PORT of each rank of the role, empty for a rank that has no task now, or whose port is not known yet."""
     found = {task.rank: task.endpoint if task.port else "" for task in tasks if task.role is role}
     return tuple(found.get(rank, "") for rank in range(max(found, default=-1) + 1))
+
+
+class ParameterServerPolicy(Policy):
+    """A job with parameter servers has no rounds, so this policy decides alone."""
+
+    def decide(self, plan: Plan, members: Members, now: float) -> Decision:
+        """See `decide`."""
+        return decide(self.rules, plan, members, now)
+
+    def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting:
+        """See `waiting`."""
+        return waiting(self.rules, plan, members, now)
+
+    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, Mapping[str, Any]]:
+        """See `orders`."""
+        return {key: {"cluster": order} for key, order in orders(plan).items()}
+
+    def recover_job(self, plan: Plan, reports: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
+        """See `recover`."""
+        return recover(plan, reports, waited, now)

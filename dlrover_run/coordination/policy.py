@@ -1,0 +1,150 @@
+"""The seam between the coordination core and its policies.
+
+A policy decides which nodes may take part in a round, and until when a round waits for the others. The core asks it at
+fixed points of a decision and names none. `Policy` itself is the policy of a job without any: it admits every node.
+
+A policy is pure: what it returns follows from the rules, the plan, the members and the job time alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dlrover_run.coordination.decision import Deadline, Decision
+from dlrover_run.coordination.membership import Members, MemberState
+from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
+from dlrover_run.coordination.reasons import Reason, Reasons
+from dlrover_run.coordination.rules import JobRules
+
+
+class Admission(NamedTuple):
+    """Which nodes may have ranks in the next round, and the deadline until which the round waits for others."""
+
+    eligible: list[MemberState]
+    hold_until: Deadline | None = None
+
+
+class PolicyStep(NamedTuple):
+    """The plan after a step of a policy, the deadlines of the policy, and lines for the log. `holds`: no round is
+    formed before the next step."""
+
+    plan: Plan
+    deadlines: tuple[Deadline, ...] = ()
+    log_lines: tuple[str, ...] = ()
+    holds: bool = False
+
+
+class Policy:
+    """A policy of one job; this one admits every node."""
+
+    needs_gathering = False
+    """Whether nodes that join a running job are admitted between two rounds only."""
+    watches_spares = False
+    """Whether the policy acts on nodes without ranks while a round runs."""
+
+    def __init__(self, rules: JobRules) -> None:
+        self.rules = rules
+
+    def decide(self, plan: Plan, members: Members, now: float) -> Decision | None:
+        """The whole decision, for a job without rounds; None where the core decides."""
+        return None
+
+    def refresh(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+        """At the begin of each decision: drop what is known of nodes that are gone, and note nodes that came."""
+        return PolicyStep(plan)
+
+    def has_started(self, plan: Plan) -> bool:
+        """Whether the policy has held a round of this job before, so that there were enough nodes already."""
+        return False
+
+    def is_active(self, plan: Plan) -> bool:
+        """Whether the policy has something running."""
+        return False
+
+    def eligible(self, plan: Plan, members: Members) -> list[MemberState]:
+        """The nodes that may have ranks in some round to come."""
+        return [p for p in members.values() if p.is_available]
+
+    def has_removed(self, plan: Plan, members: Members) -> bool:
+        """Whether the policy has removed a node that is still here."""
+        return False
+
+    # Between two rounds.
+
+    def stop_watching(self, plan: Plan, now: float) -> Plan:
+        """The plan without what the policy did for nodes without ranks while a round ran."""
+        return plan
+
+    def step(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+        """Continue what the policy has running, as far as the reports lead."""
+        return PolicyStep(plan)
+
+    def admit(self, plan: Plan, nodes: list[MemberState], now: float) -> Admission:
+        """Which of the eligible nodes the next round is formed of. Nodes that the policy knows nothing of yet delay no
+        round that has enough others."""
+        return Admission(nodes)
+
+    def hold_for(self, plan: Plan, ranked: Sequence[MemberState], now: float) -> Deadline | None:
+        """Until when a round of those nodes, in the order of their ranks, has to wait."""
+        return None
+
+    def begin(self, plan: Plan, ranked: Sequence[MemberState], nodes: Sequence[MemberState], now: float) -> Plan | None:
+        """The plan in which the policy begins what has to precede a round of the nodes `ranked`; None if nothing has
+        to. `nodes` are all that are eligible."""
+        return None
+
+    def end_round(self, plan: Plan) -> Plan:
+        """The plan after the end of a round."""
+        return plan
+
+    # While a round runs.
+
+    def watch(self, plan: Plan, members: Members, now: float) -> PolicyStep:
+        """Act on nodes without ranks."""
+        return PolicyStep(plan)
+
+    def admitted(self, plan: Plan, nodes: Sequence[MemberState]) -> list[MemberState]:
+        """Those of the eligible nodes that may have ranks at once."""
+        return list(nodes)
+
+    # At the end of the job, and after a change of the coordinator.
+
+    def end_job(self, plan: Plan, now: float) -> Plan:
+        """The plan of a job that is over."""
+        return plan
+
+    def take_over(self, plan: Plan) -> Plan:
+        """A predecessor's plan, for its successor."""
+        return plan
+
+    def expected(self, plan: Plan) -> list[Member]:
+        """Nodes without ranks that a successor waits for."""
+        return []
+
+    def recover(self, plan: Plan, members: Members) -> Plan:
+        """The policy's part of a plan that was rebuilt from reports."""
+        return plan
+
+    def recover_job(self, plan: Plan, reports: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
+        """The plan of a job without rounds, rebuilt from reports; see `recovery.recover_plan`."""
+        raise NotImplementedError
+
+    # What nodes receive.
+
+    def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, Mapping[str, Any]]:
+        """Of each node that the policy concerns: its fields of the node's view."""
+        return {}
+
+    def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
+        """What nodes without ranks wait for, if that is the policy's. `seconds` is the time until the next deadline
+        that concerns them."""
+        return None
+
+    def removals(self, plan: Plan, members: Members) -> Reasons:
+        """Which nodes the policy has removed, for nodes that wait for others."""
+        return ()
+
+    def watch_reason(self, joining: bool) -> Reason | None:
+        """What nodes without ranks wait for while the policy acts on them; with `joining`, a larger round follows."""
+        return None
