@@ -112,7 +112,7 @@ def patched(*places: tuple[Any, str], by: Any) -> Callable[[], AbstractContextMa
     return hold
 
 
-def charge_without_ending(rules: JobRules, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
+def charge_without_ending(rules: JobRules, policy: Any, plan: Plan, present: Any, cause: Any, now: float) -> Decision:
     """Charges a failure, and forgets that its round is over."""
     return Decision(running.consume_restart(rules, plan, cause.report.failure, True, now))
 
@@ -211,7 +211,7 @@ BROKEN = {
     "one success is enough": patched((running, "all"), by=any),
     "nobody looks when something falls due": patched((Coordinator, "wake_at"), by=lambda self: None),
     "the loss of a node changes nothing": patched(
-        (running, "_regroup_without"), by=lambda rules, plan, present, gone, now: Decision(plan)
+        (running, "_regroup_without"), by=lambda rules, policy, plan, present, gone, now: Decision(plan)
     ),
     "a broken connection goes unnoticed": patched((Coordinator, "disconnect"), by=lambda self, key, now: None),
     "a round that is adopted is ended first": patched(
@@ -221,7 +221,7 @@ BROKEN = {
     "nobody waits for what others failed of": patched((JobRules, "blame_delay"), by=0.0),
     "two processes may have one id": patched((Coordinator, "refusal"), by=lambda self, key: None),
     "newcomers take part unchecked": patched(
-        (running, "admitted_nodes"),
+        (health_steps, "admitted_nodes"),
         by=lambda rules, plan, living: [p for p in living if p.report.compute_result is not None],
     ),
     "nobody is ever at fault": patched((health_steps, "diagnose"), by=diagnose_nobody),
