@@ -21,7 +21,6 @@ from dlrover_run.coordination.model import (
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.health.model import MAX_LINK_ROWS, MAX_ROWS, CheckTask, LinkRow, NodeHealth
 from dlrover_run.policies.parameter_servers.model import NodeOrder
-from dlrover_run.policies.parameter_servers.policy import client_order
 from dlrover_run.policies.registry import policy_of
 
 
@@ -52,12 +51,11 @@ def node_views(rules: JobRules, plan: Plan) -> dict[NodeKey, NodeView]:
     return {key: NodeView(ranks=ranks.get(key), **given.get(key, {})) for key in dict.fromkeys([*ranks, *given])}
 
 
-def view_of(plan: Plan, found: Mapping[NodeKey, NodeView], key: NodeKey) -> NodeView:
-    """One node's part among those of the plan. A visitor is told only what became of its wish, which the plan knows by
-    its node id."""
+def view_of(rules: JobRules, plan: Plan, found: Mapping[NodeKey, NodeView], key: NodeKey) -> NodeView:
+    """The part of one node among those of the plan, or the answer to a request of a node that has none."""
     part = found.get(key, EMPTY_VIEW)
-    answer = client_order(plan, key) if part.cluster is None else None
-    return part if answer is None else NodeView(cluster=answer)
+    answer = {} if part.cluster is not None else policy_of(rules).answer(plan, key)
+    return NodeView(**answer) if answer else part
 
 
 def build_assignment(plan: Plan, part: NodeView, waiting: Waiting | None) -> Assignment:

@@ -30,10 +30,10 @@ from dlrover_run.coordination.model import (
     RoundKey,
     Waiting,
 )
-from dlrover_run.coordination.recovery import knows_a_round, latest_round, recover_plan
+from dlrover_run.coordination.policy import Policy
+from dlrover_run.coordination.recovery import knows_a_round, latest_round
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.waiting import wait_status
-from dlrover_run.policies.parameter_servers.policy import order_to_continue
 from dlrover_run.policies.registry import policy_of
 
 RETURN_GRACE = 6.0
@@ -221,7 +221,7 @@ class Coordinator:
 
     def view(self, key: NodeKey) -> NodeView:
         """What of the plan concerns this node alone."""
-        return view_of(self.plan, self._views, key)
+        return view_of(self.rules, self.plan, self._views, key)
 
     def ranks(self, key: NodeKey) -> RankAssignment | None:
         """The node's place in the plan's round, if it has one."""
@@ -233,7 +233,7 @@ class Coordinator:
         While the plan of a running job is being rebuilt, everybody keeps what he has.
         """
         if self._recovering_until is not None and key in self._members:
-            return _continued_assignment(self.plan, self._members[key].report, waiting)
+            return _continued_assignment(self._policy, self.plan, self._members[key].report, waiting)
         return build_assignment(self.plan, self.view(key), waiting)
 
     def waiting(self, now: float) -> Waiting:
@@ -280,10 +280,7 @@ class Coordinator:
         assert self._recovering_until is not None
         waited = time >= self._recovering_until
         statuses = [p.report for p in self._members.values() if p.connected]
-        if self.rules.cluster is None:
-            plan = recover_plan(self.plan, statuses, waited)
-        else:
-            plan = self._policy.recover_job(self.plan, statuses, waited, time)
+        plan = self._policy.recover_job(self.plan, statuses, waited, time)
         if plan is None and not waited:
             return False
         self._recovering_until = None
@@ -324,18 +321,18 @@ def _affects_nodes(before: Plan, plan: Plan) -> bool:
     return any(one is not other and one != other for one, other in pairs)
 
 
-def _continued_assignment(plan: Plan, report: NodeReport, waiting: Waiting | None) -> Assignment:
-    """What a node was told by the coordinator that it obeyed last."""
-    seat = report.ranks
-    cluster = None if report.cluster is None else order_to_continue(report.cluster)
-    works = seat is not None or cluster is not None
+def _continued_assignment(policy: Policy, plan: Plan, report: NodeReport, waiting: Waiting | None) -> Assignment:
+    """The assignment with which a node continues what the last coordinator that it obeyed assigned to it."""
+    ranks = report.ranks
+    continued = policy.continued(report)
+    works = ranks is not None or bool(continued)
     return Assignment(
         epoch=plan.epoch,
         phase=PlanPhase.TRAINING if works else PlanPhase.GATHERING,
         key=latest_round(report),
         restart_count=report.restart_count,
         reasons=plan.reasons,
-        ranks=seat,
+        ranks=ranks,
         waiting=None if works else waiting,
-        cluster=cluster,
+        **continued,
     )

@@ -15,6 +15,7 @@ from dlrover_run.coordination.decision import Deadline, Decision
 from dlrover_run.coordination.membership import Members, MemberState
 from dlrover_run.coordination.model import Member, NodeKey, NodeReport, Plan, RankAssignment, Waiting
 from dlrover_run.coordination.reasons import Reason, Reasons
+from dlrover_run.coordination.recovery import recover_plan
 from dlrover_run.coordination.rules import JobRules
 
 
@@ -127,13 +128,21 @@ class Policy:
         return plan
 
     def recover_job(self, plan: Plan, reports: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
-        """The plan of a job without rounds, rebuilt from reports; see `recovery.recover_plan`."""
-        raise NotImplementedError
+        """The plan of a running job, rebuilt from reports; see `recovery.recover_plan`."""
+        return recover_plan(plan, reports, waited)
+
+    def continued(self, report: NodeReport) -> Mapping[str, Any]:
+        """The fields of the assignment with which a node continues until the plan is rebuilt."""
+        return {}
 
     # What nodes receive.
 
     def tasks(self, plan: Plan, ranks: Mapping[NodeKey, RankAssignment]) -> Mapping[NodeKey, Mapping[str, Any]]:
         """Of each node that the policy concerns: its fields of the node's view."""
+        return {}
+
+    def answer(self, plan: Plan, key: NodeKey) -> Mapping[str, Any]:
+        """The fields of the view of a node that `tasks` does not have, if there is an answer to a request of it."""
         return {}
 
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:

@@ -22,10 +22,9 @@ def wait_status(rules: JobRules, plan: Plan, members: Members, deadlines: Sequen
     """The words for every node without a seat; `deadlines` are those of the last decision."""
     policy = policy_of(rules)
     left = _left(deadlines, _FELT, now)
-    if plan.phase is not PlanPhase.TRAINING or rules.cluster is not None:
-        own = policy.waiting(plan, members, left, now)
-        if own is not None:
-            return own
+    own = policy.waiting(plan, members, left, now)
+    if own is not None:
+        return own
     alive = policy.eligible(plan, members)
     if plan.phase is PlanPhase.TRAINING:
         return _spare(rules, policy, plan, alive, deadlines, now)

@@ -298,7 +298,9 @@ class Job:
             waits = self._coordinator.view(key).waits
             return self._coordinator.assignment(key, self._progress.message(now) if waits else None)
         return build_assignment(
-            self._stored, view_of(self._stored, self._stored_parts, key), Waiting(sentence(self._held_back))
+            self._stored,
+            view_of(self._coordinator.rules, self._stored, self._stored_parts, key),
+            Waiting(sentence(self._held_back)),
         )
 
     def _check(self, status: NodeReport, now: float) -> None:

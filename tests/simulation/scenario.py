@@ -301,7 +301,7 @@ class MasterScenario(Scenario):
 def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
     """What takes the place of sockets and disks, and puts the laws around every decision."""
     from dlrover_run.agent import node_state
-    from dlrover_run.coordination import coordinator
+    from dlrover_run.coordination import coordinator, policy
     from dlrover_run.master import jobs
     from simulation.disk import DiskJournal
 
@@ -315,16 +315,16 @@ def stand_ins(scenario_laws: Callable[[], Laws]) -> Iterator[None]:
         def release(self) -> None:
             pass
 
-    decide, adopt = coordinator.decide, coordinator.recover_plan
+    decide, adopt = coordinator.decide, policy.recover_plan
     with ExitStack() as stack:
         stack.enter_context(patch.object(node_state, "HeldPort", Port))
         stack.enter_context(patch.object(jobs, "Journal", DiskJournal))
-        watched: dict[str, Callable[..., Any]] = {
-            "decide": lambda *given: scenario_laws().deciding(*given, real=decide),
-            "recover_plan": lambda *given: scenario_laws().adopting(*given, real=adopt),
+        watched: dict[tuple[Any, str], Callable[..., Any]] = {
+            (coordinator, "decide"): lambda *given: scenario_laws().deciding(*given, real=decide),
+            (policy, "recover_plan"): lambda *given: scenario_laws().adopting(*given, real=adopt),
         }
-        for name, by in watched.items():
-            stack.enter_context(patch.object(coordinator, name, by))
+        for (module, name), by in watched.items():
+            stack.enter_context(patch.object(module, name, by))
         yield
 
 

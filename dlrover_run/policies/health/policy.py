@@ -9,7 +9,7 @@ import msgspec
 
 from dlrover_run.coordination.decision import Deadline, DeadlineReason, update_plan
 from dlrover_run.coordination.membership import Members, MemberState
-from dlrover_run.coordination.model import OVER, Member, NodeKey, Plan, RankAssignment, Waiting
+from dlrover_run.coordination.model import OVER, Member, NodeKey, Plan, PlanPhase, RankAssignment, Waiting
 from dlrover_run.coordination.policy import Admission, Policy, PolicyStep
 from dlrover_run.coordination.ranks import display_names
 from dlrover_run.coordination.reasons import Reason, Reasons
@@ -137,7 +137,9 @@ class HealthPolicy(Policy):
         return found
 
     def waiting(self, plan: Plan, members: Members, seconds: float | None, now: float) -> Waiting | None:
-        """Which nodes a check, or its begin, waits for."""
+        """Which nodes a check, or its begin, waits for, while no round runs."""
+        if plan.phase is PlanPhase.TRAINING:
+            return None
         if plan.check is not None:
             waited_for = [plan.check.nodes[place].host for place in awaited(plan.check, members, now)]
             reasons = text.answers(plan.check, waited_for, len(asked(plan.check, members, now)))

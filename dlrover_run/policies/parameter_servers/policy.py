@@ -258,3 +258,13 @@ class ParameterServerPolicy(Policy):
     def recover_job(self, plan: Plan, reports: Sequence[NodeReport], waited: bool, now: float) -> Plan | None:
         """See `recover`."""
         return recover(plan, reports, waited, now)
+
+    def continued(self, report: NodeReport) -> Mapping[str, Any]:
+        """See `order_to_continue`."""
+        order = None if report.cluster is None else order_to_continue(report.cluster)
+        return {} if order is None else {"cluster": order}
+
+    def answer(self, plan: Plan, key: NodeKey) -> Mapping[str, Any]:
+        """See `client_order`."""
+        order = client_order(plan, key)
+        return {} if order is None else {"cluster": order}
