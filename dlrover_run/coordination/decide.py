@@ -1,7 +1,7 @@
-"""The whole of coordination: statuses go in, the next plan comes out.
+"""One decision: from the rules, the plan, the members and the job time to the next plan.
 
-Pure: no clock, no socket, no thread. Deciding twice on the same statuses gives the same plan, so it may be called as
-often as one likes and never loses or repeats a restart.
+Pure: no clock, no socket, no thread. Idempotent: calling it again with the same inputs returns the same plan, so no
+restart is lost or repeated.
 """
 
 from __future__ import annotations

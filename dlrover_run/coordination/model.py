@@ -197,12 +197,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     Times are *job time*: seconds that coordinators of this job have counted, each going on from `clock`, the moment at
     which the last plan of its predecessor was written. `epoch` is the coordinator that wrote the plan, `key` the latest
-    round, `members` the nodes of it in the order of their ranks; while GATHERING those of the last round, whose ranks
-    are kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
-    times `charged`. `barren` rounds in succession failed before any worker got to work. `failure` is what ended
-    the last round, if a worker did. `reasons` are the codes that say why the plan is as it is. `check` is the
-    node check that goes on, `checks` how many there were, and `checked` what is known of each node that is here; with
-    `links` between them, by their places in it, where links are measured.
+    round, `members` its nodes in the order of their ranks; while GATHERING those of the last round, whose ranks are
+    kept for them. `since` is when the phase began. `restart_count` failures were answered with a new round, at the
+    times `restart_times`. `early_failures` rounds in succession failed before any worker made progress. `failure` is
+    what ended the last round, if a worker did. `reasons` are the codes that say why the plan is as it is. `check`,
+    `check_count`, `health` and `links` are the records of the health check, `cluster` those of the parameter servers.
     """
 
     epoch: int = 0

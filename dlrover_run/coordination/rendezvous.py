@@ -1,4 +1,4 @@
-"""Between two rounds, and before the first: who is here, whether they are enough, and the round that they form."""
+"""Between two rounds, and before the first: which nodes are here, whether they suffice, and the round they form."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def _is_first(policy: Policy, plan: Plan) -> bool:
 
 
 def _all_have_left(members: Members, now: float) -> bool:
-    """Whether the last ones who were here have left by request, so that nobody is expected back.
+    """Whether the last nodes that were here have left by request, so that no node is expected back.
 
-    One that was not yet known to be lost when the last of them left was lost in the same moment. It is waited for, as
-    it would be had it been lost a moment after the others left: what becomes of the job must not depend on the order.
+    A node that was not yet declared lost when the last of them left was lost at the same time. It is waited for, as it
+    would be if it had been lost just after the others left: the result of the job must not depend on the order.
     """
     left = [p for p in members.values() if p.has_left]
     lost = [p for p in members.values() if not p.has_left and p.is_lost(now)]
@@ -107,11 +107,11 @@ def _all_have_left(members: Members, now: float) -> bool:
     return all(p.lost_at is not None and p.lost_at <= last_left for p in lost)
 
 
-def form_round(rules: JobRules, plan: Plan, seated: list[MemberState], now: float, reasons: Reasons) -> Plan:
-    """The next round, of the nodes `seated` in the order of their ranks."""
-    leader = seated[0].report
-    # A store that the user placed by hand keeps its port; it is fresh all the same, because it lives in the worker with
-    # rank 0 and dies with it.
+def form_round(rules: JobRules, plan: Plan, ranked: list[MemberState], now: float, reasons: Reasons) -> Plan:
+    """The next round, of the nodes `ranked` in the order of their ranks."""
+    leader = ranked[0].report
+    # A store whose place the user gave keeps its port. It is fresh all the same, because it lives in the worker with
+    # rank 0 and ends with it.
     address, port = rules.store or (leader.address, leader.port)
     return update_plan(
         plan,
@@ -119,7 +119,7 @@ def form_round(rules: JobRules, plan: Plan, seated: list[MemberState], now: floa
         phase=PlanPhase.TRAINING,
         since=now,
         key=RoundKey(plan.epoch, plan.key.number + 1),
-        members=tuple(_member(p.report) for p in seated),
+        members=tuple(_member(p.report) for p in ranked),
         store_address=address,
         store_port=port,
         reasons=reasons,
@@ -129,11 +129,11 @@ def form_round(rules: JobRules, plan: Plan, seated: list[MemberState], now: floa
 def offers_a_fresh_port(rules: JobRules, plan: Plan, leader: NodeReport) -> bool:
     """Whether no round has ever used the port that this node offers for the store.
 
-    A node holds another port as soon as it hears of another round or of another coordinator, so it is fresh when the
-    node knows of the last ones. One that has not heard yet may be offering the very port of the round that it has not
-    heard of, and the workers of two rounds could meet there. That goes for one that obeys nobody yet, too: a
-    predecessor without a journal may have told only others of a round with it. One that knows of a later round than we
-    do, from such a predecessor, has no use for our last one.
+    A node holds another port as soon as it receives another round or another coordinator's assignment, so the port is
+    fresh if the node knows the last of both. A node that does not know them yet may offer the port of the round that it
+    does not know, and the workers of two rounds could connect to one store. The same holds for a node without any
+    coordinator yet: a predecessor without a journal may have sent a round with it to other nodes only. A node that
+    knows a later round than this coordinator does, from such a predecessor, never used the port of our last one.
     """
     knows = leader.known_round == plan.key and leader.epoch == plan.epoch
     return rules.store is not None or knows or leader.known_round > plan.key
@@ -161,8 +161,8 @@ def disconnects_resolved_at(members: RoundMembers, now: float) -> float | None:
 def _complete(
     rules: JobRules, policy: Policy, plan: Plan, members: Members, alive: list[MemberState], size: int, now: float
 ) -> Deadline | None:
-    """When it is known who takes part in the next round, should nobody come or go before that."""
-    # A member is waited for in any case, for his rank is kept for him until he counts as lost.
+    """When it is known which nodes take part in the next round, if none joins or leaves before."""
+    # A disconnected member keeps its rank until it is declared lost, so it is waited for in any case.
     found = [*deadline_if(disconnects_resolved_at(round_members(plan, members), now), DeadlineReason.LOST)]
     if size < rules.max_size:
         found += [
@@ -173,7 +173,7 @@ def _complete(
         if _is_first(policy, plan):
             last_call = max(p.joined_at for p in alive) + rules.last_call_timeout
             found.append(Deadline(last_call, DeadlineReason.LAST_CALL))
-    # Later everybody who lives is known, so nobody is waited for who may never come.
+    # After the first round all live nodes are known, so there is no last call for nodes that may never come.
     return max(found, key=lambda deadline: deadline.at, default=None)
 
 

@@ -1,4 +1,4 @@
-"""While a round runs: what ends it, what a failure costs, and who takes part in the next round."""
+"""While a round runs: what ends it, what a failure costs, and which nodes take part in the next round."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.coordination.text import node_name
 
 
-def consume_restart(rules: JobRules, policy: Policy, plan: Plan, failure: Failure, worked: bool, now: float) -> Plan:
+def consume_restart(rules: JobRules, plan: Plan, failure: Failure, worked: bool, now: float) -> Plan:
     """The plan after a round that `failure` ended: with one more restart, or failed when there is none left.
 
-    `worked` says that some worker of the round got to work. A script that cannot start fails again and again before any
-    worker does, and there is no use in trying on. Its words may be others each time: every round has another port.
+    `worked`: at least one worker of the round made progress. A script that cannot start fails in each round before any
+    worker makes progress, so further rounds are of no use. Its message may differ each time, as each round has another
+    port.
     """
     barren = 0 if worked else plan.early_failures + 1
     charged = expire_restarts(rules, plan.restart_times, now)
@@ -75,7 +76,7 @@ def _exhausted(rules: JobRules) -> Reasons:
 
 
 def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
-    """What follows while a round trains."""
+    """What follows while a round runs."""
     key = plan.key
     in_round = round_members(plan, members)
     done = [member.done or (p is not None and p.succeeded_in(key)) for member, p in in_round]
@@ -90,17 +91,17 @@ def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
         return _restart(rules, policy, plan, members, cause, now)
     broken = disconnects_resolved_at(in_round, now)
     if gone:
-        # Whoever may be lost with them is known in a moment, and one round is enough for all.
+        # Whether other nodes are lost with them is known soon, and one round is enough for all losses.
         if broken is None:
             return _regroup_without(rules, policy, plan, members, gone, now)
         return Decision(plan, deadline_if(broken, DeadlineReason.LOST))
     if failed:
         leavers = [(member, p) for member, p in unfinished if p is not None and p.is_draining]
         if leavers:
-            # Its peers failed because a node that was asked to go has ended its workers.
+            # Its peers failed because a draining node has ended its workers.
             return _regroup_without(rules, policy, plan, members, leavers, now)
-        # A peer whose connection broke may be what the others died of; that is known in a moment too. A member that has
-        # said nothing may have vanished.
+        # The others may have failed because of a peer whose connection broke; that is known soon too. A member that
+        # has not reported may be gone.
         delay = rules.blame_delay if len(failed) < len(unfinished) else 0.0
         known_at = failed[0].changed_at + delay
         if broken is None or broken < known_at:
@@ -109,7 +110,7 @@ def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
             known = Deadline(broken, DeadlineReason.LOST)
         return _restart(rules, policy, plan, members, failed[0], now) if now >= known.at else Decision(plan, (known,))
     if any(done):
-        # Nobody new comes in any more. What a node had done that may be forgotten now is remembered.
+        # No node joins any more. The success of a member that is about to be dropped is kept in the plan.
         return Decision(
             _remember_done(policy.stop_watching(plan, now), members, now), deadline_if(broken, DeadlineReason.LOST)
         )
@@ -123,18 +124,18 @@ def train(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: fl
 
 
 def _failure(p: MemberState, key: RoundKey) -> Failure | None:
-    """Why the workers of that round failed on that node, if they did. A node that goes may say so last."""
+    """Why the workers of that round failed on that node, if they did. A draining node may report it last."""
     ended = p.report.phase in (NodePhase.FAILED, NodePhase.LEFT)
     return p.report.failure if ended and p.report.in_round(key) else None
 
 
 def _first_own(failed: list[MemberState]) -> MemberState | None:
-    """The first failure that is nobody else's by its own words."""
+    """The first failure that does not report the loss of a peer."""
     return next((p for p in failed if p.report.failure is not None and not p.report.failure.lost_peer), None)
 
 
 def _departed_before(time: float, unfinished: RoundMembers) -> bool:
-    """Whether a member began to go, or lost its connection, before that, so that a failure then may be its doing."""
+    """Whether a member began to drain or lost its connection before that time, and so may have caused a failure."""
 
     def departed(p: MemberState) -> float | None:
         return earliest(p.disconnected_at, p.changed_at if p.is_draining else None)
@@ -150,7 +151,7 @@ def _restart(rules: JobRules, policy: Policy, plan: Plan, members: Members, caus
     node_rank = next(rank for rank, member in enumerate(plan.members) if member.key == cause.report.key)
     failure = msgspec.structs.replace(failure, node_rank=node_rank)
     worked = any(p.report.progressed and p.report.in_round(plan.key) for p in members.values())
-    charged = consume_restart(rules, policy, plan, failure, worked, now)
+    charged = consume_restart(rules, plan, failure, worked, now)
     if charged.phase is PlanPhase.FAILED:
         return Decision(charged)
     return start_next_round(rules, policy, charged, members, now, charged.reasons)
@@ -166,7 +167,7 @@ def _regroup_without(
 
 
 def _scale_up(rules: JobRules, policy: Policy, plan: Plan, members: Members, now: float) -> Decision:
-    """The round in which those take part who have come since, when it would be a larger one."""
+    """The round that includes the nodes which joined since, if it would be larger."""
     current = {member.key for member in plan.members}
     alive = policy.admitted(plan, policy.eligible(plan, members))
     newcomers = [p for p in alive if p.report.key not in current]
