@@ -11,6 +11,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 from cluster_simulation.scenario import simulate
+from cluster_simulation.world import Outcome
 from simulation.timeline import Broken
 
 from dlrover_run.coordination.coordinator import Coordinator
@@ -18,27 +19,34 @@ from dlrover_run.policies.parameter_servers import failures, placement, policy, 
 from dlrover_run.policies.parameter_servers.model import Cluster, NodeOrder, Role
 from dlrover_run.policies.parameter_servers.view import ClusterView
 
-SEEDS = 300
-"""How many seeds are run in passing."""
+SEEDS = 80
+"""Seeds of the ordinary run; `make test-long` runs 10,000 more."""
 
 LONG_CHUNK = 1000
 ENOUGH = 1000
 """Seeds within which every broken variant has to be found."""
 
 
-def run_seeds(first: int, count: int) -> None:
-    broken = []
+def run_seeds(first: int, count: int) -> list[Outcome]:
+    """The outcomes of seeds in which every law holds."""
+    outcomes, broken = [], []
     for seed in range(first, first + count):
         try:
-            simulate(seed)
+            outcomes.append(simulate(seed))
         except Broken as reason:
             broken.append(str(reason))
     assert not broken, "\n".join(broken)
+    return outcomes
 
 
 @pytest.mark.timeout(300)
 def test_every_law_holds_whatever_happens() -> None:
-    run_seeds(0, SEEDS)
+    outcomes = run_seeds(0, SEEDS)
+    # The laws say something only of jobs in which something has happened.
+    assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
+    assert sum(outcome.versions for outcome in outcomes) > SEEDS
+    assert sum(outcome.planned for outcome in outcomes) > SEEDS / 20
+    assert sum(outcome.charged for outcome in outcomes) > SEEDS / 2
 
 
 @pytest.mark.long
@@ -46,14 +54,6 @@ def test_every_law_holds_whatever_happens() -> None:
 @pytest.mark.parametrize("chunk", range(10))
 def test_every_law_holds_for_ten_thousand_seeds(chunk: int) -> None:
     run_seeds(SEEDS + chunk * LONG_CHUNK, LONG_CHUNK)
-
-
-def test_the_runs_are_worth_something() -> None:
-    outcomes = [simulate(seed) for seed in range(60)]
-    assert {"finished", "failed"} <= {outcome.phase for outcome in outcomes}
-    assert sum(outcome.versions for outcome in outcomes) > 70
-    assert sum(outcome.planned for outcome in outcomes) > 5
-    assert sum(outcome.charged for outcome in outcomes) > 30
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import pytest
@@ -62,12 +62,11 @@ def worlds(first: int, cases: int, odd: bool) -> list[tuple[World, int]]:
 
 def all_mistakes(
     drawn: Sequence[tuple[World, int]], judge: Callable[[HealthCheck, float], Diagnosis] = diagnose
-) -> list[str]:
-    return [
-        f"seed {seed}, {len(world.nodes)} nodes: {mistake}"
-        for world, seed in drawn
-        for mistake in mistakes(world, check_world(world, seed, measure_links=seed % 10 == 0, judge=judge))
-    ]
+) -> Iterator[str]:
+    """Lazily: a planted defect is found at the first of them."""
+    for world, seed in drawn:
+        for mistake in mistakes(world, check_world(world, seed, measure_links=seed % 10 == 0, judge=judge)):
+            yield f"seed {seed}, {len(world.nodes)} nodes: {mistake}"
 
 
 def check(
@@ -102,13 +101,13 @@ def verdicts(answer: Diagnosis) -> list[str]:
 class TestThousandsOfCases:
     @pytest.mark.parametrize("odd", [False, True], ids=["as in the issue", "newcomers, losses and two sizes"])
     def test_every_plant_that_can_be_told_is_named_and_no_healthy_node_is(self, odd: bool) -> None:
-        assert all_mistakes(worlds(0, 1000, odd)) == []
+        assert list(all_mistakes(worlds(0, 200, odd))) == []
 
     @pytest.mark.long
     @pytest.mark.timeout(1200)
     @pytest.mark.parametrize("odd", [False, True], ids=["as in the issue", "newcomers, losses and two sizes"])
     def test_so_it_is_in_tens_of_thousands(self, odd: bool) -> None:
-        assert all_mistakes(worlds(100_000, 30_000, odd)) == []
+        assert list(all_mistakes(worlds(100_000, 30_000, odd))) == []
 
     @settings(deadline=None)
     @given(st.integers(2, 12), st.integers(0, 2**32), st.integers(0, 2**32))
@@ -130,16 +129,16 @@ class TestThousandsOfCases:
 class TestBrokenRulesAreCaught:
     """The same cases, judged by rules that are nearly right."""
 
-    CASES = worlds(0, 400, False)
+    CASES = worlds(0, 200, False)
 
     def test_of_these_cases_the_right_rule_gets_none_wrong(self) -> None:
-        assert all_mistakes(self.CASES) == []
+        assert list(all_mistakes(self.CASES)) == []
 
     @pytest.mark.parametrize("witnesses", [1, 2])
     def test_two_partners_are_not_enough(self, witnesses: int, monkeypatch: pytest.MonkeyPatch) -> None:
         two_bad_links = [World(whole(nodes).nodes, {(0, 1): 0.0, (0, 2): 0.0}) for nodes in range(4, 20, 2)]
         cases = [(world, seed) for seed, world in enumerate(two_bad_links)]
-        assert all_mistakes(cases) == []
+        assert list(all_mistakes(cases)) == []
         monkeypatch.setattr(diagnosis_module, "ENOUGH_WITNESSES", witnesses)
         monkeypatch.setattr(diagnosis_module, "MIN_WITNESSES", witnesses)
         assert any("healthy" in mistake for mistake in all_mistakes(cases))
@@ -152,7 +151,7 @@ class TestBrokenRulesAreCaught:
     def test_the_mean_does_not_do_for_the_median(self, monkeypatch: pytest.MonkeyPatch) -> None:
         slow = [World((NodeTruth(slower=3.01),) * third + whole(2 * third).nodes) for third in range(1, 20)]
         cases = [(world, seed) for seed, world in enumerate(slow)]
-        assert all_mistakes(cases) == []
+        assert list(all_mistakes(cases)) == []
 
         def mean(speeds: Sequence[float]) -> float:
             return sum(speeds) / len(speeds)
