@@ -162,7 +162,7 @@ RESTORE = """
 from tf_ps_runner.worker import checkpoints
 
 # What the protections do before the first step of a chief, whatever its script has imported by then.
-checkpoints.was_restored(None, 0, "fresh", [])
+checkpoints.RestoredModel().report(0)
 """
 
 

@@ -138,7 +138,7 @@ def check_death_of_a_server(python: Path, folder: Path, forked: bool = False) ->
         # The model may be a step further than the name, for the worker goes on while that is chosen.
         assert (restored["how"], Path(restored["path"]).name) == ("checkpoint", f"model.ckpt-{whole}")
         assert len(restored["skipped"]) == 1
-        assert f"model.ckpt-{damaged} is not whole ({data.name} has " in restored["skipped"][0]
+        assert f"model.ckpt-{damaged} is not complete ({data.name} has " in restored["skipped"][0]
         chief.wait_step(whole + 5)
         assert "compared 3 variables, different: []" in chief.output
         # A worker that comes while the cluster is about to change again leaves from the gate.

@@ -107,7 +107,7 @@ def test_of_a_batch_with_which_a_step_was_made_is_told_before_leaving(service: Q
     spec = ShardSpec(size=10, shard=10)
     own_task = batches(queue(service, spec), 4)
     next(own_task)
-    shards.made_step(1)
+    shards.made_step()
     shards.before_leaving()
     assert left(service, spec) == [(4, 10)]
 
@@ -116,7 +116,7 @@ def test_a_batch_that_was_not_trained_with_goes_back_on_leaving(service: QueueSe
     spec = ShardSpec(size=10, shard=10)
     own_task = batches(queue(service, spec), 4)
     next(own_task)
-    shards.made_step(1)
+    shards.made_step()
     next(own_task)
     shards.before_leaving()
     assert left(service, spec) == [(4, 10)]
@@ -126,7 +126,7 @@ def test_a_whole_part_goes_back_on_leaving_for_a_step_is_not_all_of_it(service: 
     spec = ShardSpec(size=10, shard=10)
     own_task = batches(queue(service, spec), None)
     next(own_task)
-    shards.made_step(1)
+    shards.made_step()
     shards.before_leaving()
     assert left(service, spec) == [(0, 10)]
 
@@ -497,7 +497,7 @@ def test_what_the_lookups_need_is_missed_before_they_are_changed(monkeypatch: py
 def test_a_saver_that_has_nothing_to_save_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor_util = SimpleNamespace(constant_value=None.__class__)
     monkeypatch.setitem(sys.modules, "tensorflow.python.framework", SimpleNamespace(tensor_util=tensor_util))
-    monkeypatch.setattr(partitioning, "task", lambda: SimpleNamespace(chief=True))
+    monkeypatch.setattr(partitioning, "is_chief", lambda: True)
     (patch,) = partitioning.change_saver(SimpleNamespace(Saver=Saver))
     graph = SimpleNamespace(**{partitioning._ATTRIBUTE: {"table": TWO}})
     assert patch.replacement(Saver(), SimpleNamespace(graph=graph), "ckpt-1") == "ckpt-1 by TensorFlow itself"  # type: ignore[operator]
@@ -508,9 +508,8 @@ def test_of_a_checkpoint_that_is_gone_the_parts_are_not_known(monkeypatch: pytes
         raise FileNotFoundError(path)
 
     refused: list[list[partitioning.Mismatch]] = []
-    tables = partitioning._Tables()
-    tables.read_shapes = gone
-    tables.seen = {"table": partitioning.Table("table", 2, True, begins=parts_at(0, 6), shape=(12, 4))}
+    table = partitioning.Table("table", 2, True, begins=parts_at(0, 6), shape=(12, 4))
+    tables = partitioning._Tables(seen={"table": table}, read_shapes=gone)
     monkeypatch.setattr(partitioning, "_tables", tables)
     monkeypatch.setattr(partitioning, "refuse", lambda path, found: refused.append(found))
     partitioning._compare_without_graph("/deleted/ckpt-1")

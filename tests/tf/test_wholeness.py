@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from tf_ps_runner.worker.checkpoint_index import UNPARTITIONED, DamagedIndex, crc32c, lengths, masked, parts
-from tf_ps_runner.worker.checkpoints import newest_complete
+from tf_ps_runner.worker.checkpoint_index import UNPARTITIONED, DamagedIndex, crc32c, masked, read_index
+from tf_ps_runner.worker.checkpoint_integrity import find_newest
 
 INDEX = base64.b64decode(
     "AAAGCAEaAggBAAUTYWxwaGEIARIIEgIIAxICCAIoGDVrPjqoAAQRYmV0YQgJEgQSAggFIBgoKDWXnT0SAAAAAAEAAAAAS7D4UQAAAAABAAAAAMDyobAAAQJj"
@@ -35,6 +36,12 @@ def note(folder: Path, written: int, newest: str, *kept: str) -> None:
     os.utime(folder / "checkpoint", (written, written))
 
 
+def newest_complete(folder: str, damaged: Collection[str] = ()) -> tuple[str | None, list[str]]:
+    """The newest complete checkpoint, and a sentence for each one that was skipped."""
+    found, skipped = find_newest(folder, damaged)
+    return found, [sentence for _, sentence in skipped]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A directory with checkpoints of the steps 50, 100 and 150."""
@@ -45,11 +52,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_an_index_says_how_long_the_data_must_be() -> None:
-    assert lengths(INDEX) == [LENGTH]
+    assert read_index(INDEX).lengths == [LENGTH]
 
 
 def test_an_index_names_also_the_variables_in_one_piece() -> None:
-    assert parts(INDEX) == {"alpha": UNPARTITIONED, "beta": UNPARTITIONED}
+    assert read_index(INDEX).parts == {"alpha": UNPARTITIONED, "beta": UNPARTITIONED}
 
 
 def test_the_sums_are_those_of_the_standard() -> None:
@@ -60,14 +67,14 @@ def test_the_sums_are_those_of_the_standard() -> None:
 def test_an_index_that_is_cut_off_is_found_out() -> None:
     for length in range(len(INDEX)):
         with pytest.raises(DamagedIndex):
-            lengths(INDEX[:length])
+            read_index(INDEX[:length])
 
 
 def test_each_byte_of_an_index_counts() -> None:
     # After the entries comes an empty block that nobody reads, and at the end the footer with its padding.
     for at in [*range(73), *range(86, len(INDEX) - 48)]:
         with pytest.raises(DamagedIndex):
-            lengths(INDEX[:at] + bytes([INDEX[at] ^ 4]) + INDEX[at + 1 :])
+            read_index(INDEX[:at] + bytes([INDEX[at] ^ 4]) + INDEX[at + 1 :])
 
 
 def test_the_newest_is_what_tensorflow_notes(folder: Path) -> None:
@@ -97,7 +104,7 @@ def test_one_that_is_not_whole_is_skipped_told_and_kept(folder: Path, damage: ob
     left = sorted(os.listdir(folder))
     assert newest_complete(str(folder)) == (
         str(folder / "model.ckpt-100"),
-        [f"{folder / 'model.ckpt-150'} is not whole ({why})"],
+        [f"{folder / 'model.ckpt-150'} is not complete ({why})"],
     )
     assert sorted(os.listdir(folder)) == left
 
@@ -124,7 +131,7 @@ def test_when_the_note_is_empty_the_newest_one_there_is_taken_and_told(folder: P
     (folder / "checkpoint").write_bytes(b"")
     found, skipped = newest_complete(str(folder))
     assert found == str(folder / "model.ckpt-150")
-    assert skipped == [f"{folder / 'checkpoint'} names no checkpoint; the newest one there is taken"]
+    assert skipped == [f"{folder / 'checkpoint'} names no checkpoint; the newest one there is used"]
 
 
 def test_without_a_note_there_is_no_checkpoint_as_for_tensorflow(folder: Path) -> None:

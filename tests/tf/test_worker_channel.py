@@ -103,9 +103,7 @@ def test_each_request_gets_its_own_answer(agent: Agent) -> None:
     connection = AgentConnection()
     answers: dict[str, Any] = {}
     asking = [
-        threading.Thread(
-            target=lambda what=what: answers.update({what: connection.request(what, PATIENCE)}), daemon=True
-        )
+        threading.Thread(target=lambda what=what: answers.update({what: connection.request(what)}), daemon=True)
         for what in ("take", "snapshot")
     ]
     for thread in asking:
@@ -143,7 +141,7 @@ def test_who_waits_is_told_when_the_agent_goes(agent: Agent) -> None:
 
 
 def test_a_message_that_the_agent_would_not_take_is_not_sent(agent: Agent) -> None:
-    with pytest.raises(ValueError, match="more than the agent takes"):
+    with pytest.raises(ValueError, match="the agent accepts at most"):
         AgentConnection().request("rollback", state={str(number): 0 for number in range(MAX_MESSAGE)})
 
 
@@ -167,7 +165,7 @@ def test_an_agent_that_cannot_be_reached_is_told_and_the_script_goes_on(
     connection.report("step", step=1)
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "goes on as under plain TensorFlow" in told
+    assert "continues as under plain TensorFlow" in told
     assert connection.gone
 
 

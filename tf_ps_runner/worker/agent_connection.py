@@ -27,7 +27,7 @@ MAX_MESSAGE = 65_536
 """Bytes of one message with its newline; a longer one is not sent, and closes the connection where it is received."""
 
 MAX_TEXT = 4_000
-"""Characters of one sentence in a message; the rest is cut off."""
+"""Characters of one text in a message; the rest is cut off."""
 
 
 class AgentGone(ConnectionError):
@@ -49,6 +49,9 @@ class TaskOrder:
     ending: bool = False
 
 
+_ORDER_FIELDS = [field.name for field in dataclasses.fields(TaskOrder)]
+
+
 def note(text: str) -> None:
     """Print one line for the user, on this process's standard error."""
     print(f"{time.strftime('%H:%M:%S')} tf-ps-run: {text}", file=sys.stderr, flush=True)
@@ -59,18 +62,20 @@ class AgentConnection:
 
     def __init__(self) -> None:
         self._pid: int | None = None
-        self._begin()
+        self.reset()
 
-    def _begin(self) -> None:
-        self._heard = threading.Condition()
+    def reset(self) -> None:
+        """Forget the connection and what threads of the parent held, in a forked child."""
+        self._changed = threading.Condition()
         self._sending = threading.Lock()
-        self._line: socket.socket | None = None
-        self._tried = False
-        self._gone = False
+        self._socket: socket.socket | None = None
+        self._opened = False
+        self._connected = False
         self._order = TaskOrder()
+        # None while the answer to a request is awaited.
         self._answers: dict[int, dict[str, Any] | None] = {}
-        self._asked = 0
-        self._said: set[str] = set()
+        self._requests = 0
+        self._reported_once: set[str] = set()
 
     def claim(self) -> None:
         """Make this process the one that owns the connection, without opening it yet."""
@@ -92,13 +97,13 @@ class AgentConnection:
     def gone(self) -> bool:
         """Whether there is no agent at the other end, or not any more."""
         self._open()
-        return self._line is None or self._gone
+        return not self._connected
 
     def wait_for(self, wanted: Callable[[TaskOrder], bool], timeout: float | None = None) -> bool:
         """Wait until an order satisfies `wanted`; False once the agent is gone, or after `timeout` seconds."""
         self._open()
-        with self._heard:
-            self._heard.wait_for(lambda: wanted(self._order) or self._line is None or self._gone, timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: wanted(self._order) or not self._connected, timeout)
             return wanted(self._order)
 
     def report(self, what: str, **fields: Any) -> None:
@@ -107,123 +112,108 @@ class AgentConnection:
 
     def report_once(self, what: str) -> None:
         """Send an event to the agent the first time only."""
-        with self._heard:
-            first = what not in self._said
-            self._said.add(what)
+        with self._changed:
+            first = what not in self._reported_once
+            self._reported_once.add(what)
         if first:
             self.report(what)
 
     def report_missing_patches(self) -> None:
-        """Report which patches this TensorFlow does not allow. Each is reported once, here or with the next message;
-        nothing is sent if all were applied."""
+        """Report which patches this TensorFlow does not allow. Each is reported once, here or with the next message."""
         self._open()
-        if self._line is None or self._gone or not self.active:
-            return
-        for sentence in missing_patches():
-            self._send({"say": "note", "text": sentence})
+        if self._connected and self.active:
+            for sentence in missing_patches():
+                self._send({"say": "note", "text": sentence})
 
-    def request(self, what: str, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
-        """Send a request to the agent and return its answer.
-
-        Raises AgentGone without an agent, and TimeoutError after `timeout` seconds, None for never.
-        """
-        with self._heard:
-            self._asked += 1
-            number = self._asked
+    def request(self, what: str, **fields: Any) -> dict[str, Any]:
+        """Send a request to the agent and return its answer. Raises AgentGone without an agent."""
+        with self._changed:
+            self._requests += 1
+            number = self._requests
             self._answers[number] = None
         try:
-            if not self._send({"ask": number, "what": what, **fields}):
-                raise AgentGone("the agent of this process has gone")
-            with self._heard:
-                self._heard.wait_for(lambda: self._answers[number] is not None or self._gone, timeout)
-                answer = self._answers[number]
-                if answer is not None:
-                    return answer
-                if self._gone:
-                    raise AgentGone("the agent of this process has gone")
-                raise TimeoutError(f"the agent of this process did not answer {what} within {timeout:g} seconds")
+            if self._send({"ask": number, "what": what, **fields}):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._answers[number] is not None or not self._connected)
+                    answer = self._answers[number]
+                    if answer is not None:
+                        return answer
+            raise AgentGone("the agent of this process has ended")
         finally:
-            with self._heard:
+            with self._changed:
                 del self._answers[number]
 
     def _open(self) -> None:
-        """Connect to the agent, once; if that fails, a line says so and the script goes on without it."""
-        if self._tried or not self.active:
+        """Connect to the agent, once. If that fails, a line reports it and the script continues without an agent."""
+        if self._opened or not self.active:
             return
-        with self._heard:
-            if self._tried:
+        with self._changed:
+            if self._opened:
                 return
-            self._pid = os.getpid()
+            self.claim()
             path = os.environ[AGENT]
-            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                line.connect("\0" + path[1:] if path.startswith("@") else path)
-                line.sendall(_packed({"say": "hello", "token": os.environ.get(TOKEN, ""), "pid": os.getpid()}))
-                self._line = line
+                self._socket.connect("\0" + path[1:] if path.startswith("@") else path)
+                self._socket.sendall(_packed({"say": "hello", "token": os.environ.get(TOKEN, ""), "pid": os.getpid()}))
+                self._connected = True
             except OSError as error:
-                line.close()
-                note(f"this process has no agent at {path} ({error}); it goes on as under plain TensorFlow")
+                self._socket.close()
+                note(f"this process has no agent at {path} ({error}); it continues as under plain TensorFlow")
                 return
             finally:
                 # Last of all: another thread that finds this set uses the connection at once.
-                self._tried = True
-        threading.Thread(target=self._listen, args=(line,), name="tf-ps-run", daemon=True).start()
+                self._opened = True
+        threading.Thread(target=self._receive, args=(self._socket,), name="tf-ps-run", daemon=True).start()
 
     def _send(self, message: dict[str, Any]) -> bool:
         self._open()
-        line = self._line
-        if line is None or self._gone or not self.active:
+        if self._socket is None or not self._connected or not self.active:
             return False
         self.report_missing_patches()
         packed = _packed(message)
         if len(packed) > MAX_MESSAGE:
-            raise ValueError(f"a message of {len(packed)} bytes is more than the agent takes, which is {MAX_MESSAGE}")
+            raise ValueError(f"a message has {len(packed)} bytes, and the agent accepts at most {MAX_MESSAGE}")
         try:
             with self._sending:
-                line.sendall(packed)
+                self._socket.sendall(packed)
         except OSError:
-            self._end()
+            self._disconnect()
             return False
         return True
 
-    def _listen(self, line: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         try:
-            with line.makefile("rb") as lines:
-                while True:
-                    text = lines.readline(MAX_MESSAGE)
-                    if not text.endswith(b"\n"):
-                        break
-                    self._hear(json.loads(text))
+            with connection.makefile("rb") as lines:
+                while (line := lines.readline(MAX_MESSAGE)).endswith(b"\n"):
+                    self._on_message(json.loads(line))
         except (OSError, ValueError):
             pass
-        self._end()
+        self._disconnect()
 
-    def _hear(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         if not isinstance(message, dict):
             return
-        with self._heard:
+        with self._changed:
             if message.get("tell") == "order":
-                names = [field.name for field in dataclasses.fields(TaskOrder)]
-                self._order = TaskOrder(**{name: message[name] for name in names if name in message})
+                self._order = TaskOrder(**{name: message[name] for name in _ORDER_FIELDS if name in message})
             elif message.get("answer") in self._answers:
                 self._answers[message["answer"]] = message
-            self._heard.notify_all()
+            self._changed.notify_all()
 
-    def _end(self) -> None:
-        with self._heard:
-            self._gone = True
-            self._heard.notify_all()
+    def _disconnect(self) -> None:
+        with self._changed:
+            self._connected = False
+            self._changed.notify_all()
 
 
 def _packed(message: dict[str, Any]) -> bytes:
-    short = {
-        name: [_cut(entry) for entry in value] if isinstance(value, list) else _cut(value)
-        for name, value in message.items()
-    }
-    return json.dumps(short).encode() + b"\n"
+    return json.dumps({name: _shortened(value) for name, value in message.items()}).encode() + b"\n"
 
 
-def _cut(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shortened(entry) for entry in value]
     return value[:MAX_TEXT] if isinstance(value, str) else value
 
 
@@ -235,9 +225,5 @@ def agent() -> AgentConnection:
     return _agent
 
 
-def _renew_in_child() -> None:
-    """A forked child starts without what its parent's threads held; its own pid shows that it has no connection."""
-    _agent._begin()
-
-
-os.register_at_fork(after_in_child=_renew_in_child)
+# The pid of the parent stays, by which the child knows that it has no connection.
+os.register_at_fork(after_in_child=_agent.reset)

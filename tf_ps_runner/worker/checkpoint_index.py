@@ -2,14 +2,16 @@
 has.
 
 The index is a LevelDB table: blocks of keys with shared prefixes, a checksum for each block, and a footer with the
-place of the block of blocks. The first entry (with an empty key) has the number of data files, the others say where
-each tensor is (`tensor_bundle.proto`). TensorFlow is not needed for that, and none of it is read here.
+place of the block of blocks. The first entry (with an empty key) has the number of data files, each other one the place
+of a tensor (`tensor_bundle.proto`). TensorFlow is not needed for this, and its own readers do not return the parts.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER = 48
@@ -19,44 +21,42 @@ MAX_SUMMED = 1 << 20
 """Bytes of an index whose checksums are compared: a tenth of a second in Python. That of a model with thousands of
 variables is shorter."""
 
+Begins = frozenset[tuple[int, ...]]
+"""Where the parts of a variable begin in the whole, as an offset in each dimension."""
+
+UNPARTITIONED: Begins = frozenset({()})
+"""The parts of a variable that is saved in one piece."""
+
 
 class DamagedIndex(ValueError):
     """The bytes are not a complete index; the text is a clause that says why."""
 
 
-def lengths(index: bytes) -> list[int]:
-    """The least length in bytes of each data file of a checkpoint, from its index. Raises DamagedIndex."""
+class CheckpointIndex(NamedTuple):
+    """The least length in bytes of each data file, and the parts of each variable."""
+
+    lengths: list[int]
+    parts: dict[str, Begins]
+
+
+def read_index(index: bytes) -> CheckpointIndex:
+    """The contents of an index. Raises DamagedIndex."""
+    parts: dict[str, Begins] = {}
     try:
-        entries = list(_entries(index))
-        if not entries or entries[0][0] != b"":
-            raise DamagedIndex("its index does not begin as one")
-        needed = [0] * _number(entries[0][1], 1)
-        for _, entry in entries[1:]:
-            shard, offset, size = (_number(entry, field) for field in (3, 4, 5))
-            needed[shard] = max(needed[shard], offset + size)
-    except (IndexError, struct.error, OverflowError, MemoryError):
+        entries = _entries(index)
+        key, header = next(entries, (None, b""))
+        if key != b"":
+            raise DamagedIndex("its index has no header")
+        lengths = [0] * _number(_fields(header), 1)
+        for key, entry in entries:
+            fields = _fields(entry)
+            shard = _number(fields, 3)
+            lengths[shard] = max(lengths[shard], _number(fields, 4) + _number(fields, 5))
+            begins = [tuple(_number(_fields(extent), 1) for extent in _fields(part)[1]) for part in fields[7]]
+            parts[key.decode("utf-8", "replace")] = frozenset(begins) or UNPARTITIONED
+    except (IndexError, TypeError, struct.error, OverflowError, MemoryError):
         raise DamagedIndex("its index cannot be read") from None
-    return needed
-
-
-UNPARTITIONED: frozenset[tuple[int, ...]] = frozenset({()})
-"""The parts of a variable that is saved in one piece."""
-
-
-def parts(index: bytes) -> dict[str, frozenset[tuple[int, ...]]]:
-    """Where each part of each variable begins in the whole, as an offset in each dimension; UNPARTITIONED for one that
-    was saved in one piece. Raises DamagedIndex."""
-    found = {}
-    try:
-        for key, entry in _entries(index):
-            begins = frozenset(
-                tuple(_number(extent, 1) for extent in _messages(part, 1)) for part in _messages(entry, 7)
-            )
-            if key:
-                found[key.decode("utf-8", "replace")] = begins or UNPARTITIONED
-    except (IndexError, struct.error, OverflowError, MemoryError):
-        raise DamagedIndex("its index cannot be read") from None
-    return found
+    return CheckpointIndex(lengths, parts)
 
 
 def _entries(index: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -65,12 +65,11 @@ def _entries(index: bytes) -> Iterator[tuple[bytes, bytes]]:
     footer = index[-FOOTER:]
     _, at = _varint(footer, 0)
     _, at = _varint(footer, at)
-    summed = len(index) <= MAX_SUMMED
-    for _, handle in _block(index, footer[at:], summed):
-        yield from _block(index, handle, summed)
+    for _, handle in _block(index, footer[at:]):
+        yield from _block(index, handle)
 
 
-def _block(index: bytes, handle: bytes, summed: bool) -> Iterator[tuple[bytes, bytes]]:
+def _block(index: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The entries of one block."""
     offset, at = _varint(handle, 0)
     size, _ = _varint(handle, at)
@@ -79,8 +78,9 @@ def _block(index: bytes, handle: bytes, summed: bool) -> Iterator[tuple[bytes, b
         raise DamagedIndex("its index is cut off")
     if index[end] != 0:
         raise DamagedIndex("its index is compressed in a way that no TensorFlow writes")
-    if summed and struct.unpack_from("<I", index, end + 1)[0] != masked(crc32c(index[offset : end + 1])):
-        raise DamagedIndex("its index has other sums than were written")
+    (checksum,) = struct.unpack_from("<I", index, end + 1)
+    if len(index) <= MAX_SUMMED and checksum != masked(crc32c(index[offset : end + 1])):
+        raise DamagedIndex("its index does not have the checksums that were written")
     (restarts,) = struct.unpack_from("<I", index, end - 4)
     end -= 4 * (restarts + 1)
     key, at = b"", offset
@@ -105,37 +105,33 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def _number(message: bytes, wanted: int) -> int:
-    """A number of a protocol buffer message, by its field; 0 if it is left out, as such messages do."""
-    numbers = [value for field, value in _fields(message) if field == wanted and isinstance(value, int)]
-    return numbers[-1] if numbers else 0
+def _number(fields: dict[int, list[Any]], field: int) -> int:
+    """A number of a message; 0 if it is left out, as such messages do."""
+    return int((fields[field] or [0])[-1])
 
 
-def _messages(message: bytes, wanted: int) -> list[bytes]:
-    """The messages in a message, by their field."""
-    return [value for field, value in _fields(message) if field == wanted and isinstance(value, bytes)]
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protocol buffer message: numbers and those with a length; others are skipped."""
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """The values of each field of a protocol buffer message: numbers, and bytes with a length; others are skipped."""
+    found: dict[int, list[Any]] = defaultdict(list)
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
         field, kind = tag >> 3, tag & 7
         if kind == 0:
             number, at = _varint(message, at)
-            yield field, number
+            found[field].append(number)
         elif kind == 2:
             length, at = _varint(message, at)
-            yield field, message[at : at + length]
+            found[field].append(message[at : at + length])
             at += length
         elif kind in (1, 5):
             at += 8 if kind == 1 else 4
         else:
             raise DamagedIndex("its index cannot be read")
+    return found
 
 
-def _table() -> list[int]:
+def _crc_table() -> list[int]:
     table = []
     for number in range(256):
         for _ in range(8):
@@ -144,17 +140,17 @@ def _table() -> list[int]:
     return table
 
 
-_TABLE = _table()
+_CRC_TABLE = _crc_table()
 
 
 def crc32c(data: bytes) -> int:
     """The CRC-32C (Castagnoli) of the data, which Python's standard library does not have."""
     value = 0xFFFFFFFF
     for byte in data:
-        value = _TABLE[(value ^ byte) & 255] ^ (value >> 8)
+        value = _CRC_TABLE[(value ^ byte) & 255] ^ (value >> 8)
     return value ^ 0xFFFFFFFF
 
 
-def masked(sum_: int) -> int:
+def masked(checksum: int) -> int:
     """A checksum as LevelDB stores it, so that checksums of checksums do not cancel out."""
-    return (((sum_ >> 15) | (sum_ << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,7 +1,6 @@
-"""Patches a module of TensorFlow right after it is imported, and reports which attributes this TensorFlow does not
-have.
+"""Patches modules of TensorFlow right after they are imported, and reports which attributes this TensorFlow lacks.
 
-A change is a function that takes the module and returns its patches. It first resolves every attribute that they need,
+A change is a function that takes a module and returns its patches. It first resolves every attribute that they need,
 including those that are used only later, and raises MissingAttribute if one is not found. The patches are applied
 together or not at all: without one of them the script runs without that protection, and a sentence names it.
 """
@@ -10,10 +9,10 @@ from __future__ import annotations
 
 import dis
 import functools
-import importlib.machinery
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -35,19 +34,38 @@ class MissingAttribute(Exception):
     never in a call of the script."""
 
 
+_declared: list[tuple[str, str, Change]] = []
+
 _changes: dict[str, list[tuple[str, Change]]] = {}
+"""The changes of modules that are not imported yet."""
 
 _missing_patches: list[tuple[str, str]] = []
 
 
-def after_import(module: str, protection: str, change: Change) -> None:
-    """Apply `change` to a module, now or once it is imported. `protection` is a clause that says what is missing if
-    that fails, such as `a worker may wait 30 seconds for the model`."""
+def patch_module(module: str, without: str) -> Callable[[Change], Change]:
+    """Declare a change of a module, for `install`. `without` is a clause that says what is missing if it cannot be
+    applied, such as `a worker may wait 30 seconds for the model`."""
+
+    def declare(change: Change) -> Change:
+        _declared.append((module, without, change))
+        return change
+
+    return declare
+
+
+def install() -> None:
+    """Apply each declared change, now or once its module is imported."""
+    for declared in _declared:
+        after_import(*declared)
+
+
+def after_import(module: str, without: str, change: Change) -> None:
+    """Apply a change to a module, now or once it is imported. `without` is as in `patch_module`."""
     loaded = sys.modules.get(module)
     if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
-        _apply(loaded, protection, change)
+        _apply(loaded, without, change)
         return
-    _changes.setdefault(module, []).append((protection, change))
+    _changes.setdefault(module, []).append((without, change))
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -60,17 +78,19 @@ def pending_modules() -> list[str]:
 def missing_patches() -> list[str]:
     """A sentence for each change that could not be applied, once each."""
     version = getattr(sys.modules.get("tensorflow"), "__version__", "")
-    sentences = [f"TensorFlow {version} has no {place}: {protection}" for place, protection in _missing_patches]
+    sentences = [f"TensorFlow {version} has no {name}: {without}" for name, without in _missing_patches]
     _missing_patches.clear()
     return sentences
 
 
-def require_attr(owner: Any, name: str) -> Any:
-    """An attribute that must exist. Raises MissingAttribute."""
-    found = getattr(owner, name, None)
-    if found is None:
-        raise MissingAttribute(f"{getattr(owner, '__name__', owner)}.{name}")
-    return found
+def require_attr(owner: Any, path: str) -> Any:
+    """An attribute that must exist, or an attribute of it, as in `errors.CancelledError`. Raises MissingAttribute."""
+    for name in path.split("."):
+        found = getattr(owner, name, None)
+        if found is None:
+            raise MissingAttribute(f"{getattr(owner, '__name__', owner)}.{name}")
+        owner = found
+    return owner
 
 
 def require_params(function: Callable[..., Any], *names: str) -> None:
@@ -85,7 +105,7 @@ def require_instance_attrs(constructor: Callable[..., Any], *names: str) -> None
     """Raise MissingAttribute unless a constructor, or another method, sets instance attributes of these names. No class
     has them, and this finds them without an instance."""
     function = inspect.unwrap(constructor)
-    known = {one.argval for one in dis.get_instructions(function) if one.opname == "STORE_ATTR"}
+    known = {instruction.argval for instruction in dis.get_instructions(function) if instruction.opname == "STORE_ATTR"}
     for name in names:
         if name not in known:
             raise MissingAttribute(f"attribute {name} set by {function.__qualname__}")
@@ -103,22 +123,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Patch:
     return Patch(owner, name, wrapped)
 
 
-def set_default(owner: Any, name: str, parameter: str, value: object, when: Callable[[], bool]) -> Patch:
-    """The patch that gives a parameter of `owner.name` another default while `when` is true. Raises
-    MissingAttribute."""
-    original = require_attr(owner, name)
-    require_params(original, parameter)
-    signature = inspect.signature(original)
-
-    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
-        if when() and parameter not in signature.bind(*args, **kwargs).arguments:
-            kwargs[parameter] = value
-        return original(*args, **kwargs)
-
-    return wrap(owner, name, call)
-
-
-def _apply(module: ModuleType, protection: str, change: Change) -> None:
+def _apply(module: ModuleType, without: str, change: Change) -> None:
     applied: list[Patch] = []
     try:
         for patch in change(module):
@@ -126,54 +131,40 @@ def _apply(module: ModuleType, protection: str, change: Change) -> None:
             setattr(*patch)
             applied.append(before)
     except MissingAttribute as missing:
-        _missing_patches.append((str(missing), protection))
+        _missing_patches.append((str(missing), without))
     except Exception as error:
         # Whatever is wrong with the change, the script must still be able to import TensorFlow.
         for before in reversed(applied):
             setattr(*before)
-        _missing_patches.append((f"{module.__name__} that we know ({type(error).__name__}: {error})", protection))
+        _missing_patches.append((f"{module.__name__} that can be patched ({type(error).__name__}: {error})", without))
 
 
 class _Finder:
-    """Finds what the other finders would find, and has the changes applied once it is loaded."""
+    """Finds a module to be patched with the other finders, and has its changes applied once it is loaded."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a module that is to be patched; None for all others."""
+    ) -> ModuleSpec | None:
         if fullname not in _changes:
             return None
         for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
-                continue
-            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
+            find: Callable[..., ModuleSpec | None] | None = getattr(finder, "find_spec", None)
+            spec = find(fullname, path, target) if finder is not self and find is not None else None
             if spec is not None:
-                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
+                if hasattr(spec.loader, "exec_module"):
+                    _apply_after(spec.loader)
                 return spec
         return None
 
 
-class _Loader:
-    """Loads a module with its own loader, which the module then has, and applies the changes."""
+def _apply_after(loader: Any) -> None:
+    """Have the changes applied after the loader has run its module. The loader stays the module's own, since scripts
+    look at it."""
+    exec_module = loader.exec_module
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def exec_and_patch(module: ModuleType) -> None:
+        exec_module(module)
+        for without, change in _changes.pop(module.__name__, []):
+            _apply(module, without, change)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As its own loader does."""
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module's code, then the changes."""
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        for protection, change in _changes.pop(module.__name__, []):
-            _apply(module, protection, change)
+    loader.exec_module = exec_and_patch

@@ -234,7 +234,7 @@ def claim() -> list[Batch]:
     return _given.pop(threading.get_ident(), [])
 
 
-def made_step(step: int) -> None:
+def made_step() -> None:
     """A session of this thread has made a step, with the batch that the thread has."""
     _stepped.update(_given.get(threading.get_ident(), ()))
     _stepped.update(_of_datasets)

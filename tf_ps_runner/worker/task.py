@@ -9,67 +9,24 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any, NoReturn
 
+from tf_ps_runner.worker import shards
 from tf_ps_runner.worker.agent_connection import agent, note
 
 EXIT_MEMBERSHIP = 75
 """The exit code of a process that leaves because the cluster changes."""
 
-CLOSING = 2.0
-"""Seconds to close the session, which has the servers release it. After that the process ends all the same, and the
-servers keep what they hold for it until they end."""
-
-_before: list[Callable[[], None]] = []
-_once = threading.Lock()
-
-
-def on_leave(listener: Callable[[], None]) -> None:
-    """Have `listener()` called before this process leaves, between two steps."""
-    _before.append(listener)
-
-
-def notify_leaving() -> None:
-    """Call the listeners, once each."""
-    while _before:
-        listener = _before.pop(0)
-        try:
-            listener()
-        except Exception as error:
-            note(f"what shall happen before this process leaves has failed: {type(error).__name__}: {error}")
-
-
-def leave(session: Any = None) -> NoReturn:
-    """End this process with exit code 75. Only the first thread that comes here does it; others wait for the end.
-
-    The interpreter does not end in order, because TensorFlow might then wait for servers that are gone.
-    """
-    if not _once.acquire(blocking=False):
-        threading.Event().wait()
-    try:
-        notify_leaving()
-        if session is not None:
-            closing = threading.Thread(target=_close, args=(session,), daemon=True)
-            closing.start()
-            closing.join(CLOSING)
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-    finally:
-        os._exit(EXIT_MEMBERSHIP)
-
-
-def _close(session: Any) -> None:
-    with contextlib.suppress(Exception):
-        session.close()
-
+CLOSE_TIMEOUT = 2.0
+"""Seconds to close the session, which has the servers release it. After that the process ends anyway, and the servers
+keep what they hold for it until they end."""
 
 GATE = "TF_PS_GATE"
 
 CHIEFS = ("chief", "master")
 """TensorFlow's names for the task that creates the model and saves it."""
+
+_leaving = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,3 +57,43 @@ def task() -> ClusterTask | None:
         return ClusterTask(str(stated["type"]), int(stated["index"]), os.environ.get(GATE) == "1")
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def is_chief() -> bool:
+    """Whether this process is the chief of a cluster with an agent."""
+    own_task = task()
+    return own_task is not None and own_task.chief
+
+
+def report_used_data() -> None:
+    """Report the data with which a step was made, before this process leaves. Idempotent."""
+    try:
+        shards.before_leaving()
+    except Exception as error:
+        note(f"the data that this process has used was not reported: {type(error).__name__}: {error}")
+
+
+def leave(session: Any = None) -> NoReturn:
+    """End this process with exit code 75. Only the first thread that comes here does it; others wait for the end.
+
+    The interpreter does not end in order, because TensorFlow might then wait for servers that are gone.
+    """
+    if not _leaving.acquire(blocking=False):
+        threading.Event().wait()
+    try:
+        report_used_data()
+        if session is not None:
+            closing = threading.Thread(target=_close, args=(session,), daemon=True)
+            closing.start()
+            closing.join(CLOSE_TIMEOUT)
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+    finally:
+        os._exit(EXIT_MEMBERSHIP)
+
+
+def _close(session: Any) -> None:
+    with contextlib.suppress(Exception):
+        session.close()
