@@ -85,17 +85,17 @@ def format_bytes(count: int) -> str:
 def read_counters(proc: Path) -> MemoryCounters:
     """Read the counters through `proc`, which is /proc; what cannot be read is left out."""
     groups = _read_v2(proc) or _read_v1(proc)
-    return MemoryCounters(groups, _field(proc / "vmstat", "oom_kill"))
+    return MemoryCounters(groups, read_cgroup_field(proc / "vmstat", "oom_kill"))
 
 
 def _read_v2(proc: Path) -> tuple[CgroupCounters, ...]:
     groups = []
     for group in cgroup_directories(proc, "cgroup2", ""):
-        kills = _field(group / "memory.events", "oom_kill")
+        kills = read_cgroup_field(group / "memory.events", "oom_kill")
         if kills is None:
             continue  # The root of the hierarchy, or one that has no memory controller.
         # `oom` counts in the group whose limit was hit and in its ancestors: the nearest one that rose has the limit.
-        hits = _field(group / "memory.events", "oom")
+        hits = read_cgroup_field(group / "memory.events", "oom")
         groups.append(CgroupCounters(str(group), _limit(group / "memory.max"), kills, hits))
     return tuple(groups)
 
@@ -105,7 +105,7 @@ def _read_v1(proc: Path) -> tuple[CgroupCounters, ...]:
     groups = []
     for group in cgroup_directories(proc, "cgroup", "memory"):
         if (group / "memory.oom_control").exists():
-            kills = _field(group / "memory.oom_control", "oom_kill")
+            kills = read_cgroup_field(group / "memory.oom_control", "oom_kill")
             for path, prefix in ((str(group), "memory."), (f"{group} with swap", "memory.memsw.")):
                 # Memory with swap has a limit of its own. The kernel checks it first, so if both limits are equal, as
                 # often in a container, only its counter rises.
@@ -155,7 +155,8 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _field(path: Path, name: str) -> int | None:
+def read_cgroup_field(path: Path, name: str) -> int | None:
+    """The number of a field in a cgroup file of several; None if it cannot be read."""
     for line in _lines(path):
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdecimal():

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dlrover_run.policies.parameter_servers import text as words
 from dlrover_run.supervisor.process import ProcessSpec, spawn
-from tf_ps_runner import memory
 from tf_ps_runner.memory import cgroups, enforcer
 from tf_ps_runner.memory.cgroups import CgroupParent, TaskCgroup, find_cgroup_parent, remove_leftover_groups
 from tf_ps_runner.memory.enforcer import MemoryEnforcer
@@ -35,16 +36,16 @@ def test_words_of_a_limit_are_those_that_a_flag_takes() -> None:
 
 
 def test_a_task_is_swollen_above_nine_tenths_of_a_limit_that_it_has() -> None:
-    assert memory.is_near_limit(91, 100)
-    assert not memory.is_near_limit(90, 100)
-    assert not memory.is_near_limit(10**6, 0)
+    assert enforcer.is_near_limit(91, 100)
+    assert not enforcer.is_near_limit(90, 100)
+    assert not enforcer.is_near_limit(10**6, 0)
 
 
 @pytest.mark.parametrize(
     ("code", "before", "after", "words"),
     [
-        (-9, 0, 1, "was killed for memory: it took more than the 4Gi that it may"),
-        (7, 2, 3, "left with exit code 7 after a child of it was killed for memory"),
+        (-9, 0, 1, "was killed for memory: it used more than its limit of 4Gi"),
+        (7, 2, 3, "exited with code 7 after a child of it was killed for memory"),
         (-6, 0, 1, "was ended by SIGABRT"),
         (-9, 1, 1, None),
         (-9, 0, 0, None),
@@ -62,9 +63,13 @@ def test_the_count_of_kills_and_a_bad_end_together_are_an_end_for_memory(
 
 
 def test_without_a_limit_only_a_sigkill_with_evidence_is_an_end_for_memory() -> None:
-    assert enforcer.explain_unlimited(-9, "the machine had run out") == "was killed for memory: the machine had run out"
-    assert enforcer.explain_unlimited(-9, None) is None
-    assert enforcer.explain_unlimited(1, "the machine had run out") is None
+    held = MemoryEnforcer.open("worker-0", 0)
+    evidence: str | None = "the machine had run out"
+    held._machine = SimpleNamespace(explain=lambda: evidence)  # type: ignore[assignment]
+    assert held.killed_for_memory(-9) == "was killed for memory: the machine had run out"
+    assert held.killed_for_memory(1) is None
+    evidence = None
+    assert held.killed_for_memory(-9) is None
 
 
 # --- Groups of the kernel that is here.
@@ -94,7 +99,7 @@ def by_group(place: CgroupParent) -> Callable[[str, int], MemoryEnforcer]:
 @pytest.fixture
 def by_watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], MemoryEnforcer]:
     """Opens a hold on a machine where no group can be made."""
-    monkeypatch.setattr(enforcer, "_place", lambda: None)
+    monkeypatch.setattr(enforcer, "_cgroup_parent", lambda: None)
 
     def opened(name: str, limit: int) -> MemoryEnforcer:
         held = MemoryEnforcer.open(name, limit)
@@ -173,7 +178,7 @@ def test_a_task_that_takes_too_much_is_killed_and_that_is_said(opened: Callable[
     held.close()
     assert code == -signal.SIGKILL
     assert said is not None
-    assert said.startswith("was killed for memory: it took ")
+    assert said.startswith("was killed for memory: it used ")
     assert "100Mi" in said
 
 
@@ -255,7 +260,7 @@ def test_the_last_limit_before_a_replacement_is_forgotten_with_its_group(
 def test_what_a_task_has_left_in_its_group_ends_with_it(place: CgroupParent) -> None:
     group = TaskCgroup(place, "worker-0", 100)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stray:
-        group.take(stray.pid)
+        group.add(stray.pid)
         group.close()
         assert stray.wait(LIMIT) == -signal.SIGKILL
     assert not group.path.exists()
@@ -307,7 +312,7 @@ def test_a_group_that_others_clear_away_before_it_is_locked_is_made_again(
 def test_a_group_that_cannot_be_made_leaves_a_hold_that_watches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(enforcer, "_place", lambda: CgroupParent(tmp_path / "gone", 1))
+    monkeypatch.setattr(enforcer, "_cgroup_parent", lambda: CgroupParent(tmp_path / "gone", 1))
     assert MemoryEnforcer.open("worker-0", 100).kept_by == "watch"
 
 
@@ -342,7 +347,7 @@ def test_pages_that_processes_have_in_common_count_once_where_that_matters() -> 
         tree = list(processes_of(process.pid))
         assert len(tree) == 4
         assert tree[0] == process.pid
-        assert usage_of(tree, memory.NO_LIMIT) > 500
+        assert usage_of(tree, math.inf) > 500
         assert 140 < usage_of(tree, 300) < 300
 
 
@@ -441,7 +446,7 @@ def test_a_group_of_version_2_has_its_limit_no_swap_and_dies_as_one(kernel2: Ker
     assert (group.path / "memory.max").read_text() == str(100 << 20)
     assert (group.path / "memory.swap.max").read_text().startswith("0")
     assert (group.path / "memory.oom.group").read_text() == "1"
-    group.take(4711)
+    group.add(4711)
     assert (group.path / "cgroup.procs").read_text() == "4711"
     (group.path / "cgroup.procs").write_text("")
     assert group.kills == 0
@@ -520,4 +525,4 @@ def test_a_chief_that_is_killed_for_memory_comes_back_with_twice_as_much(place: 
     )
     assert done.returncode == 0, done.stderr
     assert [line.partition("]:")[2] for line in done.stdout.splitlines()] == ["chief-0 begins", "chief-1 begins"]
-    assert "was killed for memory: it took more than the 100Mi that it may; chief-1 takes its place" in done.stderr
+    assert "was killed for memory: it used more than its limit of 100Mi; chief-1 takes its place" in done.stderr

@@ -1,7 +1,7 @@
-"""Control groups of our own below the one that this launcher is in, a group for each task: version 2, else version 1.
+"""Control groups below the launcher's own, one for each task: version 2, else version 1.
 
-Whether we may make one is found out by making one. Each group is named for its task and locked by whoever made it, so
-that what a launcher left that was killed is told from what belongs to one that lives, in whatever pid namespace.
+Whether the launcher may create one is found out by trying. Each group is named for its task and locked by its launcher,
+so that the groups of a killed launcher can be distinguished from those of a living one, in whatever pid namespace.
 """
 
 from __future__ import annotations
@@ -17,112 +17,100 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dlrover_run.failures.oom_kills import cgroup_directories, read_cgroup_number
+from dlrover_run.failures.oom_kills import cgroup_directories, read_cgroup_field, read_cgroup_number
 from tf_ps_runner.memory import MIB
 from tf_ps_runner.memory.process_tree import processes_of
 
 PREFIX = "tf-ps-run."
-"""How the names of all our groups begin."""
+"""How the names of all these groups begin."""
 
 EMPTY_TIMEOUT = 1.0
-"""Seconds that processes which are left in a group have to vanish once they were killed. After that the group stays,
-and a later launcher removes it."""
+"""Seconds for the killed processes of a group to vanish. After that the group stays, and a later launcher removes
+it."""
 
 MAX_TRIES = 20
-"""How often a new group may be removed by others who clear up in the same moment."""
-
-_OWN_LEAF = "launcher"
+"""How often a new group may be removed by other launchers that clean up at the same moment."""
 
 
 @dataclass(frozen=True)
 class CgroupParent:
-    """The folder in which groups can be made, and the version of what is mounted there."""
+    """The folder in which groups can be created, and the version of what is mounted there."""
 
     folder: Path
     version: Literal[1, 2]
 
 
 def find_cgroup_parent(proc: Path = Path("/proc")) -> CgroupParent | None:
-    """Where groups that limit memory can be made; None where they cannot, or we may not.
+    """Where groups that limit memory can be created; None if that is impossible or not permitted.
 
-    A group beside or above our own would do too, but would take the tasks out of limits that somebody has set for us.
+    A group beside or above the launcher's own would do too, but would take the tasks out of limits that are set for
+    the job.
     """
     for folder in cgroup_directories(proc, "cgroup2", "")[:1]:
-        place = CgroupParent(folder, 2)
-        if _hands_memory_down(place) and _works(place):
-            return place
+        if _delegate_memory(folder) and _works(parent := CgroupParent(folder, 2)):
+            return parent
     for folder in cgroup_directories(proc, "cgroup", "memory")[:1]:
-        place = CgroupParent(folder, 1)
-        if _works(place):
-            return place
+        if _works(parent := CgroupParent(folder, 1)):
+            return parent
     return None
 
 
-def _works(place: CgroupParent) -> bool:
+def _works(parent: CgroupParent) -> bool:
     try:
-        TaskCgroup(place, "trial", 1).close()
+        TaskCgroup(parent, "trial", 1).close()
     except OSError:
         return False
     return True
 
 
-def _hands_memory_down(place: CgroupParent) -> bool:
-    """Whether groups below can have limits, which version 2 does only for a group without processes in it. Where all
-    of those are this launcher's, as in a scope that was delegated to it, they move into a group of their own."""
+def _delegate_memory(folder: Path) -> bool:
+    """Whether groups below can have limits, which version 2 allows only below a group without processes. If all of
+    those are this launcher's, as in a scope that was delegated to it, they are moved into a group of their own."""
     try:
-        if "memory" in _words(place.folder / "cgroup.subtree_control"):
+        if "memory" in (folder / "cgroup.subtree_control").read_text().split():
             return True
-        if "memory" not in _words(place.folder / "cgroup.controllers"):
+        if "memory" not in (folder / "cgroup.controllers").read_text().split():
             return False
-        inside = {int(word) for word in _words(place.folder / "cgroup.procs")}
-        if not inside <= _launcher():
+        inside = _pids(folder)
+        # The watchdog, this agent, and what they have started.
+        if not inside <= set(processes_of(os.getppid())):
             return False
-        return _step_aside(place.folder, inside)
+        own = folder / f"{PREFIX}launcher.{secrets.token_hex(4)}"
+        os.mkdir(own)
+        try:
+            for pid in inside:
+                _write(own / "cgroup.procs", str(pid))
+            _write(folder / "cgroup.subtree_control", "+memory")
+        except OSError:
+            for pid in inside:
+                with contextlib.suppress(OSError):
+                    _write(folder / "cgroup.procs", str(pid))
+            os.rmdir(own)
+            return False
     except OSError:
-        return False
-
-
-def _step_aside(folder: Path, inside: set[int]) -> bool:
-    leaf = folder / f"{PREFIX}{_OWN_LEAF}.{secrets.token_hex(4)}"
-    os.mkdir(leaf)
-    try:
-        for pid in inside:
-            _write(leaf / "cgroup.procs", str(pid))
-        _write(folder / "cgroup.subtree_control", "+memory")
-    except OSError:
-        for pid in inside:
-            with contextlib.suppress(OSError):
-                _write(folder / "cgroup.procs", str(pid))
-        os.rmdir(leaf)
         return False
     return True
 
 
-def _launcher() -> set[int]:
-    """The watchdog, this agent, and what they have started."""
-
-    return set(processes_of(os.getppid()))
-
-
-def remove_leftover_groups(place: CgroupParent) -> None:
+def remove_leftover_groups(parent: CgroupParent) -> None:
     """Remove the empty groups of launchers that were killed."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(place.folder):
-            if name.startswith(PREFIX) and (lock := _lock(place.folder / name)) is not None:
-                # Nobody owns it. Where processes are in it, or groups, the kernel refuses.
+        for name in os.listdir(parent.folder):
+            if name.startswith(PREFIX) and (lock := _lock(parent.folder / name)) is not None:
+                # No launcher owns it. If processes are in it, or groups, the kernel refuses.
                 with contextlib.suppress(OSError):
-                    os.rmdir(place.folder / name)
+                    os.rmdir(parent.folder / name)
                 os.close(lock)
 
 
 class TaskCgroup:
-    """The group of one task with a limit in MiB. Raises OSError when it cannot be made."""
+    """The group of one task with a limit in MiB. Raises OSError when it cannot be created."""
 
-    def __init__(self, place: CgroupParent, name: str, limit: int) -> None:
-        self._version = place.version
-        self.path, self._owned = _make(place.folder, name)
+    def __init__(self, parent: CgroupParent, task_name: str, limit_mib: int) -> None:
+        self._version = parent.version
+        self.path, self._lock = _create(parent.folder, task_name)
         try:
-            self._limit(limit * MIB)
+            self._limit(limit_mib * MIB)
         except OSError:
             self.close()
             raise
@@ -130,46 +118,43 @@ class TaskCgroup:
     def _limit(self, size: int) -> None:
         if self._version == 2:
             _write(self.path / "memory.max", str(size))
-            # All of the task dies, so that none is left half dead: a server without its child, say.
+            # All processes are killed together, so that none is left half dead: a server without its child, say.
             _write(self.path / "memory.oom.group", "1")
-            self._without_swap("memory.swap.max", 0)
+            swap, swap_size = "memory.swap.max", 0
         else:
             _write(self.path / "memory.limit_in_bytes", str(size))
-            self._without_swap("memory.memsw.limit_in_bytes", size)
-
-    def _without_swap(self, file: str, size: int) -> None:
-        """Swap does not stretch the limit, where the kernel counts it at all."""
+            swap, swap_size = "memory.memsw.limit_in_bytes", size
+        # Swap must not extend the limit, if the kernel accounts for it at all.
         with contextlib.suppress(FileNotFoundError):
-            _write(self.path / file, str(size))
+            _write(self.path / swap, str(swap_size))
 
-    def take(self, pid: int) -> None:
+    def add(self, pid: int) -> None:
         """Put a process and all its threads into the group. Raises OSError."""
         _write(self.path / "cgroup.procs", str(pid))
 
     @property
     def kills(self) -> int | None:
-        """How many processes of the group were killed for memory; None where that cannot be read."""
-        return _field(self.path / ("memory.events" if self._version == 2 else "memory.oom_control"), "oom_kill")
+        """How many processes of the group were killed for memory; None if that cannot be read."""
+        file = "memory.events" if self._version == 2 else "memory.oom_control"
+        return read_cgroup_field(self.path / file, "oom_kill")
 
     @property
     def usage(self) -> int:
-        """MiB that the group uses and that the kernel could not take back at once, as it can cached files."""
-        if self._version == 2:
-            used, prefix = read_cgroup_number(self.path / "memory.current"), ""
-        else:
-            used, prefix = read_cgroup_number(self.path / "memory.usage_in_bytes"), "total_"
+        """MiB that the group uses, without what the kernel could reclaim at once, such as cached files."""
+        file, prefix = ("memory.current", "") if self._version == 2 else ("memory.usage_in_bytes", "total_")
+        used = read_cgroup_number(self.path / file)
         stat = self.path / "memory.stat"
-        cached = sum(_field(stat, f"{prefix}{name}_file") or 0 for name in ("active", "inactive"))
+        cached = sum(read_cgroup_field(stat, f"{prefix}{name}_file") or 0 for name in ("active", "inactive"))
         return max(0, (used or 0) - cached) // MIB
 
     def close(self) -> None:
         """Remove the group; processes that are left in it are killed."""
         if not self._remove():
-            self._empty()
+            self._kill_all()
             self._remove()
-        if self._owned >= 0:
-            os.close(self._owned)
-            self._owned = -1
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _remove(self) -> bool:
         try:
@@ -180,37 +165,37 @@ class TaskCgroup:
             return False
         return True
 
-    def _empty(self) -> None:
-        left = []
+    def _kill_all(self) -> None:
+        processes = []
         with contextlib.suppress(OSError):
-            for pid in map(int, _words(self.path / "cgroup.procs")):
+            for pid in _pids(self.path):
                 with contextlib.suppress(OSError):
-                    left.append(os.pidfd_open(pid))
-        for fd in left:
+                    processes.append(os.pidfd_open(pid))
+        for process in processes:
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-        for fd in left:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        for process in processes:
             ended = select.poll()
-            ended.register(fd, select.POLLIN)
+            ended.register(process, select.POLLIN)
             ended.poll(EMPTY_TIMEOUT * 1000)
-            os.close(fd)
+            os.close(process)
 
 
-def _make(folder: Path, name: str) -> tuple[Path, int]:
+def _create(folder: Path, name: str) -> tuple[Path, int]:
     """A new group, and the descriptor that holds its lock. Raises OSError."""
     for _ in range(MAX_TRIES):
         path = folder / f"{PREFIX}{name}.{secrets.token_hex(4)}"
         os.mkdir(path)
-        # Another launcher that clears up may come in between, for which a group without a lock is one that was left.
+        # Another launcher that cleans up may come in between: it takes a group without a lock for a leftover.
         if (lock := _lock(path)) is not None:
             if path.exists():
                 return path, lock
             os.close(lock)
-    raise FileNotFoundError(errno.ENOENT, "others remove what is made there", str(folder))
+    raise FileNotFoundError(errno.ENOENT, "other launchers remove the groups that are created there", str(folder))
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the lock of a group, None where another process does or there is no such group."""
+    """A descriptor that holds the lock of a group; None if another process holds it or there is no such group."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -223,22 +208,13 @@ def _lock(folder: Path) -> int | None:
     return fd
 
 
+def _pids(group: Path) -> set[int]:
+    return {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+
+
 def _write(file: Path, text: str) -> None:
     fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
     finally:
         os.close(fd)
-
-
-def _words(file: Path) -> list[str]:
-    return file.read_text().split()
-
-
-def _field(file: Path, name: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        for line in file.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    return None

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tf_ps_runner.memory import MIB
 
@@ -28,11 +28,10 @@ class ProcessTreeWatch:
     `exceeded_with` is what they used together, in MiB, when they were killed for it; None as long as they were not.
     """
 
-    def __init__(self, pid: int, limit: int, on_kill: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, pid: int, limit: int) -> None:
         self.exceeded_with: int | None = None
         self._pid = pid
         self._limit = limit
-        self._on_kill = on_kill
         self._loop = asyncio.get_running_loop()
         self._next = self._loop.call_soon(self._check)
 
@@ -52,7 +51,6 @@ class ProcessTreeWatch:
         for pid in tree:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        self._on_kill()
 
 
 def processes_of(pid: int) -> Iterator[int]:
@@ -67,7 +65,7 @@ def processes_of(pid: int) -> Iterator[int]:
                     waiting += map(int, children.read().split())
 
 
-def usage_of(pids: list[int], enough: int) -> int:
+def usage_of(pids: list[int], enough: float) -> int:
     """MiB of memory of these processes. Memory shared with others counts in full as long as the sum is at most
     `enough`, else by share."""
     if (quick := sum(map(_anonymous, pids))) <= enough * MIB:
@@ -76,7 +74,7 @@ def usage_of(pids: list[int], enough: int) -> int:
 
 
 def _anonymous(pid: int) -> int:
-    """Bytes of its own in memory, those included that it still has in common with whom it was forked from."""
+    """Bytes of its own in memory, including those that it still shares with the process that it was forked from."""
     try:
         with open(f"/proc/{pid}/statm") as statm:
             _, resident, of_files, *_ = map(int, statm.read().split())
@@ -86,11 +84,11 @@ def _anonymous(pid: int) -> int:
 
 
 def _share(pid: int) -> int:
-    """Bytes in memory that are no file's, each page divided by the number of those that have it."""
+    """Bytes in memory that are no file's, each page divided by the number of processes that have it."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as rollup:
             sizes = {line.partition(":")[0]: line.split() for line in rollup}
         return sum(int(sizes[name][1]) for name in ("Pss_Anon", "Pss_Shmem")) * 1024
     except (OSError, LookupError, ValueError):
-        # Kernels before 5.8 do not tell them apart, and a process may just have ended.
+        # Kernels before 5.8 do not report them separately, and a process may just have ended.
         return _anonymous(pid)
