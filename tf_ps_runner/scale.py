@@ -1,4 +1,4 @@
-"""The subcommand `tf-ps-run scale`: requests other numbers of tasks from a running job and waits for the answer."""
+"""The subcommand `tf-ps-run scale`: requests other numbers of tasks of a running job and waits for the answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,21 +20,22 @@ from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError
 from dlrover_run.policies.parameter_servers.model import MAX_TASKS, DesiredReplicas
 from tf_ps_runner import scale_protocol
 from tf_ps_runner.command_line.options import CLUSTER, RENDEZVOUS_FLAGS, TF_PS_RUN
+from tf_ps_runner.scale_protocol import Reply, ScaleFailed
 
 NAME = f"{TF_PS_RUN.name} scale"
 
 REFUSED = 1
 """The exit code when the job is not found, refuses the request, or has not received it in time."""
 
-TIMED_OUT = "has not received the request within {seconds:g} s (--timeout)"
-"""The message after the timeout, on this machine or through the rendezvous. The request is withdrawn then, unless the
-job has just received it."""
-
 _BACKEND, _ENDPOINT, _ID, _CONF = map(flag_option, RENDEZVOUS_FLAGS)
 
 
+def _number(help: str) -> Any:
+    return typer.Option(metavar="N", help=help, rich_help_panel=CLUSTER, show_default=False)
+
+
 class ScaleRequest(NamedTuple):
-    """What the command line asks for. `remote` means that the flags of the rendezvous say where the job is."""
+    """The request of a command line. `remote` means that the rendezvous flags say where the job is."""
 
     targets: DesiredReplicas
     timeout: float
@@ -42,21 +43,9 @@ class ScaleRequest(NamedTuple):
     remote: bool
 
 
-class ScaleFailed(Exception):
-    """The job did not get the request, or refuses it; the message is a sentence."""
-
-
 def scale(
-    ps: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="New number of parameter servers.", rich_help_panel=CLUSTER, show_default=False),
-    ] = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N", help="New number of workers beside the chief.", rich_help_panel=CLUSTER, show_default=False
-        ),
-    ] = None,
+    ps: Annotated[str | None, _number("New number of parameter servers.")] = None,
+    workers: Annotated[str | None, _number("New number of workers in addition to the chief.")] = None,
     rdzv_backend: Annotated[str | None, _BACKEND] = None,
     rdzv_endpoint: Annotated[str | None, _ENDPOINT] = None,
     rdzv_id: Annotated[str | None, _ID] = None,
@@ -84,7 +73,12 @@ def scale(
     flags = FlagValues(line, os.environ, TF_PS_RUN)
     try:
         request = read_request(flags, ps, workers, timeout)
-        answer = _request_remotely(request, flags, os.environ) if request.remote else _request_here(request)
+        if request.remote:
+            run_id, reply = _request_remotely(request, flags, os.environ)
+        else:
+            run_id = request.run_id or only_job(os.geteuid())
+            reply = _request_here(request, run_id)
+        answer = _outcome(run_id, reply)
     except ScaleFailed as failure:
         report(NAME, str(failure))
         return REFUSED
@@ -106,32 +100,7 @@ def read_request(flags: FlagValues, ps: str | None, workers: str | None, timeout
     return ScaleRequest(targets, seconds, run_id.text if run_id else None, remote)
 
 
-def _request_here(request: ScaleRequest) -> str:
-    """Send the request over its socket to the only job of this user on this machine, or to the named one."""
-    run_id = request.run_id or only_job(os.geteuid())
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-        try:
-            connection.settimeout(request.timeout)
-            connection.connect(scale_protocol.socket_address(os.geteuid(), run_id))
-            if scale_protocol.peer_uid(connection) != os.geteuid():
-                raise ScaleFailed(f"the process that answers for the job {run_id!r} belongs to another user.")
-            connection.sendall(scale_protocol.request_line(request.targets))
-            reply = _reply(connection, time.monotonic() + request.timeout)
-        except ConnectionRefusedError:
-            raise ScaleFailed(
-                f"no job {run_id!r} of yours runs on this machine: check --rdzv-id, or give --rdzv-endpoint (and "
-                "--rdzv-backend) for a job elsewhere."
-            ) from None
-        except TimeoutError:
-            raise ScaleFailed(f"the job {run_id!r} {TIMED_OUT.format(seconds=request.timeout)}.") from None
-        except OSError as error:
-            raise ScaleFailed(f"the job {run_id!r} cannot be reached: {error.strerror or error}.") from None
-    if reply is None:
-        raise ScaleFailed(f"the job {run_id!r} ended before it received the request.")
-    return _outcome(run_id, reply)
-
-
-def _outcome(run_id: str, reply: scale_protocol.Reply) -> str:
+def _outcome(run_id: str, reply: Reply) -> str:
     """The sentence about a granted request. Raises ScaleFailed for a refused one."""
     from tf_ps_runner.agent.protocol import printable
 
@@ -141,10 +110,40 @@ def _outcome(run_id: str, reply: scale_protocol.Reply) -> str:
     return f"the job {run_id!r} accepts{text}"
 
 
-def _reply(connection: socket.socket, deadline: float) -> scale_protocol.Reply | None:
-    """The answer, or None when the connection ended without one. Raises TimeoutError."""
-    import msgspec
+def _request_here(request: ScaleRequest, run_id: str) -> Reply:
+    """Send the request over the socket of a job of this user on this machine. Raises ScaleFailed.
 
+    After the timeout the request is withdrawn, unless the job has just received it.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        try:
+            connection.settimeout(request.timeout)
+            connection.connect(scale_protocol.socket_address(os.geteuid(), run_id))
+            if scale_protocol.peer_uid(connection) != os.geteuid():
+                raise ScaleFailed(f"the process that answers for the job {run_id!r} belongs to another user.")
+            connection.sendall(scale_protocol.request_line(request.targets))
+            line = _read_line(connection, time.monotonic() + request.timeout)
+        except ConnectionRefusedError:
+            raise ScaleFailed(
+                f"no job {run_id!r} of yours runs on this machine: check --rdzv-id, or give --rdzv-endpoint (and "
+                "--rdzv-backend) for a job elsewhere."
+            ) from None
+        except TimeoutError:
+            raise ScaleFailed(
+                f"the job {run_id!r} has not received the request within {request.timeout:g} s (--timeout)."
+            ) from None
+        except OSError as error:
+            raise ScaleFailed(f"the job {run_id!r} cannot be reached: {error.strerror or error}.") from None
+    if not line:
+        raise ScaleFailed(f"the job {run_id!r} ended before it received the request.")
+    try:
+        return scale_protocol.read_reply(line)
+    except ValueError:
+        raise ScaleFailed("the process that answers is not a tf-ps-run of this version.") from None
+
+
+def _read_line(connection: socket.socket, deadline: float) -> bytes:
+    """A line; empty if the connection ended before. Raises TimeoutError."""
     line = b""
     while not line.endswith(b"\n") and len(line) < scale_protocol.MAX_BYTES:
         left = deadline - time.monotonic()
@@ -154,14 +153,11 @@ def _reply(connection: socket.socket, deadline: float) -> scale_protocol.Reply |
         try:
             chunk = connection.recv(scale_protocol.MAX_BYTES)
         except ConnectionResetError:
-            return None
+            chunk = b""
         if not chunk:
-            return None
+            return b""
         line += chunk
-    try:
-        return scale_protocol.read_reply(line)
-    except msgspec.DecodeError:
-        raise ScaleFailed("the process that answers is not a tf-ps-run of this version.") from None
+    return line
 
 
 def only_job(uid: int, proc: Path = Path("/proc")) -> str:
@@ -180,20 +176,25 @@ def only_job(uid: int, proc: Path = Path("/proc")) -> str:
 def job_names(uid: int, proc: Path) -> set[str]:
     """The names of the jobs whose agents accept requests of this user on this machine."""
     mark = f"@{scale_protocol.socket_prefix(uid)}"
-    # The eighth column is the socket's name, which may hold spaces; `@` stands for the byte that makes it abstract.
+    # The eighth column is the socket's name, which may contain spaces; `@` stands for the byte that makes it abstract.
     columns = (line.split(None, 7) for line in (proc / "net" / "unix").read_text(errors="replace").splitlines())
     names = {fields[7].removeprefix(mark) for fields in columns if len(fields) == 8 and fields[7].startswith(mark)}
     # Any user can choose such a socket name, which must not control a terminal; no job has an unprintable name.
     return {name for name in names if name.isprintable()}
 
 
-def _request_remotely(request: ScaleRequest, flags: FlagValues, environ: Mapping[str, str]) -> str:
-    from tf_ps_runner.agent.protocol import printable
-    from tf_ps_runner.scale_remote import job_to_reach, request_remotely
+def _request_remotely(request: ScaleRequest, flags: FlagValues, environ: Mapping[str, str]) -> tuple[str, Reply]:
+    import asyncio
 
-    spec = job_to_reach(flags, environ, request.timeout)
+    from tf_ps_runner import scale_remote
+    from tf_ps_runner.agent.protocol import printable
+
+    spec = scale_remote.job_to_reach(flags, environ, request.timeout)
     credentials.scrub_environment()
-    outcome = request_remotely(spec, request.targets, request.timeout, lambda sentence: report(NAME, sentence))
-    if outcome.reply is None:
-        raise ScaleFailed(f"{printable(outcome.problem)}.")
-    return _outcome(spec.run_id, outcome.reply)
+    sending = scale_remote.request_remotely(
+        spec, request.targets, request.timeout, lambda sentence: report(NAME, sentence)
+    )
+    try:
+        return spec.run_id, asyncio.run(sending)
+    except ScaleFailed as failure:
+        raise ScaleFailed(printable(str(failure))) from None

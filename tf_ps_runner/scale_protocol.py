@@ -1,7 +1,7 @@
-"""The request of `tf-ps-run scale` to a job on this machine, and its answer: one line each.
+"""The request of `tf-ps-run scale` to a job, and its answer.
 
-The agent listens on an abstract unix socket that is named for the user and the job. Such a name has no owner in the
-file system, so each side asks the kernel for the peer's user, and talks only to its own.
+On the job's machine both are one line over an abstract unix socket that is named for the user and the job. Such a name
+has no owner in the file system, so each side asks the kernel for the peer's user, and accepts only its own.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from dlrover_run.policies.parameter_servers.model import DesiredReplicas
 MAX_BYTES = 4096
 """The longest line that either side reads."""
 
-_LONGEST_NAME = 107
+MAX_NAME = 107
 """Bytes of a unix socket's name after the first."""
 
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reply of an agent, after the decision of the coordinator or when there can be none.
-
-    `text` is what the coordinator will do, or its reason for a refusal.
-    """
+    """The answer of the coordinator, or of an agent when there can be none. `text` is what the coordinator will do, or
+    its reason for a refusal."""
 
     granted: bool
     text: str = ""
+
+
+class ScaleFailed(Exception):
+    """The job did not receive the request, or refuses it; the message is a sentence."""
 
 
 def socket_prefix(uid: int) -> str:
@@ -38,26 +40,18 @@ def socket_prefix(uid: int) -> str:
     return f"tf-ps-run-{uid}-"
 
 
-def socket_name(uid: int, run_id: str) -> str:
-    """The socket name of one job; a long one contains a hash of the job's name."""
-    name = socket_prefix(uid) + run_id
-    if len(name.encode()) <= _LONGEST_NAME:
-        return name
-    digest = hashlib.sha256(run_id.encode()).hexdigest()
-    return f"{socket_prefix(uid)}sha256:{digest}"
-
-
 def socket_address(uid: int, run_id: str) -> bytes:
-    """The address to bind or to connect to."""
-    return b"\0" + socket_name(uid, run_id).encode()
+    """The address of one job, to bind or to connect to; a long name is replaced by its hash."""
+    name = socket_prefix(uid) + run_id
+    if len(name.encode()) > MAX_NAME:
+        name = f"{socket_prefix(uid)}sha256:{hashlib.sha256(run_id.encode()).hexdigest()}"
+    return b"\0" + name.encode()
 
 
 def peer_uid(connection: socket.socket) -> int:
     """The user of the process at the other end, as the kernel knows it."""
-    _, uid, _ = _CREDENTIALS.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size),
-    )
-    return int(uid)
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(peer)[1])
 
 
 def request_line(request: DesiredReplicas) -> bytes:

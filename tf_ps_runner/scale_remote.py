@@ -1,4 +1,4 @@
-"""Sends a scale request from a machine without a node of the job: it joins for a moment as a node without tasks."""
+"""Sends a scale request from a machine without a node of the job: it joins briefly as a node without tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import msgspec
 
@@ -20,17 +19,10 @@ from dlrover_run.rendezvous.backends import open_client
 from dlrover_run.rendezvous.reconnect import wait_for_event
 from dlrover_run.spec import Entrypoint, JobSpec
 from tf_ps_runner.command_line.rendezvous import resolve_rendezvous
-from tf_ps_runner.scale_protocol import Reply
+from tf_ps_runner.scale_protocol import Reply, ScaleFailed
 
 REQUEST_NUMBER = 1
 """The number of the only request of a client."""
-
-
-class Outcome(NamedTuple):
-    """The answer of the coordinator, or the reason, without a full stop, why there is none."""
-
-    reply: Reply | None = None
-    problem: str = ""
 
 
 def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) -> JobSpec:
@@ -55,18 +47,15 @@ def job_to_reach(flags: FlagValues, environ: Mapping[str, str], timeout: float) 
     )
 
 
-def request_remotely(spec: JobSpec, replicas: DesiredReplicas, timeout: float, say: Callable[[str], None]) -> Outcome:
-    """Send the request and wait for the answer of the coordinator. Raises SpecError for an unsuitable package."""
-    return asyncio.run(_send_request(spec, replicas, timeout, say))
-
-
-async def _send_request(
-    spec: JobSpec, replicas: DesiredReplicas, timeout: float, say: Callable[[str], None]
-) -> Outcome:
+async def request_remotely(
+    spec: JobSpec, replicas: DesiredReplicas, timeout: float, warn: Callable[[str], None]
+) -> Reply:
+    """Send the request and return the answer of the coordinator. Raises ScaleFailed without one, and SpecError for an
+    unsuitable package."""
     changed = asyncio.Event()
-    client = open_client(spec, changed.set, say)
+    client = open_client(spec, changed.set, warn)
     name = secrets.token_hex(8)
-    status = NodeReport(
+    report = NodeReport(
         node_id=f"visitor-{name}",
         incarnation=name,
         host=host_name(),
@@ -75,29 +64,24 @@ async def _send_request(
         workers=0,
         cluster=NodeTasks(scale_request=replicas, scale_request_number=REQUEST_NUMBER),
     )
-    client.report(status)
+    client.report(report)
     deadline = asyncio.get_running_loop().time() + timeout
     try:
         while True:
             changed.clear()
             assignment = client.assignment
-            if assignment.cluster is not None and assignment.cluster.scale_answered >= REQUEST_NUMBER:
-                return Outcome(
-                    Reply(granted=not assignment.cluster.scale_refused, text=assignment.cluster.scale_answer)
-                )
+            order = assignment.cluster
+            if order is not None and order.scale_answered >= REQUEST_NUMBER:
+                return Reply(granted=not order.scale_refused, text=order.scale_answer)
             if assignment.phase in OVER:
-                return Outcome(problem=f"the job {spec.run_id!r} is over")
+                raise ScaleFailed(f"the job {spec.run_id!r} is over.")
             if client.problem is not None:
-                return Outcome(problem=client.problem.rstrip("."))
+                raise ScaleFailed(f"{client.problem.rstrip('.')}.")
             if not await wait_for_event(changed, deadline - asyncio.get_running_loop().time()):
                 waited = f", which waited for {assignment.waiting.text}" if assignment.waiting else ""
-                problem = f"the job {spec.run_id!r} has not received the request within {timeout:g} s"
-                problem += f" (--timeout){waited}"
-                return Outcome(problem=problem)
+                raise ScaleFailed(
+                    f"the job {spec.run_id!r} has not received the request within {timeout:g} s (--timeout){waited}."
+                )
     finally:
-        client.report(_leaving(status))
+        client.report(msgspec.structs.replace(report, phase=NodePhase.LEFT))
         await client.close()
-
-
-def _leaving(status: NodeReport) -> NodeReport:
-    return msgspec.structs.replace(status, phase=NodePhase.LEFT)

@@ -35,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeScaleServer:
-    """Stands in for the agent of a job: listens at its name and answers each wish as it is told to."""
+    """Stands in for the agent of a job: listens at its name and answers each request with `answer`."""
 
     def __init__(self, run_id: str, answer: Answer) -> None:
         self.requests: list[DesiredReplicas] = []
@@ -53,16 +53,16 @@ class FakeScaleServer:
             except OSError:
                 return
             with connection, connection.makefile("rb") as lines:
-                wish = scale_protocol.read_request(lines.readline())
-                self.requests.append(wish)
-                if (answer := self._answer(wish)) is None:
-                    # Silent until the other side has had enough.
+                request = scale_protocol.read_request(lines.readline())
+                self.requests.append(request)
+                if (answer := self._answer(request)) is None:
+                    # Silent until the other side closes the connection.
                     lines.readline()
                 else:
                     connection.sendall(answer)
 
     def close(self) -> None:
-        """Be gone."""
+        """Stop listening."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(LIMIT)
@@ -70,7 +70,7 @@ class FakeScaleServer:
 
 @pytest.fixture
 def servers() -> Iterator[Callable[[str, Answer], FakeScaleServer]]:
-    """Makes stand-ins for agents."""
+    """Creates stand-ins for agents."""
     made: list[FakeScaleServer] = []
 
     def make(run_id: str, answer: Answer) -> FakeScaleServer:
@@ -87,71 +87,71 @@ def name_of(test: str) -> str:
     return f"{test}-{os.getpid()}"
 
 
-def test_a_wish_that_is_heard_is_said_with_what_follows(
+def test_an_accepted_request_is_printed_with_its_consequences(
     servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("heard")
-    server = servers(job, lambda wish: scale_protocol.reply_line(Reply(granted=True, text="a new set is started")))
+    server = servers(job, lambda request: scale_protocol.reply_line(Reply(granted=True, text="a new set is started")))
     assert main(["scale", "--ps=3", "--workers=2", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
     assert server.requests == [DesiredReplicas(ps=3, workers=2)]
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert said.out == f"tf-ps-run scale: the job {job!r} accepts: a new set is started.\n"
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out == f"tf-ps-run scale: the job {job!r} accepts: a new set is started.\n"
 
 
 def test_a_number_that_is_not_given_is_left_as_it_is(servers: Callable[[str, Answer], FakeScaleServer]) -> None:
     job = name_of("one")
-    server = servers(job, lambda wish: scale_protocol.reply_line(Reply(granted=True)))
+    server = servers(job, lambda request: scale_protocol.reply_line(Reply(granted=True)))
     assert main(["scale", "--workers=0", f"--rdzv-id={job}"]) == exit_codes.SUCCESS
     assert server.requests == [DesiredReplicas(ps=None, workers=0)]
 
 
-def test_a_wish_that_is_refused_is_a_sentence_and_exit_code_1(
+def test_a_refused_request_is_a_sentence_and_exit_code_1(
     servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("refused")
-    servers(job, lambda wish: scale_protocol.reply_line(Reply(granted=False, text="there is no \x1b[2Jroom now")))
+    servers(job, lambda request: scale_protocol.reply_line(Reply(granted=False, text="there is no \x1b[2Jroom now")))
     assert main(["scale", "--ps=5", f"--rdzv-id={job}"]) == 1
-    said = capsys.readouterr()
-    assert (said.out, said.err) == (
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (
         "",
         f"tf-ps-run scale: the job {job!r} refuses: there is no [2Jroom now.\n",
     )
 
 
-def test_a_job_that_does_not_answer_is_waited_for_as_long_as_was_said(
+def test_a_job_that_does_not_answer_is_waited_for_until_the_timeout(
     servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("silent")
-    servers(job, lambda wish: None)
+    servers(job, lambda request: None)
     assert main(["scale", "--ps=2", f"--rdzv-id={job}", "--timeout=0.2"]) == 1
     assert "has not received the request within 0.2 s (--timeout)" in capsys.readouterr().err
 
 
-def test_a_job_that_ends_meanwhile_has_not_heard(
+def test_a_job_that_ends_meanwhile_has_not_received_the_request(
     servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("ended")
-    servers(job, lambda wish: b"")
+    servers(job, lambda request: b"")
     assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
     assert capsys.readouterr().err == f"tf-ps-run scale: the job {job!r} ended before it received the request.\n"
 
 
-def test_an_answer_that_is_none_is_said_to_be_none(
+def test_an_invalid_answer_is_reported(
     servers: Callable[[str, Answer], FakeScaleServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = name_of("strange")
-    servers(job, lambda wish: b"what?\n")
+    servers(job, lambda request: b"what?\n")
     assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
     assert "is not a tf-ps-run of this version" in capsys.readouterr().err
 
 
-def test_a_job_that_is_not_here_is_said_with_where_else_it_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_is_not_here_may_be_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     job = name_of("absent")
     assert main(["scale", "--ps=2", f"--rdzv-id={job}"]) == 1
-    said = capsys.readouterr().err
-    assert f"no job {job!r} of yours runs on this machine" in said
-    assert "--rdzv-backend" in said
+    printed = capsys.readouterr().err
+    assert f"no job {job!r} of yours runs on this machine" in printed
+    assert "--rdzv-backend" in printed
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,7 @@ def test_a_job_that_is_not_here_is_said_with_where_else_it_may_be(capsys: pytest
         ("--ps", "--ps"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    text: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_one_sentence_and_exit_code_2(text: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scale", *text.split()]) == exit_codes.BAD_COMMAND_LINE
     *sentences, hint = capsys.readouterr().err.splitlines()
     assert sentence in (sentences[0] if sentences else hint)
@@ -198,7 +196,7 @@ def test_several_jobs_are_listed_so_that_one_can_be_named(tmp_path: Path) -> Non
 
 def test_a_job_that_listens_is_found_by_its_user(servers: Callable[[str, Answer], FakeScaleServer]) -> None:
     job = name_of("found")
-    servers(job, lambda wish: None)
+    servers(job, lambda request: None)
     assert job in scale.job_names(os.geteuid(), Path("/proc"))
 
 
@@ -209,7 +207,7 @@ def test_the_longest_name_of_a_job_has_a_socket_of_its_own() -> None:
     assert scale_protocol.socket_address(0, "a" * 60) == b"\0tf-ps-run-0-" + b"a" * 60
 
 
-def test_a_line_with_something_else_in_it_is_no_wish() -> None:
+def test_an_invalid_line_is_no_request() -> None:
     assert scale_protocol.read_request(scale_protocol.request_line(DesiredReplicas(ps=2))) == DesiredReplicas(ps=2)
     for line in (b"", b"{", b"[]", b'{"ps":-1}', b'{"ps":2,"more":1}', b'{"ps":1e9}', b'{"ps":"2"}'):
         with pytest.raises(msgspec.DecodeError):
@@ -217,47 +215,48 @@ def test_a_line_with_something_else_in_it_is_no_wish() -> None:
 
 
 @pytest.mark.parametrize("backend", [["--rdzv-backend=master"], []])
-def test_a_wish_from_elsewhere_goes_to_the_master_that_the_flags_name(
+def test_a_remote_request_is_sent_to_the_master_that_the_flags_name(
     monkeypatch: pytest.MonkeyPatch, backend: list[str]
 ) -> None:
     from tf_ps_runner import scale_remote
 
-    visits = []
+    sent = []
 
-    def request_remotely(spec: object, wish: DesiredReplicas, timeout: float, say: object) -> scale_remote.Outcome:
-        visits.append((spec, wish, timeout))
-        return scale_remote.Outcome(Reply(granted=True, text="a new set is started"))
+    async def request_remotely(spec: object, request: DesiredReplicas, timeout: float, warn: object) -> Reply:
+        sent.append((spec, request, timeout))
+        return Reply(granted=True, text="a new set is started")
 
     monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)
     monkeypatch.setenv("DLROVER_RDZV_TOKEN", "a secret")
     words = ["scale", "--ps=3", *backend, "--rdzv-endpoint=node0:4000", "--rdzv-id=ads", "--timeout=5"]
     assert main(words) == exit_codes.SUCCESS
-    ((spec, wish, timeout),) = visits
+    ((spec, request, timeout),) = sent
     assert isinstance(spec, scale_remote.JobSpec)
     assert spec.master is not None
     assert (spec.run_id, spec.master.host, spec.master.port, spec.master.token) == ("ads", "node0", 4000, "a secret")
-    # A visitor starts no master, and looks for one no longer than it was told to wait.
-    assert (spec.master.is_host, spec.rules.join_timeout, wish, timeout) == (False, 5, DesiredReplicas(ps=3), 5)
+    # A client starts no master, and waits for one until its own timeout.
+    assert (spec.master.is_host, spec.rules.join_timeout, request, timeout) == (False, 5, DesiredReplicas(ps=3), 5)
     assert "DLROVER_RDZV_TOKEN" not in os.environ
 
 
-def test_a_visit_in_vain_is_a_sentence_and_exit_code_1(
+def test_a_failed_remote_request_is_a_sentence_and_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tf_ps_runner import scale_remote
 
-    monkeypatch.setattr(
-        scale_remote, "request_remotely", lambda *_: scale_remote.Outcome(problem="no node of a job 'ads' is here")
-    )
+    async def request_remotely(*_: object) -> Reply:
+        raise scale_protocol.ScaleFailed("no node of a job 'ads' is here.")
+
+    monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)
     words = ["scale", "--ps=3", "--rdzv-backend=master", "--rdzv-endpoint=node0", "--rdzv-id=ads"]
     assert main(words) == 1
     assert capsys.readouterr().err == "tf-ps-run scale: no node of a job 'ads' is here.\n"
 
 
-def test_what_is_installed_may_be_too_little_for_a_visit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_may_not_suit_remote_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     from tf_ps_runner import scale_remote
 
-    def request_remotely(*_: object) -> scale_remote.Outcome:
+    async def request_remotely(*_: object) -> Reply:
         raise SpecError("the installed protobuf does not fit.")
 
     monkeypatch.setattr(scale_remote, "request_remotely", request_remotely)
