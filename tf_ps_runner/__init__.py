@@ -1,5 +1,5 @@
-"""tf-ps-run: keeps TensorFlow jobs with parameter servers alive while processes and machines come and go.
+"""tf-ps-run: runs TensorFlow jobs with parameter servers, and restarts the processes that fail.
 
-`hooks`, and what it needs, is for the interpreter of the script; everything else is the launcher's, which never imports
-TensorFlow. Nothing is imported here, so that a script gets only what it asks for.
+`hooks` and the modules that it imports run in the interpreter of the script; the others in the launcher, which never
+imports TensorFlow. Nothing is imported here, so that a script loads only what it needs.
 """

@@ -5,15 +5,16 @@ Flags that dlrover-run has too are read by the same functions. A launch imports 
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, cast
 
 from dlrover_run.cli import MAX_RESTARTS
-from dlrover_run.command_line import entry_point, lookup, rdzv_conf, rendezvous_options
-from dlrover_run.command_line import values as common_values
+from dlrover_run.command_line import entry_point, lookup, rdzv_conf, rendezvous_options, values
 from dlrover_run.command_line.ignored_flags import rendezvous_warnings
 from dlrover_run.command_line.parser import CommandLine, FlagValues, UsageError, parse_argv
 from dlrover_run.command_line.rdzv_conf import RdzvConf
@@ -21,10 +22,10 @@ from dlrover_run.command_line.rendezvous_options import Rendezvous
 from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import MAX_TASKS, Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
-from dlrover_run.spec import SHUTDOWN_TIMEOUT, JobSpec, LogSpec, SpecError
-from tf_ps_runner.command_line import values
+from dlrover_run.spec import SHUTDOWN_TIMEOUT, JobSpec, LogSpec, SpecError, Std, StreamMap
 from tf_ps_runner.command_line.options import TF_PS_RUN
 from tf_ps_runner.command_line.rendezvous import resolve_rendezvous
+from tf_ps_runner.memory import MIB
 from tf_ps_runner.spec import PRELOAD, PsJobSpec, whole_job
 
 
@@ -59,7 +60,7 @@ def _job(
     warnings += [f"{key.name} of --rdzv-conf has no effect on a job with parameter servers." for key in ignored]
     warnings += [*rendezvous.warnings, *rendezvous_warnings(rendezvous, conf, environ)]
     forking = flags.choice("start_method") == "forkserver"
-    preload = [name for value in flags.all("preload") for name in common_values.modules(*value)]
+    preload = [name for value in flags.all("preload") for name in values.modules(*value)]
     if preload and not forking:
         warnings.append("--preload has no effect with --start-method=spawn.")
     connection = rendezvous_options.find_connection(rendezvous, conf, environ)
@@ -75,12 +76,12 @@ def _job(
         master=connection.master,
         etcd=connection.etcd,
         node_id=rendezvous.node_id,
-        local_addr=common_values.host(*local_addr) if local_addr.text else None,
+        local_addr=values.host(*local_addr) if local_addr.text else None,
         role=role.value if role else JobSpec.role,
         start_method=cast("Literal['spawn', 'forkserver']", flags.choice("start_method")),
         preload=tuple(dict.fromkeys((*PRELOAD, *preload))) if forking else (),
-        signals=common_values.signals(*flags.get("signals_to_handle")),
-        forward_signals=common_values.forwarded_signals(flags.get("forward_signals"), flags.get("signals_to_handle")),
+        signals=values.signals(*flags.get("signals_to_handle")),
+        forward_signals=values.forwarded_signals(flags.get("forward_signals"), flags.get("signals_to_handle")),
         shutdown_timeout=_seconds(flags, "shutdown_timeout", SHUTDOWN_TIMEOUT, zero_allowed=True),
         logs=_logs(flags),
     )
@@ -99,22 +100,25 @@ def _job(
 def _cluster(flags: FlagValues, role: Role | None) -> tuple[ClusterRules, list[str]]:
     """The size and the limits of the job, and warnings."""
     ps, workers = flags.get("ps"), flags.get("workers")
-    min_ps, max_ps = common_values.number_range(*ps, "parameter servers", zero_allowed=False)
-    min_workers, max_workers = common_values.number_range(*workers, "workers", zero_allowed=True)
+    min_ps, max_ps = values.number_range(*ps, "parameter servers", zero_allowed=False)
+    min_workers, max_workers = values.number_range(*workers, "workers", zero_allowed=True)
     if max_ps + max_workers + 2 > MAX_TASKS:
         raise SpecError(
             f"{ps.source} {ps.text} and {workers.source} {workers.text} are more than the {MAX_TASKS} tasks that a "
             "job may have: reduce one of them."
         )
     limits = {
-        dest: values.memory_size(*given)
+        dest: memory_size(*given)
         for dest in ("worker_memory", "ps_memory", "max_memory")
         if (given := flags.explicit(dest)) is not None
     }
     warnings = []
     if highest := flags.explicit("max_memory"):
-        first = {text: limits[dest] for dest in limits if dest != "max_memory" and (text := flags.explicit(dest))}
-        values.check_memory_sizes(first, highest, limits["max_memory"])
+        first = [dest for dest in limits if dest != "max_memory"]
+        for dest in first:
+            if limits[dest] > limits["max_memory"]:
+                given = flags.get(dest)
+                raise SpecError(f"{given.source} {given.text} is more than {highest.source} {highest.text}: raise one.")
         if not first:
             warnings.append(f"{highest.source} has no effect without --worker-memory or --ps-memory.")
     rules = ClusterRules(
@@ -155,7 +159,7 @@ def _checkpoint_dir(flags: FlagValues, cluster: ClusterRules, warnings: list[str
         return given.text
     if cluster.min_ps < cluster.max_ps:
         warnings.append(
-            "servers may come and go, and variables that are not saved are lost with them: have the script write "
+            "servers may change, and variables that are not saved are lost with them: have the script write "
             "checkpoints, and give --checkpoint-dir=DIR."
         )
     return None
@@ -163,7 +167,7 @@ def _checkpoint_dir(flags: FlagValues, cluster: ClusterRules, warnings: list[str
 
 def _seconds(flags: FlagValues, dest: str, default: float, *, zero_allowed: bool) -> float:
     given = flags.get(dest)
-    return common_values.seconds(*given, zero_allowed=zero_allowed) if given.text else default
+    return values.seconds(*given, zero_allowed=zero_allowed) if given.text else default
 
 
 def _logs(flags: FlagValues) -> LogSpec:
@@ -172,15 +176,46 @@ def _logs(flags: FlagValues) -> LogSpec:
         lookup.check_directory("--log-dir", log_dir)
     return LogSpec(
         log_dir=log_dir,
-        redirects=values.all_streams(*flags.get("redirects")),
-        tee=values.all_streams(*flags.get("tee")),
-        # On a shared console the prefix tells the tasks apart.
+        redirects=all_streams(*flags.get("redirects")),
+        tee=all_streams(*flags.get("tee")),
+        # The prefix distinguishes the tasks on a shared console.
         prefixed=True,
     )
 
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?")
+_UNITS: Mapping[str, int] = {
+    "": 1,
+    **{f"{letter}i": 1024**power for power, letter in enumerate("KMGT", 1)},
+    **{letter: 1000**power for power, letter in enumerate("KMGT", 1)},
+}
+MAX_MIB = 1 << 24
+"""16 TiB, more than any machine has."""
+
+
+def memory_size(source: str, text: str) -> int:
+    """A size of memory in whole MiB: `4Gi`, `512Mi`, `4G` (10^9 bytes each), or a plain number of bytes."""
+    remedy = "give a size such as 4Gi or 512Mi"
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise values.invalid(source, text, "is not a size of memory", remedy)
+    number, unit = found.groups(default="")
+    mib = math.floor(float(number) * _UNITS[unit] / MIB)
+    if not 1 <= mib <= MAX_MIB:
+        raise values.invalid(source, text, "is out of range", f"{remedy}, from 1Mi to {MAX_MIB // 1024 // 1024}Ti")
+    return mib
+
+
+def all_streams(source: str, text: str) -> StreamMap:
+    """`0` to `3` for every task. Ranks cannot be named, because tasks of all roles share a node."""
+    if text not in ("0", "1", "2", "3"):
+        remedy = "give 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), for all tasks"
+        raise values.invalid(source, text, "does not name output streams", remedy)
+    return StreamMap(default=Std(int(text)))
+
+
 def require_tensorflow(python: str) -> None:
-    """Refuse an interpreter without TensorFlow, which is looked up and not imported. Raises SpecError."""
+    """Refuse an interpreter without TensorFlow, which is searched for and not imported. Raises SpecError."""
     if not has_tensorflow(python):
         raise SpecError(
             f"There is no TensorFlow in {python}: install it there (pip install 'dlrover-run[tf]'), or set "

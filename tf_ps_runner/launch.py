@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlrover_run import launch as guarded
+from dlrover_run import launch as launcher
 from dlrover_run.output.streams import RunDir
 from dlrover_run.spec import JobSpec
 from tf_ps_runner.spec import PsJobSpec
 
 if TYPE_CHECKING:
     from dlrover_run.output.relay_client import RelayClient
-
-NAME = "tf-ps-run"
-"""The name at the beginning of the launcher's console lines."""
-
-PROCESS = "tf-ps-agent"
-"""The name of the agent's process in `top`."""
 
 
 def launch(spec: PsJobSpec) -> int:
@@ -27,7 +21,7 @@ def launch(spec: PsJobSpec) -> int:
     SpecError when the log directory cannot be used.
     """
 
-    def agent() -> guarded.AgentMain:
+    def agent() -> launcher.AgentMain:
         # Imported only in the agent's process, so that the watchdog stays small.
         from tf_ps_runner.agent.main import run_agent
 
@@ -39,4 +33,4 @@ def launch(spec: PsJobSpec) -> int:
 
         return run
 
-    return guarded.launch(spec.job, program=guarded.Program(NAME, PROCESS, agent))
+    return launcher.launch(spec.job, program=launcher.Program("tf-ps-run", "tf-ps-agent", agent))

@@ -19,8 +19,8 @@ from dlrover_run.policies.parameter_servers import rules
 from dlrover_run.policies.parameter_servers.model import Capacity, Role
 from dlrover_run.policies.parameter_servers.rules import ClusterRules
 from dlrover_run.spec import SpecError, Std
-from tf_ps_runner.cli import has_tensorflow, job_or_code, main, parse, require_tensorflow
-from tf_ps_runner.command_line import options, values
+from tf_ps_runner.cli import has_tensorflow, job_or_code, main, memory_size, parse, require_tensorflow
+from tf_ps_runner.command_line import options
 from tf_ps_runner.spec import PRELOAD, PsJobSpec
 
 LIMIT = 60.0
@@ -207,13 +207,13 @@ def test_shared_flags_have_the_same_spellings_in_both_programs() -> None:
     ],
 )
 def test_a_size_of_memory_is_read_in_each_unit(text: str, mib: int) -> None:
-    assert values.memory_size("--ps-memory", text) == mib
+    assert memory_size("--ps-memory", text) == mib
 
 
 @pytest.mark.parametrize("text", ["", "4", "Gi", "-4Gi", "4gi", "1e9", "4Xi", "0Gi", "100Ti", "nan", "4Gi4Gi"])
 def test_an_invalid_size_of_memory_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="4Gi or 512Mi"):
-        values.memory_size("--ps-memory", text)
+        memory_size("--ps-memory", text)
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The command line of tf-ps-run, made from the same parts as that of dlrover-run."""
+"""The command line of tf-ps-run, built from the same parts as that of dlrover-run."""

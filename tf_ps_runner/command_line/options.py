@@ -56,12 +56,12 @@ TABLE: tuple[Flag, ...] = (
     _flag(
         "ps",
         CLUSTER,
-        "Number of parameter servers. With a range the job has as many as it has room for, and "
+        "Number of parameter servers. With a range the job has as many as its nodes have room for, and "
         "[b]tf-ps-run scale[/] changes the number.",
         "N|MIN:MAX",
         "1",
     ),
-    _flag("workers", CLUSTER, "Number of workers beside the chief, which trains too.", "N|MIN:MAX", "1"),
+    _flag("workers", CLUSTER, "Number of workers in addition to the chief, which trains too.", "N|MIN:MAX", "1"),
     _flag("evaluator", CLUSTER, "Start an evaluator, which is never listed in the cluster."),
     _flag(
         "role",
@@ -109,7 +109,7 @@ TABLE: tuple[Flag, ...] = (
     _flag(
         "hang-timeout",
         FAILURES,
-        "Time without a new global step after which the chief counts as hung; 0 means never.",
+        "Time without a new global step after which the chief is declared hung; 0 means never.",
         "SECONDS",
         "0",
     ),
@@ -123,8 +123,8 @@ TABLE: tuple[Flag, ...] = (
     _flag(
         "checkpoint-dir",
         FAILURES,
-        "Where the script saves checkpoints. Only turns off the warning that unsaved variables are lost with a "
-        "server; the script is not changed by it.",
+        "Where the script saves checkpoints. It only turns off the warning that unsaved variables are lost with a "
+        "server; the value is not passed to the script.",
         "DIR",
         files="directory",
     ),
@@ -153,12 +153,12 @@ TF_PS_RUN = Program(
     table=TABLE,
     about="""Run SCRIPT as chief, workers, parameter servers and evaluator of TensorFlow, and restart what fails.
 
-Each task finds its place in TF_CONFIG. Words after SCRIPT are its own.""",
+Each task gets its TF_CONFIG. Arguments after SCRIPT are passed to SCRIPT.""",
     epilog="\n\n".join(
         (
             "A flag may be written with underscores ([b]--max_restarts[/]) or given by a variable "
             f"([b]{PREFIX}MAX_RESTARTS=4[/]); the command line takes precedence. [b]PYTHON_EXEC[/] names the "
-            "interpreter that has TensorFlow, if it is another one than this.",
+            "interpreter that has TensorFlow, if it is not this one.",
             "One machine: [b]tf-ps-run --ps=2 --workers=3 --evaluator train.py --steps 1000[/]",
             "Each of several: [b]tf-ps-run --role=ps --ps=1:4 --workers=2:8 --rdzv-endpoint=node0 train.py[/]",
         )
@@ -168,7 +168,7 @@ Each task finds its place in TF_CONFIG. Words after SCRIPT are its own.""",
     unsupported={
         "nnodes": "give --ps and --workers, and --role on each machine",
         "nproc-per-node": "give --ps and --workers",
-        "standalone": "leave it out; a job without --rdzv-endpoint is on this machine alone",
+        "standalone": "leave it out; a job without --rdzv-endpoint runs on this machine only",
         "node-rank": "leave it out; the job gives each task a rank",
     },
     ignored_keys=IGNORED_KEYS,

@@ -17,11 +17,13 @@ DEFAULT_ID = "none"
 
 
 def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, as_client: bool = False) -> Rendezvous:
-    """The rendezvous. Raises SpecError.
+    """The rendezvous options of a job. Raises SpecError.
 
     A node without a role and without an endpoint hosts the whole job alone. With `as_client` the caller is no node and
-    has no role. An endpoint without a backend is a master's.
+    has no role. An endpoint without a backend is that of a master.
     """
+    import uuid
+
     role, backend = None if as_client else flags.explicit("role"), flags.explicit("rdzv_backend")
     endpoint = flags.get("rdzv_endpoint")
     by_flag = bool(endpoint.text.strip())
@@ -30,8 +32,9 @@ def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, as_clie
         values.choice(*backend, BACKENDS)
     elif role is not None and not (by_flag or by_variable):
         raise SpecError(
-            f"{role.source} {role.text} is one of several nodes and needs an endpoint: give --rdzv-endpoint=HOST:PORT, "
-            f"where HOST is one of the nodes, or leave {role.source} out for a job on this machine alone."
+            f"{role.source} {role.text} hosts one task of a job on several nodes and needs an endpoint: give "
+            f"--rdzv-endpoint=HOST:PORT, where HOST is one of the nodes, or leave {role.source} out for a job on this "
+            "machine only."
         )
     alone = role is None and backend is None and not by_flag
     run_id = flags.explicit("rdzv_id")
@@ -50,14 +53,8 @@ def resolve_rendezvous(flags: FlagValues, environ: Mapping[str, str], *, as_clie
             master_port=None,
             environ=environ,
         ),
-        _fresh_id(),
+        str(uuid.uuid4()),
     )
     # The name that a cluster manager gives a pod is unique only within its role, and its rank is not a node rank here.
     name = f"{role.text}-{rendezvous.node_id}" if role is not None and rendezvous.node_id else rendezvous.node_id
     return rendezvous._replace(node_rank=None, node_id=name)
-
-
-def _fresh_id() -> str:
-    import uuid
-
-    return str(uuid.uuid4())
