@@ -18,11 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 WAIT = 240.0
 """Seconds that a test waits for something that takes at most a few; only a defect lets it run out."""
 
 WORKERS = Path(__file__).parent / "workers"
+
+
+def only_long(*values: object) -> list[Any]:
+    """Values of a test's parameter with which only `make test-long` runs it."""
+    return [
+        pytest.param(*value, marks=pytest.mark.long)
+        if isinstance(value, tuple)
+        else pytest.param(value, marks=pytest.mark.long)
+        for value in values
+    ]
 
 
 @dataclass(frozen=True)

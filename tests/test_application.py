@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness import only_long
 
 from dlrover_run.command_line import options, rdzv_conf
 
@@ -33,7 +34,7 @@ def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, *only_long(120)])
 @pytest.mark.parametrize("word", ["--help", "-h", "--he"])
 def test_the_help_names_every_flag_in_its_panel_and_keeps_to_the_screen(columns: int, word: str) -> None:
     done = command(word, "--nonsense", COLUMNS=str(columns), NO_COLOR="1")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import only_long
 
 from dlrover_run.supervisor.ports import HeldPort
 
@@ -143,7 +144,7 @@ def test_computing_tells_a_plausible_speed(crew: Crew) -> None:
     assert process.end() == (0, "", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGXCPU, signal.SIGRTMIN])
+@pytest.mark.parametrize("number", [signal.SIGRTMIN, *only_long(signal.SIGQUIT, signal.SIGXCPU)])
 def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(crew: Crew, number: int) -> None:
     process = crew.start()
     process.order(do="compute", seconds=0.2)
@@ -152,9 +153,7 @@ def test_what_a_scheduler_sends_to_the_job_step_does_not_end_the_check(crew: Cre
     assert process.end()[0] == 0
 
 
-@pytest.mark.parametrize(
-    "fault", ["wrong", pytest.param("nan", marks=pytest.mark.long), pytest.param("skipped", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("fault", ["wrong", *only_long("nan", "skipped")])
 def test_one_wrong_element_in_some_product_is_told_as_wrong(crew: Crew, fault: str) -> None:
     process = crew.start_faulty(fault)
     process.order(do="compute", seconds=1)
@@ -196,7 +195,7 @@ def test_a_plugin_whose_accelerator_is_not_there_is_passed_over(crew: Crew) -> N
     assert process.answer()["device"] == "cpu"
 
 
-@pytest.mark.parametrize("world", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 4))])
+@pytest.mark.parametrize("world", [3, *only_long(2, 4)])
 def test_links_in_turn_use_one_store_at_a_port_that_is_held(crew: Crew, world: int) -> None:
     processes = [crew.start(rank % 2, 2) for rank in range(world)]
     for name in ("1/1/0/0-1", "1/1/1/0-1"):
@@ -277,6 +276,7 @@ def test_a_partner_that_stands_still_in_a_link_is_a_problem_and_the_next_link_wo
     passes("b", one, third)
 
 
+@pytest.mark.long
 def test_data_that_arrives_wrong_is_a_problem_of_the_rank_that_it_came_from(crew: Crew) -> None:
     one, other = crew.start(0, 2), crew.start_faulty("bit")
     crew.link("a", one, other)
@@ -348,7 +348,7 @@ def test_a_line_that_is_no_order_ends_the_process_with_one_line(crew: Crew, line
     assert errors.startswith(f"the node check was given a line that is no order: {why}: ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *only_long(signal.SIGINT)])
 def test_a_signal_ends_it_without_a_word(crew: Crew, number: signal.Signals) -> None:
     process = crew.start()
     process.order(do="compute", seconds=0.1)
@@ -376,6 +376,7 @@ def test_without_torch_each_order_has_that_problem(crew: Crew) -> None:
     assert process.end()[0] == 0
 
 
+@pytest.mark.long
 def test_one_forked_from_a_template_works_with_one_that_was_spawned(crew: Crew, tmp_path: Path) -> None:
     spawned = crew.start(1, 2)
     orders = tmp_path / "orders"

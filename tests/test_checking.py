@@ -214,6 +214,7 @@ class TestVerdicts:
         assert {(link.one, link.other) for link in told.link_table} == {(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)}
         assert job.assignment("b").health_table == job.assignment("b").link_table == ()
 
+    @pytest.mark.long
     def test_of_very_many_rank_0_is_told_of_those_of_whom_there_is_most_to_say(self) -> None:
         names = [f"n{number}" for number in range(70)]
         job = checked_job(66, 70, Truth(slowness={"n69.net": 4.0}))

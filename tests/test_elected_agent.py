@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pytest
 from cluster import NEVER, SOON, Cluster, Node, World, leave, places, succeed, tell
 from etcd_server import Etcd
-from harness import WAIT, WORKERS, still_alive, watched
+from harness import WAIT, WORKERS, only_long, still_alive, watched
 from links import Links
 from meeting_places import InEtcd
 
@@ -320,7 +320,7 @@ def test_all_keys_of_a_running_job_may_be_deleted(cluster: Cluster, place: InEtc
     succeed(after, *nodes)
 
 
-@pytest.mark.parametrize("name", ["words", "a", "plan"])
+@pytest.mark.parametrize("name", ["plan", *only_long("words", "a")])
 def test_rubbish_under_a_key_of_the_job_is_told_in_one_line_and_ends_no_worker(
     cluster: Cluster, place: InEtcd, name: str
 ) -> None:
@@ -357,6 +357,7 @@ def unused(names: set[str]) -> set[str]:
     return {name for name in names if f"/dev/shm/{name}" not in "".join(mapped) and Path("/dev/shm", name).exists()}
 
 
+@pytest.mark.long
 def test_nothing_is_left_on_the_machine(cluster: Cluster, place: InEtcd) -> None:
     before, files = set(os.listdir("/dev/shm")), sorted(os.listdir(cluster.directory))
     nodes = {name: cluster.node(name, "1:3", env={"NODE_ID": name}) for name in "abc"}

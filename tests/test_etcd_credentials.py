@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, succeed, tell
 from etcd_server import PASSWORD, Etcd, Tls, serving
-from harness import OURS, WORKERS, run
+from harness import OURS, WORKERS, only_long, run
 from meeting_places import InEtcd, MeetingPlace
 
 PERMITTED = "/permitted"
@@ -92,7 +92,7 @@ def test_two_nodes_train_and_go_on_after_a_failure(cluster: Cluster, place: InEt
 
 
 @pytest.mark.parametrize(
-    ("way", "method"), [("variable", "spawn"), ("file of a variable", "forkserver"), ("setting", "spawn")]
+    ("way", "method"), [("variable", "spawn"), *only_long(("file of a variable", "forkserver"), ("setting", "spawn"))]
 )
 def test_the_password_is_in_no_environment_no_command_line_no_log_and_no_output(
     cluster: Cluster, tmp_path: Path, way: str, method: str

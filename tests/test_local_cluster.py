@@ -12,7 +12,7 @@ import psutil
 import pytest
 from cluster import SOON, Cluster, Node, World, is_master, places, succeed, tell
 from etcd_server import Etcd
-from harness import OURS, WORKERS, Mailbox, run
+from harness import OURS, WORKERS, Mailbox, only_long, run
 from meeting_places import AtMaster, InEtcd
 
 from dlrover_run import ChildFailedError, main
@@ -82,6 +82,7 @@ def test_a_node_that_is_killed_is_replaced_by_one_with_the_next_number_and_its_r
     assert [path.name for path in cluster.directory.iterdir()] == []
 
 
+@pytest.mark.long
 def test_nodes_need_no_console_script(tmp_path: Path) -> None:
     """DLRover's own package puts another program in the place of ours."""
     for name in ("dlrover-run", "tf-ps-run"):
@@ -94,7 +95,9 @@ def test_nodes_need_no_console_script(tmp_path: Path) -> None:
     assert not (tmp_path / "called").exists()
 
 
-@pytest.mark.parametrize(("whom", "said"), [(0, "died without a word (exit code 137)"), (1, "was killed by SIGKILL")])
+@pytest.mark.parametrize(
+    ("whom", "said"), [*only_long((0, "died without a word (exit code 137)")), (1, "was killed by SIGKILL")]
+)
 def test_half_of_a_launcher_that_is_killed_takes_its_node_along(cluster: Cluster, whom: int, said: str) -> None:
     job = command(cluster, "2", "2")
     cluster.world(2)
@@ -115,6 +118,7 @@ def test_a_node_that_somebody_asks_to_go_is_replaced(cluster: Cluster) -> None:
     succeed(world, job)
 
 
+@pytest.mark.long
 def test_all_nodes_may_be_killed_at_once(cluster: Cluster) -> None:
     job = command(cluster, "2", "2")
     cluster.world(2)
@@ -154,7 +158,7 @@ def test_nodes_join_after_a_while(cluster: Cluster) -> None:
     succeed(world, job)
 
 
-@pytest.mark.parametrize(("flags", "code"), [((), 7), (("--compat-exit-codes",), 1)])
+@pytest.mark.parametrize(("flags", "code"), [((), 7), *only_long((("--compat-exit-codes",), 1))])
 def test_the_exit_code_is_that_of_the_worker_that_failed_whichever_node_ends_first(
     cluster: Cluster, flags: tuple[str, ...], code: int
 ) -> None:
@@ -189,7 +193,7 @@ def test_the_master_comes_back_and_no_worker_notices(cluster: Cluster) -> None:
     succeed(world, job)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), *only_long((signal.SIGHUP, 129))])
 def test_a_signal_ends_all_nodes_and_none_is_replaced(cluster: Cluster, number: signal.Signals, code: int) -> None:
     job = command(cluster, "2", "2", args=("service",))
     cluster.world(2)
@@ -217,7 +221,7 @@ def test_a_signal_loses_no_node_that_is_just_being_started(cluster: Cluster) -> 
     assert not job.has_said("Traceback"), job.said
 
 
-@pytest.mark.parametrize("moment", ["start", "training", "end"])
+@pytest.mark.parametrize("moment", ["training", *only_long("start", "end")])
 def test_nothing_outlives_a_killed_supervisor(cluster: Cluster, moment: str) -> None:
     job = command(cluster, "2", "2", "--shutdown-timeout=10000", args=("service", "deaf"))
     job.until_says("2 nodes on this machine")
@@ -231,6 +235,7 @@ def test_nothing_outlives_a_killed_supervisor(cluster: Cluster, moment: str) -> 
     assert job.finish() == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_node_that_stands_still_does_not_outlive_a_killed_supervisor_either(cluster: Cluster) -> None:
     job = command(cluster, "2", "2", args=("service",))
     cluster.world(2)
@@ -249,6 +254,7 @@ def test_a_node_that_stands_still_hears_a_signal_to_the_command(cluster: Cluster
     assert job.finish() == 143
 
 
+@pytest.mark.long
 def test_two_clusters_do_not_meet(cluster: Cluster) -> None:
     jobs = [command(cluster, "2", "2") for _ in range(2)]
     members = cluster.mailbox.gather(4)
@@ -259,6 +265,7 @@ def test_two_clusters_do_not_meet(cluster: Cluster) -> None:
     succeed(of[jobs[1].pid], jobs[1])
 
 
+@pytest.mark.long
 def test_nodes_may_meet_in_etcd(mailbox: Mailbox, shared_etcd: Etcd) -> None:
     cluster = Cluster(mailbox, InEtcd(shared_etcd))
     job = cluster.node("job", "2", "--local-nodes=2", script=MEMBER)

@@ -274,6 +274,7 @@ def test_a_job_says_where_its_logs_are_and_without_any_it_says_nothing(tmp_path:
     assert launch(OURS, tmp_path, "pass\n", "--nproc-per-node=2").err == ""
 
 
+@pytest.mark.long
 def test_two_workers_that_write_200_mb_each_lose_no_line(tmp_path: Path) -> None:
     """The console is a file, and both streams share it, as after `> log 2>&1`."""
     each, batch = BYTES_EACH // LINE_BYTES, 4000

@@ -8,7 +8,20 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import OURS, WAIT, WORKERS, Launcher, Mailbox, finish, kill_leftovers, launch, run, still_alive, watched
+from harness import (
+    OURS,
+    WAIT,
+    WORKERS,
+    Launcher,
+    Mailbox,
+    finish,
+    kill_leftovers,
+    launch,
+    only_long,
+    run,
+    still_alive,
+    watched,
+)
 
 from dlrover_run.output.logs_specs import LogsDestinations, LogsSpecsClient, plan_from_destinations
 from dlrover_run.output.streams import RankStreams, Stream, Tee
@@ -176,8 +189,10 @@ def test_a_plugin_that_names_one_file_for_all_rounds_loses_nothing(
     ("name", "sentence"),
     [
         ("raises", "--logs-specs 'raises': LookupError: no room"),
-        ("refuses", "--logs-specs 'refuses': TypeError: I take nothing"),
-        ("forgets", "--logs-specs 'forgets': the plugin gives local rank 1 no stdout or no stderr"),
+        *only_long(
+            ("refuses", "--logs-specs 'refuses': TypeError: I take nothing"),
+            ("forgets", "--logs-specs 'forgets': the plugin gives local rank 1 no stdout or no stderr"),
+        ),
         ("dies", "--logs-specs 'dies': the plugin's process ended with code 7"),
     ],
 )

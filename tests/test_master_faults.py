@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import SOON, Cluster, Node, Talker, places, succeed, tell
-from harness import WAIT, still_alive, watched
+from harness import WAIT, only_long, still_alive, watched
 from links import Link
 from meeting_places import AtMaster
 
@@ -143,7 +143,7 @@ def test_a_node_that_dies_while_the_master_is_away_is_found_lost_when_it_is_back
     assert master.finish() == 0
 
 
-@pytest.mark.parametrize("hours", [pytest.param(-1, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize("hours", [1, *only_long(-1)])
 def test_a_master_that_comes_back_with_another_clock_goes_on_in_the_same_round(
     cluster: Cluster, journal: Path | None, hours: int
 ) -> None:

@@ -257,6 +257,7 @@ def test_another_number_of_workers_goes_on_with_the_same_samples(undisturbed: tu
     assert abs(run.final_accuracy - baseline.final_accuracy) < 0.01
 
 
+@pytest.mark.long
 def test_a_rank_without_samples_in_the_last_step_takes_part(undisturbed: tuple[Path, Run], tmp_path: Path) -> None:
     """33 images are a global batch of 32 and one of a single image: two workers must do what a plain loop does."""
     training = tmp_path / "training"

@@ -22,7 +22,7 @@ from check_nodes import (
     letters,
 )
 from cluster import SOON, Cluster, places, succeed
-from harness import WORKERS
+from harness import WORKERS, only_long
 from meeting_places import EVERYWHERE
 
 from dlrover_run import exit_codes
@@ -30,6 +30,7 @@ from dlrover_run import exit_codes
 pytest.importorskip("torch")
 
 
+@pytest.mark.long
 @EVERYWHERE
 def test_nodes_that_pass_train_and_are_not_checked_again_for_a_restart(
     checked: CheckedCluster, cluster: Cluster
@@ -49,7 +50,7 @@ def test_nodes_that_pass_train_and_are_not_checked_again_for_a_restart(
     assert nodes[1].said.count("TFLOP/s") == 1
 
 
-@pytest.mark.parametrize("count", [3, 4, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [3, *only_long(4, 8)])
 def test_any_number_of_healthy_nodes_pass(checked: CheckedCluster, cluster: Cluster, count: int) -> None:
     nodes = checked.nodes(count, "--exclude-straggler")
     world = cluster.world(count)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from check_nodes import CheckedCluster, at, hold
 from cluster import Cluster, Node, succeed, watched_processes
-from harness import WAIT, still_alive
+from harness import WAIT, only_long, still_alive
 
 pytest.importorskip("torch")
 
@@ -24,7 +24,7 @@ def agent(node: Node) -> psutil.Process:
 
 
 @pytest.mark.parametrize("stage", ["compute", "link"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *only_long(signal.SIGINT)])
 def test_a_signal_ends_a_node_that_is_being_checked(
     checked: CheckedCluster, number: signal.Signals, stage: str, tmp_path: Path
 ) -> None:
@@ -39,7 +39,7 @@ def test_a_signal_ends_a_node_that_is_being_checked(
 
 
 @pytest.mark.parametrize("victim", [watchdog, agent])
-@pytest.mark.parametrize("stage", [pytest.param("compute", marks=pytest.mark.long), "link"])
+@pytest.mark.parametrize("stage", ["link", *only_long("compute")])
 def test_a_launcher_that_is_killed_leaves_no_check_process(
     checked: CheckedCluster, victim: Callable[[Node], psutil.Process], stage: str, tmp_path: Path
 ) -> None:

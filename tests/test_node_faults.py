@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import psutil
 import pytest
 from cluster import NEVER, Cluster, Node, World, leave, places, succeed
-from harness import WAIT, WORKERS, still_alive, watched
+from harness import WAIT, WORKERS, only_long, still_alive, watched
 from links import Links
 from meeting_places import EVERYWHERE
 
@@ -163,9 +163,7 @@ def behind_the_links(cluster: Cluster, links: Links, *flags: str, conf: Mapping[
     return {"a": near, "b": far}
 
 
-@pytest.mark.parametrize(
-    "silent", ["both ways", pytest.param("up", marks=pytest.mark.long), pytest.param("down", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("silent", ["both ways", *only_long("up", "down")])
 def test_a_node_that_a_link_has_cut_off_is_lost_and_comes_back(cluster: Cluster, links: Links, silent: str) -> None:
     nodes = behind_the_links(cluster, links, conf=cluster.place.alert)
     before = cluster.world(2)

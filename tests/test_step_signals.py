@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import Cluster, is_master
-from harness import WORKERS, Mailbox, finish, launch
+from harness import WORKERS, Mailbox, finish, launch, only_long
 from meeting_places import AtMaster
 
 from dlrover_run.agent.shutdown import (
@@ -158,7 +158,7 @@ if __name__ == '__main__':
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("whole_step", [False, True], ids=["the launcher", "the step without children"])
+@pytest.mark.parametrize("whole_step", [False, *only_long(True)], ids=["the launcher", "the step without children"])
 def test_data_loaders_live_until_their_worker_has_saved(
     mailbox: Mailbox, method: str, place: Sequence[str], whole_step: bool
 ) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import Cluster, leave, succeed
-from harness import WAIT
+from harness import WAIT, only_long
 from master_node import Node as Rogue
 from master_node import grpc, status
 
@@ -142,7 +142,7 @@ def test_where_proof_is_required_nothing_starts_without(cluster: Cluster) -> Non
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("way", ["variable", "file of a variable", "setting"])
+@pytest.mark.parametrize("way", ["variable", *only_long("file of a variable", "setting")])
 def test_the_token_is_in_no_environment_no_command_line_and_no_output(
     cluster: Cluster, tmp_path: Path, method: str, way: str
 ) -> None:
@@ -184,7 +184,7 @@ def memory_of(pid: int) -> Iterator[bytes]:
                     yield memory.read(end - begin)
 
 
-@pytest.mark.parametrize("way", ["variable", "file"])
+@pytest.mark.parametrize("way", ["variable", *only_long("file")])
 def test_the_token_is_in_the_memory_of_no_process_that_does_not_need_it(
     cluster: Cluster, tmp_path: Path, way: str
 ) -> None:
@@ -258,7 +258,7 @@ def reset_streams(port: int) -> None:
                 line.sendall(b"".join(frame(1, 4, n, header) + frame(3, 0, n, b"\0\0\0\x08") for n in numbers))
 
 
-@pytest.mark.parametrize("do", [say_nonsense, pour_bytes, send_a_giant_message, reset_streams])
+@pytest.mark.parametrize("do", [pour_bytes, *only_long(say_nonsense, send_a_giant_message, reset_streams)])
 def test_what_a_stranger_sends_does_not_harm_a_running_job(cluster: Cluster, do: Callable[[int], None]) -> None:
     nodes = cluster.nodes("ab", "2", "--max-restarts=1")
     before = cluster.world(2)

@@ -228,6 +228,7 @@ def test_one_node_needs_no_meeting_place_and_no_master(mailbox: Mailbox) -> None
     assert [report["restart"] for report in mailbox.pending()] == [0, 1]
 
 
+@pytest.mark.long
 def test_a_node_that_is_asked_to_go_is_not_waited_for(nodes: Nodes) -> None:
     flags = ["--nnodes=1:2", "--max-restarts=1", "--rdzv-conf=lost_after=600"]
     torchruns = [nodes.start(*flags) for _ in range(2)]

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from cluster import NEVER, SOON, Cluster, places, succeed, tell
-from harness import WORKERS
+from harness import WORKERS, only_long
 from meeting_places import EVERYWHERE
 
 pytestmark = EVERYWHERE
@@ -65,7 +65,7 @@ def test_nodes_may_have_different_numbers_of_workers(cluster: Cluster) -> None:
     succeed(world, *nodes)
 
 
-@pytest.mark.parametrize("variable", ["NODE_RANK", "WORKER_RANK", None])
+@pytest.mark.parametrize("variable", ["NODE_RANK", *only_long("WORKER_RANK", None)])
 def test_a_node_has_the_rank_that_it_was_given(cluster: Cluster, variable: str | None) -> None:
     nodes = [
         cluster.node(
@@ -91,6 +91,7 @@ def test_a_third_node_joins_a_running_pair_and_all_go_on(cluster: Cluster) -> No
     succeed(world, *pair, third)
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 def test_a_third_node_joins_a_pair_that_trains_with_torch(cluster: Cluster) -> None:
     """torchrun 2.13 ends all three after 64 s."""
@@ -273,6 +274,7 @@ def test_when_the_job_fails_each_node_names_the_root_cause_and_one_reports_it_in
             assert "Traceback" not in node.said
 
 
+@pytest.mark.long
 @pytest.mark.torchrun
 def test_a_worker_that_only_lost_its_peer_is_not_the_root_cause_on_any_node(cluster: Cluster) -> None:
     nodes = cluster.nodes("ab", "2", script=WORKERS / "train.py")

@@ -203,6 +203,7 @@ def test_pet_variables_are_defaults_and_flags_win(launcher: Launcher, mailbox: M
     assert seen[0]["environ"]["TORCHELASTIC_MAX_RESTARTS"] == "4"
 
 
+@pytest.mark.long
 def test_two_static_nodes_make_one_world(launcher: Launcher, mailbox: Mailbox, free_port: int) -> None:
     common = ["--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={free_port}"]
     nodes = [launch(mailbox, *common, f"--node-rank={rank}", WORKERS / "meet.py", launcher=launcher) for rank in (0, 1)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from experiments.experiment import NEVER, Experiment
 
 
+@pytest.mark.long
 def test_scale_up(experiment: Experiment) -> None:
     middle = experiment.hold(5, 1)
     experiment.start("--local-nodes=3:4", "--nnodes=3:4", f"--node-join-after={NEVER}", conf={"last_call_timeout": 0.1})

@@ -97,6 +97,7 @@ def test_with_checkpoints_on_another_file_system_the_data_goes_on_where_the_mode
         assert counted(chief) == (4, 4), chief.output
 
 
+@pytest.mark.long
 def test_the_state_of_the_data_is_kept_where_only_tensorflow_reaches_it(tf221: Path) -> None:
     done = subprocess.run(
         [str(tf221), str(BOOT), str(SCRIPTS / "remote_state.py")],

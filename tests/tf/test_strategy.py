@@ -74,6 +74,7 @@ def live_and_planned(python: Path, folder: Path) -> None:
         finish(chief, 160)
 
 
+@pytest.mark.long
 def test_a_chief_comes_back_into_the_live_model_and_a_planned_change_loses_no_step(tf221: Path, tmp_path: Path) -> None:
     live_and_planned(tf221, tmp_path)
 
