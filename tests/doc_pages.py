@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
+EXAMPLES = sorted(ROOT.glob("examples/*/README.md"))
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
