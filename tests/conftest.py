@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from allowed_skips import SkipGuard
 from check_nodes import checked, gate  # noqa: F401
 from cluster import Cluster, quiet_port
 from etcd_server import etcd, etcd_certificates, etcd_cluster  # noqa: F401
@@ -29,6 +30,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for ignored in (signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, signal.SIG_DFL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that prints the summary
+        config.pluginmanager.register(SkipGuard())
+
 
 # How long an example takes says nothing on a machine that runs other tests at the same time.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
