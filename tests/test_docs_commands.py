@@ -304,7 +304,7 @@ def test_the_console_of_the_readme_is_what_the_launcher_prints(tmp_path: Path) -
     assert command.words[0] == OURS.name
     ended = finish(start(OURS, command.words[1:], cwd=tmp_path, stderr=subprocess.STDOUT))
     assert ended.code == 1
-    shown = normalized("\n".join(block.text.splitlines()[1:]))
+    shown = normalized("\n".join(line for line in block.text.splitlines()[1:] if line != "..."))
     printed = normalized(ended.out)
     assert [line for line in shown if line not in printed] == []
     # What workers print and what the launcher prints reach the console on two ways.
@@ -487,6 +487,11 @@ def test_the_jobs_that_torchrun_lost_add_up() -> None:
     assert counts is not None
     jobs, *parts = map(int, counts.groups())
     assert sum(parts) == jobs
+    details = (DOCS / "torchrun-differences.md").read_text().partition("### A store for each round")[2]
+    assert [int(number) for number in re.findall(r"\b(\d+)\s+(?:jobs|continued|after|used|hung)", details)][:5] == [
+        jobs,
+        *parts,
+    ]
 
 
 def test_the_readme_is_short() -> None:
