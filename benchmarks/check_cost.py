@@ -1,67 +1,130 @@
-"""What `--network-check` costs: the launcher with and without it, and the check itself, in turn.
-
-Run it as `python benchmarks/check_cost.py`; `benchmarks/README.md` tells more.
-"""
+"""What --network-check costs: the launcher with and without it, and the check itself. See `benchmarks/README.md`."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from check_cost_bench.added import subtract
-from check_cost_bench.cases import CASES
-from check_cost_bench.contenders import ADDED, WITH, WITHOUT
-from comparison import machine, report
-from comparison.ratios import summarise
-from launch import run_once
-from launch_bench.case import Case, Limits
+from core.cases import Benchmark, Case, Limits
+from core.launchers import OURS, WORKERS, Job, Launcher
+from core.ratios import Measured, Sample
+from core.run import NANOSECOND, Run, until_last
+from launch import pair_start, start_time
 
-HERE = Path(__file__).resolve().parent
-TITLE = "What --network-check costs"
+WITHOUT, WITH, ADDED = "without the check", "with the check", "added by the check"
+TASK = "the task itself"
+
+MAX_ADDED = 1.5
+"""How much --network-check may add on one node, as a ratio to the time of the task itself."""
+
+SAME = 1.1
+"""Up to this ratio, two times count as equal: neighbouring runs of one command differ by more."""
+
+STEP = "step-of-2"
+PARTS = {", computing": ("begins", "computed"), ", linking": ("computed", "linked"), ", ending": ("linked", "ended")}
+"""The parts of the task, from which report to which. Computing includes forking the check processes."""
+
+SCRIPTS = {"nothing": "first_line.py", "torch": "torch_line.py"}
+METHODS = {
+    "spawn": ("--start-method=spawn",),
+    "forkserver": ("--start-method=forkserver",),
+    "preload": ("--start-method=forkserver", "--preload=torch"),
+}
 
 
-def run_case(case: Case, repetitions: int, limits: Limits) -> report.Result:
-    """One warm-up of every contender, which does not count, and then `repetitions` rounds of all in turn."""
-    for rival in case.rivals:
-        run_once(case, rival, 0, limits)
-    samples = [run_once(case, rival, turn, limits) for turn in range(1, repetitions + 1) for rival in case.rivals]
-    if case.baseline != WITHOUT:
-        samples += subtract(ADDED, WITH, WITHOUT, samples)
-    return report.Result(
-        case.name, case.title, case.unit, case.baseline, summarise(samples, case.baseline, case.targets), {}
+@dataclass(frozen=True)
+class Task:
+    """The check itself: no launcher, no job, and a template that has imported torch before the clock starts."""
+
+    name: str = TASK
+
+    def absent(self) -> str | None:
+        """It can always run."""
+        return None
+
+
+def task_time(run: Run, limits: Limits, workers: int) -> Measured:
+    """From a warm template until the workers may start."""
+    command = [sys.executable, str(WORKERS / "check_task.py"), str(workers)]
+    run.start(command, {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
+    run.wait_reports("task-ended", 1, limits.start)
+    at = {report.event.removeprefix("task-"): report.at_ns for report in run.reports}
+    parts = {part: (at[end] - at[begin]) * NANOSECOND for part, (begin, end) in PARTS.items()}
+    return Measured({"": (at["ended"] - at["begins"]) * NANOSECOND, **parts})
+
+
+def kill(rival: Launcher, run: Run, limits: Limits) -> Measured:
+    """SIGKILL of rank 1 of two to a step of both ranks after that."""
+    run.ends_by_itself = False
+    job = Job("steps.py", workers=2, max_restarts=3)
+    rival.start(run, job)
+    victim = run.wait_reports(STEP, job.workers, limits.start)[1]
+    # The template learns meanwhile what its workers have imported, as in a job that has run for a while.
+    run.settle(limits.settle)
+    killed = run.kill(victim.pid)
+    return until_last(
+        killed, limits.recovery, lambda limit: run.wait_reports(STEP, job.workers, limit, victim.attempt + 1)
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cases and write `cost.json` and `cost.md`."""
-    parser = argparse.ArgumentParser(description="What --network-check costs: with it and without it, in turn.")
-    parser.add_argument("--repetitions", type=int, default=7, help="counted runs of each contender (default: 7)")
-    parser.add_argument(
-        "--only", action="append", choices=[case.name for case in CASES], help="only this case; may be repeated"
+def add_difference(samples: list[Sample]) -> list[Sample]:
+    """The samples, and for each turn what the run with the check took longer than the one without.
+
+    A turn in which either was lost or did not end has no difference: it counts as lost.
+    """
+    without = {sample.turn: sample.measured for sample in samples if sample.rival == WITHOUT}
+    found = []
+    for rival, turn, measured in samples:
+        if rival == WITH and turn in without:
+            other, values = without[turn], None
+            if measured.values and other.values and not measured.unended | other.unended:
+                values = {"": measured.values[""] - other.values[""]}
+            found.append(Sample(ADDED, turn, Measured(values)))
+    return [*samples, *found]
+
+
+def _start_case(method: str, imports: str, workers: int) -> Case:
+    job = Job(SCRIPTS[imports], workers)
+
+    def measure(rival: Launcher | Task, run: Run, limits: Limits) -> Measured:
+        return task_time(run, limits, workers) if isinstance(rival, Task) else start_time(job)(rival, run, limits)
+
+    return Case(
+        f"start-{method}-{imports}-{workers}",
+        f"{' '.join(METHODS[method])}, a script that imports {imports}, {workers} worker{'s' * (workers > 1)}: "
+        "start to its first line",
+        "s",
+        (*_with_and_without(method), Task()),
+        TASK,
+        measure,
+        {(ADDED, ""): MAX_ADDED},
+        derive=add_difference,
     )
-    parser.add_argument(
-        "--output", type=Path, default=HERE / "results" / "node-check", help="directory for the results"
-    )
-    options = parser.parse_args(arguments)
-    if options.repetitions < 1:
-        parser.error(f"--repetitions must be at least 1, not {options.repetitions}")
-    cases = [case for case in CASES if options.only is None or case.name in options.only]
 
-    # The load is read before the first run: it is what others do to this machine, not what we do.
-    where = machine.look(HERE.parent)
-    results = [run_case(case, options.repetitions, Limits()) for case in cases]
 
-    report.show(results)
-    options.output.mkdir(parents=True, exist_ok=True)
-    how = f"{options.repetitions} repetitions in turn after one warm-up"
-    facts = {"repetitions": options.repetitions, "cases": [case.name for case in cases]}
-    (options.output / "cost.json").write_text(report.as_json(results, where, facts))
-    (options.output / "cost.md").write_text(report.markdown(TITLE, results, where, how))
-    print(f"Results are in {options.output}.", file=sys.stderr)
-    return 0
+def _with_and_without(method: str) -> tuple[Launcher, Launcher]:
+    options = METHODS[method]
+    return Launcher(WITHOUT, OURS, options), Launcher(WITH, OURS, (*options, "--network-check"))
 
+
+def _cases() -> Iterator[Case]:
+    for method in METHODS:
+        for imports in SCRIPTS:
+            for workers in (1, 2):
+                yield _start_case(method, imports, workers)
+    for method in ("spawn", "forkserver"):
+        title = f"{' '.join(METHODS[method])}: SIGKILL of one of 2 workers to the next step of both"
+        yield Case(f"kill-{method}", title, "s", _with_and_without(method), WITHOUT, kill, targets={(WITH, ""): SAME})
+    for method in ("spawn", "forkserver"):
+        title = f"{' '.join(METHODS[method])}: start of the second of 2 nodes to the first line on both"
+        yield Case(f"pair-{method}", title, "s", _with_and_without(method), "", pair_start)
+
+
+CASES = tuple(_cases())
+
+
+BENCHMARK = Benchmark("What --network-check costs", "node-check/cost.json", lambda options: CASES, repetitions=7)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

@@ -1,101 +1,154 @@
-"""Compare dlrover-run, torchrun and no launcher at all, in turn, on this machine: `python benchmarks/launch.py`.
-
-The rivals take turns (A B C A B C ...) so that whatever else the machine does weighs on all of them alike, and what is
-judged is the ratio of each pair of neighbours, never a time. `benchmarks/README.md` tells more.
-"""
+"""Launching: dlrover-run, torchrun and no launcher at all, on one node and on two. See `benchmarks/README.md`."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
-from comparison import machine, report
-from comparison.lost import Lost
-from comparison.ratios import Sample, summarise
-from launch_bench.case import Case, Limits
-from launch_bench.cases import CASES
-from launch_bench.plot import plot
-from launch_bench.rivals import Rival
-from launch_bench.room import Room
+from core.cases import Benchmark, Case, Limits
+from core.launchers import FLOOR, FORKSERVER, OWN_STORE, SPAWN, TORCHRUN, Job, Rival, free_port
+from core.processes import classify, pss
+from core.ratios import Measured
+from core.run import NANOSECOND, Run, until_last
 
-HERE = Path(__file__).resolve().parent
-TITLE = "Launching: dlrover-run, torchrun and no launcher at all"
-QUICK = Limits(start=60.0, recovery=40.0)
+WITHOUT_TEMPLATE = ", without its template"
+WITH_WORKERS = ", with the workers"
 
 
-def run_once(case: Case, rival: Rival, repetition: int, limits: Limits) -> Sample:
-    """Run one rival once, in a room of its own, and say on stderr how it went."""
-    try:
-        with Room() as room:
-            try:
-                measured = case.measure(rival, room, limits)
-            except Lost:
-                if tail := room.output_tail():
-                    print(tail, file=sys.stderr)
-                raise
-        sample = Sample(rival.name, repetition, measured.values, measured.note, measured.unended)
-        outcome = ", ".join(
-            report.figure(value, case.unit, value if part in measured.unended else None) + part
-            for part, value in measured.values.items()
-        )
-    except Lost as why:
-        sample = Sample(rival.name, repetition, None, str(why))
-        outcome = f"lost: {why}"
-    turn = f"run {repetition}" if repetition else "warm-up"
-    print(f"{case.name:17} {turn:8} {rival.name}: {outcome}", file=sys.stderr, flush=True)
-    return sample
+def help_time(rival: Rival, run: Run, limits: Limits) -> Measured:
+    """Start to end of `--help`."""
+    began = rival.start_help(run)
+    return Measured({"": (run.wait_end(limits.start) - began) * NANOSECOND})
 
 
-def run_case(case: Case, repetitions: int, limits: Limits, absent: dict[str, str]) -> report.Result:
-    """One warm-up of every rival, which does not count, and then `repetitions` rounds of all in turn."""
-    present = [rival for rival in case.rivals if rival.name not in absent]
-    for rival in present:
-        run_once(case, rival, 0, limits)
-    samples = [run_once(case, rival, turn, limits) for turn in range(1, repetitions + 1) for rival in present]
-    missing = {rival.name: absent[rival.name] for rival in case.rivals if rival.name in absent}
-    rows = summarise(samples, case.baseline, case.targets)
-    return report.Result(case.name, case.title, case.unit, case.baseline, rows, missing)
+def start_time(job: Job) -> Callable[[Rival, Run, Limits], Measured]:
+    """Start to the first line of the slowest worker."""
+
+    def measure(rival: Rival, run: Run, limits: Limits) -> Measured:
+        began = rival.start(run, job)
+        return until_last(began, limits.start, lambda limit: run.wait_reports("first_line", job.workers, limit))
+
+    return measure
 
 
-def find_absent(cases: Sequence[Case]) -> dict[str, str]:
-    """The rivals of these cases that cannot run here, with the reason."""
-    rivals = {rival.name: rival for case in cases for rival in case.rivals}
-    return {name: why for name, rival in rivals.items() if (why := rival.absent())}
+def memory(script: str, with_workers: bool) -> Callable[[Rival, Run, Limits], Measured]:
+    """PSS of the launcher of two workers."""
+
+    def measure(rival: Rival, run: Run, limits: Limits) -> Measured:
+        job = Job(script, workers=2, with_parent=True)
+        rival.start(run, job)
+        reports = run.wait_reports("ready", job.workers, limits.start)
+        run.settle(limits.settle)
+        total = {"launcher": 0, "template": 0, "worker": 0}
+        for pid, role in classify(run.processes(), [report.pid for report in reports]).items():
+            total[role] += pss(pid)
+        launcher = float(total["launcher"] + total["template"])
+        values = {"": launcher}
+        if rival == FORKSERVER:
+            values[WITHOUT_TEMPLATE] = float(total["launcher"])
+        if with_workers:
+            values[WITH_WORKERS] = launcher + total["worker"]
+        return Measured(values, "no template found" if rival == FORKSERVER and not total["template"] else "")
+
+    return measure
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cases and write `launch.json`, `launch.md` and `launch.png`."""
-    parser = argparse.ArgumentParser(description="Compare dlrover-run, torchrun and no launcher at all, in turn.")
-    parser.add_argument("--repetitions", type=int, default=7, help="counted runs of each rival (default: 7)")
-    parser.add_argument(
-        "--only", action="append", choices=[case.name for case in CASES], help="only this case; may be repeated"
+def recovery(rival: Rival, run: Run, limits: Limits) -> Measured:
+    """SIGKILL of rank 1 of two until both ranks have passed `init_process_group` in a later attempt."""
+    job = Job("gloo.py", workers=2, max_restarts=3)
+    rival.start(run, job)
+    run.wait_reports("initialised", job.workers, limits.start)
+    run.settle(limits.settle)
+    # If the rival restarted by itself meanwhile, the newest rank 1 is the one that is alive.
+    victim = [report for report in run.reports if report.event == "initialised" and report.rank == 1][-1]
+    killed = run.kill(victim.pid)
+    rival.after_kill(run, job, victim)
+    return until_last(
+        killed,
+        limits.recovery,
+        lambda limit: run.wait_reports("initialised", job.workers, limit, victim.attempt + 1),
+        lambda reports: f"restarts: {reports[0].attempt - victim.attempt}",
     )
-    parser.add_argument("--quick", action="store_true", help="2 repetitions, shorter time-outs: does it work?")
-    parser.add_argument("--output", type=Path, default=HERE / "results", help="directory for the results")
-    options = parser.parse_args(arguments)
-    repetitions = 2 if options.quick else options.repetitions
-    if repetitions < 1:
-        parser.error(f"--repetitions must be at least 1, not {repetitions}")
-    limits = QUICK if options.quick else Limits()
-    cases = [case for case in CASES if options.only is None or case.name in options.only]
 
-    # The load is read before the first rival runs: it is what others do to this machine, not what we do.
-    where = machine.look(HERE.parent)
-    absent = find_absent(cases)
-    results = [run_case(case, repetitions, limits, absent) for case in cases]
 
-    report.show(results)
-    options.output.mkdir(parents=True, exist_ok=True)
-    how = f"{repetitions} repetitions in turn after one warm-up"
-    facts = {"repetitions": repetitions, "quick": options.quick, "cases": [case.name for case in cases]}
-    (options.output / "launch.json").write_text(report.as_json(results, where, facts))
-    (options.output / "launch.md").write_text(report.markdown(TITLE, results, where, how))
-    plot(results, options.output / "launch.png")
-    print(f"Results are in {options.output}.", file=sys.stderr)
-    return 0
+def pair_start(rival: Rival, run: Run, limits: Limits) -> Measured:
+    """Start of the second of two nodes, while the first one waits, to the first line on both."""
+    job = Job("first_line.py", workers=1, nodes=2, nnodes="2", port=free_port())
+    rival.start(run, replace(job, node=0))
+    run.settle(limits.settle)
+    began = rival.start(run, replace(job, node=1))
+    return until_last(began, limits.start, lambda limit: run.wait_reports("first_line", job.nodes, limit))
 
+
+RIVALS = (SPAWN, FORKSERVER, TORCHRUN, FLOOR)
+OUR_LAUNCHER = {(SPAWN.name, ""): 0.25, (FORKSERVER.name, WITHOUT_TEMPLATE): 0.25}
+CASES = (
+    Case("help", "--help", "s", (SPAWN, TORCHRUN, FLOOR), TORCHRUN.name, help_time),
+    Case(
+        "first-line",
+        "start to the first line of a script that imports nothing, 2 workers",
+        "s",
+        RIVALS,
+        TORCHRUN.name,
+        start_time(Job("first_line.py", workers=2)),
+        {(SPAWN.name, ""): 0.35},
+    ),
+    Case(
+        "memory",
+        "memory of the launcher (PSS), 2 workers that import nothing",
+        "bytes",
+        RIVALS,
+        TORCHRUN.name,
+        memory("wait.py", with_workers=False),
+        OUR_LAUNCHER | {(FORKSERVER.name, ""): 0.25},
+    ),
+    Case(
+        "torch-memory",
+        "memory of the launcher (PSS), 2 workers that have imported torch",
+        "bytes",
+        RIVALS,
+        TORCHRUN.name,
+        memory("torch_wait.py", with_workers=True),
+        OUR_LAUNCHER,
+    ),
+    Case(
+        "kill",
+        "SIGKILL of one of 2 gloo workers to all ranks through init_process_group again",
+        "s",
+        (SPAWN, FORKSERVER, TORCHRUN, OWN_STORE, FLOOR),
+        OWN_STORE.name,
+        recovery,
+        {(SPAWN.name, ""): 1.0, (FORKSERVER.name, ""): 0.2},
+    ),
+    Case(
+        "torch-start",
+        "start to the first line after `import torch` of all 8 workers",
+        "s",
+        RIVALS,
+        TORCHRUN.name,
+        start_time(Job("torch_line.py", workers=8)),
+        {(FORKSERVER.name, ""): 0.4},
+    ),
+    Case(
+        "pair-start",
+        "start of the second of 2 nodes to the first line on both",
+        "s",
+        (SPAWN, FORKSERVER, TORCHRUN),
+        TORCHRUN.name,
+        pair_start,
+        {(SPAWN.name, ""): 0.5},
+    ),
+)
+
+
+BENCHMARK = Benchmark(
+    "Launching: dlrover-run, torchrun and no launcher at all",
+    "launch.json",
+    lambda options: CASES,
+    repetitions=7,
+    quick_repetitions=2,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

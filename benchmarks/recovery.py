@@ -1,79 +1,396 @@
-"""Break a job under every launcher and see how it comes back, in turn: `python benchmarks/recovery.py`.
-
-The rivals train with the same script, suffer the same fault, and take turns (A B C A B C ...), so that whatever else
-the machine does weighs on all of them alike. What is judged is a ratio, never a time. `benchmarks/README.md` tells
-more.
-"""
+"""Recovery: a job is broken under each launcher, and trains again. See `benchmarks/README.md`."""
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
+import contextlib
+import random
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from comparison import machine, report
-from launch import QUICK, find_absent
-from launch_bench.case import Limits
-from recovery_bench import record
-from recovery_bench.cut import CUT
-from recovery_bench.deaths import DEATHS
-from recovery_bench.ettr import QUICK_STORM, STORM, Storm, ettr
-from recovery_bench.fault import Fault, run_fault
-from recovery_bench.plot import plot
+from core import pictures
+from core.cases import Benchmark, Case, Limits
+from core.launchers import FORKSERVER, FT_LAUNCHER, OWN_STORE, SPAWN, TORCHRUN, Job, Launcher, free_port
+from core.ratios import Late, Lost, Measured
+from core.run import NANOSECOND, Report, Run, each_rank
+from core.steps import effective_share, longest_pause, read_steps, step_rate
 
-HERE = Path(__file__).resolve().parent
-TITLE = "Recovering: dlrover-run, torchrun and others"
+from dlrover_run.coordination.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
+from dlrover_run.local_cluster import network
+from dlrover_run.process_tree.tree import MASTER_NAME
+
+OLD_ENDED = ", to the end of the old workers"
+NEW_WORLD = ", to the new world"
+
+CALM = 10.0
+"""Seconds after the death of a master in which training must not stop. It is started again in the first of them."""
+
+PAUSE_BEFORE = ", the same before it"
+WORKER_BEFORE = ", a worker killed before it"
+WORKER_AFTER = ", a worker killed after it"
+
+SAME = 1.5
+"""Up to this ratio, a recovery counts as equal to the one before it: recoveries of one launcher differ as much."""
+
+KEEP_ALIVE = "the keep-alive time-out"
+KEEP_ALIVE_CONF = f"keep_alive_interval={KEEP_ALIVE_INTERVAL:g},keep_alive_max_attempt={KEEP_ALIVE_ATTEMPTS}"
+"""The same for all rivals: torchrun's own time-out is 15 s. torchrun takes whole seconds."""
+
+MAX_TIMEOUTS = 3.0
+"""Keep-alive time-outs in which the other node must train again."""
+
+STORM_RESTARTS = 1000
+"""More than a storm needs: it compares times, not budgets."""
+
+SEED = 6
+"""The same workers are drawn for every rival."""
 
 
-def faults(storm: Storm) -> tuple[Fault, ...]:
-    """All faults, in the order in which they are tried and shown."""
-    return (*DEATHS, CUT, ettr(storm))
+def step(world: int) -> str:
+    """The event that a worker reports after the first step of a world of that size."""
+    return f"step-of-{world}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the faults and write `recovery.json`, `recovery.md` and `recovery.png`; the rest keeps its results."""
-    parser = argparse.ArgumentParser(description="Break a job under every launcher and see how it comes back, in turn.")
-    parser.add_argument("--repetitions", type=int, default=5, help="turns of each fault, at most (default: 5)")
-    parser.add_argument(
-        "--only",
-        action="append",
-        choices=[fault.name for fault in faults(STORM)],
-        help="only this fault, the others keep the results that they have; may be repeated",
+def time_recovery(run: Run, began_ns: int, world: int, survivors: Collection[int], limit: float) -> Measured:
+    """The parts of a recovery that began at `began_ns`, up to the first step of all ranks of a new world of `world`
+    workers. `survivors` are the watched process ids of the old workers that the fault spares.
+
+    A part that does not end in `limit` seconds is unended. Raises Lost if the job ends.
+    """
+    with contextlib.suppress(Late):
+        run.wait_each_rank(step(world), world, limit, began_ns)
+    return recovery_parts(run.reports, run.ends, began_ns, world, survivors, limit)
+
+
+def recovery_parts(
+    reports: Sequence[Report],
+    ends: Mapping[int, int],
+    began_ns: int,
+    world: int,
+    survivors: Collection[int],
+    limit: float,
+) -> Measured:
+    """The parts of a recovery, from the reports of the workers and the ends of the old ones. Pure.
+
+    The fault counts as noticed when the first survivor has ended: whether its launcher ended it or it failed for want
+    of its peers, the old world trains no more. The new world is complete when its last rank has passed
+    `init_process_group`. If a world formed and failed, the one counts that made the step.
+    """
+    steps = each_rank(reports, step(world), world, began_ns)
+    worlds = [report for report in reports if report.event == f"world-of-{world}" and report.at_ns > began_ns]
+    if steps is not None:
+        stepped = {report.pid for report in steps}
+        worlds = [report for report in worlds if report.pid in stepped]
+    complete = each_rank(worlds, f"world-of-{world}", world, began_ns)
+    moments = {
+        OLD_ENDED: min((ends[pid] for pid in survivors if pid in ends), default=None),
+        NEW_WORLD: max(report.at_ns for report in complete) if complete else None,
+        "": max(report.at_ns for report in steps) if steps else None,
+    }
+    values = {part: limit if at is None else (at - began_ns) * NANOSECOND for part, at in moments.items()}
+    unended = frozenset(part for part, at in moments.items() if at is None)
+    return Measured(values, f"no step in {limit:g} s" if steps is None else "", unended)
+
+
+def two_nodes(nnodes: str, conf: str = "") -> Job:
+    """Two nodes of one worker each, which train until they are killed."""
+    return Job("steps.py", workers=1, max_restarts=3, nodes=2, nnodes=nnodes, port=free_port(), conf=conf)
+
+
+def train(rival: Launcher, run: Run, job: Job, limits: Limits) -> list[Report]:
+    """Start both nodes, let them train, and return `newest_workers`.
+
+    The first node starts well before the second, so that it hosts the rendezvous and the store.
+    """
+    run.ends_by_itself = False
+    rival.start(run, replace(job, node=0))
+    run.settle(limits.settle)
+    rival.start(run, replace(job, node=1))
+    run.wait_each_rank(step(2), job.nodes, limits.start)
+    run.settle(limits.settle)
+    return newest_workers(run)
+
+
+def newest_workers(run: Run) -> list[Report]:
+    """The first step of the newest worker of each rank, which is alive even if the rival restarted by itself."""
+    by_rank = {report.rank: report for report in run.reports if report.event == step(2)}
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def kill_worker(run: Run, workers: list[Report], limits: Limits) -> Measured:
+    """SIGKILL of rank 1, to the first step of both ranks after that."""
+    survivor = workers[0].pid
+    run.watch([survivor])
+    return time_recovery(run, run.kill(workers[1].pid), 2, [survivor], limits.recovery)
+
+
+def worker_death(rival: Launcher, run: Run, limits: Limits) -> Measured:
+    """A worker is killed; its node and its launcher stay."""
+    return kill_worker(run, train(rival, run, two_nodes("2"), limits), limits)
+
+
+def node_death(rival: Launcher, run: Run, limits: Limits) -> Measured:
+    """All processes of the second node, which hosts neither the rendezvous nor the store, are killed at once."""
+    workers = train(rival, run, two_nodes("1:2"), limits)
+    lost = run.of_node(1)
+    survivors = [worker.pid for worker in workers if worker.pid not in lost]
+    run.watch(survivors)
+    return time_recovery(run, run.kill_node(1), 1, survivors, limits.recovery)
+
+
+def growth(rival: Launcher, run: Run, limits: Limits) -> Measured:
+    """A second node is started beside one that trains alone."""
+    run.ends_by_itself = False
+    # The first node would wait 30 s for others before it trains alone. The round that is measured reaches its maximum
+    # of nodes, so it has no last call.
+    job = two_nodes("1:2", conf="last_call_timeout=5")
+    rival.start(run, replace(job, node=0))
+    alone = run.wait_each_rank(step(1), 1, limits.start)[0]
+    run.settle(limits.settle)
+    run.watch([alone.pid])
+    began = rival.start(run, replace(job, node=1))
+    return time_recovery(run, began, job.nodes, [alone.pid], limits.recovery)
+
+
+def find_master(run: Run) -> int | None:
+    """The process id of the master, if the launcher has one."""
+    return next((process.pid for process in run.processes() if process.command == MASTER_NAME), None)
+
+
+def master_death(rival: Launcher, run: Run, limits: Limits) -> Measured:
+    """The master is killed: the longest pause between two steps then, and a worker killed before and after.
+
+    With torchrun the launcher of the first node hosts the rendezvous, so that node is killed.
+    """
+    workers = train(rival, run, two_nodes("2"), limits)
+    if find_master(run) is None:
+        run.kill_node(0)
+        run.settle(CALM)
+        raise Lost("the other node goes on without a step")
+    before = kill_worker(run, workers, limits)
+    if before.unended:
+        raise Lost("the worker that was killed before it did not come back")
+    run.settle(limits.settle)
+    calm = time.monotonic_ns()
+    run.settle(limits.settle)
+    workers = newest_workers(run)
+    run.watch(worker.pid for worker in workers)
+    # The launcher may have started another one meanwhile.
+    master = find_master(run)
+    if master is None:
+        raise Lost("the master had ended by itself")
+    killed = run.kill(master)
+    run.settle(CALM)
+    over = time.monotonic_ns()
+    if any(worker.pid in run.ends for worker in workers):
+        raise Lost("training stopped with the master")
+    steps = read_steps(run.directory)
+    after = kill_worker(run, workers, limits)
+    assert before.values is not None
+    assert after.values is not None
+    values = {
+        "": longest_pause(steps, killed, over),
+        PAUSE_BEFORE: longest_pause(steps, calm, killed),
+        WORKER_BEFORE: before.values[""],
+        WORKER_AFTER: after.values[""],
+    }
+    return Measured(values, after.note, frozenset({WORKER_AFTER} if after.unended else ()))
+
+
+def network_cut(rival: Launcher, run: Run, limits: Limits) -> Measured:
+    """The cable of the second of two nodes is cut at the switch, to a step of the first node alone."""
+    run.ends_by_itself = False
+    # Otherwise torch and gloo take the address of the machine's name.
+    run.environment["GLOO_SOCKET_IFNAME"] = "eth0"
+    with contextlib.closing(network.Network()) as switch:
+        job = replace(two_nodes("1:2"), address=network.node_address(0), port=29400)
+        for node in (0, 1):
+            conf = f"{KEEP_ALIVE_CONF},is_host={int(node == 0)}"
+            with switch.connect(node).entered():
+                rival.start(run, replace(job, node=node, own_address=network.node_address(node), conf=conf))
+            run.settle(limits.settle)
+        run.wait_each_rank(step(2), job.nodes, limits.start)
+        run.settle(limits.settle)
+        lost = run.of_node(1)
+        survivors = [worker.pid for worker in newest_workers(run) if worker.pid not in lost]
+        run.watch(survivors)
+        cut = time.monotonic_ns()
+        switch.switch.ip("link set node-1 down")
+        return time_recovery(run, cut, 1, survivors, limits.recovery)
+
+
+@dataclass(frozen=True)
+class Storm:
+    """`kills` workers are killed, one every `interval` seconds, the first after `undisturbed` seconds that show how
+    fast the job is. The share is that of the time from the first kill to an interval after the last."""
+
+    kills: int = 10
+    interval: float = 30.0
+    undisturbed: float = 10.0
+
+
+def victim(reports: Sequence[Report], alive: Collection[int], rank: int) -> int | None:
+    """The process id of the newest worker of a rank, or of the other rank, if one is alive."""
+    newest = {report.rank: report.pid for report in reports if report.event == "started"}
+    return next((newest[each] for each in (rank, 1 - rank) if newest.get(each) in alive), None)
+
+
+def survive(storm: Storm) -> Callable[[Launcher, Run, Limits], Measured]:
+    """The effective training time ratio while workers are killed."""
+
+    def kill_one(run: Run, rank: int) -> list[int]:
+        # The process id of a worker that has ended may belong to another program now.
+        pid = victim(run.reports, {process.pid for process in run.processes()}, rank)
+        with contextlib.suppress(Lost):
+            return [] if pid is None else [run.kill(pid)]
+        return []
+
+    def measure(rival: Launcher, run: Run, limits: Limits) -> Measured:
+        train(rival, run, replace(two_nodes("2"), max_restarts=STORM_RESTARTS), limits)
+        calm = time.monotonic_ns()
+        run.settle(storm.undisturbed)
+        began = time.monotonic_ns()
+        undisturbed = step_rate(read_steps(run.directory), calm, began)
+        if not undisturbed:
+            raise Lost(f"no two steps in {storm.undisturbed:g} s before the first kill")
+        draw = random.Random(SEED)
+        kills: list[int] = []
+        note = ""
+        for number in range(1, storm.kills + 1):
+            kills += kill_one(run, draw.randrange(2))
+            over = began + int(number * storm.interval / NANOSECOND)
+            try:
+                run.settle((over - time.monotonic_ns()) * NANOSECOND)
+            except Lost:
+                note = f"job lost after kill {len(kills)}"
+                break
+            idle = (over - read_steps(run.directory)[-1].at_ns) * NANOSECOND
+            if idle > limits.recovery:
+                note = f"cut off: no step since kill {len(kills)} for {idle:.0f} s"
+                break
+        # A run that was cut off counts with the steps that it had, over the whole time.
+        ended = began + int(storm.kills * storm.interval / NANOSECOND)
+        share = effective_share(read_steps(run.directory), kills, began, ended, undisturbed)
+        return Measured({"": share}, note or f"{len(kills)} kills, {undisturbed:.1f} steps/s undisturbed")
+
+    return measure
+
+
+ELASTIC = (SPAWN, FORKSERVER, TORCHRUN, OWN_STORE)
+EVERYONE = (*ELASTIC, FT_LAUNCHER)
+
+
+def both(spawn: float, forkserver: float, part: str = "") -> dict[tuple[str, str], float]:
+    """The targets of the two start methods."""
+    return {(SPAWN.name, part): spawn, (FORKSERVER.name, part): forkserver}
+
+
+def cases(storm: Storm) -> tuple[Case, ...]:
+    """All faults. None has a warm-up: the job has trained for a while when the fault occurs."""
+    case = partial(Case, warm_up=False)
+    return (
+        case(
+            "worker-death",
+            "one of 2 workers killed, on 2 nodes, to the next step of both",
+            "s",
+            EVERYONE,
+            OWN_STORE.name,
+            worker_death,
+            both(1.0, 0.25),
+            max_turns=5,
+            turns_of={TORCHRUN.name: 3},
+        ),
+        case(
+            "node-death",
+            "launcher and worker of one of 2 nodes killed at once, to a step of the other alone",
+            "s",
+            ELASTIC,
+            OWN_STORE.name,
+            node_death,
+            both(0.1, 0.1),
+            max_turns=3,
+            turns_of={TORCHRUN.name: 1, OWN_STORE.name: 2},
+        ),
+        case(
+            "growth",
+            "a second node started beside one that trains alone, to a step of both",
+            "s",
+            ELASTIC,
+            OWN_STORE.name,
+            growth,
+            both(0.5, 0.25),
+            max_turns=3,
+            turns_of={TORCHRUN.name: 1},
+        ),
+        case(
+            "master-death",
+            "the master killed, the longest pause between two steps",
+            "s",
+            ELASTIC,
+            "",
+            master_death,
+            both(SAME, SAME, WORKER_AFTER),
+            within={"": PAUSE_BEFORE, WORKER_AFTER: WORKER_BEFORE},
+            max_turns=2,
+            turns_of={TORCHRUN.name: 1, OWN_STORE.name: 1},
+        ),
+        case(
+            "network-cut",
+            "the network of one of 2 nodes cut without a word, to a step of the other alone",
+            "s",
+            (SPAWN, FORKSERVER, OWN_STORE),
+            KEEP_ALIVE,
+            network_cut,
+            both(MAX_TIMEOUTS, MAX_TIMEOUTS),
+            known_baseline=KEEP_ALIVE_INTERVAL * KEEP_ALIVE_ATTEMPTS,
+            max_turns=2,
+            turns_of={OWN_STORE.name: 1},
+            unavailable=network.why_not,
+        ),
+        case(
+            "ettr",
+            f"share of effective training time (ETTR), a worker killed every {storm.interval:g} s "
+            f"for {storm.kills * storm.interval:g} s",
+            "%",
+            EVERYONE,
+            OWN_STORE.name,
+            survive(storm),
+            max_turns=1,
+        ),
     )
-    parser.add_argument("--quick", action="store_true", help="1 turn, shorter time-outs: does it work?")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "recovery", help="directory for the results")
-    options = parser.parse_args(arguments)
-    repetitions = 1 if options.quick else options.repetitions
-    if repetitions < 1:
-        parser.error(f"--repetitions must be at least 1, not {repetitions}")
-    everything = faults(QUICK_STORM if options.quick else STORM)
-    chosen = [fault for fault in everything if options.only is None or fault.name in options.only]
-    try:
-        earlier = record.read(options.output / "recovery.json")
-    except ValueError as error:
-        parser.error(str(error))
 
-    # The load is read before the first rival runs: it is what others do to this machine, not what we do.
-    where = machine.look(HERE.parent)
-    absent = find_absent(chosen)
-    limits = QUICK if options.quick else Limits()
-    options.output.mkdir(parents=True, exist_ok=True)
-    measured: dict[str, record.Measurement] = {}
-    for fault in chosen:
-        here = dataclasses.replace(where, date=machine.now())
-        result = run_fault(fault, repetitions, limits, absent)
-        measured[fault.name] = record.Measurement(result, here, repetitions, options.quick)
-        # What has taken minutes is kept, whatever becomes of the next fault.
-        merged = record.merge(earlier, measured, [each.name for each in everything])
-        (options.output / "recovery.json").write_text(record.as_json(merged))
-    (options.output / "recovery.md").write_text(record.markdown(TITLE, merged))
-    plot([one.result for one in merged], record.caption(merged), options.output / "recovery.png")
-    report.show([one.result for one in measured.values()])
-    print(f"Results are in {options.output}.", file=sys.stderr)
-    return 0
 
+HEADINGS = {
+    "worker-death": "A worker is killed (2 nodes)",
+    "node-death": "A node fails: launcher and worker killed at once (--nnodes=1:2)",
+    "growth": "A node joins a running one (--nnodes=1:2)",
+    "master-death": "The master (torchrun: node 0) is killed: longest pause between steps",
+    "network-cut": "The network of a node is cut (time-out 9 s, --nnodes=1:2)",
+    "ettr": "Longer is better: share of effective training time, a worker killed every 30 s for 5 minutes",
+}
+CAPTION = (
+    "2 nodes on one machine with a worker each, gloo, one allreduce every 20 ms; shorter is better. "
+    "Ratios are to torchrun with its own store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), which comes back every time"
+)
+
+
+BENCHMARK = Benchmark(
+    "Recovering: dlrover-run, torchrun and others",
+    "recovery/recovery.json",
+    lambda options: cases(Storm(kills=2, interval=10.0, undisturbed=3.0) if options.quick else Storm()),
+    repetitions=5,
+    draw=partial(
+        pictures.bars,
+        columns=2,
+        stages=(OLD_ENDED, NEW_WORLD),
+        hidden=(PAUSE_BEFORE, WORKER_BEFORE),
+        success="came back",
+        headings=HEADINGS,
+        caption=CAPTION,
+    ),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

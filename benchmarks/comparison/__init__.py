@@ -1,1 +1,0 @@
-"""What every benchmark here shares: the machine, the sums, what memory is, and the report."""

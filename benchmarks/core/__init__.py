@@ -1,0 +1,1 @@
+"""What all benchmarks share: runs, launchers, cases in turn, ratios, reports and pictures."""

@@ -1,0 +1,156 @@
+"""The rivals: launchers with torchrun's command line, and the floor, which is what no launcher at all would take."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from core.processes import wait_for_end
+from core.run import Report, Run
+
+WORKERS = Path(__file__).resolve().parents[1] / "workers"
+
+DEATH_TIMEOUT = 30.0
+"""Seconds in which a process that the benchmark killed must end."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rival is to run: on each node `workers` processes of one script of `benchmarks/workers`.
+
+    Several nodes meet at `port` of `address`. `own_address` is the address of the node to start, if nodes have networks
+    of their own. `nnodes` and `conf` are the values of --nnodes and --rdzv-conf. `node` is the node to start now, None
+    for all. `with_parent` asks for a process that starts the workers even of a rival that needs none.
+    """
+
+    script: str
+    workers: int
+    max_restarts: int = 0
+    nodes: int = 1
+    nnodes: str = "1"
+    address: str = "127.0.0.1"
+    port: int = 0
+    own_address: str = ""
+    conf: str = ""
+    node: int | None = None
+    with_parent: bool = False
+
+    @property
+    def path(self) -> str:
+        """The script as a command line names it."""
+        return str(WORKERS / self.script)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher with torchrun's command line."""
+
+    name: str
+    prefix: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, job: Job) -> list[str]:
+        """The command line of a node; all nodes have the same."""
+        flags = [f"--nproc-per-node={job.workers}", f"--max-restarts={job.max_restarts}"]
+        if job.nodes > 1:
+            flags += [f"--nnodes={job.nnodes}", f"--rdzv-endpoint={job.address}:{job.port}"]
+            flags += ["--rdzv-backend=c10d", "--rdzv-id=benchmark"]
+            flags += [f"--rdzv-conf={job.conf}"] if job.conf else []
+            flags += [f"--local-addr={job.own_address}"] if job.own_address else []
+        return [*self.prefix, *flags, *self.options, job.path]
+
+    def absent(self) -> str | None:
+        """Why it cannot run here; None if it can."""
+        program, *arguments = self.prefix
+        if arguments[:1] == ["-m"]:
+            return None if importlib.util.find_spec(arguments[1].partition(".")[0]) else f"there is no {arguments[1]}"
+        return None if shutil.which(program) else f"there is no program {program}"
+
+    def start(self, run: Run, job: Job) -> int:
+        """Start the launcher of one node or of all nodes; return the time just before the first."""
+        count = job.nodes if job.node is None else 1
+        return min(run.start(self.command(job), dict(self.environment)) for _ in range(count))
+
+    def start_help(self, run: Run) -> int:
+        """Start `--help`."""
+        return run.start([*self.prefix, "--help"], dict(self.environment))
+
+    def after_kill(self, run: Run, job: Job, killed: Report) -> None:
+        """Nothing: recovery is the task of the launcher."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """No launcher: the benchmark starts the workers with `subprocess.Popen`, and starts them again after a kill."""
+
+    name: str = "bare Popen"
+
+    def absent(self) -> str | None:
+        """It can always run."""
+        return None
+
+    def start(self, run: Run, job: Job) -> int:
+        """Start each worker; return the time just before the first."""
+        if job.with_parent:
+            return run.start([sys.executable, str(WORKERS / "bare_parent.py"), str(job.workers), job.path])
+        return self._start(run, job, attempt=0)
+
+    def start_help(self, run: Run) -> int:
+        """The smallest process there is: an interpreter that starts and ends."""
+        return run.start([sys.executable, "-c", "pass"])
+
+    def after_kill(self, run: Run, job: Job, killed: Report) -> None:
+        """The least that a launcher must do: see the death, end the other workers, start all on another port."""
+        old = [launcher.pid for launcher in run.launchers]
+        wait_for_end([killed.pid], DEATH_TIMEOUT)
+        for pid in old:
+            if pid != killed.pid:
+                os.kill(pid, signal.SIGTERM)
+        wait_for_end(old, DEATH_TIMEOUT)
+        self._start(run, job, attempt=killed.attempt + 1)
+
+    def _start(self, run: Run, job: Job, attempt: int) -> int:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        world = {"WORLD_SIZE": str(job.workers), "LOCAL_WORLD_SIZE": str(job.workers)}
+        common = address | world | {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
+        return min(
+            run.start([sys.executable, "-u", job.path], common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(job.workers)
+        )
+
+
+Rival = Launcher | Floor
+
+
+def free_port() -> int:
+    """A port that is free now. Another process may take it before it is used; the run is lost then."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _installed(program: str) -> str:
+    beside_python = Path(sys.executable).with_name(program)
+    return str(beside_python) if beside_python.exists() else shutil.which(program) or program
+
+
+OURS = (sys.executable, "-m", "dlrover_run")
+THEIRS = (sys.executable, "-m", "torch.distributed.run")
+
+SPAWN = Launcher("dlrover-run spawn", OURS, ("--start-method=spawn",))
+FORKSERVER = Launcher("dlrover-run forkserver", OURS, ("--start-method=forkserver",))
+TORCHRUN = Launcher("torchrun", THEIRS)
+OWN_STORE = Launcher("torchrun, own store", THEIRS, environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+FT_LAUNCHER = Launcher("ft_launcher", (_installed("ft_launcher"),), ("--ignore-missing-fault-tol-cfg",))
+"""The launcher of nvidia-resiliency-ext. With `--nnodes=MIN:MAX` it trains with MIN nodes and holds the others back, so
+it takes no part where a world shrinks or grows."""
+FLOOR = Floor()

@@ -1,0 +1,275 @@
+"""One run of one rival: its directory, its environment, the reports of its workers, and its processes.
+
+Nothing is polled, so that the benchmark takes no processor time from the rivals. It sleeps in one selector, which wakes
+for a report, for the end of a process (pidfd), or when the time is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from subprocess import Popen
+from typing import NamedTuple
+
+from core.processes import Process, of_run, tree, wait_for_end
+from core.ratios import Late, Lost, Measured
+
+NANOSECOND = 1e-9
+
+END_TIMEOUT = 20.0
+"""Seconds in which a job may end by itself after its run; then its processes are killed."""
+
+KILL_TIMEOUT = 10.0
+"""Seconds in which killed processes must end; after that the benchmark fails, because the kernel holds one."""
+
+KILL_SWEEPS = 5
+"""How often to look for processes that a dying launcher has started meanwhile."""
+
+READ_SIZE = 65536
+TAIL_LINES = 5
+
+FOREIGN = (
+    *("PET_", "TORCHELASTIC_", "TORCH_", "DLROVER_", "OMP_"),
+    *("MASTER_", "GROUP_", "ROLE_", "LOCAL_", "NODE_", "WORKER_", "RANK", "WORLD_SIZE"),
+    *("TF_", "STOP_FILE", "MODEL_DIR", "DATA_SHARDS", "PYTHON_EXEC"),
+)
+"""Variables of the caller's shell that would change the behaviour of a rival."""
+
+
+class Report(NamedTuple):
+    """One line from a worker. `at_ns` is CLOCK_MONOTONIC, the clock of `time.monotonic_ns` in every process."""
+
+    event: str
+    rank: int
+    attempt: int
+    pid: int
+    at_ns: int
+
+    @staticmethod
+    def parse(line: str) -> Report:
+        """The report in a line of `workers/reporting.py`."""
+        event, *numbers = line.split()
+        return Report(event, *map(int, numbers))
+
+
+def all_ranks(reports: Iterable[Report], event: str, ranks: int, first_attempt: int = 0) -> list[Report] | None:
+    """The reports of `event` by every rank, of the first complete attempt from `first_attempt` on; None if there is
+    none."""
+    by_attempt: dict[int, dict[int, Report]] = {}
+    for report in reports:
+        if report.event == event and report.attempt >= first_attempt:
+            by_attempt.setdefault(report.attempt, {}).setdefault(report.rank, report)
+    complete = (found for _, found in sorted(by_attempt.items()) if len(found) == ranks)
+    return next(([found[rank] for rank in sorted(found)] for found in complete), None)
+
+
+def each_rank(reports: Iterable[Report], event: str, ranks: int, after_ns: int) -> list[Report] | None:
+    """The first report of `event` by each rank after `after_ns`; None if a rank has none.
+
+    With several nodes each launcher of torch counts its own restarts, so attempts do not say which reports match.
+    """
+    found: dict[int, Report] = {}
+    for report in reports:
+        if report.event == event and report.at_ns > after_ns:
+            found.setdefault(report.rank, report)
+    return [found[rank] for rank in sorted(found)] if len(found) == ranks else None
+
+
+def until_last(
+    began_ns: int,
+    limit: float,
+    wait: Callable[[float], Sequence[Report]],
+    note: Callable[[Sequence[Report]], str] = lambda reports: "",
+) -> Measured:
+    """The time from `began_ns` to the last of the reports that `wait` waits for, at most `limit` seconds."""
+    try:
+        reports = wait(limit)
+    except Late:
+        return Measured({"": limit}, f"did not end in {limit:g} s", frozenset({""}))
+    return Measured({"": (max(report.at_ns for report in reports) - began_ns) * NANOSECOND}, note(reports))
+
+
+class Run:
+    """A run, as a context manager: its end ends all processes that it started.
+
+    `ends` maps the id of each watched process to the time of its end in nanoseconds. `ends_by_itself` says that the
+    job ends once the gate is open (see `workers/reporting.py`); set it to False for workers that never end.
+    """
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="benchmark-"))
+        self.reports: list[Report] = []
+        self.launchers: list[Popen[bytes]] = []
+        self.ends: dict[int, int] = {}
+        self.ends_by_itself = True
+        self._watched: dict[int, int] = {}
+        for name in ("reports", "gate"):
+            os.mkfifo(self.directory / name)
+        # Opened for reading and writing: as there is always a writer, there is no end of file when a worker closes.
+        self._reports = os.open(self.directory / "reports", os.O_RDWR | os.O_NONBLOCK)
+        self._gate = os.open(self.directory / "gate", os.O_RDWR | os.O_NONBLOCK)
+        self._unread = ""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        # TMPDIR keeps the files of a rival in the run's directory. OMP_NUM_THREADS is what torchrun sets.
+        own = {"BENCHMARK_RUN": str(self.directory), "TMPDIR": str(self.directory), "OMP_NUM_THREADS": "1"}
+        self.environment = inherited | own
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._end(self.ends_by_itself and kind is None)
+        os.close(self._reports)
+        for descriptor in self._watched:
+            os.close(descriptor)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def start(self, command: Sequence[str], environment: dict[str, str] | None = None) -> int:
+        """Start a process of the rival; return the time just before, in nanoseconds of the monotonic clock."""
+        with open(self.directory / "output.log", "ab") as output:
+            variables = self.environment | (environment or {})
+            began = time.monotonic_ns()
+            self.launchers.append(
+                Popen(command, env=variables, cwd=self.directory, stdout=output, stderr=output, start_new_session=True)
+            )
+        return began
+
+    def wait_reports(self, event: str, ranks: int, timeout: float, first_attempt: int = 0) -> list[Report]:
+        """Wait until every rank of one attempt has reported `event`. Raises Lost if the job ends before, and Late after
+        `timeout` seconds."""
+        return self._wait_found(lambda: all_ranks(self.reports, event, ranks, first_attempt), event, timeout)
+
+    def wait_each_rank(self, event: str, ranks: int, timeout: float, after_ns: int = 0) -> list[Report]:
+        """Wait until every rank has reported `event` after `after_ns`, in any attempt; raises as above."""
+        return self._wait_found(lambda: each_rank(self.reports, event, ranks, after_ns), event, timeout)
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Record in `ends` when these processes end, as far as the run waits for something then."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                self._watched[os.pidfd_open(pid)] = pid
+
+    def kill(self, pid: int) -> int:
+        """Kill a worker with SIGKILL; return the time just before. Raises Lost if it has ended already."""
+        now = time.monotonic_ns()
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            raise Lost("the worker to be killed had ended by itself") from None
+        return now
+
+    def processes(self) -> list[Process]:
+        """All live processes of the run."""
+        return of_run([launcher.pid for launcher in self.launchers], str(self.directory))
+
+    def of_node(self, node: int) -> list[int]:
+        """The process ids of a launcher and its descendants."""
+        return tree(self.launchers[node].pid)
+
+    def kill_node(self, node: int) -> int:
+        """Kill a launcher and its descendants, as when a machine fails; return the time just before. Raises Lost if the
+        launcher has ended already."""
+        if self.launchers[node].poll() is not None:
+            raise Lost("the node to be killed had ended by itself")
+        pids = self.of_node(node)
+        now = time.monotonic_ns()
+        _kill(pids)
+        return now
+
+    def wait_end(self, timeout: float) -> int:
+        """Wait until the newest launcher has ended with 0; return when. Raises Lost if it does not."""
+        launcher = self.launchers[-1]
+        if wait_for_end([launcher.pid], timeout):
+            raise Lost(f"still running after {timeout:g} s")
+        ended = time.monotonic_ns()
+        if code := launcher.wait():
+            raise Lost(f"exit code {code}")
+        return ended
+
+    def settle(self, seconds: float) -> None:
+        """Let the job run for a fixed time, the same for all rivals. Raises Lost if it ends meanwhile."""
+        self._wait(lambda: False, seconds)
+        if self._all_ended():
+            raise Lost("the job ended while it should have been running")
+
+    def output_tail(self) -> str:
+        """The last lines that the job printed."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.directory / "output.log").read_text(errors="replace").splitlines()
+            return "\n".join(lines[-TAIL_LINES:])
+        return ""
+
+    def _all_ended(self) -> bool:
+        return all(launcher.poll() is not None for launcher in self.launchers)
+
+    def _wait_found(self, find: Callable[[], list[Report] | None], event: str, timeout: float) -> list[Report]:
+        if not self._wait(lambda: find() is not None, timeout):
+            if self._all_ended():
+                raise Lost(f"the job ended without {event!r} of all ranks")
+            self.ends_by_itself = False
+            raise Late(f"no {event!r} of all ranks in {timeout:g} s")
+        return find() or []
+
+    def _wait(self, done: Callable[[], bool], timeout: float) -> bool:
+        """Read reports until `done()`, until all launchers have ended or `timeout` seconds passed; return `done()`."""
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as descriptors:
+            for descriptor in (self._reports, *self._watched):
+                selector.register(descriptor, selectors.EVENT_READ)
+            running: set[int] = set()
+            for launcher in self.launchers:
+                if launcher.poll() is None:
+                    descriptor = os.pidfd_open(launcher.pid)
+                    descriptors.callback(os.close, descriptor)
+                    selector.register(descriptor, selectors.EVENT_READ)
+                    running.add(descriptor)
+            deadline = time.monotonic() + timeout
+            left = 0.0
+            # What has happened already is read first, even if there is no time to wait.
+            while True:
+                for key, _ in selector.select(left):
+                    if key.fd in self._watched:
+                        self.ends[self._watched.pop(key.fd)] = time.monotonic_ns()
+                        selector.unregister(key.fd)
+                        os.close(key.fd)
+                    elif key.fd != self._reports:
+                        selector.unregister(key.fd)
+                        running.discard(key.fd)
+                self._read_reports()
+                left = deadline - time.monotonic()
+                if done() or not running or left <= 0:
+                    return done()
+
+    def _read_reports(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while text := os.read(self._reports, READ_SIZE).decode():
+                *lines, self._unread = (self._unread + text).split("\n")
+                self.reports.extend(map(Report.parse, lines))
+
+    def _end(self, gracefully: bool) -> None:
+        """Open the gate, give a healthy job its time to end, and kill by process id what is left."""
+        os.close(self._gate)
+        if gracefully:
+            wait_for_end((process.pid for process in self.processes()), END_TIMEOUT)
+        for _ in range(KILL_SWEEPS):
+            left = [process.pid for process in self.processes()]
+            _kill(left)
+            stuck = wait_for_end(left, KILL_TIMEOUT)
+            for launcher in self.launchers:
+                if launcher.pid not in stuck:
+                    launcher.wait(KILL_TIMEOUT)
+            if not left:
+                return
+        raise RuntimeError(f"processes of the benchmark are still there after {KILL_SWEEPS} kills: {left}")
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

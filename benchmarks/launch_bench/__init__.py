@@ -1,1 +1,0 @@
-"""The parts of `benchmarks/launch.py`: rivals, the room they run in, the cases, the sums and the report."""
