@@ -54,7 +54,7 @@ def launch(
     This process becomes the watchdog, so it must have no other children. The agent is forked from it, so it must have
     no other threads. Raises SpecError when the log directory cannot be used.
     """
-    _open_standard_streams()
+    tree.open_standard_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Python would answer with a traceback; the default action ends the watchdog, and that ends the job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -143,21 +143,6 @@ def _say_now(spec: JobSpec, line: str) -> None:
     from dlrover_run.console.text import format_time_of_day
 
     _say(spec, f"{format_time_of_day(time.time())} {line}")
-
-
-def _open_standard_streams() -> None:
-    """Have something at 0, 1 and 2, or else the first file that is opened becomes somebody's standard output."""
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(fd)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened != fd:
-                os.dup2(opened, fd)
-                os.close(opened)
-            # What is opened is closed in a child, and the workers inherit this one.
-            os.set_inheritable(fd, True)
-            setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))  # noqa: SIM115 -- it stays open.
 
 
 def run() -> int:

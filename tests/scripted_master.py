@@ -57,10 +57,10 @@ class Stream:
         await self.challenge(token)
         join = await self.hear()
         assert isinstance(join, Join)
-        self.joined = join.status
+        self.joined = join.report
         values = join.rules if rules is None else messages.encode_rules(rules)
         await self.say(Welcome(values, notice))
-        return join.status
+        return join.report
 
     async def assign(self, **fields: Any) -> None:
         await self.say(Assigned(Assignment(**fields)))
@@ -69,7 +69,7 @@ class Stream:
         """The next status that the node reports."""
         report = await self.hear()
         assert isinstance(report, Report)
-        return report.status
+        return report.report
 
 
 Script = Callable[[Stream], Awaitable[None]]

@@ -118,10 +118,10 @@ def test_any_damage_gives_an_earlier_plan_or_is_told(data: st.DataObject) -> Non
 
 def _plan_lines() -> list[bytes]:
     first = encode(JournalContents(HEADER))
-    before, lines = journal._sum_of(first), []
+    before, lines = journal._checksum_of(first), []
     for each in PLANS:
         lines.append(journal._line(msgspec.json.encode(each), before))
-        before = journal._sum_of(lines[-1])
+        before = journal._checksum_of(lines[-1])
     return lines
 
 
@@ -303,5 +303,5 @@ def test_what_is_no_file_in_the_place_of_a_journal_is_told_at_once(
 ) -> None:
     one = Journal(tmp_path, "job")
     make(one.path)
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         one.take_over(RULES, 1)

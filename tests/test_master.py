@@ -190,7 +190,7 @@ async def test_newcomers_to_a_job_that_has_just_ended_are_told_to_come_again() -
     ("masters", "nodes", "words"),
     [
         ("right", "wrong", "this node's token is not the master's"),
-        ("right", "", "the master asks for the job's token and this node has none"),
+        ("right", "", "the master requires the job's token and this node has none"),
         ("", "wrong", "this node has a token and the master has none"),
     ],
 )
@@ -400,7 +400,7 @@ async def test_the_number_of_jobs_and_of_nodes_is_bounded(monkeypatch: pytest.Mo
         await goes_on(bed, a, b)
 
 
-@pytest.mark.parametrize("method", ["settle", "hear"])
+@pytest.mark.parametrize("method", ["step", "receive"])
 @live
 async def test_a_defect_of_the_master_is_told_to_the_nodes_in_its_own_words(
     monkeypatch: pytest.MonkeyPatch, method: str
@@ -452,7 +452,7 @@ async def test_a_node_that_falls_silent_is_told_so_though_its_stream_holds() -> 
     """What follows for the others is shown in virtual time."""
     async with serving() as bed:
         (a,) = await bed.joined("a", rules=JobRules(keep_alive_interval=0.05, keep_alive_attempts=4))
-        assert (await a.refused()).reason == "nothing was heard of this node for 0.2 s"
+        assert (await a.refused()).reason == "no heartbeat from this node for 0.2 s"
 
 
 @live
@@ -474,7 +474,7 @@ async def test_a_successor_goes_on_in_the_same_round(tmp_path: Path) -> None:
             wanted = await node.until(bool)
             assert (wanted.key, wanted.ranks) == (before.key, before.ranks)
             assert wanted.epoch > before.epoch
-        assert bed.said[0].startswith("job 'job': goes on from")
+        assert bed.said[0].startswith("job 'job': continues from")
         assert len(bed.said) == 1
 
 

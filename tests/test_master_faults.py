@@ -216,7 +216,7 @@ def test_a_master_that_was_replaced_while_it_slept_decides_no_more(cluster: Clus
     until_back(*nodes)
     old.signal(signal.SIGCONT)
     # It takes the nodes for lost, and finds that this is not for it to write down.
-    old.until_says("this one decides no more for the job")
+    old.until_says("this master no longer decides for the job")
     assert cluster.mailbox.pending() == []
     nodes.append(cluster.node("c", "2:3", endpoint=link.port, conf=conf))
     after = cluster.world(3)
@@ -257,7 +257,7 @@ def test_nothing_is_decided_while_the_disk_is_full(cluster: Cluster, tmp_path: P
     # No file of the master may have more than a byte, which is as good as a full disk.
     resource.prlimit(master.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
     tell(before[:1], signal.SIGKILL)
-    master.until_says("nothing is decided until it can")
+    master.until_says("no decision is made until it can")
     with watched(before[1]["pid"]) as other:
         assert still_alive(other, 0) == 1
     assert cluster.mailbox.pending() == []

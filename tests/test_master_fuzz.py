@@ -19,8 +19,7 @@ from test_master_job import Line
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import Failure, NodePhase, NodeReport, RankAssignment, RoundKey
 from dlrover_run.coordination.rules import JobRules
-from dlrover_run.master.handshake import RequestRefused
-from dlrover_run.master.job import Job
+from dlrover_run.master.job import Job, RequestRefused
 from dlrover_run.transport.grpc_setup import CHANNEL_OPTIONS
 from dlrover_run.transport.messages import (
     PROTOCOL,
@@ -155,15 +154,15 @@ def test_whatever_nodes_say_of_themselves_a_job_decides_or_refuses(events: list[
         line = lines[said.key]
         with contextlib.suppress(RequestRefused):
             if event == "join":
-                job.admit(line, said, FAST, now)
+                job.join(line, said, FAST, now)
             elif event == "hear":
-                job.hear(line, said, now)
+                job.receive(line, said, now)
             elif event == "part":
-                job.part(line, said.key, now)
+                job.disconnect(line, said.key, now)
             else:
                 now += 5.0
         if job.stepped_down is None:
-            job.settle(now)
+            job.step(now)
         for each in lines.values():
             for wanted in each.told:
                 # What is told can be sent, and understood.

@@ -19,8 +19,7 @@ from dlrover_run.coordination.coordinator import RETURN_GRACE, Coordinator
 from dlrover_run.coordination.model import Assignment, Failure, NodePhase, NodeReport, PlanPhase, RoundKey
 from dlrover_run.coordination.rules import CHECK_ONCE, RESULT_RETENTION, JobRules
 from dlrover_run.coordination.validation import MAX_EPOCH, MAX_ROUND, config_mismatch
-from dlrover_run.master.handshake import RequestRefused
-from dlrover_run.master.job import STORE_RETRY, Job
+from dlrover_run.master.job import STORE_RETRY, Job, RequestRefused
 from dlrover_run.master.journal import Journal
 from dlrover_run.rendezvous.reconnect import ID_IN_USE_TIMEOUT
 from dlrover_run.transport.messages import Assigned, Refused, Report, decode_from_master, decode_from_node, encode
@@ -31,13 +30,13 @@ class Line:
 
     def __init__(self) -> None:
         self.told: list[Assignment] = []
-        self.last_word: Refused | None = None
+        self.last_message: Refused | None = None
 
-    def tell(self, wanted: Assignment) -> None:
+    def send_assignment(self, wanted: Assignment) -> None:
         self.told.append(wanted)
 
-    def end(self, last_word: Refused | None) -> None:
-        self.last_word = last_word
+    def end(self, last_message: Refused | None) -> None:
+        self.last_message = last_message
 
 
 class Bed:
@@ -59,9 +58,9 @@ class Bed:
     def join(self, *names: str, rules: JobRules | None = None, **fields: object) -> None:
         for name in names:
             line = Line()
-            self.job.admit(line, status(name, **fields), rules or self.rules, self.now)
+            self.job.join(line, status(name, **fields), rules or self.rules, self.now)
             self.lines[name], self.statuses[name] = line, status(name, **fields)
-        self.job.settle(self.now)
+        self.job.step(self.now)
         for name in names:
             # A node says at once whom it obeys.
             if self.lines[name].told and not self.statuses[name].epoch:
@@ -69,9 +68,9 @@ class Bed:
 
     def say(self, name: str, **fields: object) -> bool:
         self.statuses[name] = msgspec.structs.replace(self.statuses[name], **fields)
-        news = self.job.hear(self.lines[name], self.statuses[name], self.now)
+        news = self.job.receive(self.lines[name], self.statuses[name], self.now)
         if news:
-            self.job.settle(self.now)
+            self.job.step(self.now)
         return news
 
     def take_seats(self) -> None:
@@ -81,15 +80,15 @@ class Bed:
             self.say(name, phase=NodePhase.RUNNING, ranks=wanted.ranks, known_round=wanted.key, epoch=wanted.epoch)
 
     def cut(self, name: str) -> None:
-        self.job.part(self.lines[name], self.statuses[name].key, self.now)
-        self.job.settle(self.now)
+        self.job.disconnect(self.lines[name], self.statuses[name].key, self.now)
+        self.job.step(self.now)
 
     def until(self, now: float) -> None:
         """Let time pass, and wake the job whenever it asked for that."""
-        while (time := self.job.wake_at()) is not None and time <= now and not self.job.forgettable(self.now):
+        while (time := self.job.wake_at()) is not None and time <= now and not self.job.is_unneeded(self.now):
             assert time >= self.now, "a job that asks to be woken in the past would never sleep"
             self.now = time
-            self.job.settle(time)
+            self.job.step(time)
         self.now = now
 
     def phase(self, name: str) -> PlanPhase:
@@ -118,9 +117,9 @@ def test_a_node_that_says_nothing_is_lost_and_the_others_go_on() -> None:
     for _ in range(4):
         bed.until(bed.now + 3.0)
         bed.say("a")
-    assert "no sign of life from node 1 (host-b) for 9 s" in bed.said[1]
-    assert bed.lines["b"].last_word is not None
-    assert bed.lines["b"].last_word.retry
+    assert "no heartbeat from node 1 (host-b) for 9 s" in bed.said[1]
+    assert bed.lines["b"].last_message is not None
+    assert bed.lines["b"].last_message.retry
     last = bed.lines["a"].told[-1]
     assert (last.key.number, last.ranks and last.ranks.nodes, last.reason) == (2, 1, "node 1 (host-b) was lost")
 
@@ -131,8 +130,8 @@ def test_a_master_that_was_asleep_accuses_nobody() -> None:
     bed.take_seats()
     bed.cut("c")
     bed.now += 30.0
-    bed.job.excuse(30.0, bed.now)
-    bed.job.settle(bed.now)
+    bed.job.compensate_stall(30.0, bed.now)
+    bed.job.step(bed.now)
     assert bed.lines["a"].told[-1].key.number == 1
     # What is left of the grace is left of it afterwards.
     bed.until(bed.now + 1.1)
@@ -144,12 +143,12 @@ def test_nodes_that_gave_up_a_sleeping_master_get_the_time_to_come_back() -> Non
     bed.join("a", "b")
     bed.take_seats()
     bed.now += 30.0
-    bed.job.excuse(30.0, bed.now)
+    bed.job.compensate_stall(30.0, bed.now)
     bed.cut("a")
     bed.cut("b")
     bed.until(bed.now + RETURN_GRACE - 0.1)
-    bed.job.admit(bed.lines["a"], bed.statuses["a"], bed.rules, bed.now)
-    bed.job.settle(bed.now)
+    bed.job.join(bed.lines["a"], bed.statuses["a"], bed.rules, bed.now)
+    bed.job.step(bed.now)
     assert bed.lines["a"].told[-1].key.number == 1
     bed.until(bed.now + 0.2)
     assert bed.lines["a"].told[-1].reason == "node 1 (host-b) was lost"
@@ -274,14 +273,14 @@ def test_a_successor_waits_for_the_nodes_before_it_calls_any_of_them_lost(tmp_pa
     before.join("a", "b")
     before.take_seats()
     after = Bed(JobRules(), tmp_path, now=1000.0)
-    after.job.admit(line := Line(), before.statuses["a"], before.rules, after.now)
-    after.job.settle(after.now)
+    after.job.join(line := Line(), before.statuses["a"], before.rules, after.now)
+    after.job.step(after.now)
     after.until(after.now + RETURN_GRACE - 0.1)
     assert line.told[-1].key == before.statuses["a"].known_round
     assert line.told[-1].epoch > before.statuses["a"].epoch
     obedient = msgspec.structs.replace(before.statuses["a"], epoch=line.told[-1].epoch)
-    assert after.job.hear(line, obedient, after.now)
-    after.job.settle(after.now)
+    assert after.job.receive(line, obedient, after.now)
+    after.job.step(after.now)
     after.until(after.now + 0.2)
     assert (line.told[-1].key.number, line.told[-1].reason) == (2, "node 1 (host-b) was lost")
 
@@ -293,13 +292,13 @@ def test_a_node_that_obeys_a_later_master_makes_this_one_step_down_once_nobody_o
     later = msgspec.structs.replace(bed.statuses["a"], epoch=MAX_EPOCH)
     for there in ("b is connected", "b may come back"):
         with pytest.raises(RequestRefused) as refused:
-            bed.job.admit(Line(), later, bed.rules, bed.now)
-        assert refused.value.last_word.retry, there
+            bed.job.join(Line(), later, bed.rules, bed.now)
+        assert refused.value.last_message.retry, there
         assert bed.job.stepped_down is None
         bed.cut("b" if there == "b is connected" else "a")
     bed.until(bed.now + bed.rules.lost_after + 0.01)
-    bed.job.admit(Line(), later, bed.rules, bed.now)
-    bed.job.settle(bed.now)
+    bed.job.join(Line(), later, bed.rules, bed.now)
+    bed.job.step(bed.now)
     assert bed.job.stepped_down is not None
     assert not bed.job.replaced
     assert list(tmp_path.iterdir()) == [], "what it had decided is outdated"
@@ -316,17 +315,17 @@ def test_a_result_is_kept_for_a_member_that_was_away_and_for_no_longer() -> None
     assert bed.job.over
     bed.say("b", phase=NodePhase.LEFT)
     bed.cut("b")
-    assert not bed.job.forgettable(bed.now)
+    assert not bed.job.is_unneeded(bed.now)
     with pytest.raises(RequestRefused, match="has just ended"):
         bed.join("new")
     line = Line()
-    bed.job.admit(line, bed.statuses["a"], bed.rules, bed.now)
-    bed.job.settle(bed.now)
+    bed.job.join(line, bed.statuses["a"], bed.rules, bed.now)
+    bed.job.step(bed.now)
     assert line.told[-1].phase is PlanPhase.FINISHED
-    bed.job.part(line, bed.statuses["a"].key, bed.now)
-    assert not bed.job.forgettable(bed.now)
+    bed.job.disconnect(line, bed.statuses["a"].key, bed.now)
+    assert not bed.job.is_unneeded(bed.now)
     bed.until(bed.now + RESULT_RETENTION + 1)
-    assert bed.job.forgettable(bed.now)
+    assert bed.job.is_unneeded(bed.now)
 
 
 def test_a_newcomer_outwaits_the_result_of_the_job_before() -> None:
@@ -357,9 +356,9 @@ def test_a_job_that_all_have_left_is_forgotten_at_once() -> None:
             bed.say(name, phase=phase)
     assert bed.phase("a") is PlanPhase.FINISHED
     bed.cut("a")
-    assert not bed.job.forgettable(bed.now)
+    assert not bed.job.is_unneeded(bed.now)
     bed.cut("b")
-    assert bed.job.forgettable(bed.now)
+    assert bed.job.is_unneeded(bed.now)
 
 
 def test_who_left_before_the_end_is_not_waited_for() -> None:
@@ -371,16 +370,16 @@ def test_who_left_before_the_end_is_not_waited_for() -> None:
         bed.say(name, phase=NodePhase.LEFT)
         bed.cut(name)
     assert bed.job.over
-    assert bed.job.forgettable(bed.now)
+    assert bed.job.is_unneeded(bed.now)
 
 
 def test_a_job_that_never_began_is_forgotten_with_its_last_node() -> None:
     bed = Bed(JobRules(min_nodes=2, max_nodes=2, lost_after=1.0))
     bed.join("a")
     bed.cut("a")
-    assert not bed.job.forgettable(bed.now), "it may be back in a moment"
+    assert not bed.job.is_unneeded(bed.now), "it may be back in a moment"
     bed.until(1.5)
-    assert bed.job.forgettable(bed.now)
+    assert bed.job.is_unneeded(bed.now)
 
 
 def test_a_job_whose_nodes_are_all_gone_fails_when_its_time_is_up() -> None:
@@ -390,9 +389,9 @@ def test_a_job_whose_nodes_are_all_gone_fails_when_its_time_is_up() -> None:
     bed.cut("a")
     bed.cut("b")
     bed.until(99.0)
-    assert not bed.job.forgettable(bed.now)
+    assert not bed.job.is_unneeded(bed.now)
     bed.until(110.0 + RESULT_RETENTION)
-    assert bed.job.forgettable(bed.now)
+    assert bed.job.is_unneeded(bed.now)
     assert "failed: node 0 (host-a) and node 1 (host-b) were lost" in bed.said[-1]
 
 
@@ -469,7 +468,7 @@ def calls_for_a_failure(nodes: int) -> int:
     assert seat is not None
     failure = Failure(seat.first_rank, bed.statuses[names[0]].host, "was broken", lost_peer=True)
     bed.say(names[0], phase=NodePhase.FAILED, failure=failure)
-    return calls_of(lambda: bed.job.hear(bed.lines[names[0]], bed.statuses[names[0]], bed.now))
+    return calls_of(lambda: bed.job.receive(bed.lines[names[0]], bed.statuses[names[0]], bed.now))
 
 
 def test_a_report_of_a_failure_costs_the_same_in_a_job_of_any_size() -> None:

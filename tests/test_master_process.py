@@ -75,7 +75,7 @@ def test_it_serves_until_it_is_asked_to_end() -> None:
             one.process.terminate()
             for node in (a, b):
                 refused = await node.refused()
-                assert (refused.reason, refused.retry) == ("the master ends: SIGTERM came", True)
+                assert (refused.reason, refused.retry) == ("the master ends: received SIGTERM", True)
 
         talk(one.address, test)
         code, said = one.finish()
@@ -84,7 +84,7 @@ def test_it_serves_until_it_is_asked_to_end() -> None:
             f"dlrover-master: listens on {one.address}",
             "dlrover-master: job 'job': begins, for 2 nodes",
             "dlrover-master: job 'job': round 1 with 2 nodes: 2 nodes are here",
-            "dlrover-master: ends: SIGTERM came",
+            "dlrover-master: ends: received SIGTERM",
         ]
 
 
@@ -100,7 +100,7 @@ def test_with_an_idle_timeout_it_ends_when_nobody_comes() -> None:
     with master("--idle-timeout", "0.1") as one:
         code, said = one.finish()
         assert code == 0
-        assert "ends: no node was here for 0.1 s" in said
+        assert "ends: no node was connected for 0.1 s" in said
 
 
 def test_with_an_idle_timeout_it_ends_with_its_last_job_and_never_before() -> None:
@@ -173,7 +173,7 @@ def test_a_master_that_was_asked_to_end_serves_nodes_that_only_lost_their_stream
         talk(one.address, test)
         code, said = one.finish()
         assert code == 0, said
-        assert said.endswith("ends: SIGTERM came\n")
+        assert said.endswith("ends: received SIGTERM\n")
 
 
 @pytest.mark.parametrize(("timeout", "ended"), [(None, 5.0), (15.0, 5.0), (2.0, 2.0)])
@@ -182,18 +182,18 @@ def test_a_master_that_was_asked_to_end_does_so_soon_after_its_last_node(timeout
         ends: list[tuple[float, str]] = []
         loop = asyncio.get_running_loop()
         idleness = IdleShutdown(timeout, lambda reason: ends.append((loop.time(), reason)))
-        idleness.look(2, False)
-        idleness.ask("SIGTERM came")
-        idleness.look(2, False)
+        idleness.update(2, False)
+        idleness.request("received SIGTERM")
+        idleness.update(2, False)
         await asyncio.sleep(100.0)
-        idleness.look(0, False)
+        idleness.update(0, False)
         await asyncio.sleep(1.0)
-        idleness.look(1, False)
+        idleness.update(1, False)
         await asyncio.sleep(100.0)
         assert ends == []
-        idleness.look(0, False)
+        idleness.update(0, False)
         await asyncio.sleep(100.0)
-        assert ends == [(201.0 + ended, "SIGTERM came")]
+        assert ends == [(201.0 + ended, "received SIGTERM")]
 
     run_virtually(test())
 
@@ -254,7 +254,7 @@ def test_a_state_directory_that_cannot_be_made_is_told_as_a_mistake(tmp_path: Pa
     )
     os.close(theirs)
     assert run.returncode == 2
-    assert read_line(ready)["mistaken"] is True
+    assert read_line(ready)["is_user_error"] is True
 
 
 @pytest.mark.parametrize(
@@ -421,9 +421,9 @@ def test_a_token_comes_in_by_no_argument_and_never_out(way: str, tmp_path: Path)
 
 def test_an_open_address_is_told_apart_from_a_local_one() -> None:
     for host in ("127.0.0.1", "localhost", "127.0.0.2"):
-        assert not command._reachable_from_outside(Options(host, 0))
+        assert command._all_loopback(command._addresses(Options(host, 0)))
     for host in ("0.0.0.0", "192.0.2.1"):
-        assert command._reachable_from_outside(Options(host, 0))
+        assert not command._all_loopback(command._addresses(Options(host, 0)))
 
 
 def test_a_master_that_was_killed_has_a_successor_in_the_same_round(tmp_path: Path) -> None:
@@ -477,7 +477,7 @@ def test_a_disk_that_takes_nothing_holds_the_round_back_until_it_does(tmp_path: 
         talk(one.address, test)
         one.process.terminate()
         _, said = one.finish()
-        assert "File too large; nothing is decided until it can" in said
+        assert "File too large; no decision is made until it can" in said
         assert "the journal is written again" in said
 
 

@@ -38,7 +38,7 @@ HUNDRED_MEGABYTES = 100 * 1000 * 1000
     ("known", "words"),
     [
         ("another-secret-entirely", "this node's token is not the master's"),
-        (None, "the master asks for the job's token and this node has none"),
+        (None, "the master requires the job's token and this node has none"),
     ],
 )
 def test_a_node_with_a_wrong_token_or_none_is_refused_and_the_job_goes_on(

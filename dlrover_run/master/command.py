@@ -16,7 +16,6 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,13 +27,15 @@ from dlrover_run.coordination.rules import JobRules
 from dlrover_run.master.server import IdleShutdown
 from dlrover_run.process_tree import ends, event_loop, signals, tree
 from dlrover_run.spec import SpecError, TlsSpec
-from dlrover_run.transport.addresses import join_address
+from dlrover_run.transport.addresses import Address, bind_error, join_address
+
+SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a master was asked for. `idle_timeout` None serves for ever; `ready_fd` and `report_fd` -1 tell nobody;
-    `parent_pipe_fd` -1 is bound to nobody's life. `warnings` are sentences about what was given."""
+    """The settings of a master. `idle_timeout` None serves for ever; a descriptor of -1 is not used. `warnings` are
+    sentences about the command line."""
 
     host: str
     port: int
@@ -51,6 +52,11 @@ class Options:
     def address(self) -> str:
         """HOST:PORT as gRPC takes it."""
         return join_address(self.host, self.port)
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a launcher started this master, for the nodes of one job."""
+        return self.idle_timeout is not None or self.parent_pipe_fd >= 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,8 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def ready_fd_of(args: Sequence[str]) -> int:
-    """The descriptor of `--ready-fd`, -1 for none, which also gets the errors of the rest of the command line."""
+def find_ready_fd(args: Sequence[str]) -> int:
+    """The descriptor of `--ready-fd`, -1 for none: it also gets the errors of the rest of the command line."""
     for flag, value in itertools.pairwise(args):
         if flag == "--ready-fd" and value.isascii() and value.isdigit():
             return int(value)
@@ -91,49 +97,47 @@ def ready_fd_of(args: Sequence[str]) -> int:
 
 def read_options(args: Sequence[str], environ: Mapping[str, str]) -> Options:
     """The options of a command line. Raises SpecError, and SystemExit after `--help`."""
-    given = _parser().parse_args(list(args))
-    host, port = values.endpoint("--listen", given.listen, 0)
+    given = vars(_parser().parse_args(list(args)))
+
+    def file(flag: str) -> FlagValue | None:
+        path = given[flag.strip("-").replace("-", "_")]
+        return None if path is None else FlagValue(flag, path)
+
+    def descriptor(flag: str) -> int:
+        number = file(flag)
+        return -1 if number is None else values.integer(flag, number.text, 0)
+
+    host, port = values.endpoint("--listen", given["listen"], 0)
     conf = RdzvConf(
         rules=JobRules(),
-        token_file=_file("--token-file", given.token_file),
-        tls_ca=_file("--tls-ca", given.tls_ca),
-        tls_cert=_file("--tls-cert", given.tls_cert),
-        tls_key=_file("--tls-key", given.tls_key),
+        token_file=file("--token-file"),
+        tls_ca=file("--tls-ca"),
+        tls_cert=file("--tls-cert"),
+        tls_key=file("--tls-key"),
     )
-    if given.token_fd is None:
-        token = credentials.find_token(conf, environ)
-    else:
-        token = _read_token(values.integer("--token-fd", given.token_fd, 0))
+    token_fd = descriptor("--token-fd")
+    token = credentials.find_token(conf, environ) if token_fd < 0 else _read_token(token_fd)
     tls = credentials.master_tls(conf)
     if tls is not None and tls.cert is None:
         raise SpecError("--tls-ca needs --tls-cert and --tls-key: without them nothing is encrypted.")
-    if given.auth_required and not token and (tls is None or tls.ca is None):
+    if given["auth_required"] and not token and (tls is None or tls.ca is None):
         raise SpecError(
             "--auth-required, and the master has no credentials to check: set DLROVER_RDZV_TOKEN or "
             "DLROVER_RDZV_TOKEN_FILE, or give --token-file, or --tls-ca with --tls-cert and --tls-key."
         )
+    idle, state_dir = given["idle_timeout"], given["state_dir"]
     return Options(
         host=host,
         port=port,
-        state_dir=None if given.state_dir is None else _state_dir(given.state_dir),
-        idle_timeout=None
-        if given.idle_timeout is None
-        else values.seconds("--idle-timeout", given.idle_timeout, zero_allowed=False),
+        state_dir=None if state_dir is None else _make_state_dir(state_dir),
+        idle_timeout=None if idle is None else values.seconds("--idle-timeout", idle, zero_allowed=False),
         token=token,
         tls=tls,
-        ready_fd=_descriptor("--ready-fd", given.ready_fd),
-        report_fd=_descriptor("--report-fd", given.report_fd),
-        parent_pipe_fd=_descriptor("--parent-pipe-fd", given.parent_pipe_fd),
-        warnings=() if given.token_fd is not None else tuple(credentials.token_warnings(token, conf, environ)),
+        ready_fd=descriptor("--ready-fd"),
+        report_fd=descriptor("--report-fd"),
+        parent_pipe_fd=descriptor("--parent-pipe-fd"),
+        warnings=() if token_fd >= 0 else tuple(credentials.token_warnings(token, conf, environ)),
     )
-
-
-def _descriptor(source: str, number: str | None) -> int:
-    return -1 if number is None else values.integer(source, number, 0)
-
-
-def _file(source: str, path: str | None) -> FlagValue | None:
-    return None if path is None else FlagValue(source, path)
 
 
 def _read_token(fd: int) -> str:
@@ -149,7 +153,7 @@ def _read_token(fd: int) -> str:
     return token
 
 
-def _state_dir(path: str) -> Path:
+def _make_state_dir(path: str) -> Path:
     lookup.check_directory("--state-dir", path)
     directory = Path(lookup.absolute(path))
     try:
@@ -161,46 +165,36 @@ def _state_dir(path: str) -> Path:
     return directory
 
 
-_LOG_FD = 2
-
-_ASKED_WITH = (signal.SIGTERM, signal.SIGINT)
-"""The signals that end a master."""
-
-
 def main(args: Sequence[str]) -> int:
-    """Run a master; returns its exit code."""
-    _open_standard_streams()
-    # A terminal ends the master of a person.
-    signals.ignore({*_ASKED_WITH, signal.SIGHUP, signal.SIGQUIT})
-    ready_fd = ready_fd_of(args)
+    """Run a master; return its exit code."""
+    tree.open_standard_streams()
+    # A signal of a terminal (SIGHUP, SIGQUIT) ends a master that a user has started.
+    signals.ignore({*SHUTDOWN_SIGNALS, signal.SIGHUP, signal.SIGQUIT})
+    ready_fd = find_ready_fd(args)
     try:
         options = read_options(args, os.environ)
         ready_fd = options.ready_fd
         credentials.scrub_environment()
-        if _belongs_to_job(options):
-            # It shall not be ended by its job's script's name.
+        if options.is_launched:
+            # So that a `pkill` of the job's script does not match it.
             tree.name_process(tree.MASTER_NAME)
-            # What a scheduler sends to every process of a job step is not for it.
-            # A master with a parent-death pipe ends with that: its parent gets such a signal too, and would take a
-            # master that ends before it does for one that has failed.
-            signals.ignore(() if options.parent_pipe_fd >= 0 else _ASKED_WITH)
+            # It ignores the signals that a scheduler sends to every process of a job step. A master with a parent-death
+            # pipe ends with its parent: the parent gets the signal too, and would report a master that ends first as
+            # failed.
+            signals.ignore(() if options.parent_pipe_fd >= 0 else SHUTDOWN_SIGNALS)
         # A launcher starts its master with signals blocked.
         signals.release()
         return event_loop.run(_serve(options))
-    except SpecError as mistake:
-        return _fail(ready_fd, str(mistake), exit_codes.BAD_COMMAND_LINE)
-    except OSError as error:
-        return _fail(ready_fd, str(error), exit_codes.CANNOT_START)
+    except (SpecError, OSError) as error:
+        is_user_error = isinstance(error, SpecError)
+        log(str(error))
+        _send_ready(ready_fd, {"error": str(error), "is_user_error": is_user_error})
+        return exit_codes.BAD_COMMAND_LINE if is_user_error else exit_codes.CANNOT_START
 
 
-def _belongs_to_job(options: Options) -> bool:
-    """Whether a launcher started this master, for the nodes of one job."""
-    return options.idle_timeout is not None or options.parent_pipe_fd >= 0
-
-
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Print one line. It is dropped if the reader is slow or gone, because serving must not block."""
-    _write_line(_LOG_FD, f"dlrover-master: {text}")
+    _write_line(2, f"dlrover-master: {text}")
 
 
 def _write_line(fd: int, text: str) -> None:
@@ -211,17 +205,17 @@ def _write_line(fd: int, text: str) -> None:
             os.write(fd, line.encode(errors="replace"))
 
 
-def _open_report(fd: int) -> Callable[[str], None]:
-    """A function that writes lines to the process that started this master, which may be gone or slow."""
+def _log_to_launcher(fd: int) -> Callable[[str], None]:
+    """A function that writes lines to the process that launched this master, which may have ended or be slow."""
     if fd < 0:
         return lambda line: None
     with contextlib.suppress(OSError):
         os.set_blocking(fd, False)
-    return partial(_write_line, fd)
+    return lambda line: _write_line(fd, line)
 
 
 async def _serve(options: Options) -> int:
-    # What goes wrong in a stream is said in our own words, once.
+    # Failures of a stream are logged in our own words, once.
     logging.getLogger("grpc").setLevel(logging.CRITICAL + 1)
     from dlrover_run.master.server import MasterServer
 
@@ -232,50 +226,43 @@ async def _serve(options: Options) -> int:
         if not ended.done():
             ended.set_result(reason)
 
-    def ask(reason: str) -> None:
-        """End on a signal: a master of a job only after its nodes, which a scheduler signals together with it."""
-        if _belongs_to_job(options) and not server.jobs.empty:
-            idleness.ask(reason)
-            look()
+    def on_signal(reason: str) -> None:
+        """End on a signal: a launched master only after its nodes, to which a scheduler sends the signal too."""
+        if options.is_launched and not server.jobs.empty:
+            idle_shutdown.request(reason)
+            on_change()
         else:
             end(reason)
 
-    def look() -> None:
-        idleness.look(server.jobs.lines, server.jobs.empty and server.jobs.last_one_over)
+    def on_change() -> None:
+        idle_shutdown.update(server.jobs.connected, server.jobs.empty and server.jobs.last_one_over)
 
     if options.parent_pipe_fd >= 0:
-        ends.watch_pipe(options.parent_pipe_fd, lambda: end("whoever started it is gone"))
-    _allow_many_files()
-    idleness = IdleShutdown(options.idle_timeout, end)
-    server = MasterServer(
-        options.token,
-        options.state_dir,
-        say,
-        look,
-        _open_report(options.report_fd),
-    )
+        ends.watch_pipe(options.parent_pipe_fd, lambda: end("the process that started it has ended"))
+    _raise_file_limit()
+    idle_shutdown = IdleShutdown(options.idle_timeout, end)
+    server = MasterServer(options.token, options.state_dir, log, on_change, _log_to_launcher(options.report_fd))
     if options.parent_pipe_fd < 0:
-        for number in _ASKED_WITH:
-            loop.add_signal_handler(number, ask, f"{number.name} came")
-    is_open = _reachable_from_outside(options)
+        for number in SHUTDOWN_SIGNALS:
+            loop.add_signal_handler(number, on_signal, f"received {number.name}")
+    addresses = _addresses(options)
     tls = None if options.tls is None else _server_credentials(server.grpc, options.tls)
     try:
         port = await server.start(options.address, tls)
     except OSError as error:
-        raise OSError(_why_not_bound(options, error)) from None
-    address = join_address(options.host, port)
-    say(f"listens on {address}")
+        raise OSError(_bind_problem(options, addresses, error)) from None
+    log(f"listens on {join_address(options.host, port)}")
     for sentence in options.warnings:
-        say(f"warning: {sentence}")
-    if is_open and not options.token and tls is None:
-        say(
-            "warning: whoever reaches this address can join a job, for there is neither a token nor TLS "
+        log(f"warning: {sentence}")
+    if not options.token and tls is None and not _all_loopback(addresses):
+        log(
+            "warning: any client that reaches this address can join a job, because neither a token nor TLS is set "
             "(set DLROVER_RDZV_TOKEN on the master and on every node)"
         )
-    _tell_ready(options.ready_fd, {"address": options.host, "port": port})
-    idleness.look(0, False)
+    _send_ready(options.ready_fd, {"address": options.host, "port": port})
+    idle_shutdown.update(0, False)
     reason = await ended
-    say(f"ends: {reason}")
+    log(f"ends: {reason}")
     await server.stop(f"the master ends: {reason}")
     return exit_codes.SUCCESS
 
@@ -286,7 +273,7 @@ def _server_credentials(grpc: Any, files: TlsSpec) -> Any:
     assert files.cert is not None, "a master without a certificate has no TLS"
     assert files.key is not None, "the certificate has a key"
     try:
-        # gRPC would only say that the handshake failed, and only to the nodes.
+        # gRPC would only report that the handshake failed, and only to the nodes.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(files.cert, files.key, password=lambda: b"")
         if files.ca is not None:
@@ -307,51 +294,27 @@ def _addresses(options: Options) -> list[tuple[Any, ...]]:
         ) from None
 
 
-def _reachable_from_outside(options: Options) -> bool:
-    return not all(ipaddress.ip_address(address[4][0].partition("%")[0]).is_loopback for address in _addresses(options))
+def _all_loopback(addresses: Sequence[tuple[Any, ...]]) -> bool:
+    return all(ipaddress.ip_address(address[4][0].partition("%")[0]).is_loopback for address in addresses)
 
 
-def _why_not_bound(options: Options, error: OSError) -> str:
-    """The reason from the kernel, because gRPC gives none."""
-    reason = str(error)
-    for family, kind, protocol, _, address in _addresses(options):
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(address)
-                probe.listen()
-            except OSError as why:
-                reason = why.strerror or str(why)
+def _bind_problem(options: Options, addresses: Sequence[tuple[Any, ...]], error: OSError) -> str:
+    """Why the master cannot listen: the kernel's reason, because gRPC gives none."""
+    errors = [bind_error(Address(family, place[0], place[1])) for family, _, _, _, place in addresses]
+    reason = next((found.strerror or str(found) for found in reversed(errors) if found is not None), str(error))
     return f"--listen {options.address!r}: cannot listen there ({reason}); give an address of this machine that is free"
 
 
-def _tell_ready(fd: int, message: dict[str, Any]) -> None:
-    if fd < 0:
-        return
-    # The process that waited for it may be gone.
+def _send_ready(fd: int, message: dict[str, Any]) -> None:
+    # The process that waits for it may have ended.
     with contextlib.suppress(OSError):
         os.write(fd, json.dumps(message).encode() + b"\n")
     with contextlib.suppress(OSError):
         os.close(fd)
 
 
-def _fail(ready_fd: int, sentence: str, code: int) -> int:
-    say(sentence)
-    _tell_ready(ready_fd, {"error": sentence, "mistaken": code == exit_codes.BAD_COMMAND_LINE})
-    return code
-
-
-def _allow_many_files() -> None:
+def _raise_file_limit() -> None:
     """Raise the limit on descriptors: each node takes one, and the usual limit of 1024 is lower than allowed."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _open_standard_streams() -> None:
-    """Have something at 0, 1 and 2, or else a connection becomes the standard error that lines are written to."""
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))

@@ -1,9 +1,9 @@
 """One job's journal: a file to which each plan is appended before it is sent to a node.
 
-The first line is a header, each further one a plan; the last plan is all that a successor needs. Each line begins with
-a checksum of it and of all lines before it, so that no line can change, vanish or move unseen. A master that takes a
-job over writes a new file and puts it in the place of the old one. That compacts the journal, and it shows a master
-that was asleep that it has been replaced: the file at that path is not the one that it holds open.
+The first line is a header, each further line a plan; a successor needs only the last plan. Each line begins with a
+checksum of it and of all lines before it, so a changed, missing or moved line is detected. A master that takes a job
+over writes a new file and renames it to the journal's path. That compacts the journal, and a master that was stopped
+meanwhile detects that it has been replaced: the file at that path is not the one that it holds open.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ COMPACT_BYTES = 16 * 1024 * 1024
 """The size at which a journal is compacted while its job runs: hundreds of rounds of a large job."""
 
 MAX_BYTES = 8 * COMPACT_BYTES
-"""The longest journal that is read."""
+"""Maximum bytes of a journal that is read."""
 
 _CHECKSUM = 8
-"""Characters with which a line begins: the CRC-32 of the rest, in hexadecimal digits."""
+"""Characters of the checksum at the start of a line: the CRC-32 of the rest, in hexadecimal digits."""
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,17 +60,17 @@ class JournalReplaced(Exception):
     """Another master has taken the job over; the message says so."""
 
 
-def encode(story: JournalContents) -> bytes:
-    """The bytes of a journal with this content."""
-    first = _line(msgspec.json.encode(story.header), 0)
-    return first if story.plan is None else first + _line(msgspec.json.encode(story.plan), _sum_of(first))
+def encode(contents: JournalContents) -> bytes:
+    """The bytes of a journal with these contents."""
+    first = _line(msgspec.json.encode(contents.header), 0)
+    return first if contents.plan is None else first + _line(msgspec.json.encode(contents.plan), _checksum_of(first))
 
 
 def decode(data: bytes, job: str) -> JournalContents:
-    """The content of a journal, without a last line that was cut short. Raises ValueError, which names the line, for
-    any other damage."""
+    """The contents of a journal; an incomplete last line is ignored. Raises ValueError, which names the line, for any
+    other damage."""
     lines = data.split(b"\n")
-    # What comes after the last newline was cut short; without a cut it is empty.
+    # The rest after the last newline is an incomplete line, or empty.
     torn = lines.pop() != b""
     header: JournalHeader | None = None
     plan: Plan | None = None
@@ -109,18 +109,18 @@ def _line(content: bytes, before: int) -> bytes:
     return b"%08x %b\n" % (zlib.crc32(content, before), content)
 
 
-def _sum_of(line: bytes) -> int:
+def _checksum_of(line: bytes) -> int:
     return int(line[:_CHECKSUM], 16)
 
 
 class Journal:
-    """The journal of one job in `directory`, which must be there.
+    """The journal of one job in `directory`, which must exist.
 
-    Every write blocks until the disk has it: 0.2 ms on a local one, some milliseconds over a network.
+    Every write blocks until it is on the disk: 0.2 ms for a local disk, some milliseconds over a network.
     """
 
     def __init__(self, directory: Path, job: str) -> None:
-        # The name helps a person to find the file; the digest tells two jobs apart whose names look alike.
+        # The name helps a user to find the file; the digest distinguishes jobs with similar names.
         readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:80]
         digest = hashlib.sha256(job.encode()).hexdigest()[:16]
         self.path = directory / f"job-{readable}-{digest}.journal"
@@ -129,92 +129,95 @@ class Journal:
         self._size = 0
         self._checksum = 0
         self._header: JournalHeader | None = None
-        self._whole = False
+        self._intact = False
 
     def exists(self) -> bool:
-        """Whether there is a journal of this job, ours or another master's."""
+        """Whether there is a journal of this job, of this or another master."""
         return self.path.exists()
 
     def take_over(self, rules: JobRules, epoch: int) -> JournalContents:
-        """Go on from what a predecessor wrote, in a new file, and return the story from here on.
+        """Continue a predecessor's journal in a new file, and return the contents of that.
 
         Without a predecessor the job begins with these rules. The epoch is at least the given one and later than any
-        in the old file. Raises JournalDamaged and OSError; the old file is then as it was.
+        in the old file. Raises JournalDamaged and OSError; the old file is then unchanged.
         """
-        self._sweep()
+        # Drafts that a killed master has left behind.
+        for draft in self.path.parent.glob(f"{self.path.name}.*.new"):
+            with contextlib.suppress(OSError):
+                draft.unlink()
         try:
             # Non-blocking, because the path may be a pipe.
             old = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
-            story = JournalContents(JournalHeader(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
-            self._rewrite(story)
-            return story
+            contents = JournalContents(JournalHeader(format=FORMAT, job=self._job, epoch=epoch, rules=rules))
+            self._rewrite(contents)
+            return contents
         try:
             data = _read_all(old)
             while True:
-                story = self._succeed(data, epoch)
-                self._rewrite(story)
-                # The predecessor looks after each of its writes whether it has been replaced. So what it made known
-                # stands in the old file by now, or it does not make it known.
+                contents = self._continue(data, epoch)
+                self._rewrite(contents)
+                # The predecessor checks after each of its writes whether it has been replaced. So each plan that it
+                # sends is in the old file by now.
                 seen, data = len(data), _read_all(old)
                 if len(data) == seen:
-                    return story
+                    return contents
         finally:
             os.close(old)
 
     def append(self, plan: Plan) -> None:
-        """Make a plan durable. Raises JournalReplaced, and OSError when it could not be stored: try again."""
-        self._look()
-        if not self._whole or self._size > COMPACT_BYTES:
-            # What a write that failed has left is unknown, so nothing is added to it.
+        """Make a plan durable. Raises JournalReplaced, and OSError if it could not be stored: try again."""
+        self._check_ours()
+        if not self._intact or self._size > COMPACT_BYTES:
+            # A failed write may have left part of a line, so nothing is appended to it.
             assert self._header is not None, "a journal is taken over before it is written to"
             self._rewrite(JournalContents(self._header, plan))
             return
         line = _line(msgspec.json.encode(plan), self._checksum)
-        self._whole = False
+        self._intact = False
         _write_all(self._fd, line)
         os.fdatasync(self._fd)
-        self._look()
+        self._check_ours()
         self._size += len(line)
-        self._checksum = _sum_of(line)
-        self._whole = True
+        self._checksum = _checksum_of(line)
+        self._intact = True
 
     def remove(self) -> None:
-        """Delete the journal of a job that is over. The file of another master is left alone."""
+        """Delete the journal of a job that is over, unless it is another master's by now."""
         with contextlib.suppress(JournalReplaced, OSError):
-            self._look()
+            self._check_ours()
             os.unlink(self.path)
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _succeed(self, data: bytes, epoch: int) -> JournalContents:
+    def _continue(self, data: bytes, epoch: int) -> JournalContents:
         try:
             before = decode(data, self._job)
         except ValueError as error:
             raise JournalDamaged(
-                f"the journal {self.path} is damaged, {error}. Move it away: nodes of the job that still run bring "
-                "their round with them, and without any the job begins anew"
+                f"the journal {self.path} is damaged, {error}. Move it away: the round is then recovered from the "
+                "nodes of the job that still run; without any the job starts again"
             ) from None
         earlier = (before.header.epoch, before.plan.epoch if before.plan else 0)
         header = msgspec.structs.replace(before.header, epoch=max(epoch, *(number + 1 for number in earlier)))
         return JournalContents(header, before.plan)
 
-    def _look(self) -> None:
+    def _check_ours(self) -> None:
         try:
-            there = os.stat(self.path)
+            current = os.stat(self.path)
         except FileNotFoundError:
             raise JournalReplaced(f"the journal {self.path} was removed") from None
         ours = os.fstat(self._fd)
-        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+        if (current.st_dev, current.st_ino) != (ours.st_dev, ours.st_ino):
             raise JournalReplaced(f"another master has taken over the journal {self.path}")
 
-    def _rewrite(self, story: JournalContents) -> None:
-        data = encode(story)
+    def _rewrite(self, contents: JournalContents) -> None:
+        data = encode(contents)
         draft = f"{self.path}.{secrets.token_hex(4)}.new"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
@@ -227,26 +230,20 @@ class Journal:
                 os.unlink(draft)
             raise
         self.close()
-        self._header, self._fd, self._size, self._whole = story.header, fd, len(data), False
-        self._checksum = _sum_of(data.split(b"\n")[-2])
+        self._header, self._fd, self._size, self._intact = contents.header, fd, len(data), False
+        self._checksum = _checksum_of(data.split(b"\n")[-2])
         directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
-        self._whole = True
-
-    def _sweep(self) -> None:
-        """Remove drafts that a master which died has left behind."""
-        for draft in self.path.parent.glob(f"{self.path.name}.*.new"):
-            with contextlib.suppress(OSError):
-                draft.unlink()
+        self._intact = True
 
 
 def _read_all(fd: int) -> bytes:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "not a regular file")
     if status.st_size > MAX_BYTES:
         raise OSError(errno.EFBIG, f"a journal of {status.st_size} bytes is longer than {MAX_BYTES}")
     data = bytearray()
@@ -258,5 +255,5 @@ def _read_all(fd: int) -> bytes:
 def _write_all(fd: int, data: bytes) -> None:
     written = os.write(fd, data)
     if written < len(data):
-        # The next attempt would say why; the commonest reason is a disk that became full in the middle.
+        # The next attempt would fail with the reason; the most common one is a disk that became full.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

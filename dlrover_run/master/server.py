@@ -42,22 +42,24 @@ Peer = tuple[str, int]
 
 
 def max_connections() -> int:
-    """How many connections this process may have at a time, by its limit on descriptors."""
+    """The maximum connections of this process, by its limit on descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = min(limit, 1 << 20) if limit > 0 else 1 << 20
     return limit - min(RESERVED_DESCRIPTORS, limit // 4)
 
 
 class ConnectionLimiter:
-    """Limits the unauthenticated connections to one listening port of this process. `most` is the limit for all."""
+    """Limits the unauthenticated connections to one listening port of this process, given the limit for all
+    connections."""
 
-    def __init__(self, most: int) -> None:
-        self._most_strangers = min(MAX_UNAUTHENTICATED, most // 2)
+    def __init__(self, limit: int) -> None:
+        self._limit = min(MAX_UNAUTHENTICATED, limit // 2)
         self._joined: Counter[Peer] = Counter()
-        self._strangers: dict[Peer, None] = {}
+        # In the order in which they were first seen.
+        self._unauthenticated: dict[Peer, None] = {}
         self._port = 0
         self._poll: select.epoll | None = None
-        self._look_at: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, port: int) -> None:
         """Limit the connections to that port, on which this process listens, from now on."""
@@ -65,59 +67,54 @@ class ConnectionLimiter:
         # Edge-triggered: the kernel reports each new connection, and gRPC accepts it.
         self._poll = select.epoll()
         for fd, sock in _sockets():
-            if _port_of(sock) == port and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if sock.getsockname()[1] == port and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 self._poll.register(fd, select.EPOLLIN | select.EPOLLET)
-        asyncio.get_running_loop().add_reader(self._poll.fileno(), self._note_arrival)
+        asyncio.get_running_loop().add_reader(self._poll.fileno(), self._on_connection)
 
     def close(self) -> None:
         """Stop."""
-        if self._look_at is not None:
-            self._look_at.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._poll is not None:
             asyncio.get_running_loop().remove_reader(self._poll.fileno())
             self._poll.close()
             self._poll = None
 
     def joined(self, peer: str) -> None:
-        """A stream of that peer, as gRPC names it, has joined a job."""
-        self._joined[_peer(peer)] += 1
+        """Record that a stream of that peer, by gRPC's name, has joined a job."""
+        self._joined[_parse_peer(peer)] += 1
 
     def left(self, peer: str) -> None:
-        """A stream that had joined has ended."""
-        found = _peer(peer)
-        self._joined[found] -= 1
-        if self._joined[found] <= 0:
-            del self._joined[found]
+        """Record that a stream that had joined has ended."""
+        self._joined -= Counter([_parse_peer(peer)])
 
-    def _note_arrival(self) -> None:
+    def _on_connection(self) -> None:
         assert self._poll is not None, "it is read while it is watched"
         self._poll.poll(0)
-        if self._look_at is None:
-            self._look_at = asyncio.get_running_loop().call_later(CHECK_DELAY, self._look)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_DELAY, self._check)
 
-    def _look(self) -> None:
-        self._look_at = None
-        if len(os.listdir("/proc/self/fd")) - len(self._joined) <= self._most_strangers // 2:
+    def _check(self) -> None:
+        self._timer = None
+        if len(os.listdir("/proc/self/fd")) - len(self._joined) <= self._limit // 2:
             return
-        here = dict.fromkeys(peer for _, peer in self._connected() if peer not in self._joined)
-        # In the order in which they were first seen.
-        known = [peer for peer in self._strangers if peer in here]
-        self._strangers = dict.fromkeys([*known, *here])
-        too_many = set(list(self._strangers)[: max(0, len(here) - self._most_strangers)])
-        for sock, peer in self._connected() if too_many else ():
-            if peer in too_many:
-                del self._strangers[peer]
-                too_many.remove(peer)
+        current = dict.fromkeys(peer for _, peer in self._connections() if peer not in self._joined)
+        known = [peer for peer in self._unauthenticated if peer in current]
+        self._unauthenticated = dict.fromkeys([*known, *current])
+        excess = set(list(self._unauthenticated)[: max(0, len(current) - self._limit)])
+        for sock, peer in self._connections() if excess else ():
+            if peer in excess:
+                del self._unauthenticated[peer]
+                excess.remove(peer)
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
-    def _connected(self) -> Iterator[tuple[socket.socket, Peer]]:
+    def _connections(self) -> Iterator[tuple[socket.socket, Peer]]:
         for _, sock in _sockets():
             with contextlib.suppress(OSError):
-                if _port_of(sock) != self._port:
-                    continue
-                host, port, *_ = sock.getpeername()
-                yield sock, (_plain(host), port)
+                if sock.getsockname()[1] == self._port:
+                    host, port, *_ = sock.getpeername()
+                    yield sock, (_plain_address(host), port)
 
 
 def _sockets() -> Iterator[tuple[int, socket.socket]]:
@@ -131,28 +128,23 @@ def _sockets() -> Iterator[tuple[int, socket.socket]]:
                         yield int(name), sock
 
 
-def _port_of(sock: socket.socket) -> int:
-    return int(sock.getsockname()[1])
-
-
-def _peer(name: str) -> Peer:
-    """What gRPC calls `ipv4:1.2.3.4:5` or `ipv6:%5B::1%5D:5`."""
+def _parse_peer(name: str) -> Peer:
+    """The address in gRPC's name of a peer: `ipv4:1.2.3.4:5` or `ipv6:%5B::1%5D:5`."""
     host, _, port = unquote(name).partition(":")[2].rpartition(":")
-    return _plain(host.strip("[]")), int(port) if port.isdecimal() else 0
+    return _plain_address(host.strip("[]")), int(port) if port.isdecimal() else 0
 
 
-def _plain(host: str) -> str:
+def _plain_address(host: str) -> str:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 SHUTDOWN_TIMEOUT = 5.0
-"""Seconds without a node after which a master that got a signal exits. Nodes that only lost their connections come
-back within `rendezvous.reconnect.BACKOFF_MAX`, and may train on."""
+"""Seconds without a node after which a master that got a signal exits. Nodes that only lost their connections
+reconnect within `rendezvous.reconnect.BACKOFF_MAX`, and their workers may still run."""
 
 
 class IdleShutdown:
@@ -161,29 +153,27 @@ class IdleShutdown:
     def __init__(self, timeout: float | None, on_idle: Callable[[str], None]) -> None:
         self._timeout = timeout
         self._on_idle = on_idle
-        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._asked = ""
+        self._requested = ""
 
-    def ask(self, reason: str) -> None:
-        """End soon after the last node, for `reason`. A `look` follows."""
-        self._asked = self._asked or reason
+    def request(self, reason: str) -> None:
+        """Shut down soon after the last node, for `reason`. An `update` follows."""
+        self._requested = self._requested or reason
         self._stop_timer()
 
-    def look(self, nodes: int, all_over: bool) -> None:
-        """Take how many nodes are connected, and whether all jobs have ended and were deleted."""
-        if self._timeout is None and not self._asked:
+    def update(self, nodes: int, all_over: bool) -> None:
+        """Take the number of connected nodes, and whether all jobs have ended and were deleted."""
+        if self._timeout is None and not self._requested:
             return
         if nodes:
             self._stop_timer()
         elif all_over:
-            self._on_idle(self._asked or "every job is over")
+            self._on_idle(self._requested or "every job is over")
         elif self._timer is None:
-            timeout = min(
-                math.inf if self._timeout is None else self._timeout, SHUTDOWN_TIMEOUT if self._asked else math.inf
-            )
-            words = self._asked or f"no node was here for {timeout:g} s"
-            self._timer = self._loop.call_later(timeout, self._on_idle, words)
+            limits = (self._timeout, SHUTDOWN_TIMEOUT if self._requested else None)
+            timeout = min(limit for limit in limits if limit is not None)
+            reason = self._requested or f"no node was connected for {timeout:g} s"
+            self._timer = asyncio.get_running_loop().call_later(timeout, self._on_idle, reason)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -195,59 +185,55 @@ MAX_CONNECTIONS_OPTION = "grpc.max_allowed_incoming_connections"
 """Beyond that many connections gRPC closes a new one at once."""
 
 STOP_TIMEOUT = 3.0
-"""Seconds that streams and connections get to end when the master does; what is left then is cut."""
+"""Seconds that streams and connections get to end when the master stops; the rest is cut."""
 
 REFUSALS_INTERVAL = 10.0
-"""The least number of seconds between two lines about refused strangers, so that they cannot fill a log."""
+"""Minimum seconds between two lines about refused connections, so that unauthenticated clients cannot fill a log."""
 
 
 class MasterServer:
-    """Serves the one method of the master. `say` prints one line for the person who runs it.
-
-    `on_change` is called when a node came or went or a job was forgotten. `report` has lines about jobs that are for
-    whoever started the master.
-    """
+    """Serves the one method of the master. For the parameters see `Jobs`."""
 
     def __init__(
         self,
         token: str,
         state_dir: Path | None,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         on_change: Callable[[], None] = lambda: None,
-        report: Callable[[str], None] = lambda line: None,
+        log_to_launcher: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._token = token
-        self._say = say
+        self._log = log
         self.grpc = load_grpc()
-        self.jobs = Jobs(state_dir, int(time.time() * 1000), say, on_change, report)
+        self.jobs = Jobs(state_dir, int(time.time() * 1000), log, on_change, log_to_launcher)
         self._sessions: set[NodeSession] = set()
-        self._strangers: set[NodeSession] = set()
+        self._unauthenticated: set[NodeSession] = set()
         self._refusals = 0
-        self._refusals_told = -REFUSALS_INTERVAL
-        most = max_connections()
-        self._connections = ConnectionLimiter(most)
-        self._server = self.grpc.aio.server(options=[*SERVER_OPTIONS, (MAX_CONNECTIONS_OPTION, most)])
+        self._refusals_logged_at = -math.inf
+        limit = max_connections()
+        self._connections = ConnectionLimiter(limit)
+        self._server = self.grpc.aio.server(options=[*SERVER_OPTIONS, (MAX_CONNECTIONS_OPTION, limit)])
         service, _, method = METHOD.strip("/").partition("/")
         handler = self.grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers((self.grpc.method_handlers_generic_handler(service, {method: handler}),))
 
     async def start(self, address: str, tls: Any = None) -> int:
-        """Listen on HOST:PORT, with gRPC's server credentials for TLS; returns the port. Raises OSError."""
+        """Listen on HOST:PORT, with gRPC's server credentials for TLS; return the port. Raises OSError."""
         try:
             if tls is None:
-                port = self._server.add_insecure_port(address)
+                port = int(self._server.add_insecure_port(address))
             else:
-                port = self._server.add_secure_port(address, tls)
+                port = int(self._server.add_secure_port(address, tls))
         except RuntimeError as error:
             raise OSError(str(error)) from None
         if not port:
             raise OSError(f"cannot listen on {address}")
         await self._server.start()
-        self._connections.watch(int(port))
-        return int(port)
+        self._connections.watch(port)
+        return port
 
     async def stop(self, reason: str) -> None:
-        """End every stream with these words, and stop listening, within STOP_TIMEOUT seconds."""
+        """End every stream with this reason, and stop listening, within STOP_TIMEOUT seconds."""
         self._connections.close()
         self.jobs.close(reason)
         for session in list(self._sessions):
@@ -255,32 +241,32 @@ class MasterServer:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._server.stop(STOP_TIMEOUT / 2), STOP_TIMEOUT)
 
-    def _note_refusal(self, peer: str, reason: str) -> None:
-        """Say that a stream was refused, and of many in a short time only how many there were."""
+    def _log_refusal(self, peer: str, reason: str) -> None:
+        """Log that a stream was refused; of many in a short time log only their number."""
         self._refusals += 1
         now = asyncio.get_running_loop().time()
-        if now < self._refusals_told + REFUSALS_INTERVAL:
+        if now < self._refusals_logged_at + REFUSALS_INTERVAL:
             return
         others = f" ({self._refusals - 1} others before it)" if self._refusals > 1 else ""
-        self._refusals, self._refusals_told = 0, now
-        self._say(f"refused {peer}: {reason}{others}")
+        self._refusals, self._refusals_logged_at = 0, now
+        self._log(f"refused {peer}: {reason}{others}")
 
     async def _serve(self, _requests: Any, stream: Any) -> None:
         session = NodeSession(GrpcServerConnection(stream, self.grpc), self.jobs, self._token)
-        if len(self._strangers) >= MAX_UNAUTHENTICATED:
+        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
             session.end(Refused("too many nodes are in their handshake with this master", retry=True))
         self._sessions.add(session)
-        self._strangers.add(session)
+        self._unauthenticated.add(session)
         peer = stream.peer()
 
-        def note_joined() -> None:
-            self._strangers.discard(session)
+        def on_joined() -> None:
+            self._unauthenticated.discard(session)
             self._connections.joined(peer)
 
         try:
-            await session.run(note_joined, lambda reason: self._note_refusal(peer, reason))
+            await session.run(on_joined, lambda reason: self._log_refusal(peer, reason))
         finally:
             self._sessions.discard(session)
-            if session not in self._strangers:
+            if session not in self._unauthenticated:
                 self._connections.left(peer)
-            self._strangers.discard(session)
+            self._unauthenticated.discard(session)

@@ -5,26 +5,47 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import TypeVar
 
 from dlrover_run.coordination.model import Assignment, NodeKey
-from dlrover_run.master.handshake import JOIN_TIMEOUT, MAX_HANDSHAKE_MESSAGE, Handshake, RequestRefused, internal_error
-from dlrover_run.master.job import Job
-from dlrover_run.master.jobs import Jobs
+from dlrover_run.master.job import Job, RequestRefused
+from dlrover_run.master.jobs import Jobs, internal_error
 from dlrover_run.transport import auth
 from dlrover_run.transport.connection import ConnectionLost, ServerConnection
 from dlrover_run.transport.messages import (
+    PROTOCOL,
     Assigned,
+    Challenge,
+    Hello,
     InvalidMessage,
+    Join,
     MasterMessage,
     NodeMessage,
+    Proof,
     Refused,
     Report,
     decode_from_node,
     encode,
 )
 
+JOIN_TIMEOUT = 10.0
+"""Seconds from the opening of a connection until its `Join`; a slower one is ended.
+
+A node needs two round trips. This limits how long an unauthenticated client can hold a connection.
+"""
+
+MAX_HANDSHAKE_MESSAGE = 16 * 1024
+"""Maximum bytes of a message from an unauthenticated client: several times the longest valid one."""
+
 LAST_MESSAGE_TIMEOUT = 5.0
 """Seconds that a node gets to read a connection's last message before the connection ends without it."""
+
+TOKEN_REMEDY = (
+    "give every node and the master the same token in DLROVER_RDZV_TOKEN, in the file that DLROVER_RDZV_TOKEN_FILE "
+    "names, or by --rdzv-conf token_file=PATH"
+)
+
+Message = TypeVar("Message", bound=NodeMessage)
 
 
 class NodeSession:
@@ -33,8 +54,8 @@ class NodeSession:
     def __init__(self, connection: ServerConnection, jobs: Jobs, token: str) -> None:
         self._connection = connection
         self._jobs = jobs
+        self._token = token
         self._loop = asyncio.get_running_loop()
-        self._handshake = Handshake(token, auth.new_nonce())
         self._joined: tuple[Job, NodeKey] | None = None
         self._replies: list[MasterMessage] = []
         self._assignment: Assignment | None = None
@@ -42,7 +63,8 @@ class NodeSession:
         self._ending = False
         self._writer: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
-        self._timer = self._loop.call_later(JOIN_TIMEOUT, self._note_slow_join)
+        too_slow = Refused(f"the node did not join within {JOIN_TIMEOUT:g} s", retry=True)
+        self._timer = self._loop.call_later(JOIN_TIMEOUT, self.end, too_slow)
 
     async def run(self, on_joined: Callable[[], None], on_refused: Callable[[str], None]) -> None:
         """Serve the connection until it ends. `on_joined` is called after the handshake, `on_refused` with the reason
@@ -57,59 +79,71 @@ class NodeSession:
                 self._writer.cancel()
             if self._joined is not None:
                 job, key = self._joined
-                self._jobs.part(job, self, key)
+                self._jobs.disconnect(job, self, key)
 
-    def tell(self, wanted: Assignment) -> None:
+    def send_assignment(self, assignment: Assignment) -> None:
         """Send an assignment; it replaces one that has not been sent yet."""
-        self._assignment = wanted
+        self._assignment = assignment
         self._start_writing()
 
-    def end(self, last_word: Refused | None) -> None:
+    def end(self, last_message: Refused | None) -> None:
         """End the connection after this message."""
         if self._ending:
             return
         self._ending = True
-        self._last_message = last_word
+        self._last_message = last_message
         self._timer.cancel()
         self._timer = self._loop.call_later(LAST_MESSAGE_TIMEOUT, self._ended.set)
         self._start_writing()
 
-    def _note_slow_join(self) -> None:
-        self.end(Refused(f"the node did not join within {JOIN_TIMEOUT:g} s", retry=True))
-
     async def _read(self, on_joined: Callable[[], None], on_refused: Callable[[str], None]) -> None:
         try:
-            job = await self._open()
+            job = await self._join()
             on_joined()
             while True:
-                message = await self._receive()
-                if not isinstance(message, Report):
-                    raise RequestRefused(f"the node sent {type(message).__name__.lower()} where report was expected")
-                self._jobs.hear(job, self, message.status)
+                self._jobs.receive(job, self, (await self._receive(Report)).report)
         except (RequestRefused, InvalidMessage) as refusal:
             if not self._ending:
                 on_refused(str(refusal))
-            last = refusal.last_word if isinstance(refusal, RequestRefused) else Refused(str(refusal)[:2000])
-            self.end(last)
+            self.end(refusal.last_message if isinstance(refusal, RequestRefused) else Refused(str(refusal)[:2000]))
         except ConnectionLost:
             self.end(None)
-        except Exception as defect:
-            text = internal_error(defect)
+        except Exception as error:
+            text = internal_error(error)
             on_refused(text)
             self.end(Refused(text, retry=True))
 
-    async def _open(self) -> Job:
-        hello = self._handshake.greet(await self._receive(MAX_HANDSHAKE_MESSAGE))
-        self._reply(self._handshake.challenge())
-        self._reply(self._handshake.admit(hello, await self._receive(MAX_HANDSHAKE_MESSAGE)))
-        join = self._handshake.join(hello, await self._receive())
+    async def _join(self) -> Job:
+        """Authenticate in both directions and take the node into its job. Raises RequestRefused, InvalidMessage and
+        ConnectionLost."""
+        nonce = auth.new_nonce()
+        hello = await self._receive(Hello, MAX_HANDSHAKE_MESSAGE)
+        if hello.protocol != PROTOCOL:
+            raise RequestRefused(
+                f"this master speaks protocol {PROTOCOL} and the node {str(hello.protocol)[:20]}: install one "
+                "version of dlrover-run on all nodes"
+            )
+        self._reply(Challenge(nonce))
+        proof = await self._receive(Proof, MAX_HANDSHAKE_MESSAGE)
+        if not auth.macs_equal(proof.mac, auth.node_mac(self._token, hello, nonce)):
+            if not self._token:
+                problem = "this node has a token and the master has none"
+            elif not proof.mac:
+                problem = "the master requires the job's token and this node has none"
+            else:
+                problem = "this node's token is not the master's"
+            raise RequestRefused(f"{problem}: {TOKEN_REMEDY}")
+        self._reply(Proof(auth.master_mac(self._token, hello, nonce)))
+        join = await self._receive(Join)
+        if join.report.key != (hello.node_id, hello.incarnation):
+            raise RequestRefused("a node may only report itself, and this one sent hello under another id")
         job, welcome = self._jobs.join(hello.job, self, join)
-        self._joined = job, join.status.key
+        self._joined = job, join.report.key
         self._timer.cancel()
         self._reply(welcome)
         return job
 
-    async def _receive(self, max_bytes: int | None = None) -> NodeMessage:
+    async def _receive(self, kind: type[Message], max_bytes: int | None = None) -> Message:
         data = await self._connection.receive()
         # After its last message the master ignores what the node sends.
         if self._ending:
@@ -118,7 +152,11 @@ class NodeSession:
             raise InvalidMessage(
                 f"a message of {len(data)} bytes, longer than the {max_bytes} allowed before the proof"
             )
-        return decode_from_node(data)
+        message = decode_from_node(data)
+        if not isinstance(message, kind):
+            sent, expected = type(message).__name__.lower(), kind.__name__.lower()
+            raise RequestRefused(f"the node sent {sent} where {expected} was expected")
+        return message
 
     def _reply(self, message: MasterMessage) -> None:
         self._replies.append(message)

@@ -16,6 +16,7 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -72,6 +73,22 @@ def name_process(name: str) -> None:
     """
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
     process_title.set_process_title((name,), os.environ)
+
+
+def open_standard_streams() -> None:
+    """Open /dev/null as descriptor 0, 1 or 2 if it is closed. Otherwise the next file or connection that is opened
+    becomes a standard stream."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            # Python's descriptors are closed in a child, but workers inherit this one.
+            os.set_inheritable(fd, True)
+            setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))  # noqa: SIM115 -- it stays open.
 
 
 def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:

@@ -204,7 +204,7 @@ def _port_in(told: bytes, listen: str) -> int:
         if isinstance(answer, dict) and isinstance(answer.get("port"), int):
             return int(answer["port"])
         if isinstance(answer, dict) and "error" in answer:
-            raise MasterNotReady(str(answer["error"]).rstrip("."), answer.get("mistaken") is True)
+            raise MasterNotReady(str(answer["error"]).rstrip("."), answer.get("is_user_error") is True)
     said_by = f"`{sys.executable} -m dlrover_run.master --listen {listen}` says why"
     raise MasterNotReady(f"it ended before it listened; {said_by}")
 

@@ -3,7 +3,7 @@
 A node opens a connection with `Hello`. The master answers with a `Challenge`; the node sends a `Proof` and, without
 waiting, `Join`. The master answers the node's proof with its own `Proof`, so only a node that knows the token gets one.
 Then it sends `Welcome` once, and `Assigned` after each `Join` and `Report` and whenever the assignment changes. The
-node sends a `Report` whenever its status changes, and at least once in each keep-alive interval of the job. `Refused`
+node sends a `Report` whenever its state changes, and at least once in each keep-alive interval of the job. `Refused`
 is the last message of the master on a connection.
 
 A node that is done sends a last `Report`, half-closes the connection and reads on until the master ends it. If it
@@ -30,16 +30,16 @@ METHOD = "/dlrover_run.Master/Session"
 """The only method of the service: a stream of bytes in both directions."""
 
 MAX_NODE_MESSAGE = 256 * 1024
-"""Maximum bytes of a message from a node: more than the longest possible status."""
+"""Maximum bytes of a message from a node: more than the longest possible report."""
 
 MAX_MASTER_MESSAGE = 1024 * 1024
 """Maximum bytes of a message from an authenticated master: more than the addresses of the largest job."""
 
 CLUSTER_PREFIX = "cluster."
-"""What the names of the rules of parameter servers begin with as they travel. A job without has none of them."""
+"""The prefix of the rules of parameter servers in a message. A job without parameter servers has none of them."""
 
 MAX_NUMBER = 1_000_000_000
-"""The highest count that a rule may have, more than any job needs."""
+"""The highest number that a rule may have, more than any job needs."""
 
 JobId = Annotated[str, Meta(min_length=1, max_length=255)]
 Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -49,7 +49,7 @@ RuleValues = dict[str, int | float]
 
 
 class InvalidMessage(ValueError):
-    """Bytes that are not a message of this protocol; the text says why."""
+    """Bytes that are not a message of this protocol; the text is the reason."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
@@ -69,16 +69,16 @@ class Proof(msgspec.Struct, frozen=True, tag="proof", forbid_unknown_fields=True
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", forbid_unknown_fields=True):
-    """The node's first status, and the rules that it was started with."""
+    """The node's first report, and the rules that it was started with."""
 
-    status: NodeReport
+    report: NodeReport
     rules: RuleValues
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", forbid_unknown_fields=True):
-    """The node's latest status, which is also a heartbeat."""
+    """The node's latest report, which is also a heartbeat."""
 
-    status: NodeReport
+    report: NodeReport
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
@@ -88,8 +88,8 @@ class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fie
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=True):
-    """The node is heard from now on. `rules` are those of the job; `notice` is a sentence for the person who started
-    the node, such as that the node was started with other rules."""
+    """The node has joined. `rules` are those of the job; `notice` is a sentence for the user of this node, such as that
+    it was started with other rules."""
 
     rules: RuleValues
     notice: Sentence = ""
@@ -102,7 +102,7 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned", forbid_unknown_field
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
-    """The connection ends here. `retry` says that another attempt may succeed a little later."""
+    """The connection ends here. `retry`: another attempt may succeed a little later."""
 
     reason: Sentence
     retry: bool = False
@@ -142,17 +142,18 @@ def _decode(decoder: msgspec.json.Decoder[Message], data: bytes, most: int) -> M
 
 
 def encode_rules(rules: JobRules) -> RuleValues:
-    """Rules as they travel. A store that flags name does not: such a job has no master."""
-    values = {field.name: getattr(rules, field.name) for field in fields(JobRules) if field.name not in _APART}
-    return values if rules.cluster is None else values | _cluster_values(rules.cluster)
-
-
-def _cluster_values(rules: ClusterRules) -> RuleValues:
-    return {f"{CLUSTER_PREFIX}{field.name}": getattr(rules, field.name) for field in fields(ClusterRules)}
+    """Rules as sent in a message. A store that flags name is not sent: such a job has no master."""
+    names = [field.name for field in fields(JobRules) if field.name not in ("store", "cluster")]
+    values: RuleValues = {name: getattr(rules, name) for name in names}
+    if rules.cluster is not None:
+        values |= {
+            f"{CLUSTER_PREFIX}{field.name}": getattr(rules.cluster, field.name) for field in fields(ClusterRules)
+        }
+    return values
 
 
 def decode_rules(values: RuleValues) -> JobRules:
-    """Rules that have travelled. Raises InvalidMessage for an unknown name, a wrong type or an impossible number."""
+    """Decode the rules of a message. Raises InvalidMessage for an unknown name, a wrong type or an invalid number."""
     unknown = values.keys() - _KNOWN
     if unknown:
         raise InvalidMessage(f"unknown rules: {', '.join(sorted(unknown))[:200]}")
@@ -164,17 +165,12 @@ def decode_rules(values: RuleValues) -> JobRules:
         rules = msgspec.convert({**plain, "cluster": nested} if nested else plain, JobRules)
     except msgspec.ValidationError as error:
         raise InvalidMessage(f"not the rules of a job: {error}") from None
-    problem = rules.problem() or _too_large(encode_rules(rules))
+    # A number that is too large could not be sent back to the nodes.
+    large = (name for name, value in values.items() if isinstance(value, int) and value > MAX_NUMBER)
+    problem = rules.problem() or next((f"{name} is too large for the rule of a job" for name in large), None)
     if problem is not None:
         raise InvalidMessage(problem)
     return rules
 
 
-def _too_large(values: RuleValues) -> str | None:
-    """A sentence about a number that could not travel back to the nodes."""
-    names = (name for name, value in values.items() if isinstance(value, int) and value > MAX_NUMBER)
-    return next((f"{name} is too large for the rule of a job" for name in names), None)
-
-
-_APART = frozenset({"store", "cluster"})
 _KNOWN = encode_rules(JobRules(cluster=ClusterRules())).keys()

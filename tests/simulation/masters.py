@@ -148,9 +148,9 @@ class WatchedSession(NodeSession):
         self._master = master
         super().__init__(connection, master.jobs, "")
 
-    def tell(self, wanted: Assignment) -> None:
-        self._master.may_tell(wanted)
-        super().tell(wanted)
+    def send_assignment(self, assignment: Assignment) -> None:
+        self._master.may_tell(assignment)
+        super().send_assignment(assignment)
 
 
 class WatchedJobs(Jobs):
@@ -160,16 +160,16 @@ class WatchedJobs(Jobs):
         self._master = master
         super().__init__(directory, started_ms, master.note)
 
-    def join(self, name: str, line: NodeConnection, join: Join) -> tuple[Job, Welcome]:
-        self._master.note(f"hears {join.status.node_id} join")
-        job, welcome = super().join(name, line, join)
-        self._master.note(f"in epoch {job._coordinator.plan.epoch}, it said {join.status.epoch}")
-        self._master.laws.admitting(join.status, job._coordinator._members)
+    def join(self, name: str, connection: NodeConnection, join: Join) -> tuple[Job, Welcome]:
+        self._master.note(f"hears {join.report.node_id} join")
+        job, welcome = super().join(name, connection, join)
+        self._master.note(f"in epoch {job._coordinator.plan.epoch}, it said {join.report.epoch}")
+        self._master.laws.admitting(join.report, job._coordinator._members)
         return job, welcome
 
-    def hear(self, job: Job, line: NodeConnection, status: NodeReport) -> None:
-        super().hear(job, line, status)
-        self._master.laws.admitting(status, job._coordinator._members)
+    def receive(self, job: Job, connection: NodeConnection, report: NodeReport) -> None:
+        super().receive(job, connection, report)
+        self._master.laws.admitting(report, job._coordinator._members)
 
 
 class Masters:
