@@ -216,11 +216,11 @@ def test_a_node_reads_in_etcd_what_a_master_would_tell_it_and_no_address_twice()
         status("v", "x", cluster=NodeTasks(scale_request=DesiredReplicas(ps=1), scale_request_number=4)), 0.0
     )
     waiting = Waiting(sentence("for others"))
-    words = messages_by_bucket(coordinator, waiting, strangers=("stranger",))
+    words = messages_by_bucket(coordinator, waiting, mismatched=("stranger",))
     for node in (A, B):
         word = decode_record(encode_record(words[bucket_of(node.node_id)]), BucketMessage)
         assert word.assignment(node) == coordinator.assignment(node, waiting)
-        assert all(part.cluster is None or not part.cluster.servers for _, _, part in word.parts)
+        assert all(part.cluster is None or not part.cluster.servers for _, _, part in word.views)
     visitor = words[bucket_of("v")].assignment(NodeKey("v", "x"))
     assert visitor.cluster is not None
     assert visitor.cluster.scale_answered == 4

@@ -320,7 +320,7 @@ def test_all_keys_of_a_running_job_may_be_deleted(cluster: Cluster, place: InEtc
     succeed(after, *nodes)
 
 
-@pytest.mark.parametrize("name", ["plan", *only_long("words", "a")])
+@pytest.mark.parametrize("name", ["plan", *only_long("messages", "a")])
 def test_rubbish_under_a_key_of_the_job_is_told_in_one_line_and_ends_no_worker(
     cluster: Cluster, place: InEtcd, name: str
 ) -> None:
@@ -334,9 +334,9 @@ def test_rubbish_under_a_key_of_the_job_is_told_in_one_line_and_ends_no_worker(
     if name == "plan":
         # Whoever is elected next has to read it.
         place.etcd.ctl("del", key_of(place, "leader"))
-        sentence = "warning: the plan in etcd under "
+        sentence = "/plan in etcd is "
     else:
-        sentence = {"words": "warning: what stands in etcd under ", "a": "warning: the status in etcd under "}[name]
+        sentence = {"messages": " in etcd is ignored: ", "a": "warning: the report in etcd under "}[name]
         nodes[elected].until_says(sentence)
     nodes["c"] = cluster.node("c", "2:3", env={"NODE_ID": "c"}, conf=SOON)
     after = cluster.world(3)

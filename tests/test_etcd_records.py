@@ -33,9 +33,8 @@ from dlrover_run.rendezvous.etcd_records import (
     bucket_of,
     decode_record,
     encode_record,
-    rules_of,
 )
-from dlrover_run.transport.messages import InvalidMessage, encode_rules
+from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
 
 RULES = encode_rules(JobRules(min_nodes=2, max_nodes=4))
 names = st.text(min_size=1, max_size=20)
@@ -53,7 +52,7 @@ def test_each_kind_of_record_comes_back_as_it_was() -> None:
     assert decode_record(encode_record(status("a")), NodeReport) == status("a")
     stored = StoredPlan(RULES, Plan(epoch=7, restart_times=(1.5, 2.25), members=(Member("a", "1", "host", 8),)))
     assert decode_record(encode_record(stored), StoredPlan) == stored
-    assert rules_of(stored) == JobRules(min_nodes=2, max_nodes=4)
+    assert decode_rules(stored.rules) == JobRules(min_nodes=2, max_nodes=4)
 
 
 def test_the_plan_of_the_largest_job_fits_into_one_request() -> None:

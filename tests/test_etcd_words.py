@@ -59,9 +59,9 @@ def test_each_node_reads_what_a_master_would_tell_it() -> None:
 def test_no_bucket_holds_more_than_its_own() -> None:
     names = [f"node-{i}" for i in range(80)]
     words = messages_by_bucket(job_of(*names, max_nodes=80).coordinator, WAITING)
-    seated = {bucket: {name for name, _, _ in word.parts} for bucket, word in words.items()}
+    seated = {bucket: {name for name, _, _ in word.views} for bucket, word in words.items()}
     assert seated == {bucket: {name for name in names if bucket_of(name) == bucket} for bucket in words}
-    ranks = [part.ranks.node_rank for word in words.values() for _, _, part in word.parts if part.ranks is not None]
+    ranks = [part.ranks.node_rank for word in words.values() for _, _, part in word.views if part.ranks is not None]
     assert sorted(ranks) == list(range(80))
 
 
@@ -108,20 +108,20 @@ def test_progress_is_told_only_where_somebody_waits() -> None:
 
 
 class Hearing:
-    """An attendance with a coordinator, and what was said at the console."""
+    """An membership with a coordinator, and what was said at the console."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.coordinator = Coordinator(rules(1, 4), 0.0, 1)
-        self.attendance = MembershipWatch(KEYS, self.said.append)
+        self.membership = MembershipWatch(KEYS, self.said.append)
 
     def put(self, value: NodeReport | bytes, node_id: str = "a") -> bool:
         data = value if isinstance(value, bytes) else encode_record(value)
         key = KEYS.node(node_id)
-        return self.attendance.hear(self.coordinator, Change(key, KeyValue(key, data, 1, 1, 1)), 1.0)
+        return self.membership.receive(self.coordinator, Change(key, KeyValue(key, data, 1, 1, 1)), 1.0)
 
     def drop(self, node_id: str) -> bool:
-        return self.attendance.hear(self.coordinator, Change(KEYS.node(node_id), None), 2.0)
+        return self.membership.receive(self.coordinator, Change(KEYS.node(node_id), None), 2.0)
 
     @property
     def connected(self) -> list[str]:
@@ -144,7 +144,7 @@ def test_of_a_whole_reading_what_is_missing_is_gone() -> None:
     hearing.put(status("b"), "b")
     there = KeyValue(KEYS.node("b"), encode_record(status("b")), 1, 1, 1)
     new = KeyValue(KEYS.node("c"), encode_record(status("c")), 1, 1, 1)
-    hearing.attendance.hear_all(hearing.coordinator, [there, new], 3.0)
+    hearing.membership.receive_all(hearing.coordinator, [there, new], 3.0)
     assert hearing.connected == ["b", "c"]
 
 
@@ -152,16 +152,16 @@ def test_who_said_goodbye_is_awaited_no_more() -> None:
     hearing = Hearing()
     plan = Plan(members=(Member("a", "one", "a", 2), Member("b", "one", "b", 2), Member("c", "one", "c", 2, done=True)))
     hearing.put(status("a"), "a")
-    assert hearing.attendance.awaits(plan)
+    assert hearing.membership.has_absent_member(plan)
     hearing.put(status("b"), "b")
-    assert not hearing.attendance.awaits(plan)
+    assert not hearing.membership.has_absent_member(plan)
     hearing.put(status("a", phase=NodePhase.LEFT), "a")
-    assert hearing.attendance.has_left(NodeKey("a", "one"))
-    assert not hearing.attendance.has_left(NodeKey("a", "two"))
+    assert hearing.membership.has_left(NodeKey("a", "one"))
+    assert not hearing.membership.has_left(NodeKey("a", "two"))
     hearing.drop("a")
-    assert not hearing.attendance.awaits(plan)
+    assert not hearing.membership.has_absent_member(plan)
     hearing.drop("b")
-    assert hearing.attendance.awaits(plan)
+    assert hearing.membership.has_absent_member(plan)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_who_said_goodbye_is_awaited_no_more() -> None:
     [
         (b"rubbish", "no record of ours"),
         (b"\xff\x00", "no record of ours"),
-        (encode_record(status("b")), "that of b"),
+        (encode_record(status("b")), "the report of b"),
         (encode_record(status("a", epoch=MAX_EPOCH + 1)), "an epoch that no coordinator has"),
         (encode_record(status("a", workers=0)), "workers, and this one says 0"),
     ],

@@ -502,7 +502,7 @@ def test_a_node_whose_workers_have_ended_waits_for_a_lost_master_only_so_long() 
         node.client.report(status(phase=NodePhase.FAILED))
         await node.until(lambda: node.client.problem)
         assert node.client.problem is not None
-        assert "has been away for 0.3 s" in node.client.problem
+        assert "was unreachable for 0.3 s" in node.client.problem
         await node.client.close()
 
     alone(scene)

@@ -55,7 +55,7 @@ def test_a_master_that_dies_while_nodes_gather(cluster: Cluster, journal: Path |
     first = cluster.node("a", "2", conf=conf)
     first.until_says("waiting: 1 node of 2 is here")
     kill_hosted_master(cluster)
-    first.until_says("this node goes on looking for it")
+    first.until_says("this node keeps trying to reach it")
     until_back(first)
     second = cluster.node("b", "2", conf=conf)
     succeed(cluster.world(2), first, second)

@@ -244,7 +244,7 @@ def enter_without_asking(self: EtcdClient, own: str, status: NodeReport) -> Txn:
     return Txn((), entry.then, entry.otherwise)
 
 
-real_entry = EtcdClient._entry
+real_entry = EtcdClient._join_txn
 
 
 async def tell_and_then_store(self: FencedWriter, values: Mapping[str, bytes], lease: int) -> None:
@@ -278,7 +278,7 @@ async def sweep(self: EtcdClient) -> None:
 @contextmanager
 def leave_everything_behind() -> Iterator[None]:
     """Neither the last node nor a lease takes the keys of a job along."""
-    with patch.object(EtcdClient, "_depart", do_nothing), patch.object(etcd_leader, "RESULT_RETENTION", 3600.0):
+    with patch.object(EtcdClient, "_leave", do_nothing), patch.object(etcd_leader, "RESULT_RETENTION", 3600.0):
         yield
 
 
@@ -296,10 +296,10 @@ BROKEN_IN_ETCD = {
         (Watch, "after"), by=lambda self, revision: real_after(self, revision + 1)
     ),
     "a node does not notice that its lease is gone": patched((EtcdClient, "_renew"), by=renew_and_hope),
-    "nobody stands for election": patched((Election, "_stand_soon"), by=do_nothing),
-    "two processes may have one id": patched((EtcdClient, "_entry"), by=enter_without_asking),
+    "nobody stands for election": patched((Election, "_campaign"), by=do_nothing),
+    "two processes may have one id": patched((EtcdClient, "_join_txn"), by=enter_without_asking),
     "the last one leaves everything behind": leave_everything_behind,
-    "the last one takes another job along": patched((EtcdClient, "_depart"), by=sweep),
+    "the last one takes another job along": patched((EtcdClient, "_leave"), by=sweep),
     "a coordinator counts epochs by revisions alone": patched(
         (EtcdLeader, "_first_epoch"), by=property(lambda self: self.leader.created)
     ),

@@ -1,8 +1,8 @@
-"""Writes of the elected agent: only while it is elected, in order, and only what has changed.
+"""Writes of the leader: only while it is elected, in order, and only changed values.
 
-The election's key decides which agent may write, but not in which order requests are carried out. A request may be
-carried out twice, if the member that received it dies before it answers, and one that was given up may be carried out
-after its successor. So each write has the condition that the write before it was the last one.
+The leader's key decides which agent may write, but not in which order requests are applied. A request may be applied
+twice, if the member that received it dies before it answers, and a request that timed out may be applied after the next
+one. So each write has the condition that the previous write was the last one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class NotElected(Exception):
 
 
 class StaleWriteApplied(Exception):
-    """A write that was given up has been carried out after all, so the current values must be read again."""
+    """A write that timed out has been applied after all, so the current values must be read again."""
 
 
 class FencedWriter:
-    """The writes of one election. `leader` is the leader's key as it was created in it.
+    """The writes of one election. `leader` is the leader's key as it was created in that election.
 
     Its create revision distinguishes two elections, and its lease two nodes: an etcd that has lost its data may give
     the same revision again.
@@ -46,22 +46,24 @@ class FencedWriter:
     def __init__(self, store: KeyValueStore, keys: Keys, leader: KeyValue) -> None:
         self._store = store
         self._leader = Range(keys.leader)
-        self._turn = Range(keys.turn)
+        self._last_write = Range(keys.last_write)
         self._elected = (CreateRevisionIs(leader.key, leader.created), LeaseIs(leader.key, leader.lease))
         self._election = leader.created, leader.lease
-        self._last: Absent | ModRevisionIs = Absent(self._turn)
-        self._turns = 0
+        self._last: Absent | ModRevisionIs = Absent(self._last_write)
+        self._count = 0
         self._written: dict[str, bytes] = {}
         self._lease = 0
 
     async def read(self, *ranges: Range) -> TxnResult:
         """Read these ranges; the next write follows this read. Raises NotElected."""
-        outcome = await self._store.commit(Txn(self._elected, tuple(map(Get, (self._turn, *ranges)))))
+        outcome = await self._store.commit(Txn(self._elected, tuple(map(Get, (self._last_write, *ranges)))))
         if not outcome.succeeded:
             raise NotElected
-        turn = outcome.found.get(self._turn.key)
-        self._last = Absent(self._turn) if turn is None else ModRevisionIs(turn.key, turn.changed)
-        # A write that was given up may have been carried out, or not.
+        last_write = outcome.found.get(self._last_write.key)
+        self._last = (
+            Absent(self._last_write) if last_write is None else ModRevisionIs(last_write.key, last_write.changed)
+        )
+        # A write that timed out may have been applied, or not.
         self._written.clear()
         return outcome
 
@@ -72,26 +74,26 @@ class FencedWriter:
             self._written.clear()
         puts = [Put(key, value, lease) for key, value in values.items() if self._written.get(key) != value]
         for batch in _batches(puts):
-            await self._carry_out(batch)
+            await self._commit(batch)
             self._written.update((put.key, put.value) for put in batch)
 
-    async def _carry_out(self, batch: Sequence[Put]) -> None:
-        self._turns += 1
-        number = f"{self._election[0]}.{self._election[1]:x}.{self._turns}".encode()
-        puts = (*batch, Put(self._turn.key, number, self._lease))
+    async def _commit(self, batch: Sequence[Put]) -> None:
+        self._count += 1
+        number = f"{self._election[0]}.{self._election[1]:x}.{self._count}".encode()
+        puts = (*batch, Put(self._last_write.key, number, self._lease))
         outcome = await self._store.commit(
-            Txn((*self._elected, self._last), puts, (Get(self._leader), Get(self._turn)))
+            Txn((*self._elected, self._last), puts, (Get(self._leader), Get(self._last_write)))
         )
         revision = outcome.revision
         if not outcome.succeeded:
-            leader, turn = outcome.found.get(self._leader.key), outcome.found.get(self._turn.key)
+            leader, last_write = outcome.found.get(self._leader.key), outcome.found.get(self._last_write.key)
             if leader is None or (leader.created, leader.lease) != self._election:
                 raise NotElected
-            if turn is None or turn.value != number:
+            if last_write is None or last_write.value != number:
                 raise StaleWriteApplied
-            # It was carried out twice, and this is the second time.
-            revision = turn.changed
-        self._last = ModRevisionIs(self._turn.key, revision)
+            # The request was applied twice, and this is the second time.
+            revision = last_write.changed
+        self._last = ModRevisionIs(self._last_write.key, revision)
 
 
 def _batches(puts: Sequence[Put]) -> Iterator[list[Put]]:

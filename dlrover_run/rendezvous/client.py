@@ -1,4 +1,4 @@
-"""The protocol of a rendezvous client, and the tracker that decides which assignments of which coordinator count."""
+"""The protocol of a rendezvous client, and the tracker that decides which assignments count."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ OnChange = Callable[[], None]
 
 
 class RendezvousClient(Protocol):
-    """One node's access to the records of coordination, wherever they live.
+    """One node's connection to the coordinator, in whatever process that runs.
 
     `assignment` is the latest one in force. `problem` is a sentence if this node cannot take part in the job, or no
-    longer: it was refused, or no coordinator can be reached. `is_user_error` says that the user's settings are why, so
-    that the same command will fail again. `pids` are the processes that the client has started and that outlive this
-    agent on purpose.
+    longer: it was refused, or no coordinator can be reached. `is_user_error`: the user's settings are the cause, so the
+    same command will fail again. `pids` are the processes that the client has started and that outlive this agent on
+    purpose.
     """
 
     @property
@@ -35,20 +35,20 @@ class RendezvousClient(Protocol):
     @property
     def pids(self) -> set[int]: ...
 
-    def report(self, status: NodeReport) -> None:
-        """Report this node's latest status. It reaches the coordinator as soon as one can be reached."""
+    def report(self, report: NodeReport) -> None:
+        """Send the latest report of this node, as soon as a coordinator can be reached."""
         ...
 
     async def close(self) -> None:
-        """Let the last status reach the coordinator, in a bounded time, and disconnect."""
+        """Wait a bounded time until the coordinator has the last report, and disconnect."""
         ...
 
 
 class AssignmentTracker:
     """Decides which assignment is in force when coordinators replace each other and messages arrive late. Pure.
 
-    `epoch` is that of the coordinator that this node obeys, and `memory` what it must repeat to a coordinator that has
-    lost its records.
+    `epoch` is that of the coordinator that this node follows, and `memory` what the node must report to a coordinator
+    that has lost its records.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class AssignmentTracker:
         self.memory = OrderMemory()
 
     def take(self, assignment: Assignment) -> bool:
-        """Take an assignment that has arrived; return whether it changes what this node has to do."""
+        """Take a received assignment; return whether it changes what this node has to do."""
         if assignment.epoch < self.epoch:
             # From a coordinator that has been replaced and has not noticed yet.
             return False
@@ -65,7 +65,7 @@ class AssignmentTracker:
         if assignment.cluster is not None and assignment.cluster.keep:
             assignment = msgspec.structs.replace(assignment, cluster=self.assignment.cluster)
         if assignment.key < self.assignment.key and assignment.phase not in OVER:
-            # From a coordinator that began anew and does not know the latest round yet, whose workers go on.
+            # From a coordinator that restarted and does not know the latest round yet, whose workers keep running.
             return False
         if assignment == self.assignment:
             return False
@@ -74,7 +74,7 @@ class AssignmentTracker:
         return True
 
     def show_waiting(self, waiting: Waiting) -> bool:
-        """Show what the node waits for while no coordinator says so; return whether that changes anything."""
+        """Show what the node waits for without a coordinator; return whether that changes anything."""
         order = self.assignment.cluster
         if self.assignment.ranks is not None or (order is not None and order.tasks):
             return False

@@ -1,4 +1,5 @@
-"""Which agent decides for a job in etcd: the one that has created the leader's key, as long as its lease lives."""
+"""The election of the agent that decides for a job in etcd: the agent that has created the leader's key leads as long
+as its lease lives."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from dlrover_run.rendezvous.etcd_leader import EtcdLeader
 from dlrover_run.rendezvous.etcd_records import Keys
 
 PER_SECOND = 500
-"""Nodes that stand for election in a second after the elected agent has gone: all of them see that at once."""
+"""Nodes that campaign in a second after the leader has gone: all of them detect that at the same time."""
 
 
 class Election:
-    """The part of one node in it. `rng` returns a random number from 0 to 1; `say` prints one line for the person at
-    the console.
+    """The part of one node in the election. `rng` returns a random number from 0 to 1; `log` prints one line to the
+    console.
 
-    What an agent knows that was elected outlives the loss of etcd: `begin` is called after each, with a group for the
-    tasks and the lease that this node has now.
+    A leader keeps its state when the connection to etcd is lost: `begin` is called after each connection, with a group
+    for the tasks and the lease that this node has now.
     """
 
     def __init__(
@@ -29,80 +30,79 @@ class Election:
         store: KeyValueStore,
         keys: Keys,
         rules: JobRules,
-        orders: AssignmentTracker,
+        assignments: AssignmentTracker,
         rng: Callable[[], float],
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._store = store
         self._keys = keys
         self._rules = rules
-        self._orders = orders
+        self._assignments = assignments
         self._rng = rng
-        self._say = say
+        self._log = log
         self._retired = False
-        self._leadership: EtcdLeader | None = None
-        self._standing: asyncio.Task[None] | None = None
+        self._leader: EtcdLeader | None = None
+        self._campaigning: asyncio.Task[None] | None = None
         self.leading: asyncio.Task[None] | None = None
 
     def begin(self, tasks: asyncio.TaskGroup, own: NodeKey, lease: int) -> None:
-        """Take part, under this lease."""
+        """Take part with this lease."""
         self._tasks = tasks
         self._own = own
         self._lease = lease
-        self._standing = self.leading = None
+        self._campaigning = self.leading = None
 
     def retire(self) -> None:
-        """Stand no more: this node leaves, and the key would go with it."""
+        """Do not campaign any more: this node leaves, and the leader's key would be deleted with its lease."""
         self._retired = True
 
-    def stand(self, own: NodeKey, lease: int) -> Txn:
-        """The transaction by which the leader's key is created where there is none, and read."""
+    def candidacy(self, own: NodeKey, lease: int) -> Txn:
+        """The transaction that creates the leader's key if there is none, and reads it."""
         leader = Range(self._keys.leader)
         free = (Absent(leader), Absent(Range(self._keys.over)))
         return Txn(free, (Put(leader.key, own.node_id.encode(), lease), Get(leader)), (Get(leader),))
 
-    def mind(self, leader: KeyValue | None, return_grace: float) -> None:
-        """Somebody leads, or nobody does. `return_grace` is for the members of a plan that this agent takes over: who
-        has watched all the time knows that the others could have renewed their leases too."""
-        if self._standing is not None:
-            self._standing.cancel()
-            self._standing = None
+    def on_leader_change(self, leader: KeyValue | None, return_grace: float) -> None:
+        """Take the leader's key as it is now, None if there is no leader. `return_grace` is for the members of a plan
+        that this agent takes over: an agent that has watched all the time knows that the others could have renewed
+        their leases too."""
+        if self._campaigning is not None:
+            self._campaigning.cancel()
+            self._campaigning = None
         if leader is None or leader.lease != self._lease:
             self._resign()
         if leader is None:
-            if self._orders.assignment.phase not in OVER and not self._retired:
-                self._standing = self._tasks.create_task(self._stand_soon())
+            if self._assignments.assignment.phase not in OVER and not self._retired:
+                self._campaigning = self._tasks.create_task(self._campaign())
         elif not leader.lease:
             self._tasks.create_task(self._remove(leader))
         elif leader.lease == self._lease:
             self._lead(leader, return_grace)
 
     def _lead(self, leader: KeyValue, return_grace: float) -> None:
-        if self._leadership is None or self._leadership.leader != leader:
+        if self._leader is None or self._leader.leader != leader:
             self._resign()
-            self._leadership = EtcdLeader(
-                self._store, self._keys, self._rules, self._own, leader, return_grace, self._say
-            )
+            self._leader = EtcdLeader(self._store, self._keys, self._rules, self._own, leader, return_grace, self._log)
         if self.leading is None:
-            self.leading = self._tasks.create_task(self._leadership.lead())
+            self.leading = self._tasks.create_task(self._leader.lead())
 
     def _resign(self) -> None:
         if self.leading is not None:
             self.leading.cancel()
             self.leading = None
 
-    async def _stand_soon(self) -> None:
-        seat, order = self._orders.assignment.ranks, self._orders.assignment.cluster
-        # Of a parameter-server job a node knows how many processes there are, but not on how many nodes.
-        most = seat.nodes if seat else len(order.servers) + len(order.workers) if order else 0
-        await asyncio.sleep(self._rng() * most / PER_SECOND)
-        outcome = await self._store.commit(self.stand(self._own, self._lease))
+    async def _campaign(self) -> None:
+        ranks, order = self._assignments.assignment.ranks, self._assignments.assignment.cluster
+        # Of a parameter-server job a node knows the number of processes, but not of nodes.
+        nodes = ranks.nodes if ranks else len(order.servers) + len(order.workers) if order else 0
+        await asyncio.sleep(self._rng() * nodes / PER_SECOND)
+        outcome = await self._store.commit(self.candidacy(self._own, self._lease))
         if (elected := outcome.found.get(self._keys.leader)) is not None:
-            # The watch reports it too, unless etcd has lost its data and with them its revision count.
-            self._standing = None
-            self.mind(elected, self._rules.lost_after)
+            # The watch reports it too, unless etcd has lost its data and with it its revision count.
+            self._campaigning = None
+            self.on_leader_change(elected, self._rules.lost_after)
 
     async def _remove(self, leader: KeyValue) -> None:
-        """Take away a leader's key that is under no lease, so that somebody is elected: nobody who lives stands behind
-        it, for it was put by hand or copied from another etcd."""
+        """Delete a leader's key without a lease, so that an agent can be elected. No agent owns it: it was put by hand
+        or copied from another etcd."""
         await self._store.commit(Txn((ModRevisionIs(leader.key, leader.changed),), (Delete(Range(leader.key)),)))

@@ -1,7 +1,7 @@
 """The leader of a job in etcd: the elected agent watches the nodes' reports, decides, and writes the assignments.
 
-It decides as a master does, with the same coordinator. Each of its writes has the condition that it is still elected,
-so an agent that was replaced during a stall writes nothing.
+It decides with the same coordinator as a master. Each of its writes has the condition that it is still elected, so an
+agent that was replaced during a stall writes nothing.
 """
 
 from __future__ import annotations
@@ -23,100 +23,87 @@ from dlrover_run.rendezvous.etcd_records import (
     decode_record,
     encode_record,
     messages_by_bucket,
-    rules_of,
 )
 from dlrover_run.rendezvous.failure_detector import StallDetector
 from dlrover_run.rendezvous.reconnect import wait_for_event
-from dlrover_run.transport.messages import InvalidMessage, encode_rules
+from dlrover_run.transport.messages import InvalidMessage, decode_rules, encode_rules
 
 
 class MembershipWatch:
-    """Turns the keys of the nodes' reports into events of a coordinator: reports, and nodes that are gone. `say` prints
+    """Turns the keys of the nodes' reports into events of a coordinator: reports, and nodes that are gone. `log` prints
     one line about a report that is ignored, once for each node.
 
-    `strangers` are nodes of another kind of job. They learn that from the job's rules, so these are written where such
+    `mismatched` are nodes of another kind of job. They detect that by the job's rules, so those are written where such
     nodes read them.
     """
 
-    def __init__(self, keys: Keys, say: Callable[[str], None]) -> None:
+    def __init__(self, keys: Keys, log: Callable[[str], None]) -> None:
         self._keys = keys
-        self._say = say
+        self._log = log
         self._nodes: dict[str, NodeKey] = {}
-        self._unreadable: set[str] = set()
+        self._rejected: set[str] = set()
         self._left: set[NodeKey] = set()
-        self.strangers: frozenset[str] = frozenset()
+        self.mismatched: frozenset[str] = frozenset()
 
     def has_left(self, key: NodeKey) -> bool:
         """Whether that node has reported that it left."""
         return key in self._left
 
-    def awaits(self, plan: Plan) -> bool:
-        """Whether a member of the plan is away, and may come back to learn how the job ended."""
-        here = {*self._nodes.values(), *self._left}
-        return any(not member.done and member.key not in here for member in plan.members)
+    def has_absent_member(self, plan: Plan) -> bool:
+        """Whether a member of the plan is disconnected, and may come back to learn how the job ended."""
+        known = {*self._nodes.values(), *self._left}
+        return any(not member.done and member.key not in known for member in plan.members)
 
-    def hear_all(self, coordinator: Coordinator, found: Iterable[KeyValue], now: float) -> None:
+    def receive_all(self, coordinator: Coordinator, found: Iterable[KeyValue], now: float) -> None:
         """Take all reports at one revision."""
-        there = {self._node_id(current.key): current for current in found}
-        for node_id in self._nodes.keys() - there.keys():
-            self._lose(coordinator, node_id, now)
-        for node_id, current in there.items():
-            self._hear(coordinator, node_id, current, now)
+        reports = {current.key: current for current in found}
+        lost = {self._keys.node(node_id) for node_id in self._nodes} - reports.keys()
+        for key, current in [*((key, None) for key in lost), *reports.items()]:
+            self.receive(coordinator, Change(key, current), now)
 
-    def hear(self, coordinator: Coordinator, change: Change, now: float) -> bool:
+    def receive(self, coordinator: Coordinator, change: Change, now: float) -> bool:
         """Take the change of one key; return whether it is new to the coordinator."""
-        node_id = self._node_id(change.key)
-        if change.now is not None:
-            return self._hear(coordinator, node_id, change.now, now)
-        if node_id not in self._nodes:
-            return False
-        self._lose(coordinator, node_id, now)
-        return True
-
-    def _hear(self, coordinator: Coordinator, node_id: str, current: KeyValue, now: float) -> bool:
+        node_id, current = change.key.removeprefix(self._keys.nodes), change.now
+        if current is None:
+            if node_id not in self._nodes:
+                return False
+            coordinator.disconnect(self._nodes.pop(node_id), now)
+            return True
         try:
-            status = decode_record(current.value, NodeReport)
+            report = decode_record(current.value, NodeReport)
         except InvalidMessage as error:
             self._reject(node_id, current, str(error))
             return False
-        problem = wrong_job_kind(coordinator.rules, status)
+        problem = wrong_job_kind(coordinator.rules, report)
         if problem is not None:
-            self.strangers |= {node_id}
-        problem = problem or validate_report(status, coordinator.plan, coordinator.ranks(status.key))
-        if status.node_id != node_id:
-            problem = f"that of {status.node_id}"
+            self.mismatched |= {node_id}
+        problem = problem or validate_report(report, coordinator.plan, coordinator.ranks(report.key))
+        if report.node_id != node_id:
+            problem = f"it is the report of {report.node_id}"
         elif len(self._nodes) >= MAX_NODES and node_id not in self._nodes:
-            problem = f"one too many, for a job has at most {MAX_NODES} nodes"
+            problem = f"one too many, because a job has at most {MAX_NODES} nodes"
         if problem is not None:
             self._reject(node_id, current, problem)
             return False
-        self._nodes[node_id] = status.key
-        if status.phase is NodePhase.LEFT:
-            self._left.add(status.key)
-        return coordinator.receive(status, now)
-
-    def _lose(self, coordinator: Coordinator, node_id: str, now: float) -> None:
-        key = self._nodes.pop(node_id)
-        coordinator.disconnect(key, now)
+        self._nodes[node_id] = report.key
+        if report.phase is NodePhase.LEFT:
+            self._left.add(report.key)
+        return coordinator.receive(report, now)
 
     def _reject(self, node_id: str, current: KeyValue, problem: str) -> None:
-        if node_id not in self._unreadable:
-            self._unreadable.add(node_id)
-            self._say(f"warning: the status in etcd under {current.key} does not count: {problem}")
-
-    def _node_id(self, key: str) -> str:
-        return key.removeprefix(self._keys.nodes)
+        if node_id not in self._rejected:
+            self._rejected.add(node_id)
+            self._log(f"warning: the report in etcd under {current.key} is ignored: {problem}")
 
 
-JOB_KEPT = 24 * 3600
-"""Seconds for which a job without nodes can be resumed; then etcd deletes it. While it has an elected agent the time
-does not pass."""
+JOB_RETENTION = 24 * 3600
+"""Seconds for which a job without nodes can be resumed; then etcd deletes it."""
 
 
 class EtcdLeader:
-    """The leader of one election, the agent of the node `own`. `leader` is the leader's key as it was created in it;
-    `return_grace` is how many seconds the members of a recovered plan have to come back. `say` prints one line to the
-    console.
+    """The leader of one election, the agent of the node `own`. `leader` is the leader's key as it was created in that
+    election; `return_grace` is how many seconds the members of a recovered plan have to come back. `log` prints one
+    line to the console.
     """
 
     def __init__(
@@ -127,7 +114,7 @@ class EtcdLeader:
         own: NodeKey,
         leader: KeyValue,
         return_grace: float,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self.leader = leader
         self._own = own
@@ -135,24 +122,25 @@ class EtcdLeader:
         self._keys = keys
         self._rules = rules
         self._return_grace = return_grace
-        self._say = say
+        self._log = log
         self._loop = asyncio.get_running_loop()
-        self._writing = FencedWriter(store, keys, leader)
-        self._attendance = MembershipWatch(keys, say)
+        self._writer = FencedWriter(store, keys, leader)
+        self._membership = MembershipWatch(keys, log)
         self._stalls = StallDetector(self._loop.time())
         self._coordinator: Coordinator | None = None
-        self._heard: list[Change] = []
-        self._news = asyncio.Event()
+        self._changes: list[Change] = []
+        self._changed = asyncio.Event()
         self._lease = 0
         self._renew_at = 0.0
-        self._owing = True
-        self._addressed: frozenset[NodeKey | str] = frozenset()
+        self._write_due = True
+        self._readers: frozenset[NodeKey | str] = frozenset()
         self._done = False
 
     async def lead(self) -> None:
         """Decide for the job until it is over, or this node has left it, or another agent is elected.
 
-        Raises Away; called again later it goes on with what it knows, and the time between counts for nobody.
+        Raises EtcdUnavailable; called again later it continues with its state, and the time between counts against no
+        node.
         """
         try:
             was_away = self._coordinator is not None
@@ -161,7 +149,7 @@ class EtcdLeader:
                     revision, coordinator = await self._read_all(was_away)
                     was_away = False
                     watching = asyncio.ensure_future(self._listen(watch, revision))
-                    watching.add_done_callback(lambda _: self._news.set())
+                    watching.add_done_callback(lambda _: self._changed.set())
                     try:
                         await self._decide(coordinator, watching)
                     except (Compacted, StaleWriteApplied):
@@ -174,142 +162,139 @@ class EtcdLeader:
             return
 
     async def _read_all(self, was_away: bool) -> tuple[int, Coordinator]:
-        """Read all keys at one revision; `was_away` after a time without etcd. Raises NotElected."""
-        self._heard.clear()
-        outcome = await self._writing.read(Range(self._keys.plan), Range(self._keys.nodes, prefix=True))
+        """Read all keys at one revision; `was_away`: etcd was unavailable before. Raises NotElected."""
+        self._changes.clear()
+        outcome = await self._writer.read(Range(self._keys.plan), Range(self._keys.nodes, prefix=True))
         now = self._loop.time()
         coordinator = self._coordinator
         if coordinator is None:
             self._stalls = StallDetector(now)
-            coordinator = self._begin(self._take_over(outcome.found.get(self._keys.plan), now))
-        self._excuse(coordinator, now)
+            coordinator = self._set_coordinator(self._take_over(outcome.found.get(self._keys.plan), now))
+        self._compensate_stall(coordinator, now)
         if was_away:
             # The leases of other nodes may have expired meanwhile; they take new ones.
             coordinator.extend_grace(now)
         nodes = (current for key, current in outcome.found.items() if key.startswith(self._keys.nodes))
-        self._attendance.hear_all(coordinator, nodes, now)
-        self._owing = self._progress.outdated = True
+        self._membership.receive_all(coordinator, nodes, now)
+        self._write_due = self._progress.outdated = True
         return outcome.revision, coordinator
 
     def _take_over(self, stored: KeyValue | None, now: float) -> Coordinator:
         if stored is not None:
             try:
                 record = decode_record(stored.value, StoredPlan)
-                self._rules = rules_of(record)
+                self._rules = decode_rules(record.rules)
             except InvalidMessage as error:
-                self._say(f"warning: the plan in etcd under {self._keys.plan} is {error}; it is made anew")
+                self._log(f"warning: {self._keys.plan} in etcd is {error}; a new plan is made")
             else:
                 epoch = max(self.leader.created, record.plan.epoch + 1)
-                # One lease for the whole job, so that none is left for a day after it.
+                # One lease for the whole job, so that none is left for a day after its end.
                 self._lease = stored.lease
                 return Coordinator(self._rules, now, epoch, record.plan, self._return_grace)
         return Coordinator(self._rules, now, self._first_epoch)
 
-    def _begin(self, coordinator: Coordinator) -> Coordinator:
+    def _set_coordinator(self, coordinator: Coordinator) -> Coordinator:
         self._coordinator = coordinator
         self._progress = WaitingThrottle(coordinator)
         return coordinator
 
     @property
     def _first_epoch(self) -> int:
-        """The epoch of a coordinator without a predecessor's plan. Revisions begin again at 1 if etcd has lost its
-        data, and rounds before and after that must not have the same id. So it includes the time, as with a master."""
+        """The epoch of a coordinator without a predecessor's plan. It includes the time, as with a master: revisions
+        start again at 1 if etcd has lost its data, and rounds before and after that must not have the same id."""
         return max(self.leader.created, time.time_ns() // 1_000_000)
 
     async def _listen(self, watch: Watch, revision: int) -> None:
         async for changes in watch.after(revision):
-            self._heard += changes
-            self._news.set()
+            self._changes += changes
+            self._changed.set()
 
     async def _decide(self, coordinator: Coordinator, watching: asyncio.Future[None]) -> None:
-        """Decide whenever something changes. Raises NotElected, StaleWriteApplied, Away and Compacted."""
+        """Decide at each change. Raises NotElected, StaleWriteApplied, EtcdUnavailable and Compacted."""
         while True:
             now = self._loop.time()
-            self._excuse(coordinator, now)
-            changes, self._heard = self._heard, []
+            self._compensate_stall(coordinator, now)
+            changes, self._changes = self._changes, []
             for change in changes:
-                if self._attendance.hear(coordinator, change, now):
+                if self._membership.receive(coordinator, change, now):
                     self._progress.outdated = True
-            await self._keep_job(now)
-            coordinator = await self._settle(coordinator)
-            if coordinator.plan.phase in OVER or self._attendance.has_left(self._own):
+            await self._renew_job_lease(now)
+            coordinator = await self._step(coordinator)
+            if coordinator.plan.phase in OVER or self._membership.has_left(self._own):
                 self._done = True
                 return
             if watching.done():
                 watching.result()
-            if not self._heard:
-                self._news.clear()
-                await wait_for_event(self._news, self._wake_at(coordinator) - self._loop.time())
+            if not self._changes:
+                self._changed.clear()
+                await wait_for_event(self._changed, self._wake_at(coordinator) - self._loop.time())
 
     def _wake_at(self, coordinator: Coordinator) -> float:
         times = (coordinator.wake_at(), self._progress.due, self._renew_at, self._stalls.next_check)
         return min(time for time in times if time is not None)
 
-    def _excuse(self, coordinator: Coordinator, now: float) -> None:
-        """Time in which this agent was stalled, or etcd unavailable, counts against no node."""
-        if late := self._stalls.stalled_for(now):
-            coordinator.compensate_stall(late)
+    def _compensate_stall(self, coordinator: Coordinator, now: float) -> None:
+        """Do not count time in which this agent was stalled, or etcd unavailable, against any node."""
+        if stalled := self._stalls.stalled_for(now):
+            coordinator.compensate_stall(stalled)
 
-    async def _settle(self, coordinator: Coordinator) -> Coordinator:
+    async def _step(self, coordinator: Coordinator) -> Coordinator:
         """Decide for all reports and for the time that has passed, and write the result. Return the coordinator that
         decides from then on."""
         while True:
             now = self._loop.time()
             advanced = coordinator.advance(now)
             if coordinator.superseded:
-                coordinator = self._begin(self._anew(coordinator, now))
+                coordinator = self._set_coordinator(self._restart(coordinator, now))
                 continue
-            told = self._progress.renew(now, len(coordinator.members), at_once=advanced)
-            readers: frozenset[NodeKey | str] = frozenset((*coordinator.members, *self._attendance.strangers))
-            # A newcomer that no decision concerns reads messages that all other nodes may have read long ago.
-            self._owing = self._owing or advanced or told or not readers <= self._addressed
+            renewed = self._progress.renew(now, len(coordinator.members), at_once=advanced)
+            readers: frozenset[NodeKey | str] = frozenset((*coordinator.members, *self._membership.mismatched))
+            # A new node that no decision concerns may read a bucket that has not been written yet.
+            self._write_due = self._write_due or advanced or renewed or not readers <= self._readers
             # Until a plan is recovered from the nodes' reports, each node keeps its assignment.
-            if self._owing and not coordinator.recovering:
-                self._addressed = readers
+            if self._write_due and not coordinator.recovering:
+                self._readers = readers
                 await self._write(coordinator, now)
-                self._owing = False
+                self._write_due = False
                 for line in coordinator.take_log_lines():
-                    self._say(line)
+                    self._log(line)
             if not advanced:
                 return coordinator
 
-    def _anew(self, before: Coordinator, now: float) -> Coordinator:
-        """A node obeys a later coordinator, whose plan is not in this store. The stored plan is outdated, and a new one
-        is recovered from the nodes' reports."""
+    def _restart(self, before: Coordinator, now: float) -> Coordinator:
+        """A new coordinator, because a node follows a later one, whose plan is not in this store. The stored plan is
+        outdated, and the new coordinator recovers one from the nodes' reports."""
         coordinator = Coordinator(self._rules, now, self._first_epoch)
-        for presence in before.members.values():
-            if presence.connected:
-                coordinator.receive(presence.report, now)
+        for member in before.members.values():
+            if member.connected:
+                coordinator.receive(member.report, now)
         return coordinator
 
-    async def _keep_job(self, now: float) -> None:
-        """Keep a lease with which the job outlives its nodes for a while."""
+    async def _renew_job_lease(self, now: float) -> None:
+        """Renew the lease with which the keys of the job outlive its nodes."""
         if now >= self._renew_at:
             if not self._lease or not await self._store.renew(self._lease):
-                self._lease = await self._store.grant(JOB_KEPT)
-                self._owing = True
-            self._renew_at = now + JOB_KEPT / 24
+                self._lease = await self._store.grant(JOB_RETENTION)
+                self._write_due = True
+            self._renew_at = now + JOB_RETENTION / 24
 
     async def _write(self, coordinator: Coordinator, now: float) -> None:
         """Store the plan, then the assignments: nothing is sent that is not stored. Raises NotElected,
         StaleWriteApplied."""
         plan, lease = coordinator.plan, self._lease
         values = {self._keys.plan: encode_record(StoredPlan(encode_rules(self._rules), plan))}
-        for bucket, word in messages_by_bucket(
-            coordinator, self._progress.message(now), self._attendance.strangers
-        ).items():
-            values[self._keys.words(bucket)] = encode_record(word)
+        messages = messages_by_bucket(coordinator, self._progress.message(now), self._membership.mismatched)
+        values |= {self._keys.messages(bucket): encode_record(message) for bucket, message in messages.items()}
         if plan.phase in OVER:
-            if self._attendance.awaits(plan):
+            if self._membership.has_absent_member(plan):
                 values[self._keys.unaware] = b""
             values[self._keys.over] = plan.phase.value.encode()
             # From now on etcd deletes the keys by itself.
             lease = await self._store.grant(int(RESULT_RETENTION))
         try:
-            await self._writing.write(values, lease)
+            await self._writer.write(values, lease)
         except LeaseExpired:
-            # Not this node's lease but the job's, which was revoked from outside. Its keys are gone, so all are written
-            # again.
+            # The job's lease, not this node's, was revoked by another program. All keys are written again.
             if lease == self._lease:
                 self._lease, self._renew_at = 0, 0.0
             raise StaleWriteApplied from None

@@ -1,20 +1,18 @@
-"""The keys of a job in etcd and their values: JSON that is validated when it is decoded, compressed if it is long.
+"""The records of a job in etcd: JSON that is validated when it is decoded, compressed if it is long. Pure.
 
-| key below the job's own prefix | written by | under |
+| key below the job's own prefix | written by | lease |
 |---|---|---|
-| `nodes/ID` | that node: its status | the node's lease |
-| `leader` | the agent that is elected; its create revision is the fence | the same lease |
-| `plan` | the elected agent: rules and plan, for its successor | a lease of a day, of 20 s once the job is over |
-| `words/BUCKET` | the elected agent: what the nodes of that bucket shall do | the same as the plan |
-| `over` | the elected agent, once the job is over | the same |
-| `unaware` | the elected agent, if a member was away then that may come back to learn of it | the same |
-| `turn` | the elected agent: which of its writes was the last | the same |
+| `nodes/ID` | that node: its report | the node's |
+| `leader` | the agent that is elected; its create revision is the fence | the same |
+| `plan` | the leader: rules and plan, for its successor | a day, 20 s once the job is over |
+| `messages/BUCKET` | the leader: the assignments of the nodes of that bucket | that of the plan |
+| `over` | the leader, once the job is over | the same |
+| `unaware` | the leader, if a disconnected member may come back to learn of the end | the same |
+| `last_write` | the leader: the number of its last write | the same |
 
-A node reads only `leader` and the words of its own bucket. The plan of 512 nodes is 60 KB, and each of them would have
-to be sent all of it; its bucket has 2 KB.
-
-
-What the elected agent has to say to all nodes, parted so that each of them reads little. Pure."""
+A node reads only `leader` and the messages of its own bucket. The plan of 512 nodes is 60 KB, and each of them would
+receive all of it; its bucket has 2 KB.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +27,9 @@ import msgspec
 from dlrover_run.coordination.assignment import EMPTY_VIEW, NodeView, with_view
 from dlrover_run.coordination.coordinator import Coordinator
 from dlrover_run.coordination.model import OVER, Assignment, NodeKey, NodeReport, Plan, Waiting, common_assignment
-from dlrover_run.coordination.rules import JobRules
 from dlrover_run.policies.parameter_servers.model import NodeOrder
 from dlrover_run.policies.parameter_servers.policy import join_order, split_order
-from dlrover_run.transport.messages import InvalidMessage, RuleValues, decode_rules, encode_rules
+from dlrover_run.transport.messages import InvalidMessage, RuleValues, encode_rules
 
 BUCKETS = 64
 """The number of keys over which the assignments of all nodes are distributed. With the plan they fit into one
@@ -46,53 +43,53 @@ MAX_DECODED = 64 * 1024 * 1024
 
 
 class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the next elected agent goes on with."""
+    """The state with which the next leader continues."""
 
     rules: RuleValues
     plan: Plan
 
 
 class BucketMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the nodes of one bucket shall do.
+    """The assignments of the nodes of one bucket.
 
-    `wanted` is what all nodes are told. `parts` are what concerns single ones of the bucket, by node id and
-    incarnation; a node without anything to do waits, as `waiting` says. Where `wanted` has an order with the addresses
-    of a cluster, the orders among the parts are without them.
+    `common` is the part that all nodes have in common. `views` are the parts of single nodes of the bucket, by node id
+    and incarnation; a node without tasks waits, for `waiting`. If `common` has an order with the addresses of a
+    cluster, the orders in the views are without them.
     """
 
     rules: RuleValues
-    wanted: Assignment
+    common: Assignment
     waiting: Waiting | None = None
-    parts: tuple[tuple[str, str, NodeView], ...] = ()
+    views: tuple[tuple[str, str, NodeView], ...] = ()
 
     def assignment(self, key: NodeKey) -> Assignment:
-        """What one of the nodes shall do."""
-        own = next((part for *process, part in self.parts if tuple(process) == key), EMPTY_VIEW)
-        if own.cluster is not None and self.wanted.cluster is not None:
-            own = msgspec.structs.replace(own, cluster=join_order(self.wanted.cluster, own.cluster))
-        return with_view(self.wanted, own, self.waiting if own.waits else None)
+        """The assignment of one of the nodes."""
+        own = next((view for *process, view in self.views if tuple(process) == key), EMPTY_VIEW)
+        if own.cluster is not None and self.common.cluster is not None:
+            own = msgspec.structs.replace(own, cluster=join_order(self.common.cluster, own.cluster))
+        return with_view(self.common, own, self.waiting if own.waits else None)
 
 
 class Keys:
-    """The names of one job's keys. A run id may hold any character, and none of it makes one job's keys another's."""
+    """The names of one job's keys. A run id may hold any character; it is quoted, so the keys of two jobs differ."""
 
     def __init__(self, prefix: str, run_id: str) -> None:
         self.job = f"{prefix}/{quote(run_id, safe='')}/"
         self.nodes = f"{self.job}nodes/"
-        self.all_words = f"{self.job}words/"
+        self.all_messages = f"{self.job}messages/"
         self.leader = f"{self.job}leader"
         self.plan = f"{self.job}plan"
         self.over = f"{self.job}over"
         self.unaware = f"{self.job}unaware"
-        self.turn = f"{self.job}turn"
+        self.last_write = f"{self.job}last_write"
 
     def node(self, node_id: str) -> str:
-        """The key of a node's status."""
+        """The key of a node's report."""
         return f"{self.nodes}{node_id}"
 
-    def words(self, bucket: int) -> str:
-        """Where the word for a bucket stands."""
-        return f"{self.all_words}{bucket:02}"
+    def messages(self, bucket: int) -> str:
+        """The key of the message for a bucket."""
+        return f"{self.all_messages}{bucket:02}"
 
 
 def bucket_of(node_id: str) -> int:
@@ -123,51 +120,44 @@ def decode_record(data: bytes, kind: type[Record]) -> Record:
         raise InvalidMessage(f"no record of ours: {error}") from None
 
 
-def rules_of(record: StoredPlan | BucketMessage) -> JobRules:
-    """The job's rules. Raises InvalidMessage."""
-    return decode_rules(record.rules)
-
-
 def messages_by_bucket(
-    coordinator: Coordinator, waiting: Waiting, strangers: Iterable[str] = ()
+    coordinator: Coordinator, waiting: Waiting, mismatched: Iterable[str] = ()
 ) -> dict[int, BucketMessage]:
-    """The words for each bucket that somebody reads; `waiting` is for nodes that wait. The coordinator does not know of
-    the `strangers`, by their node ids.
+    """The messages for the buckets that nodes read; `waiting` is for nodes that wait. `mismatched` are the ids of nodes
+    that the coordinator does not know.
 
-    Where none does it is left out, so that a bucket is not written again whenever somebody joins elsewhere.
+    `waiting` is left out where no node waits, so that a bucket is not written again when a node joins elsewhere.
     """
     plan = coordinator.plan
     known = {*coordinator.members, *(member.key for member in plan.members)}
-    # Who was lost long ago may be back just in time to learn that the job is over.
-    buckets = (
-        range(BUCKETS)
-        if plan.phase in OVER
-        else {bucket_of(node_id) for node_id in (*strangers, *(key.node_id for key in known))}
-    )
-    told: dict[int, list[tuple[str, str, NodeView]]] = {bucket: [] for bucket in buckets}
-    somebody_waits: set[int] = set()
-    alike: NodeOrder | None = None
+    buckets = {bucket_of(node_id) for node_id in (*mismatched, *(key.node_id for key in known))}
+    if plan.phase in OVER:
+        # A node that was lost long ago may come back to learn that the job is over.
+        buckets = set(range(BUCKETS))
+    views: dict[int, list[tuple[str, str, NodeView]]] = {bucket: [] for bucket in sorted(buckets)}
+    waiting_buckets: set[int] = set()
+    shared: NodeOrder | None = None
     for key in known:
-        part = coordinator.view(key)
-        if part.waits and plan.phase not in OVER:
-            somebody_waits.add(bucket_of(key.node_id))
-        if part.cluster is not None:
-            of_all, own = split_order(part.cluster)
-            # A visitor is told less than all others are.
-            alike = of_all if of_all.hint is not None else alike
-            part = msgspec.structs.replace(part, cluster=own)
-        if part != EMPTY_VIEW:
-            told[bucket_of(key.node_id)].append((*key, part))
+        view = coordinator.view(key)
+        if view.waits and plan.phase not in OVER:
+            waiting_buckets.add(bucket_of(key.node_id))
+        if view.cluster is not None:
+            order, own = split_order(view.cluster)
+            # The order of a client of `scale` has less than those of all other nodes.
+            shared = order if order.hint is not None else shared
+            view = msgspec.structs.replace(view, cluster=own)
+        if view != EMPTY_VIEW:
+            views[bucket_of(key.node_id)].append((*key, view))
+
+    def by_rank(entry: tuple[str, str, NodeView]) -> tuple[float, str, str]:
+        node_id, incarnation, view = entry
+        return math.inf if view.ranks is None else view.ranks.node_rank, node_id, incarnation
+
     rules = encode_rules(coordinator.rules)
-    wanted = msgspec.structs.replace(common_assignment(plan, None), cluster=alike)
+    common = msgspec.structs.replace(common_assignment(plan, None), cluster=shared)
     return {
         bucket: BucketMessage(
-            rules, wanted, waiting if bucket in somebody_waits else None, tuple(sorted(parts, key=_rank))
+            rules, common, waiting if bucket in waiting_buckets else None, tuple(sorted(entries, key=by_rank))
         )
-        for bucket, parts in sorted(told.items())
+        for bucket, entries in views.items()
     }
-
-
-def _rank(told: tuple[str, str, NodeView]) -> tuple[float, str, str]:
-    node_id, incarnation, part = told
-    return math.inf if part.ranks is None else part.ranks.node_rank, node_id, incarnation

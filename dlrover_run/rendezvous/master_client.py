@@ -1,8 +1,4 @@
-"""The client of a master: one connection, kept up for as long as the node takes part in the job.
-
-The master may die, fall silent, come back, or be replaced by another process. Workers do not notice: the last
-assignment stays in force.
-"""
+"""The client of a master: one connection, kept open for as long as the node takes part in the job."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable
+from typing import TypeVar
 
 from dlrover_run.coordination.model import NodeReport
 from dlrover_run.coordination.rules import JobRules
@@ -37,16 +34,18 @@ from dlrover_run.transport.messages import (
 )
 
 HANDSHAKE_TIMEOUT = 20.0
-"""Seconds from the first byte to the master's welcome. Two thousand nodes that joined at once took 5 s with TLS; after
-this timeout the node retries."""
+"""Seconds from the first byte to the master's `Welcome`; after that the node retries. Two thousand nodes that joined at
+once took 5 s with TLS."""
 
 _MASTER = "master"
-"""The one peer of a node's failure detector."""
+"""The only peer of a node's failure detector."""
+
+Message = TypeVar("Message", bound=MasterMessage)
 
 
 class MasterRefused(Exception):
-    """The master refuses this node; the message is its reason. `retry` says that this may pass, and `authenticated`
-    that the sender has proved to be a master of the job, as far as a token can prove that."""
+    """The master refuses this node; the message is its reason. `retry`: the refusal may be temporary. `authenticated`:
+    the sender has proved that it knows the job's token, if there is one."""
 
     def __init__(self, reason: str, retry: bool, authenticated: bool) -> None:
         super().__init__(reason)
@@ -55,12 +54,11 @@ class MasterRefused(Exception):
 
 
 class MasterNotAuthenticated(Exception):
-    """The server does not know the job's token, so this node does not obey it."""
+    """The server does not know the job's token, so this node ignores it."""
 
 
 class MasterSession:
-    """The protocol between a node and the master over one connection. What a refusal or an end means is left to the
-    caller."""
+    """The protocol between a node and the master over one connection. The caller handles refusals and the end."""
 
     def __init__(self, connection: Connection, token: str) -> None:
         self._connection = connection
@@ -68,32 +66,31 @@ class MasterSession:
         # Without a token there is nothing to prove.
         self._authenticated = not token
 
-    async def join(self, job: str, status: NodeReport, rules: JobRules) -> Welcome:
+    async def join(self, job: str, report: NodeReport, rules: JobRules) -> Welcome:
         """Authenticate in both directions and join. Raises ConnectionLost, MasterRefused and MasterNotAuthenticated."""
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-                return await self._join(job, status, rules)
+                return await self._join(job, report, rules)
         except TimeoutError:
             raise ConnectionLost(f"it did not answer within {HANDSHAKE_TIMEOUT:g} s") from None
 
-    async def _join(self, job: str, status: NodeReport, rules: JobRules) -> Welcome:
-        hello = Hello(messages.PROTOCOL, job, status.node_id, status.incarnation, auth.new_nonce())
+    async def _join(self, job: str, report: NodeReport, rules: JobRules) -> Welcome:
+        hello = Hello(messages.PROTOCOL, job, report.node_id, report.incarnation, auth.new_nonce())
         await self.send(hello)
-        challenge = await self.receive()
-        if not isinstance(challenge, Challenge):
-            raise _not_a_master()
+        challenge = await self._expect(Challenge)
         await self.send(Proof(auth.node_mac(self._token, hello, challenge.nonce)))
-        await self.send(Join(status, messages.encode_rules(rules)))
-        proof = await self.receive()
-        if not isinstance(proof, Proof):
-            raise _not_a_master()
+        await self.send(Join(report, messages.encode_rules(rules)))
+        proof = await self._expect(Proof)
         if self._token and not auth.macs_equal(proof.mac, auth.master_mac(self._token, hello, challenge.nonce)):
             raise MasterNotAuthenticated
         self._authenticated = True
-        welcome = await self.receive()
-        if not isinstance(welcome, Welcome):
-            raise _not_a_master()
-        return welcome
+        return await self._expect(Welcome)
+
+    async def _expect(self, kind: type[Message]) -> Message:
+        message = await self.receive()
+        if not isinstance(message, kind):
+            raise ConnectionLost("it does not follow the protocol of a master")
+        return message
 
     async def send(self, message: NodeMessage) -> None:
         """Send a message. If the connection has ended, `receive` reports that."""
@@ -114,10 +111,6 @@ class MasterSession:
         await self._connection.finish()
 
 
-def _not_a_master() -> ConnectionLost:
-    return ConnectionLost("it does not follow the protocol of a master")
-
-
 class MasterClient(RemoteClient):
     """Keeps one connection to the master of the job. `connect` opens one; `rng` returns a random number from 0 to 1."""
 
@@ -125,17 +118,17 @@ class MasterClient(RemoteClient):
         self,
         spec: JobSpec,
         on_change: OnChange,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         connect: Connect = GrpcConnection,
         rng: Callable[[], float] = random.random,
     ) -> None:
-        assert spec.master is not None, "the backend `master` comes with a master's endpoint"
+        assert spec.master is not None, "the backend `master` has a master's endpoint"
         self._master = spec.master
         self._rules = spec.rules
         self._connect = connect
-        self._launcher = MasterLauncher(spec.master, say)
-        place = f"the master at {join_address(spec.master.host, spec.master.port)}"
-        super().__init__(spec, place, on_change, say, rng)
+        self._launcher = MasterLauncher(spec.master, log)
+        server = f"the master at {join_address(spec.master.host, spec.master.port)}"
+        super().__init__(spec, server, on_change, log, rng)
 
     @property
     def pids(self) -> set[int]:
@@ -153,21 +146,21 @@ class MasterClient(RemoteClient):
             self._note_refused(refusal)
         except CannotLaunchMaster as reason:
             if self._ever_connected:
-                # It could before. Workers may be running, and the state directory may come back.
+                # It worked before. Workers may be running, and the state directory may come back.
                 self._note_end(str(reason))
             else:
                 self._give_up(str(reason), is_user_error=True)
 
     async def _find(self) -> None:
-        """Find the master, which this node starts if it is the host, and stay connected until that ends."""
+        """Connect to the master, which this node starts if it is the host, and stay connected until that ends."""
         try:
             addresses = await resolve(self._master.host, self._master.port)
         except UnresolvedHost as unknown:
             raise ConnectionLost(str(unknown)) from None
-        if not self._is_visitor and not self._is_leaving:
+        if not self._is_scale_client and not self._is_leaving:
             await self._launcher.ensure(addresses)
         ended = ConnectionLost("it has no address")
-        # A name may have addresses of two families, and gRPC takes those of one at a time.
+        # A name may have addresses of two families, and a gRPC channel takes those of one.
         for _, group in itertools.groupby(addresses, lambda address: address.family):
             try:
                 return await self._take_part_at(list(group))
@@ -183,14 +176,14 @@ class MasterClient(RemoteClient):
         connection = self._connect(self._master, addresses)
         try:
             session = MasterSession(connection, self._master.token)
-            status = self._own_status()
-            self._apply_welcome(await session.join(self._spec.run_id, status, self._rules))
-            await self._stay(session, status)
+            report = self._own_report()
+            self._apply_welcome(await session.join(self._spec.run_id, report, self._rules))
+            await self._stay(session, report)
         finally:
             await connection.close()
 
     async def _stay(self, session: MasterSession, joined: NodeReport) -> None:
-        """Report and receive until the connection ends, which raises ConnectionLost, or `close` is carried out."""
+        """Report and receive until the connection ends, which raises ConnectionLost, or `close` has finished."""
         detector: FailureDetector[str] = FailureDetector(self._rules.heartbeat_timeout)
         detector.heartbeat(_MASTER, self._loop.time())
         receiving = asyncio.ensure_future(self._receive(session, detector))
@@ -207,9 +200,9 @@ class MasterClient(RemoteClient):
             await asyncio.gather(reporting, receiving, return_exceptions=True)
 
     async def _report(self, session: MasterSession, detector: FailureDetector[str], sent: NodeReport) -> None:
-        """Send each change of the status, and a heartbeat in each interval, until `close` is called.
+        """Send each new report, and a heartbeat in each interval, until `close` is called.
 
-        Raises ConnectionLost if the master is silent.
+        Raises ConnectionLost if the master sends nothing.
         """
         interval, timeout = self._rules.keep_alive_interval, self._rules.heartbeat_timeout
         next_report = self._loop.time() + interval
@@ -217,21 +210,21 @@ class MasterClient(RemoteClient):
             deadline = detector.next_deadline()
             assert deadline is not None, "the master is watched"
             due = min(next_report, deadline)
-            if self._own_status() == sent and not self._closing:
+            if self._own_report() == sent and not self._closing:
                 await self._wait_for_change(due)
             now = self._loop.time()
             if detector.failed_peers(now, due):
-                raise ConnectionLost(f"it has been silent for {timeout:g} s")
-            status = self._own_status()
-            if status != sent or now >= next_report:
+                raise ConnectionLost(f"it has sent nothing for {timeout:g} s")
+            report = self._own_report()
+            if report != sent or now >= next_report:
                 try:
                     async with asyncio.timeout(timeout):
-                        await session.send(Report(status))
+                        await session.send(Report(report))
                 except TimeoutError:
                     raise ConnectionLost(f"it has read nothing for {timeout:g} s") from None
-                sent = status
+                sent = report
                 next_report = now + interval
-            if self._closing and self._own_status() == sent:
+            if self._closing and self._own_report() == sent:
                 await session.finish()
                 return
 
@@ -250,36 +243,37 @@ class MasterClient(RemoteClient):
         self._backoff.join_timeout = self._rules.join_timeout
         self._note_connected()
         if welcome.notice:
-            self._say_once(f"warning: {welcome.notice}")
+            self._log_once(f"warning: {welcome.notice}")
 
     def _note_not_authenticated(self) -> None:
-        """A process that has taken the endpoint of a running job cannot end it. At the start the token is wrong."""
+        """Handle a server without the job's token. At the start the token is wrong; later another process may listen at
+        the endpoint, and it cannot end the job."""
         if self._ever_connected:
-            self._note_end("what answers there does not know the job's token")
+            self._note_end("the server there does not know the job's token")
         else:
             self._give_up(
-                f"{self._place} does not know this job's token, so this node does not obey it: "
+                f"{self._server} does not know this job's token, so this node ignores it: "
                 "give every node and the master the same one, by DLROVER_RDZV_TOKEN or --rdzv-conf token_file=PATH"
             )
 
     def _note_refused(self, refusal: MasterRefused) -> None:
-        """The master has ended the connection with a reason, or refuses the node."""
-        reason = f"{self._place} refuses this node: {refusal}"
+        """Handle a `Refused` of the master."""
+        reason = f"{self._server} refuses this node: {refusal}"
         if (self._connected and refusal.retry) or (self._ever_connected and not refusal.authenticated):
-            # Another process may have taken the address of a lost master: it cannot end a job that has begun.
+            # Another process may listen at the address of a lost master: it cannot end a running job.
             self._note_end(str(refusal))
         elif self._is_training and not self._connected:
-            # A master that came back must not end running workers: it may be the one that is wrong.
+            # A master that came back must not end running workers: it may be the wrong one.
             self._note_end(str(refusal))
-            self._say_once(f"{reason}; the workers train on")
+            self._log_once(f"{reason}; the workers train on")
         else:
             self._note_refusal(reason, refusal.retry)
 
-    def _why_away(self, reason: str) -> str:
-        text = super()._why_away(self._launcher.problem or reason)
+    def _note_end(self, reason: str, show_reason: bool = False) -> None:
+        super()._note_end(self._launcher.problem or reason, show_reason)
+
+    def _describe_absence(self, reason: str) -> str:
+        text = super()._describe_absence(reason)
         if self._ever_connected or self._launcher.problem is not None:
             return text
-        return f"{text}; the node whose address that is starts one, or `python -m dlrover_run.master`"
-
-    def _why_not_yet(self, reason: str) -> str:
-        return self._launcher.problem or reason
+        return f"{text}; the node with that address starts a master, or start one with `python -m dlrover_run.master`"

@@ -1,4 +1,4 @@
-"""Launches a master as a child process on the node that the endpoint names. It outlives that node's launcher.
+"""Launches a master as a child process on the node of the endpoint. It outlives that node's launcher.
 
 Binding the address is the mutex: if several agents on the host start a master at once, one succeeds and the masters of
 the others exit. The master exits by itself when the last node has left.
@@ -33,12 +33,10 @@ MAX_READY = 65_536
 MAX_REPORT = 65_536
 """Bytes of a line that a master reports; a longer one is passed on in pieces. Enough for 4,000 nodes."""
 
-Say = Callable[[str], None]
-
 
 class MasterNotReady(Exception):
-    """A master could not be started; the message is a clause that says why. `is_user_error`: its command line
-    is why, such as a state directory that cannot be made, so that another attempt fails in the same way."""
+    """A master could not be started; the message is the reason, a clause. `is_user_error`: another attempt would fail
+    too, because a setting is wrong, such as a state directory that cannot be created."""
 
     def __init__(self, reason: str, is_user_error: bool = False) -> None:
         super().__init__(reason)
@@ -46,20 +44,26 @@ class MasterNotReady(Exception):
 
 
 class MasterProcess:
-    """A master that listens at `listen` (HOST:PORT) with what `spec` says of token, TLS and journal.
+    """A master process that listens at `listen` (HOST:PORT) with the token, TLS files and journal of `spec`.
 
-    `say` is called with each line that it reports. It exits after `idle_timeout` seconds without a node; with `bound`
-    also as soon as this process has ended, however that happens.
+    `log` is called with each line that it reports. It exits after `idle_timeout` seconds without a node; with `bound`
+    also as soon as this process ends, even by SIGKILL.
     """
 
     pid: int
 
     def __init__(
-        self, spec: MasterSpec, listen: str, say: Say, *, idle_timeout: float | None = None, bound: bool = False
+        self,
+        spec: MasterSpec,
+        listen: str,
+        log: Callable[[str], None],
+        *,
+        idle_timeout: float | None = None,
+        bound: bool = False,
     ) -> None:
         self._spec = spec
         self._listen = listen
-        self._say = say
+        self._log = log
         self._idle_timeout = idle_timeout
         self._bound = bound
         self._parent_pipe = -1
@@ -67,19 +71,19 @@ class MasterProcess:
         self._process: ManagedProcess[ProcessSpec] | None = None
 
     def start(self, on_end: Callable[[], None]) -> None:
-        """Start the process; `on_end` is called once when it has ended. Raises OSError when it cannot be started."""
+        """Start the process; `on_end` is called once when it has ended. Raises OSError if it cannot be started."""
         with contextlib.ExitStack() as passed_on, contextlib.ExitStack() as kept:
 
             def pipe() -> tuple[int, int]:
                 """Our reading end and the child's end, which is closed here once the child has it."""
-                ours, theirs = os.pipe()
+                ours, childs = os.pipe()
                 kept.callback(os.close, ours)
-                passed_on.callback(os.close, theirs)
-                return ours, theirs
+                passed_on.callback(os.close, childs)
+                return ours, childs
 
-            ready, theirs = pipe()
-            reports, report = pipe()
-            inherited = {"--ready-fd": theirs, "--report-fd": report}
+            ready, childs_ready = pipe()
+            reports, childs_reports = pipe()
+            inherited = {"--ready-fd": childs_ready, "--report-fd": childs_reports}
             if self._spec.token:
                 inherited["--token-fd"] = passed_on.enter_context(memory_file(self._spec.token.encode()))
             if self._bound:
@@ -90,22 +94,27 @@ class MasterProcess:
             self.pid = spawn(spec)
             kept.pop_all()
         self._ready = ready
-        _pass_on_lines(reports, self._say)
-        self._process = ManagedProcess(self.pid, spec, lambda _: self._note_end(on_end))
+        _forward_lines(reports, self._log)
+
+        def on_exit(_: object) -> None:
+            self.end()
+            on_end()
+
+        self._process = ManagedProcess(self.pid, spec, on_exit)
 
     async def ready(self) -> int:
         """Wait until it listens; return its port. Raises MasterNotReady."""
         try:
-            told = await asyncio.wait_for(_read_to_end(self._ready), READY_TIMEOUT)
+            message = await asyncio.wait_for(_read_to_end(self._ready), READY_TIMEOUT)
         except TimeoutError:
             self.kill()
             raise MasterNotReady(f"it did not listen within {READY_TIMEOUT:g} s and was killed") from None
         finally:
             os.close(self._ready)
-        return _port_in(told, self._listen)
+        return _parse_port(message, self._listen)
 
     def end(self) -> None:
-        """End a master that is `bound`, as the end of this process would."""
+        """End a `bound` master, as the end of this process would."""
         if self._parent_pipe >= 0:
             os.close(self._parent_pipe)
             self._parent_pipe = -1
@@ -114,10 +123,6 @@ class MasterProcess:
         """Kill it, unless it has ended."""
         if self._process is not None:
             self._process.send(signal.SIGKILL)
-
-    def _note_end(self, on_end: Callable[[], None]) -> None:
-        self.end()
-        on_end()
 
     def _process_spec(self, inherited: dict[str, int]) -> ProcessSpec:
         command = [sys.executable, "-m", "dlrover_run.master", "--listen", self._listen]
@@ -133,16 +138,16 @@ class MasterProcess:
                 command += [flag, os.path.abspath(path)] if path else []
         if self._spec.auth_required:
             command += ["--auth-required"]
-        # It leads a session of its own, by which `process_tree.tree` recognizes a master.
+        # `process_tree.tree` recognizes a master by its session, which it leads.
         return ProcessSpec(
             name="the master",
             argv=tuple(command),
             environment=_environment(),
-            # It keeps no file system in use, and a reader of this process's output does not wait for its end.
+            # So that it keeps no file system busy, and a reader of this process's output does not wait for its end.
             directory="/",
             stdio=(subprocess.DEVNULL, subprocess.DEVNULL, subprocess.DEVNULL),
             fds=tuple(inherited.values()),
-            # Other nodes need it after this launcher has ended.
+            # Other nodes need it after the end of this launcher.
             dies_with_parent=False,
             signals_blocked=True,
         )
@@ -150,15 +155,15 @@ class MasterProcess:
 
 def _environment() -> dict[str, str]:
     environment = {name: text for name, text in os.environ.items() if not name.startswith("DLROVER_RDZV_TOKEN")}
-    # In its own working directory it would not find a package that was imported from ours.
+    # In its working directory it would not find a package that this process has imported from its own.
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), root)))
     environment["PYTHONSAFEPATH"] = "1"
     return environment
 
 
-def _pass_on_lines(fd: int, say: Say) -> None:
-    """Call `say` with each line that a master reports, until it has ended. It has no console of its own."""
+def _forward_lines(fd: int, log: Callable[[str], None]) -> None:
+    """Call `log` with each line that a master reports, until it ends. It has no console of its own."""
     loop = asyncio.get_running_loop()
     os.set_blocking(fd, False)
     partial = b""
@@ -171,7 +176,7 @@ def _pass_on_lines(fd: int, say: Say) -> None:
             if len(partial) > MAX_REPORT or not data:
                 lines, partial = [*lines, partial], b""
             for line in filter(None, lines):
-                say(line.decode(errors="replace"))
+                log(line.decode(errors="replace"))
             if not data:
                 loop.remove_reader(fd)
                 os.close(fd)
@@ -197,23 +202,23 @@ async def _read_to_end(fd: int) -> bytes:
         loop.remove_reader(fd)
 
 
-def _port_in(told: bytes, listen: str) -> int:
+def _parse_port(message: bytes, listen: str) -> int:
     """The port in a master's ready message. Raises MasterNotReady for any other message."""
     with contextlib.suppress(ValueError):
-        answer = json.loads(told)
+        answer = json.loads(message)
         if isinstance(answer, dict) and isinstance(answer.get("port"), int):
             return int(answer["port"])
         if isinstance(answer, dict) and "error" in answer:
             raise MasterNotReady(str(answer["error"]).rstrip("."), answer.get("is_user_error") is True)
-    said_by = f"`{sys.executable} -m dlrover_run.master --listen {listen}` says why"
-    raise MasterNotReady(f"it ended before it listened; {said_by}")
+    command = f"{sys.executable} -m dlrover_run.master --listen {listen}"
+    raise MasterNotReady(f"it ended before it listened; `{command}` shows why")
 
 
 IDLE_TIMEOUT = 15.0
-"""Seconds without any node after which a master that we started exits: as long as a node may take to come back."""
+"""Seconds without a node after which a launched master exits: as long as a node may take to reconnect."""
 
 START_PAUSE = 10.0
-"""Seconds after a master could not be started until the next try, which will most often fail in the same way."""
+"""Seconds from a failed start of a master to the next attempt, which will most often fail in the same way."""
 
 
 class CannotLaunchMaster(Exception):
@@ -221,15 +226,15 @@ class CannotLaunchMaster(Exception):
 
 
 class MasterLauncher:
-    """Ensures that a master runs at the endpoint if this node is its host. `say` prints one line to the console.
+    """Ensures that a master runs at the endpoint if this node is its host. `log` prints one line to the console.
 
-    `problem` says why no master could be started; None otherwise.
+    `problem` is the reason why no master could be started; None otherwise.
     """
 
-    def __init__(self, spec: MasterSpec, say: Say) -> None:
+    def __init__(self, spec: MasterSpec, log: Callable[[str], None]) -> None:
         self._spec = spec
-        self._say = say
-        self._told: set[str] = set()
+        self._log = log
+        self._logged: set[str] = set()
         self._not_before = 0.0
         self.pids: set[int] = set()
         self.problem: str | None = None
@@ -245,29 +250,28 @@ class MasterLauncher:
         if self._spec.is_host is None and not own:
             return
         try:
-            places = await resolve(self._spec.bind, self._spec.port) if self._spec.bind else own
+            addresses = await resolve(self._spec.bind, self._spec.port) if self._spec.bind else own
         except UnresolvedHost as unknown:
             self._fail(f"--rdzv-conf bind: {unknown}")
             return
-        if not places:
+        if not addresses:
             self._fail(
                 f"--rdzv-conf is_host, but {self._spec.host} is no address of this machine: "
-                "name the one to listen on with --rdzv-conf bind=ADDRESS"
+                "give the address to listen on with --rdzv-conf bind=ADDRESS"
             )
             return
-        refusals = [bind_error(place) for place in places]
-        if any(error is not None and is_in_use(error) for error in refusals):
+        error = bind_error(addresses[0])
+        if any(map(_is_taken, addresses)):
             self.problem = None
-        elif refusals[0] is not None:
-            self._fail(f"{places[0]} cannot be listened on ({refusals[0].strerror}): name another --rdzv-endpoint")
+        elif error is not None:
+            self._fail(f"{addresses[0]} cannot be listened on ({error.strerror}): give another --rdzv-endpoint")
         elif asyncio.get_running_loop().time() >= self._not_before:
-            await self._start(places)
+            await self._start(addresses)
 
-    async def _start(self, places: Sequence[Address]) -> None:
-        place = places[0]
-        self._warn(place)
-        error = await self._run(place)
-        if error is None or any(_taken(place) for place in places):
+    async def _start(self, addresses: Sequence[Address]) -> None:
+        self._warn(addresses[0])
+        error = await self._run(addresses[0])
+        if error is None or any(map(_is_taken, addresses)):
             # Another agent on this host may have been faster.
             self.problem = None
             return
@@ -277,47 +281,44 @@ class MasterLauncher:
             assert self.problem is not None, "it was just set"
             raise CannotLaunchMaster(self.problem)
 
-    async def _run(self, place: Address) -> MasterNotReady | None:
-        """Start a master and wait until it listens; return why it does not."""
-        master = MasterProcess(self._spec, str(place), self._say, idle_timeout=IDLE_TIMEOUT)
+    async def _run(self, address: Address) -> MasterNotReady | None:
+        """Start a master and wait until it listens; return the error if it does not."""
+        master = MasterProcess(self._spec, str(address), self._log, idle_timeout=IDLE_TIMEOUT)
         try:
-            master.start(lambda: self._collect(master))
+            master.start(lambda: self.pids.discard(master.pid))
         except OSError as error:
             return MasterNotReady(f"its process could not be started: {error.strerror or error}")
         self.pids.add(master.pid)
         try:
             await master.ready()
-        except MasterNotReady as why:
-            return why
+        except MasterNotReady as error:
+            return error
         return None
-
-    def _collect(self, master: MasterProcess) -> None:
-        self.pids.discard(master.pid)
 
     def _fail(self, reason: str) -> None:
         self.problem = f"no master can be started on this node: {reason}"
-        self._tell(self.problem)
+        self._log_once(self.problem)
 
-    def _warn(self, place: Address) -> None:
+    def _warn(self, address: Address) -> None:
         """Warn of an address that other nodes cannot reach, or that is open to every client."""
-        where = self._spec.host
-        if place.loopback and not self._spec.bind and where not in ("localhost", place.host):
-            self._tell(
-                f"warning: {where} stands for {place.host} on this machine, which no other machine can reach; "
-                "correct /etc/hosts, name the endpoint by its address, or give --rdzv-conf bind=ADDRESS"
+        host = self._spec.host
+        if address.loopback and not self._spec.bind and host not in ("localhost", address.host):
+            self._log_once(
+                f"warning: {host} is {address.host} on this machine, which no other machine can reach; "
+                "correct /etc/hosts, give the endpoint by its address, or give --rdzv-conf bind=ADDRESS"
             )
-        if not place.loopback and not self._spec.token and self._spec.tls is None:
-            self._tell(
-                f"warning: the master listens on {place} with neither token nor TLS, so whoever reaches that port can "
-                "take part in the job; set DLROVER_RDZV_TOKEN on all nodes, or --rdzv-conf tls_ca, tls_cert and tls_key"
+        if not address.loopback and not self._spec.token and self._spec.tls is None:
+            self._log_once(
+                f"warning: the master listens on {address} with neither token nor TLS, so any client that can connect "
+                "can join the job; set DLROVER_RDZV_TOKEN on all nodes, or --rdzv-conf tls_ca, tls_cert and tls_key"
             )
 
-    def _tell(self, sentence: str) -> None:
-        if sentence not in self._told:
-            self._told.add(sentence)
-            self._say(sentence)
+    def _log_once(self, sentence: str) -> None:
+        if sentence not in self._logged:
+            self._logged.add(sentence)
+            self._log(sentence)
 
 
-def _taken(place: Address) -> bool:
-    error = bind_error(place)
+def _is_taken(address: Address) -> bool:
+    error = bind_error(address)
     return error is not None and is_in_use(error)

@@ -1,7 +1,6 @@
-"""Staying connected to records that live elsewhere, in a master or in etcd.
+"""The part that the clients of a master and of etcd share: connect, reconnect after a loss, and give up.
 
-A client connects, takes part, reconnects after a loss, and gives up when that is pointless. The place of the records
-may die, fall silent and come back. Workers do not notice: the last assignment stays in force.
+The server may die, hang and come back. Workers are not affected: the last assignment stays in force.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from dlrover_run.rendezvous.client import AssignmentTracker, OnChange
 from dlrover_run.spec import JobSpec
 
 BACKOFF_FIRST = 0.2
-"""Seconds that the pause before the second attempt to connect can last at most."""
+"""Maximum seconds of the pause before the second attempt to connect."""
 
 BACKOFF_MAX = 3.0
-"""Seconds that a pause between two attempts can last at most. A coordinator's RETURN_GRACE is twice that."""
+"""Maximum seconds of a pause between two attempts. A coordinator's RETURN_GRACE is twice that."""
 
 ID_IN_USE_TIMEOUT = 30.0
-"""Seconds during which a refusal that may pass leads to another attempt; then the node gives up with its reason.
+"""Seconds during which a temporary refusal leads to another attempt; then the node gives up with its reason.
 
 A node id is refused while another process with that id is alive, which may be this node's dying predecessor.
 """
 
 CLOSE_TIMEOUT = 2.0
-"""Seconds that a leaving node gives its last status to be stored; after that the other nodes find it lost instead."""
+"""Seconds that a leaving node waits until its last report is stored; after that the others find it lost instead."""
 
 _WITHOUT_WORKERS = frozenset({NodePhase.WAITING, NodePhase.SUCCEEDED, NodePhase.FAILED})
 
@@ -48,8 +47,9 @@ async def wait_for_event(event: asyncio.Event, timeout: float | None) -> bool:
 class ReconnectBackoff:
     """When to try to connect again, and when to give up. Pure: times of one monotonic clock are passed in.
 
-    A node with running workers tries for ever. A node without gives up when the place has been away for `join_timeout`
-    seconds, or has refused it for `refusal_timeout` seconds. `rng` returns a random number from 0 to 1.
+    A node with running workers retries for ever. Without workers it gives up when the server has been unreachable for
+    `join_timeout` seconds, or has refused the node for `refusal_timeout` seconds. `rng` returns a random number from 0
+    to 1.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class ReconnectBackoff:
         """Record that the connection has ended."""
         self._away_since = now
         self._refused_since = None
-        # Otherwise a master that ends every connection at once would be called without a pause.
+        # Otherwise a node would reconnect without a pause to a master that ends every connection at once.
         self._failures = 0 if now - self._connected_at >= BACKOFF_MAX else self._failures + 1
 
     def note_failed(self) -> None:
-        """Record an attempt to which nothing answered."""
+        """Record an attempt that got no answer."""
         self._failures += 1
         self._refused_since = None
 
     def note_refused(self, now: float) -> bool:
-        """Record a refusal that may pass; return whether it has lasted too long."""
+        """Record a temporary refusal; return whether it has lasted too long."""
         self._failures += 1
         if self._away_since is None:
             self._away_since = now
@@ -103,11 +103,11 @@ class ReconnectBackoff:
         return now - self._refused_since >= self.refusal_timeout
 
     def retry_now(self) -> None:
-        """Make the next attempt without a pause: the reason of the refusal is gone."""
+        """Make the next attempt without a pause, because the reason of the refusal is gone."""
         self._failures = 0
 
     def next_pause(self) -> float:
-        """Seconds until the next attempt; random, so that a thousand nodes do not call at once.
+        """Seconds until the next attempt; random, so that a thousand nodes do not connect at once.
 
         With n failures so far: none for n = 0, else up to the least of BACKOFF_MAX and BACKOFF_FIRST * 2**n.
         """
@@ -123,29 +123,28 @@ class ReconnectBackoff:
 
 
 class RemoteClient(abc.ABC):
-    """The part that the clients of a master and of etcd share. It runs in a task of its own on the running loop.
+    """A client that runs in a task of its own on the running loop. `server` is the name of the server in messages.
 
-    `place` names the place of the records in messages. The client adds two things to the agent's status: the address
-    that this node advertises, because it knows from which of its addresses it reaches the place, and what a node of a
-    job with parameter servers has to repeat.
+    The client adds two things to the agent's report: the address that this node advertises, because it knows from which
+    of its addresses it reaches the server, and what a node of a job with parameter servers has to repeat.
     """
 
     def __init__(
         self,
         spec: JobSpec,
-        place: str,
+        server: str,
         on_change: OnChange,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         rng: Callable[[], float] = random.random,
         refusal_timeout: float = ID_IN_USE_TIMEOUT,
     ) -> None:
         self._spec = spec
-        self._place = place
+        self._server = server
         self._on_change = on_change
-        self._say = say
+        self._log = log
         self._loop = asyncio.get_running_loop()
         self._backoff = ReconnectBackoff(spec.rules.join_timeout, self._loop.time(), rng, refusal_timeout)
-        self._status: NodeReport | None = None
+        self._latest_report: NodeReport | None = None
         self._changed = asyncio.Event()
         self._own_address = spec.local_addr
         self._assignments = AssignmentTracker()
@@ -153,11 +152,11 @@ class RemoteClient(abc.ABC):
         self._connected = False
         self._loss_shown = False
         self._closing = False
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self.problem: str | None = None
         self.is_user_error = False
         self._task = asyncio.ensure_future(self._take_part())
-        self._task.add_done_callback(self._note_defect)
+        self._task.add_done_callback(self._note_internal_error)
 
     @property
     def assignment(self) -> Assignment:
@@ -169,15 +168,15 @@ class RemoteClient(abc.ABC):
         """Processes that the client has started and that outlive this agent on purpose."""
         return set()
 
-    def report(self, status: NodeReport) -> None:
-        """Report this node's latest status; one that has not changed costs nothing."""
-        if status != self._status:
-            self._status = status
-            self._backoff.note_phase(status.phase, self._loop.time())
+    def report(self, report: NodeReport) -> None:
+        """Send the latest report of this node if it has changed."""
+        if report != self._latest_report:
+            self._latest_report = report
+            self._backoff.note_phase(report.phase, self._loop.time())
             self._changed.set()
 
     async def close(self) -> None:
-        """Let the last status be stored, if the place can be reached now, and disconnect."""
+        """Wait until the last report is stored, if the server can be reached now, and disconnect."""
         self._closing = True
         self._changed.set()
         if self._connected:
@@ -187,8 +186,8 @@ class RemoteClient(abc.ABC):
 
     @abc.abstractmethod
     async def _attempt(self) -> None:
-        """Connect and stay connected until that ends or `close` has been carried out. Failures go to the `_note_...`
-        methods of this class; only defects are raised."""
+        """Connect, and stay connected until the connection ends or `close` has finished. Failures go to the `_note_...`
+        methods of this class; only internal errors are raised."""
 
     async def _take_part(self) -> None:
         await self._changed.wait()
@@ -204,7 +203,7 @@ class RemoteClient(abc.ABC):
         before = self._assignments.memory
         if self._assignments.take(assignment):
             if self._assignments.memory != before:
-                # The memory is part of the status that this client sends, and the agent does not know of it.
+                # The memory is part of the report that is sent, and the agent does not know of it.
                 self._changed.set()
             self._on_change()
 
@@ -213,10 +212,10 @@ class RemoteClient(abc.ABC):
         self._ever_connected = self._connected = True
         if self._loss_shown:
             self._loss_shown = False
-            self._say(f"{self._place} is back")
+            self._log(f"{self._server} is back")
 
     def _note_end(self, reason: str, show_reason: bool = False) -> None:
-        """The connection has ended or an attempt has failed. `show_reason` adds the reason to the line about a loss."""
+        """Handle the end of the connection, or a failed attempt. `show_reason` adds the reason to the logged line."""
         now = self._loop.time()
         if self._connected:
             self._connected = False
@@ -224,37 +223,34 @@ class RemoteClient(abc.ABC):
         else:
             self._backoff.note_failed()
         if self._is_done or self._is_leaving:
-            # The same signal may have ended the place of the records, and this node does not need it any more.
+            # The same signal may have ended the server, and this node does not need it any more.
             return
         if self._ever_connected and not self._loss_shown:
             self._loss_shown = True
-            then = "the workers train on" if self._is_training else "this node goes on looking for it"
+            then = "the workers train on" if self._is_training else "this node keeps trying to reach it"
             because = f" ({reason})" if show_reason else ""
-            self._say(f"lost {self._place}{because}; {then}")
+            self._log(f"lost {self._server}{because}; {then}")
         left = self._backoff.time_left(now)
         if left == 0:
-            self._give_up(self._why_away(reason))
+            self._give_up(self._describe_absence(reason))
         elif not self._ever_connected:
-            self._show_waiting(f"{self._place} ({self._why_not_yet(reason)})", left)
+            self._show_waiting(f"{self._server} ({reason})", left)
 
     def _note_refusal(self, reason: str, retry: bool) -> None:
-        """The node is refused; `retry` says that this may pass. A visitor does not wait for that."""
-        if self._is_visitor or self._backoff.note_refused(self._loop.time()) or not retry:
+        """Handle a refusal; `retry`: it may be temporary. A client that only requests a scale does not retry."""
+        if self._is_scale_client or self._backoff.note_refused(self._loop.time()) or not retry:
             self._give_up(reason)
         else:
             self._show_waiting(reason, None)
 
-    def _why_away(self, reason: str) -> str:
+    def _describe_absence(self, reason: str) -> str:
         duration = f"{self._backoff.join_timeout:g} s (--rdzv-conf join_timeout)"
         if self._ever_connected:
-            return f"{self._place} has been away for {duration}: {reason}"
-        return f"{self._place} was not found within {duration}: {reason}"
-
-    def _why_not_yet(self, reason: str) -> str:
-        return reason
+            return f"{self._server} was unreachable for {duration}: {reason}"
+        return f"{self._server} was not found within {duration}: {reason}"
 
     def _show_waiting(self, what: str, seconds: float | None) -> None:
-        """Show what the node waits for while no coordinator has said it."""
+        """Show what the node waits for, until a coordinator sends that."""
         if self._assignments.show_waiting(Waiting(sentence(what), seconds)):
             self._on_change()
 
@@ -263,39 +259,39 @@ class RemoteClient(abc.ABC):
         self.is_user_error = is_user_error
         self._on_change()
 
-    def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            self._say(line)
+    def _log_once(self, line: str) -> None:
+        if line not in self._logged:
+            self._logged.add(line)
+            self._log(line)
 
     @property
-    def _is_visitor(self) -> bool:
+    def _is_scale_client(self) -> bool:
         """Whether this node only requests a change of scale: it begins no job, and no other node may depend on it."""
-        hosting = None if self._status is None else self._status.cluster
-        return hosting is not None and hosting.is_client
+        cluster = None if self._latest_report is None else self._latest_report.cluster
+        return cluster is not None and cluster.is_client
 
     @property
     def _is_leaving(self) -> bool:
-        return self._status is not None and self._status.phase in (NodePhase.LEAVING, NodePhase.LEFT)
+        return self._latest_report is not None and self._latest_report.phase in (NodePhase.LEAVING, NodePhase.LEFT)
 
     @property
     def _is_training(self) -> bool:
-        return self._status is not None and self._status.phase is NodePhase.RUNNING
+        return self._latest_report is not None and self._latest_report.phase is NodePhase.RUNNING
 
-    def _own_status(self) -> NodeReport:
-        assert self._status is not None, "nothing is done before the first status"
-        status = self._status
+    def _own_report(self) -> NodeReport:
+        assert self._latest_report is not None, "`_take_part` waits for the first report"
+        report = self._latest_report
         if self._own_address is not None:
-            status = msgspec.structs.replace(status, address=self._own_address)
-        if status.cluster is not None:
-            status = msgspec.structs.replace(status, cluster=self._assignments.memory.add_to(status.cluster))
-        return status
+            report = msgspec.structs.replace(report, address=self._own_address)
+        if report.cluster is not None:
+            report = msgspec.structs.replace(report, cluster=self._assignments.memory.add_to(report.cluster))
+        return report
 
     async def _wait_for_change(self, until: float | None = None) -> None:
-        """Return when there is another status, or `close` was called, or at that time."""
+        """Return when there is a new report, or `close` was called, or at that time."""
         self._changed.clear()
         await wait_for_event(self._changed, None if until is None else until - self._loop.time())
 
-    def _note_defect(self, task: asyncio.Task[None]) -> None:
+    def _note_internal_error(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._give_up(f"internal error with {self._place}: {error!r}; please report it")
+            self._give_up(f"internal error with {self._server}: {error!r}; please report it")
