@@ -213,7 +213,7 @@ def test_a_partner_that_never_comes_is_named_and_the_next_link_works(crew: Crew)
     assert "tflops" in one.answer()
     # Long enough to make the store and to connect to it on a busy machine: else that would be the problem.
     crew.link("a", one, world=2, timeout=10.0)
-    problem = "rank 1 of its 2 processes did not come within 10 seconds"
+    problem = "rank 1 of its 2 processes did not join within 10 seconds"
     assert one.answer() == {"done": "link", "name": "a", "problem": problem}
     crew.link("b", one, other)
     passes("b", one, other)
@@ -281,7 +281,7 @@ def test_data_that_arrives_wrong_is_a_problem_of_the_rank_that_it_came_from(crew
     one, other = crew.start(0, 2), crew.start_faulty("bit")
     crew.link("a", one, other)
     passes("a", one)
-    problem = "data of rank 1 of its 2 processes arrived wrong"
+    problem = "data of rank 1 of its 2 processes is wrong"
     assert other.answer() == {"done": "link", "name": "a", "problem": problem}
     crew.link("b", one, other)
     passes("b", one, other)
@@ -315,29 +315,20 @@ def test_a_port_that_somebody_listens_on_is_a_problem(crew: Crew) -> None:
         assert process.answer()["problem"].startswith(f"port {port} could not be listened on: ")
 
 
-GOOD = {"do": "link", "name": "a", "address": "h", "port": 1, "host": False, "rank": 0, "world": 2, "timeout": 1.0}
-
-
 @pytest.mark.parametrize(
-    ("line", "why"),
+    "line",
     [
-        (b"garbage\n", "it is not JSON"),
-        (b"\xff\xfe\n", "it is not JSON"),
-        (b"[" * 60_000 + b"\n", "it is not JSON"),
-        (b"x" * 70_000, "it is not JSON"),
-        (b"[1]\n", "it is not an object"),
-        (b'{"do": "dance"}\n', "`do` is neither compute nor link"),
-        (b'{"do": ["compute"]}\n', "`do` is neither compute nor link"),
-        (b'{"do": "compute"}\n', "compute takes seconds and nothing else"),
-        (b'{"do": "compute", "seconds": "1"}\n', "`seconds` is no float"),
-        (b'{"do": "compute", "seconds": NaN}\n', "`seconds` is not a time"),
-        (json.dumps({**GOOD, "port": 0}).encode() + b"\n", "there is no port 0"),
-        (json.dumps({**GOOD, "rank": 2}).encode() + b"\n", "a link has no rank 2 of 2"),
-        (json.dumps({**GOOD, "host": 1}).encode() + b"\n", "`host` is no bool"),
-        (json.dumps({**GOOD, "timeout": -1}).encode() + b"\n", "`timeout` is not a time"),
+        b"garbage\n",
+        b"\xff\xfe\n",
+        b"[" * 60_000 + b"\n",
+        b"x" * 70_000,
+        b"[1]\n",
+        b'{"do": ["compute"]}\n',
+        b'{"do": "compute"}\n',
+        b'{"do": "compute", "seconds": 1, "more": 2}\n',
     ],
 )
-def test_a_line_that_is_no_order_ends_the_process_with_one_line(crew: Crew, line: bytes, why: str) -> None:
+def test_an_invalid_request_ends_the_process_with_one_line(crew: Crew, line: bytes) -> None:
     # Torch would be asked for nothing here, and takes the process long to import.
     process = crew.start_without_torch()
     with contextlib.suppress(BrokenPipeError):  # It may end before it has been given all of a line that is too long.
@@ -345,7 +336,7 @@ def test_a_line_that_is_no_order_ends_the_process_with_one_line(crew: Crew, line
     code, rest, errors = process.end()
     assert (code, rest) == (2, "")
     assert len(errors.splitlines()) == 1
-    assert errors.startswith(f"the node check was given a line that is no order: {why}: ")
+    assert errors.startswith("the node check received an invalid request: ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, *only_long(signal.SIGINT)])

@@ -113,7 +113,7 @@ def test_no_jobs_keys_are_among_another_ones(one: str, other: str) -> None:
         assert not first.job.startswith(second.job)
         assert first.leader != second.leader
     assert all(
-        key.startswith(first.job) for key in (first.leader, first.plan, first.over, first.node("x"), first.words(3))
+        key.startswith(first.job) for key in (first.leader, first.plan, first.over, first.node("x"), first.messages(3))
     )
 
 

@@ -18,7 +18,7 @@ from dlrover_run.etcd.operations import Absent, Delete, EtcdUnavailable, Put, Ra
 from dlrover_run.rendezvous.etcd_records import Keys
 
 KEYS = Keys("/dlrover-run", "job")
-PLAN, WORDS = KEYS.plan, KEYS.words(3)
+PLAN, WORDS = KEYS.plan, KEYS.messages(3)
 
 
 class Bed:
@@ -194,7 +194,7 @@ def test_whatever_becomes_of_requests_the_last_write_stands(fates: list[str], da
 def test_what_is_too_long_for_one_transaction_is_written_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fenced_writer, "MAX_TXN_BYTES", 100)
     bed = Bed()
-    values = {KEYS.plan: b"p" * 90, **{KEYS.words(i): b"%d" % i * 30 for i in range(1, 9)}, KEYS.over: b"x" * 500}
+    values = {KEYS.plan: b"p" * 90, **{KEYS.messages(i): b"%d" % i * 30 for i in range(1, 9)}, KEYS.over: b"x" * 500}
 
     async def scene(writing: FencedWriter) -> None:
         await writing.read()

@@ -1,18 +1,18 @@
-"""How fast a device multiplies matrices, and whether it does so rightly.
+"""Measures how fast a device multiplies matrices, and checks the products.
 
-The product's size is found by time, so that one takes some milliseconds whatever the device is; then products are made
-for as long as was ordered, and the speed is all operations (2 n^3 each) by the time that they took.
+The size of the product is chosen by time, so that a product takes some milliseconds on any device. Then products are
+computed for the requested time, and the speed is all operations (2 n^3 each) by the time that they took.
 
-Every element of every product is checked, exactly. The factors hold -1, 0 and 1, so products hold whole numbers, far
-below 256 for the largest size: all that bfloat16 holds without rounding, and no partial sum, in whatever order the
-device adds, is rounded either. For a vector x of whole numbers without a zero, C x = A (B x) holds exactly when C = A B
-(Freivalds). One wrong element in a row always shows, as its error times an element of x is not zero, and NaN equals
-nothing; several in one row cancel out for one of `2 * WEIGHT` vectors at most, and x is drawn anew for each order. The
-sums of the check are made with vector instructions, not by the units that multiply matrices.
+Every element of every product is checked, exactly. The factors hold -1, 0 and 1, so products hold integers, far below
+256 for the largest size. bfloat16 holds these without rounding, and no partial sum is rounded, in any order of the
+additions. For a vector x of integers without a zero, C x = A (B x) holds exactly when C = A B (Freivalds). One wrong
+element in a row is always detected, because its error times an element of x is not zero, and NaN equals nothing;
+several in one row cancel out for at most one of `2 * WEIGHT` vectors, and x is drawn again for each request. The sums
+of the check use vector instructions, not the units that multiply matrices.
 
-On a CPU each thread makes products of its own, and the speed is the sum of theirs. Threads that share a product wait
-for each other in each, and beside another process that is some 20 ms each time: on a machine of two cores with one of
-them busy the same product of 128 was then 700 times slower, which says nothing about the node.
+On a CPU each thread computes products of its own, and the speeds are added. Threads that share a product wait for each
+other in each product: beside another process some 20 ms each time. On a machine with two cores, one of them busy, the
+same product of 128 was 700 times slower, which is no property of the node.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ import torch
 from .accelerators import Accelerator
 
 SIZES = {"cpu": (128, 4096)}
-"""The smallest and the largest matrices to multiply, for a kind of device that is not an accelerator."""
+"""The sizes of the smallest and the largest matrices, for a device type that is not an accelerator."""
 
 ACCELERATOR_SIZES = (1024, 8192)
-"""The same for an accelerator. Larger ones than 8192 are no faster, and rounding would begin with 65536."""
+"""The same for an accelerator. Sizes above 8192 are no faster, and rounding would begin at 65536."""
 
 LONG_ENOUGH = 0.0015
-"""Seconds from which a product is long enough: starting it and reading the clock take microseconds."""
+"""Minimum seconds of a product: starting it and reading the clock take microseconds."""
 
 EASY_THREADS = 8
-"""Threads that may make products of that length beside each other. With more of them the products are longer by as
-much, for all these threads share one interpreter, which they need for some 0.1 ms around each product."""
+"""Threads that may compute products of that length at a time. With more threads the products must take proportionally
+longer, because all threads share one interpreter, which each needs for some 0.1 ms around a product."""
 
 TOGETHER = 4
-"""Products that an accelerator is given at a time, which hides the way there and back."""
+"""Products that are submitted to an accelerator at a time, which hides the latency."""
 
 WARM_UP = 3
-"""Products before the clock starts, in which libraries load kernels and clocks rise."""
+"""Products before the measurement, in which libraries load kernels and clock rates rise."""
 
 DENSITY = 8
-"""One element of so many is 1, one is -1, all others are 0. The elements of a product of 8192 then have a standard
-deviation of 23, so that 256 is eleven of them away and no healthy device ever comes there."""
+"""One of this many elements is 1, one is -1, all others are 0. The elements of a product of 8192 then have a standard
+deviation of 23, so 256 is eleven standard deviations away, which no healthy device ever reaches."""
 
 WEIGHT = 7
 """The largest element of the vector of the check. Sums stay below 2^24, up to which float32 is exact: C x adds up 8192
@@ -54,11 +54,11 @@ terms of at most 7 * 256."""
 
 
 class WrongResult(Exception):
-    """The device computed wrongly; the message is a clause."""
+    """The device computed a wrong result; the message is a clause."""
 
 
 class Product:
-    """A pair of random matrices of one size, and what their product must be."""
+    """A pair of random matrices of one size, and the expected product."""
 
     def __init__(self, accelerator: Accelerator, size: int, together: int) -> None:
         self.size = size
@@ -77,11 +77,11 @@ class Product:
         return (drawn == 0).to(self._accelerator.dtype) - (drawn == 1).to(self._accelerator.dtype)
 
     def _times(self, matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-        # Not matrix @ vector, which may use what is to be checked, and may round float32 to TF32.
+        # Not matrix @ vector, which may use the units under test, and may round float32 to TF32.
         return (matrix.float() * vector).sum(dim=1)
 
     def multiply(self) -> float:
-        """Make the products, as many as are made together; the seconds that it took."""
+        """Compute the products of one submission; return the seconds."""
         self._accelerator.synchronize()
         began = time.perf_counter()
         for result in self._results:
@@ -90,7 +90,7 @@ class Product:
         return time.perf_counter() - began
 
     def check(self) -> None:
-        """Raise WrongResult when one of the products just made is wrong, and forget them."""
+        """Raise WrongResult if one of the last products is wrong, and clear them."""
         for result in self._results:
             wrong = int((self._times(result, self._weights) != self._expected).sum().item())
             if wrong:
@@ -98,7 +98,7 @@ class Product:
                     f"{self._accelerator.name} multiplied matrices wrongly: "
                     f"{wrong} of {self.size} rows of a product are wrong"
                 )
-            # A product that is never written must not pass for the one before it.
+            # A product that the device does not write must not be taken for the previous one.
             result.fill_(math.nan)
 
     @property
@@ -108,16 +108,16 @@ class Product:
 
 
 def measure_compute(accelerator: Accelerator, seconds: float, threads: int = 1) -> float:
-    """Multiply matrices for about that long; the speed in TFLOP/s. On a CPU so many threads do it, each by itself.
+    """Multiply matrices for about that long; return the speed in TFLOP/s. On a CPU each of `threads` does so.
 
-    Raises WrongResult, torch.OutOfMemoryError, or whatever the device's driver raises.
+    Raises WrongResult, torch.OutOfMemoryError, or what the device's driver raises.
     """
-    beside = threads if accelerator.device.type in SIZES else 1
-    size, together = _find_size(accelerator, seconds, max(1.0, beside / EASY_THREADS))
-    if beside == 1:
+    parallel = threads if accelerator.device.type in SIZES else 1
+    size, together = _find_size(accelerator, seconds, max(1.0, parallel / EASY_THREADS))
+    if parallel == 1:
         return _measure(accelerator, size, together, seconds)
-    with ThreadPoolExecutor(beside) as pool:
-        speeds = [pool.submit(_measure, accelerator, size, together, seconds) for _ in range(beside)]
+    with ThreadPoolExecutor(parallel) as pool:
+        speeds = [pool.submit(_measure, accelerator, size, together, seconds) for _ in range(parallel)]
     return sum(speed.result() for speed in speeds)
 
 
@@ -128,7 +128,7 @@ def _measure(accelerator: Accelerator, size: int, together: int, seconds: float)
         product.check()
     taken, operations = 0.0, 0.0
     until = time.perf_counter() + seconds
-    # The checks count into the time of the order, though not into the speed.
+    # The checks count towards the time of the request, but not towards the speed.
     while not operations or time.perf_counter() < until:
         taken += product.multiply()
         operations += product.operations
@@ -137,8 +137,8 @@ def _measure(accelerator: Accelerator, size: int, together: int, seconds: float)
 
 
 def _find_size(accelerator: Accelerator, seconds: float, longer: float) -> tuple[int, int]:
-    """The smallest product that takes long enough, by doubling, and how many are made together; the quicker of two
-    tries counts."""
+    """The smallest size that takes long enough, found by doubling, and the number of products of one submission; the
+    faster of two attempts counts."""
     kind = accelerator.device.type
     size, largest = SIZES.get(kind, ACCELERATOR_SIZES)
     together = 1 if kind in SIZES else TOGETHER

@@ -1,4 +1,4 @@
-"""Do one order with torch: find the device of this local rank, compute or link, and say what came of it."""
+"""Carries out requests with torch: finds the device of this local rank, computes or tests a link, and replies."""
 
 from __future__ import annotations
 
@@ -8,85 +8,79 @@ import os
 import torch
 
 from .accelerators import Accelerator, find_accelerator
-from .answers import Answers, failed, first_line
 from .compute import WrongResult, measure_compute
 from .link import LinkProblem, Stores, measure_link
-from .orders import Compute, Link, Order
+from .protocol import Compute, Link, Replies, Request, failed, first_line
 
 STORE_PORT = "DLROVER_RUN_CHECK_STORE_PORT"
-"""The variable with the port at which this process hosts a store, before it is asked to, so that it is there when the
-others of a link come. One who comes too early is refused, and torch lets him try again only after up to a second."""
+"""The variable with the port at which this process hosts a store, before a request for that, so that it listens when
+the others of a link connect. A connection that is refused is retried by torch only after up to a second."""
 
 OWN_DEVICE = "DLROVER_RUN_CHECK_OWN_DEVICE"
-"""The variable that is 1 when this process sees one device alone, which is none of the other local ranks'."""
+"""The variable that is 1 if this process sees only one device, which no other local rank sees."""
 
 HOST_TIMEOUT = 10.0
-"""Seconds for that store to listen; the link, which tries it again, tells why it could not."""
+"""Seconds for that store to listen. A failure is reported by the link, which tries again."""
 
 
 class Tasks:
-    """What a check process keeps from one order to the next: its device, and the stores that it hosts."""
+    """The state of a check process between requests: its device, and the stores that it hosts."""
 
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
+    def __init__(self, replies: Replies) -> None:
+        self._replies = replies
         self._accelerator: Accelerator | None = None
         self._stores = Stores()
         port = os.environ.get(STORE_PORT, "")
         if port.isdecimal():
             with contextlib.suppress(LinkProblem):
                 self._stores.host(int(port), HOST_TIMEOUT)
-        # A process that was forked has a library that read the template's environment, not its own.
+        # In a forked process the library has read the template's environment, not this one's.
         threads = os.environ.get("OMP_NUM_THREADS", "")
         self._threads = int(threads) if threads.isdecimal() and int(threads) > 0 else torch.get_num_threads()
-        # Those that torch would use together wait for each other, which on a busy machine takes most of the time.
+        # Threads that torch uses for one operation wait for each other: on a busy machine for most of the time.
         torch.set_num_threads(1)
 
-    def do(self, order: Order) -> None:
-        """Do the order and answer it. After some failures the process ends itself with the answer."""
+    def run(self, request: Request) -> None:
+        """Carry out a request and reply. After some failures the process ends itself with the reply."""
         if self._accelerator is None:
             try:
-                self._accelerator = find_accelerator(*_place_among_devices())
+                self._accelerator = find_accelerator(*_device_share())
             except Exception as error:
-                self._answers.give(failed(order, f"no device could be used: {first_line(error)}"))
+                self._replies.send(failed(request, f"no device could be used: {first_line(error)}"))
                 return
-        if isinstance(order, Compute):
-            self._compute(order, self._accelerator)
+        if isinstance(request, Compute):
+            self._compute(request, self._accelerator)
         else:
-            self._link(order, self._accelerator)
+            self._link(request, self._accelerator)
 
-    def _compute(self, order: Compute, accelerator: Accelerator) -> None:
+    def _compute(self, request: Compute, accelerator: Accelerator) -> None:
         try:
-            tflops = measure_compute(accelerator, order.seconds, self._threads)
+            tflops = measure_compute(accelerator, request.seconds, self._threads)
         except WrongResult as error:
-            self._answers.give(failed(order, str(error), wrong=True))
+            self._replies.send(failed(request, str(error), wrong=True))
         except torch.cuda.OutOfMemoryError as error:
-            self._answers.give(failed(order, f"{accelerator.name} has too little free memory: {first_line(error)}"))
+            self._replies.send(failed(request, f"{accelerator.name} has too little free memory: {first_line(error)}"))
         except Exception as error:
-            answer = failed(order, f"{accelerator.name} could not multiply matrices: {first_line(error)}")
-            if accelerator.device.type == "cpu":
-                self._answers.give(answer)
-            else:
-                # A driver's error stays with the process: whatever it does next fails too.
-                self._answers.give_last(answer)
+            # After an error of a driver everything in the process fails.
+            send = self._replies.send if accelerator.device.type == "cpu" else self._replies.send_last
+            send(failed(request, f"{accelerator.name} could not multiply matrices: {first_line(error)}"))
         else:
-            self._answers.give({"done": "compute", "device": accelerator.name, "tflops": tflops})
+            self._replies.send({"done": "compute", "device": accelerator.name, "tflops": tflops})
 
-    def _link(self, order: Link, accelerator: Accelerator) -> None:
+    def _link(self, request: Link, accelerator: Accelerator) -> None:
         def give_up(problem: str) -> None:
-            self._answers.give_last(failed(order, problem))
+            self._replies.send_last(failed(request, problem))
 
         try:
-            gigabytes = measure_link(accelerator, order, self._stores, give_up)
-        except LinkProblem as error:
-            self._answers.give(failed(order, str(error)))
+            gigabytes = measure_link(accelerator, request, self._stores, give_up)
         except Exception as error:
-            self._answers.give(failed(order, first_line(error)))
+            self._replies.send(failed(request, str(error) if isinstance(error, LinkProblem) else first_line(error)))
         else:
-            self._answers.give({"done": "link", "name": order.name, "gigabytes": gigabytes})
+            self._replies.send({"done": "link", "name": request.name, "gigabytes": gigabytes})
 
 
-def _place_among_devices() -> tuple[int, int]:
-    """This process's place among the local ranks that see the same devices, and how many these are."""
+def _device_share() -> tuple[int, int]:
+    """The index of this process among the local ranks that see the same devices, and their number."""
     if os.environ.get(OWN_DEVICE) == "1":
         return 0, 1
     return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])

@@ -1,0 +1,183 @@
+"""The protocol of a check process: requests on standard input, replies on what was standard output, one JSON a line.
+
+    {"do": "compute", "seconds": 0.5}
+    {"do": "link", "name": "1/1/0/0-1", "address": "10.0.0.1", "port": 1234, "host": true, "rank": 0, "world": 4,
+     "timeout": 30.0}
+
+The reply has `done`, the kind of the request, and for a link its `name`, and either
+
+    "device": "NVIDIA H200", "tflops": 612.5        for compute,
+    "gigabytes": 1.2                                for a link, or
+    "problem": "clause"                             with, for compute, "wrong": whether a result was wrong.
+
+`"ends": true` beside a problem: the process ends itself after this reply, because it cannot recover from the failure,
+such as a collective that hangs on an accelerator. The node is not at fault; start another process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+MAX_REQUEST = 65_536
+"""Maximum bytes of a request, which has some two hundred."""
+
+MAX_PROBLEM = 300
+"""Characters of a library's error message that are quoted in a clause."""
+
+EXIT_INVALID_REQUEST = 2
+"""The exit code after an invalid request."""
+
+EXIT_STUCK = 3
+"""The exit code of a process that has replied to a request and cannot recover from its failure."""
+
+_IGNORED_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGXCPU,
+    signal.SIGIO,
+    signal.SIGPWR,
+    signal.SIGSTKFLT,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)
+# The launcher's list, without those that end the check; this folder runs alone and cannot import it.
+
+
+class InvalidRequest(ValueError):
+    """A line that is not a request; the message is a clause."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Multiply matrices for `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """Gather data with the other processes of the link `name`, as `rank` of `world`.
+
+    They connect to the store at `address` and `port`, which this process hosts if `host` is true. All of it may take
+    `timeout` seconds.
+    """
+
+    name: str
+    address: str
+    port: int
+    host: bool
+    rank: int
+    world: int
+    timeout: float
+
+
+Request = Compute | Link
+
+
+def read_request(line: bytes) -> Request:
+    """Parse a request. Raises InvalidRequest."""
+    try:
+        fields: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("it is not JSON") from None
+    what = fields.pop("do", None) if isinstance(fields, dict) else None
+    if what not in ("compute", "link"):
+        raise InvalidRequest("`do` is neither compute nor link")
+    try:
+        return Compute(**fields) if what == "compute" else Link(**fields)
+    except TypeError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def failed(request: Request, problem: str, wrong: bool = False) -> dict[str, Any]:
+    """The reply to a request that failed."""
+    if isinstance(request, Compute):
+        return {"done": "compute", "problem": problem, "wrong": wrong}
+    return {"done": "link", "name": request.name, "problem": problem}
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message that is not empty, or the exception's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:MAX_PROBLEM]
+
+
+class Replies:
+    """Writes replies. A request gets one reply, from the first thread that sends one."""
+
+    def __init__(self) -> None:
+        # Descriptor 1 becomes a copy of 2, so that the output of libraries is not mixed with replies.
+        self._fd = os.dup(1)
+        os.dup2(2, 1)
+        self._lock = threading.Lock()
+        self._expected = False
+
+    def expect(self) -> None:
+        """Record that a request has arrived."""
+        self._expected = True
+
+    def send(self, reply: dict[str, Any]) -> None:
+        """Reply to the request, unless that has been done."""
+        with self._lock:
+            if not self._expected:
+                return
+            self._expected = False
+            line = memoryview(json.dumps(reply).encode() + b"\n")
+            while line:
+                line = line[os.write(self._fd, line) :]
+
+    def send_last(self, reply: dict[str, Any]) -> None:
+        """Reply to the request and end the process, in any thread."""
+        self.send({**reply, "ends": True})
+        os._exit(EXIT_STUCK)
+
+
+def serve() -> None:
+    """Process requests from standard input until its end, and end the process."""
+    for number in _IGNORED_SIGNALS:
+        # A scheduler that signals every process of a job step does not address the check.
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # The default action ends the process at once. A handler in Python would run after the end of a collective.
+        signal.signal(number, signal.SIG_DFL)
+    code = _serve(Replies())
+    # The interpreter's own exit waits for threads that libraries may have left hanging in a link that failed.
+    os._exit(code)
+
+
+def _serve(replies: Replies) -> int:
+    """Process all requests and return the exit code."""
+    tasks, problem = None, ""
+    try:
+        from .tasks import Tasks
+
+        tasks = Tasks(replies)
+    except Exception as error:
+        problem = f"torch cannot be imported: {first_line(error)}"
+    with open(0, "rb", closefd=False) as requests:
+        while line := requests.readline(MAX_REQUEST):
+            try:
+                request = read_request(line)
+            except InvalidRequest as error:
+                sys.stderr.write(f"the node check received an invalid request: {error}: {line[:200]!r}\n")
+                return EXIT_INVALID_REQUEST
+            replies.expect()
+            try:
+                if tasks is None:
+                    replies.send(failed(request, problem))
+                else:
+                    tasks.run(request)
+            except BrokenPipeError:
+                # The agent has ended, so there are no more requests either.
+                return 0
+    return 0
