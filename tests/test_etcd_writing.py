@@ -74,8 +74,8 @@ def test_what_has_not_changed_is_not_written_again() -> None:
 
     run(bed, scene)
     assert [[put.key for put in txn.then if isinstance(put, Put)] for txn in bed.sent[1:]] == [
-        [PLAN, WORDS, KEYS.turn],
-        [WORDS, KEYS.turn],
+        [PLAN, WORDS, KEYS.last_write],
+        [WORDS, KEYS.last_write],
     ]
     assert bed.values(PLAN, WORDS) == [b"1", b"b"]
 
@@ -90,7 +90,7 @@ def test_under_another_lease_everything_is_written_again() -> None:
         await writing.write({PLAN: b"2", WORDS: b"a"}, other)
 
     run(bed, scene)
-    assert {bed.cluster.keys[key].lease for key in (PLAN, WORDS, KEYS.turn)} == {other}
+    assert {bed.cluster.keys[key].lease for key in (PLAN, WORDS, KEYS.last_write)} == {other}
 
 
 def test_who_is_elected_no_more_writes_and_reads_nothing() -> None:
@@ -202,7 +202,7 @@ def test_what_is_too_long_for_one_transaction_is_written_in_several(monkeypatch:
 
     run(bed, scene)
     assert bed.values(*values) == list(values.values())
-    written = [[put.key for put in txn.then if isinstance(put, Put) and put.key != KEYS.turn] for txn in bed.sent[1:]]
+    written = [[put.key for put in txn.then if isinstance(put, Put) and put.key != KEYS.last_write] for txn in bed.sent[1:]]
     assert [key for batch in written for key in batch] == list(values)
     assert all(len(batch) == 1 or sum(len(values[key]) for key in batch) <= 100 for batch in written)
     assert len(written) > 4
