@@ -202,7 +202,9 @@ def test_what_is_too_long_for_one_transaction_is_written_in_several(monkeypatch:
 
     run(bed, scene)
     assert bed.values(*values) == list(values.values())
-    written = [[put.key for put in txn.then if isinstance(put, Put) and put.key != KEYS.last_write] for txn in bed.sent[1:]]
+    written = [
+        [put.key for put in txn.then if isinstance(put, Put) and put.key != KEYS.last_write] for txn in bed.sent[1:]
+    ]
     assert [key for batch in written for key in batch] == list(values)
     assert all(len(batch) == 1 or sum(len(values[key]) for key in batch) <= 100 for batch in written)
     assert len(written) > 4
