@@ -242,13 +242,13 @@ def test_a_node_that_is_asked_to_go_is_not_waited_for(nodes: Nodes) -> None:
 
 
 def places(nodes: int) -> list[NodeThread]:
-    """Nodes that all have a seat in one round, and nobody who could tell them of another one."""
+    """Nodes that all have a ranks in one round, and nobody who could tell them of another one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     members = []
     for rank in range(nodes):
-        seat = RankAssignment(
+        ranks = RankAssignment(
             key=RoundKey(1, 1),
             restart_count=0,
             node_rank=rank,
@@ -262,14 +262,14 @@ def places(nodes: int) -> list[NodeThread]:
             store_port=port,
         )
         member = NodeThread(JobSpec(Entrypoint("program", "true"), "job"), print)
-        member.view = NodeSnapshot(seat=seat)
+        member.view = NodeSnapshot(ranks=ranks)
         members.append(member)
     return members
 
 
 def store_of(member: NodeThread) -> RoundStore:
-    assert member.view.seat is not None
-    return RoundStore(member.view.seat, member)
+    assert member.view.ranks is not None
+    return RoundStore(member.view.ranks, member)
 
 
 def test_nodes_go_on_when_all_are_at_the_store() -> None:
@@ -285,10 +285,10 @@ def test_none_goes_on_when_one_has_heard_of_another_round() -> None:
         stores = [store_of(member) for member in (host, turned, late)]
         patient = pool.submit(stores[0].meet, time.monotonic() + WAIT)
         turned.view = NodeSnapshot()
-        assert not stores[1].meet(time.monotonic() + WAIT)
+        assert not stores[1].wait_for_all(time.monotonic() + WAIT)
         assert not patient.result(WAIT)
         # All three have come by now, and still two of them do not come any more.
-        assert not stores[2].meet(time.monotonic() + WAIT)
+        assert not stores[2].wait_for_all(time.monotonic() + WAIT)
 
 
 def test_a_node_that_loses_the_store_asks_for_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,13 +298,13 @@ def test_a_node_that_loses_the_store_asks_for_another_round(monkeypatch: pytest.
         raise StoreFailure("the connection to the store was slow")
 
     member = places(2)[1]
-    seat = member.view.seat
-    assert seat is not None
+    ranks = member.view.ranks
+    assert ranks is not None
     told: list[tuple[NodePhase, RoundKey, Failure | None]] = []
 
     def report(phase: NodePhase, key: RoundKey, failure: Failure | None = None) -> None:
         told.append((phase, key, failure))
-        member.view = NodeSnapshot(seat=seat, problem="the master is no part of this test")
+        member.view = NodeSnapshot(ranks=ranks, problem="the master is no part of this test")
 
     monkeypatch.setattr(handler_module, "NodeThread", lambda *_: member)
     monkeypatch.setattr(handler_module, "RoundStore", fail)
@@ -312,10 +312,10 @@ def test_a_node_that_loses_the_store_asks_for_another_round(monkeypatch: pytest.
     monkeypatch.setattr(member, "report", report)
     handler = handler_module.DlroverRendezvous(RendezvousParameters("dlrover", "", "job", min_nodes=1, max_nodes=1))
     is_told = pytest.raises(RendezvousConnectionError, match="no part of this test")
-    with socket.create_server((seat.store_address, seat.store_port)), is_told:
+    with socket.create_server((ranks.store_address, ranks.store_port)), is_told:
         handler.next_rendezvous()
     ((phase, key, failure),) = told
-    assert (phase, key) == (NodePhase.FAILED, seat.key)
+    assert (phase, key) == (NodePhase.FAILED, ranks.key)
     assert failure is not None
     assert failure.lost_peer
 

@@ -1,6 +1,6 @@
 """The connection to a cluster of etcd: one channel to one member at a time, the next member if it fails, with login.
 
-Whether a failure ends anything is left to the caller.
+The caller decides whether a failure ends anything.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from dlrover_run.transport.addresses import Address, join_address
 
 CALL_TIMEOUT = 3.0
 """Seconds that a member gets to answer, including the resolution of its name and a new connection; then the next one is
-called. A cluster that has lost its leader elects another one in one or two seconds, but may never answer what it was
-asked just before."""
+called. A cluster that has lost its leader elects another one in one or two seconds, but may never answer an earlier
+request."""
 
 MAX_RESPONSE = 64 * 1024 * 1024
-"""Bytes that a response of etcd may have: many times the statuses of the largest job, and safe for the memory."""
+"""Maximum bytes of a response of etcd: many times the reports of the largest job, and safe for the memory."""
 
 PING_INTERVAL_MS = 6000
-"""Milliseconds between two of gRPC's own pings on a connection. etcd closes one that pings more often than each 5 s."""
+"""Milliseconds between two of gRPC's pings on a connection. etcd closes a connection with a ping every 5 s or less."""
 
 _OPTIONS = {
     **dict(grpc_setup.CHANNEL_OPTIONS),
@@ -46,15 +46,15 @@ _OPTIONS = {
 }
 
 RESOLVE_SHARE = 0.5
-"""The part of a call's time that resolving a name may take. Then the name's previous addresses are used; if it never
-had any, the call fails and the next one waits for the same answer."""
+"""The share of a call's timeout for resolving a name. After that the name's previous addresses are used; without any
+the call fails, and the next call waits for the same answer."""
 
 Metadata = tuple[tuple[str, str], ...]
 
 Answer = TypeVar("Answer")
 
 Call = Callable[[Any, Metadata], Coroutine[Any, Any, Answer]]
-"""What to do with a channel, and with the metadata that authenticate this node."""
+"""Makes a call over a channel, with the metadata that authenticates this node."""
 
 _Resolved = Sequence[Address] | addresses.UnresolvedHost
 
@@ -78,7 +78,7 @@ def open_stream(channel: Any, method: Method, metadata: Metadata) -> Any:
 
 
 class AddressCache:
-    """Resolves the endpoints' names, and keeps the last addresses for when the name server is slow or away."""
+    """Resolves the endpoints' names, and keeps the last addresses in case the name server is slow or unreachable."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], Sequence[Address]] = {}
@@ -87,8 +87,7 @@ class AddressCache:
     async def find(self, host: str, port: int, timeout: float) -> Sequence[Address]:
         """The current addresses of a name, or its previous ones if there is no answer within `timeout` seconds.
 
-        Raises EndpointFailed if it never had any. The resolution then goes on, so that the next call may find it
-        answered.
+        Raises EndpointFailed without any. The resolution then continues, so that the next call may find its answer.
         """
         place = host, port
         resolving = self._resolving.get(place)
@@ -103,12 +102,12 @@ class AddressCache:
         raise EndpointFailed(str(found))
 
     def close(self) -> None:
-        """Cancel what is being resolved."""
+        """Cancel all resolutions."""
         for resolving in self._resolving.values():
             resolving.cancel()
 
     async def _resolve(self, host: str, port: int) -> _Resolved:
-        # A failure is a result, because nothing may wait for it any more.
+        # A failure is returned, because nothing may wait for it any more.
         try:
             found = self._known[host, port] = await addresses.resolve(host, port)
         except addresses.UnresolvedHost as problem:
@@ -119,8 +118,8 @@ class AddressCache:
 
 
 class EndpointChannel:
-    """One channel to one endpoint, opened when it is first needed. A name with addresses of IPv4 and IPv6 is tried with
-    one family on even laps and with the other on odd ones."""
+    """One channel to one endpoint, opened at the first call. A name with addresses of IPv4 and IPv6 is tried with one
+    family on even laps and with the other on odd laps."""
 
     def __init__(self, spec: EtcdSpec, names: AddressCache, host: str, port: int, lap: int) -> None:
         self.place = join_address(host, port)
@@ -176,7 +175,7 @@ class EndpointChannel:
 
 
 class EtcdConnection:
-    """The endpoints, in an order by `rng` (a random number from 0 to 1), so that nodes share the load."""
+    """The endpoints in a random order (`rng` returns a random number from 0 to 1), so that nodes share the load."""
 
     def __init__(self, spec: EtcdSpec, rng: Callable[[], float]) -> None:
         self.api = codec.load()
@@ -224,7 +223,7 @@ class EtcdConnection:
         raise EtcdUnavailable(join_clauses(problems))
 
     async def leave(self, failed: EndpointChannel) -> None:
-        """Go on to the next endpoint, unless another call over the same channel has already done so."""
+        """Continue with the next endpoint, unless another call over the same channel has already done so."""
         if failed is self._channel:
             self._turn += 1
             self._channel = self._next_channel()

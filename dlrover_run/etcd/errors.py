@@ -1,4 +1,4 @@
-"""What the failures of a request to etcd mean for a node. Pure, but for `check_tls_files`."""
+"""Translates failures of requests to etcd into exceptions and clauses. Pure except `check_tls_files`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dlrover_run.transport.grpc_errors import ConnectionProblem, ServerKind
 ETCD = ServerKind("etcd", "member", "protocol=https", "cacert", "cert", "key")
 
 _CLAUSES = {
-    "no leader": "its cluster has no leader now, as when most members are away",
+    "no leader": "its cluster has no leader now, as when most members are unreachable",
     "leader changed": "its cluster has just changed its leader",
     "request timed out": "the members of its cluster did not agree in time",
     "database space exceeded": "its database is full: an administrator has to compact it and clear the alarm",
 }
-"""The clauses for etcd's own words for failures that another member, or the same one later, may not have."""
+"""The clauses for those of etcd's error messages that another member, or the same one later, may not return."""
 
 _TLS_SETTINGS = frozenset(
     {
@@ -39,8 +39,8 @@ _NO_USER = (
 
 
 class EndpointFailed(Exception):
-    """A request has failed for a reason that another member may not have; the message is a clause. `is_user_error` says
-    that only a change of settings helps."""
+    """A request has failed for a reason that another member may not have; the message is a clause. `is_user_error`:
+    only a change of settings helps."""
 
     def __init__(self, reason: str, is_user_error: bool = False) -> None:
         super().__init__(reason)
@@ -67,7 +67,7 @@ def error_for_status(code: str, details: str, spec: EtcdSpec) -> Exception:
     if "user name is empty" in details:
         return LoginRequired(EtcdMisconfigured(_NO_USER))
     if "permission denied" in details:
-        # etcd 3.5.1 also says this of a watch whose token it does not know, or that has none.
+        # etcd 3.5.1 also returns this for a watch with an unknown token, or without one.
         return LoginRequired(EtcdMisconfigured(_not_permitted(spec)))
     if "invalid user ID or password" in details:
         return EtcdMisconfigured(_wrong_password(spec))
@@ -84,8 +84,8 @@ def error_for_status(code: str, details: str, spec: EtcdSpec) -> Exception:
     if problem := grpc_errors.classify(details):
         clause = grpc_errors.describe(problem, ETCD, encrypted=spec.tls is not None)
         return EndpointFailed(clause, is_user_error=problem in _TLS_SETTINGS)
-    own = [clause for words, clause in _CLAUSES.items() if words in details]
-    return EndpointFailed(own[0] if own else grpc_errors.last_error(details or code))
+    known = (clause for fragment, clause in _CLAUSES.items() if fragment in details)
+    return EndpointFailed(next(known, grpc_errors.last_error(details or code)))
 
 
 def join_clauses(problems: Mapping[str, EndpointFailed]) -> str:
@@ -109,7 +109,7 @@ def check_tls_files(tls: TlsSpec) -> None:
     if tls.cert is None:
         return
     try:
-        # A password given here keeps OpenSSL from asking for one at the terminal.
+        # With a password here, OpenSSL does not ask for one on the terminal.
         context.load_cert_chain(tls.cert, tls.key, password="")
     except OSError as error:
         if _reason(error) == "KEY_VALUES_MISMATCH":

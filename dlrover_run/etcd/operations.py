@@ -1,5 +1,4 @@
-"""The five operations that a job needs of etcd, and their records. Another store with these operations can replace
-etcd.
+"""The operations of etcd that a job uses, and their records. Another store with these operations can replace etcd.
 
 Keys are text, values are bytes. A *revision* is etcd's count of changes, the same on all its members.
 """
@@ -13,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 
 class EtcdUnavailable(Exception):
-    """No member answers now; the message is a clause that says why. The same request may succeed a moment later."""
+    """No member answers now; the message is the reason, a clause. The same request may succeed a moment later."""
 
 
 class EtcdMisconfigured(Exception):
@@ -30,7 +29,7 @@ class LeaseExpired(Exception):
 
 
 class Compacted(Exception):
-    """The revision at which a watch should begin has been compacted; the current values must be read again."""
+    """The revision at which a watch should start has been compacted; the current values must be read again."""
 
 
 class KeyValue(NamedTuple):
@@ -45,13 +44,13 @@ class KeyValue(NamedTuple):
 
 
 class Range(NamedTuple):
-    """One key, or with `prefix` all keys that begin so."""
+    """One key, or with `prefix` all keys that start with it."""
 
     key: str
     prefix: bool = False
 
     def has(self, key: str) -> bool:
-        """Whether a key is one of these."""
+        """Whether a key is in the range."""
         return key.startswith(self.key) if self.prefix else key == self.key
 
 
@@ -105,8 +104,7 @@ class Delete(NamedTuple):
 
 @dataclass(frozen=True)
 class Txn:
-    """A transaction: `then` is carried out in order if all conditions hold, else `otherwise`; both see their own
-    writes."""
+    """A transaction: `then` is applied in order if all conditions hold, else `otherwise`; both see their own writes."""
 
     conditions: tuple[Absent | CreateRevisionIs | ModRevisionIs | LeaseIs, ...] = ()
     then: tuple[Get | Put | Delete | Txn, ...] = ()
@@ -134,14 +132,14 @@ class Watch(Protocol):
     def after(self, revision: int) -> AsyncIterator[Sequence[Change]]:
         """The changes after that revision, in the order of their revisions in each range, for ever.
 
-        It goes on by itself on another member where it stopped. Raises Compacted when what it has missed is not kept
-        any more, Away and EtcdMisconfigured.
+        It continues by itself on another member where it stopped. Raises EtcdUnavailable, EtcdMisconfigured, and
+        Compacted if missed changes are no longer kept.
         """
         ...
 
 
 class KeyValueStore(Protocol):
-    """What a job needs of etcd. All raise Away and EtcdMisconfigured; none waits for ever."""
+    """The operations. All raise EtcdUnavailable and EtcdMisconfigured; none waits for ever."""
 
     async def grant(self, seconds: int) -> int:
         """A new lease, which expires unless it is renewed within that many seconds."""
@@ -152,13 +150,13 @@ class KeyValueStore(Protocol):
         ...
 
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete all keys attached to it. One that has expired is no error."""
+        """End a lease and delete all keys attached to it. An expired lease is no error."""
         ...
 
     async def commit(self, txn: Txn) -> TxnResult:
-        """Carry out a transaction: all of it or nothing. Raises LeaseExpired if a `Put` names a lease that has run out.
+        """Apply a transaction: all of it or nothing. Raises LeaseExpired if the lease of a `Put` has expired.
 
-        It may be carried out twice if a member dies before it has answered, so it must be idempotent.
+        It may be applied twice if a member dies before it has answered, so it must be idempotent.
         """
         ...
 

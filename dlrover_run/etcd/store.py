@@ -33,7 +33,7 @@ _FROM_NOW = 0
 """As the first revision of a watch: the one at which the watch is created."""
 
 _HAS_LEADER = ("hasleader", "true")
-"""Makes a member end the stream if it loses its leader; otherwise it would fall silent."""
+"""Makes a member end the stream if it loses its leader; otherwise it would send nothing."""
 
 
 class EtcdStore(KeyValueStore):
@@ -49,7 +49,7 @@ class EtcdStore(KeyValueStore):
         self._renew_timeout = min(CALL_TIMEOUT, renew_timeout)
 
     async def grant(self, seconds: int) -> int:
-        """A new lease. If its grant is answered too late, it expires unused."""
+        """Grant a new lease. If the answer comes too late, it expires unused."""
         request = self._api.message("LeaseGrantRequest")(TTL=seconds)
         lease: int = (await self._connection.request("Lease.LeaseGrant", request)).ID
         return lease
@@ -82,7 +82,7 @@ class EtcdStore(KeyValueStore):
             return
 
     async def commit(self, txn: Txn) -> TxnResult:
-        """Carry out a transaction. Raises LeaseExpired."""
+        """Apply a transaction. Raises LeaseExpired."""
         request = codec.write_txn(self._api, txn)
         return codec.read_outcome(await self._connection.request("KV.Txn", request))
 
@@ -103,7 +103,7 @@ class EtcdStore(KeyValueStore):
 
 class Watch:
     """The changes of some ranges from `begin` to `end`, over one stream at a time. It continues where it stopped, on
-    another member if need be: no change is left out and none comes twice."""
+    another member if necessary: no change is missed or repeated."""
 
     def __init__(self, connection: EtcdConnection, ranges: Sequence[Range]) -> None:
         self._connection = connection
@@ -173,7 +173,7 @@ class Watch:
         return stream
 
     def _take(self, response: Any) -> None:
-        """Keep the content of a WatchResponse. Raises if it says that a watch has ended."""
+        """Keep the content of a WatchResponse. Raises if it reports the end of a watch."""
         # At the end of a stream gRPC returns something that is not a response.
         if not isinstance(response, self._connection.api.message("WatchResponse")):
             raise EndpointFailed(grpc_errors.ENDED)
@@ -187,8 +187,8 @@ class Watch:
             if self._next_revisions[index] == _FROM_NOW:
                 self._next_revisions[index] = response.header.revision + 1
             elif response.header.revision < self._next_revisions[index] - 1:
-                # A member that lags behind for a moment, or all of them after a backup was restored. Over such a member
-                # the watch would be silent until the past has come back.
+                # A member that lags behind for a moment, or all members after a backup was restored. It would send
+                # nothing until it has reached that revision again.
                 raise EndpointFailed("its data is older than what other members have sent")
         if response.events:
             # All changes of one revision come in one response.

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -30,27 +28,8 @@ MAX_REQUEST = 65_536
 MAX_PROBLEM = 300
 """Characters of a library's error message that are quoted in a clause."""
 
-EXIT_INVALID_REQUEST = 2
-"""The exit code after an invalid request."""
-
 EXIT_STUCK = 3
 """The exit code of a process that has replied to a request and cannot recover from its failure."""
-
-_IGNORED_SIGNALS = (
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGVTALRM,
-    signal.SIGPROF,
-    signal.SIGXCPU,
-    signal.SIGIO,
-    signal.SIGPWR,
-    signal.SIGSTKFLT,
-    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
-)
-# The launcher's list, without those that end the check; this folder runs alone and cannot import it.
 
 
 class InvalidRequest(ValueError):
@@ -140,44 +119,3 @@ class Replies:
         """Reply to the request and end the process, in any thread."""
         self.send({**reply, "ends": True})
         os._exit(EXIT_STUCK)
-
-
-def serve() -> None:
-    """Process requests from standard input until its end, and end the process."""
-    for number in _IGNORED_SIGNALS:
-        # A scheduler that signals every process of a job step does not address the check.
-        signal.signal(number, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # The default action ends the process at once. A handler in Python would run after the end of a collective.
-        signal.signal(number, signal.SIG_DFL)
-    code = _serve(Replies())
-    # The interpreter's own exit waits for threads that libraries may have left hanging in a link that failed.
-    os._exit(code)
-
-
-def _serve(replies: Replies) -> int:
-    """Process all requests and return the exit code."""
-    tasks, problem = None, ""
-    try:
-        from .tasks import Tasks
-
-        tasks = Tasks(replies)
-    except Exception as error:
-        problem = f"torch cannot be imported: {first_line(error)}"
-    with open(0, "rb", closefd=False) as requests:
-        while line := requests.readline(MAX_REQUEST):
-            try:
-                request = read_request(line)
-            except InvalidRequest as error:
-                sys.stderr.write(f"the node check received an invalid request: {error}: {line[:200]!r}\n")
-                return EXIT_INVALID_REQUEST
-            replies.expect()
-            try:
-                if tasks is None:
-                    replies.send(failed(request, problem))
-                else:
-                    tasks.run(request)
-            except BrokenPipeError:
-                # The agent has ended, so there are no more requests either.
-                return 0
-    return 0

@@ -1,7 +1,7 @@
 """The rendezvous handler of torchrun's agent, between that agent and the coordinator.
 
-Torchrun requests a new round when one of its workers has failed, or when `num_nodes_waiting` reports that there is one;
-it does not say which. If there is no newer round yet, the request is taken for a failure.
+Torchrun requests a new round after a failure of a worker, or when `num_nodes_waiting` reports a new round, and the
+request does not have the reason. Without a newer round it counts as a failure.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class DlroverRendezvous(RendezvousHandler):
         self._join_timeout = spec.rules.join_timeout
         self._node = NodeThread(spec, _log.warning)
         self._node_name = display_name(spec)
-        self._seat: RankAssignment | None = None
+        self._ranks: RankAssignment | None = None
         self._closed = False
 
     @property
     def use_agent_store(self) -> bool:
-        """True: each round has a store of its own, and its workers use that."""
+        """True: each round has a store of its own, which its workers use."""
         return True
 
     def get_backend(self) -> str:
@@ -83,123 +83,124 @@ class DlroverRendezvous(RendezvousHandler):
             raise RendezvousClosedError("this node has left the job.")
         self._node.join()
         self._request_round()
-        tried = self._seat
+        tried = self._ranks
         while True:
-            seat = self._wait_for_seat(tried)
+            ranks = self._wait_for_ranks(tried)
             deadline = time.monotonic() + self._join_timeout
-            store = self._join_store(seat, deadline)
+            store = self._join_store(ranks, deadline)
             if store is not None:
-                self._seat = seat
-                self._node.report(NodePhase.RUNNING, seat.key)
-                place = RendezvousStoreInfo(seat.store_address, seat.store_port)
-                return RendezvousInfo(store, seat.node_rank, seat.nodes, place)
-            if not self._node.wait(partial(is_superseded, seat), max(0.0, deadline - time.monotonic())):
+                self._ranks = ranks
+                self._node.report(NodePhase.RUNNING, ranks.key)
+                address = RendezvousStoreInfo(ranks.store_address, ranks.store_port)
+                return RendezvousInfo(store, ranks.node_rank, ranks.nodes, address)
+            if not self._node.wait(partial(is_superseded, ranks), max(0.0, deadline - time.monotonic())):
+                address = f"{ranks.store_address}:{ranks.store_port}"
                 raise RendezvousTimeoutError(
-                    f"not all {seat.nodes} nodes of round {seat.round} connected to its store at {seat.store_address}:"
-                    f"{seat.store_port} within {self._join_timeout:g} s (--rdzv-conf join_timeout)."
+                    f"not all {ranks.nodes} nodes of round {ranks.round} connected to its store at {address} within "
+                    f"{self._join_timeout:g} s (--rdzv-conf join_timeout)."
                 )
-            tried = seat
+            tried = ranks
 
     def num_nodes_waiting(self) -> int:
         """1 if torchrun must stop its workers and request the next round, else 0."""
         view = self._node.view
-        if self._seat is None or view.problem is not None or view.assignment.phase is PlanPhase.FINISHED:
+        if self._ranks is None or view.problem is not None or view.assignment.phase is PlanPhase.FINISHED:
             return 0
-        return int(is_superseded(self._seat, view))
+        return int(is_superseded(self._ranks, view))
 
     def is_closed(self) -> bool:
         """Whether there is no further round for this node."""
         return self._closed or self._node.view.assignment.phase in OVER
 
     def set_closed(self) -> None:
-        """Leave the job. The other nodes continue, as whenever a node leaves."""
+        """Leave the job. The other nodes continue."""
         self._closed = True
         self._node.leave()
 
     def shutdown(self) -> bool:
         """Leave the job within `LEAVE_TIMEOUT`. Torchrun calls this unless a signal ended it."""
         self._closed = True
-        seat = self._seat
-        self._node.leave(None if seat is None else self._failure(seat, GIVEN_UP_BY_TORCHRUN))
+        ranks = self._ranks
+        self._node.leave(None if ranks is None else self._failure(ranks, GIVEN_UP_BY_TORCHRUN))
         return True
 
     def _request_round(self) -> None:
         """Request a new round, unless there is a newer one already."""
-        if self._seat is not None and not is_superseded(self._seat, self._node.view):
-            self._node.report(NodePhase.FAILED, self._seat.key, self._failure(self._seat, RESTART_REQUESTED))
+        if self._ranks is not None and not is_superseded(self._ranks, self._node.view):
+            self._node.report(NodePhase.FAILED, self._ranks.key, self._failure(self._ranks, RESTART_REQUESTED))
 
-    def _wait_for_seat(self, tried: RankAssignment | None) -> RankAssignment:
-        """Wait for the node rank in another round than the one that was tried last."""
-        waited_for = ""
+    def _wait_for_ranks(self, tried: RankAssignment | None) -> RankAssignment:
+        """Wait for the ranks in another round than the one that was tried last."""
+        shown = ""
 
-        def is_settled(view: NodeSnapshot) -> bool:
+        def is_decided(view: NodeSnapshot) -> bool:
             if view.problem is not None or view.assignment.phase in OVER:
                 return True
-            return view.seat is not None and (tried is None or view.seat.key != tried.key)
+            return view.ranks is not None and (tried is None or view.ranks.key != tried.key)
 
-        def is_news(view: NodeSnapshot) -> bool:
+        def has_changed(view: NodeSnapshot) -> bool:
             waiting = view.assignment.waiting
-            return is_settled(view) or (waiting is not None and waiting.text != waited_for)
+            return is_decided(view) or (waiting is not None and waiting.text != shown)
 
         while True:
-            self._node.wait(is_news)
+            self._node.wait(has_changed)
             view = self._node.view
-            if is_settled(view):
+            if is_decided(view):
                 break
-            assert view.assignment.waiting is not None, "is_news was true for it"
-            waited_for = view.assignment.waiting.text
-            _log.info("waiting: %s", waited_for)
+            assert view.assignment.waiting is not None, "has_changed was true for it"
+            shown = view.assignment.waiting.text
+            _log.info("waiting: %s", shown)
         if view.assignment.phase is PlanPhase.FAILED:
             raise RendezvousTimeoutError(view.assignment.reason)
         if view.assignment.phase is PlanPhase.FINISHED:
             raise RendezvousClosedError(f"the job has finished: {view.assignment.reason}")
         if view.problem is not None:
             raise RendezvousConnectionError(view.problem)
-        assert view.seat is not None, "is_settled was true for it"
+        assert view.ranks is not None, "is_decided was true for it"
         _log.info(
             "round %d, node rank %d of %d: %s",
-            view.seat.round,
-            view.seat.node_rank,
-            view.seat.nodes,
+            view.ranks.round,
+            view.ranks.node_rank,
+            view.ranks.nodes,
             view.assignment.reason,
         )
-        return view.seat
+        return view.ranks
 
-    def _join_store(self, seat: RankAssignment, deadline: float) -> RoundStore | None:
+    def _join_store(self, ranks: RankAssignment, deadline: float) -> RoundStore | None:
         """The store of that round once all its nodes are connected; None if the round did not begin."""
         try:
-            if seat.node_rank == 0:
-                store = self._host(seat)
+            if ranks.node_rank == 0:
+                store = self._host(ranks)
             else:
-                store = RoundStore(seat, self._node) if wait_for_host(seat, self._node, deadline) else None
-            return store if store is not None and store.meet(deadline) else None
+                store = RoundStore(ranks, self._node) if wait_for_host(ranks, self._node, deadline) else None
+            return store if store is not None and store.wait_for_all(deadline) else None
         except StoreFailure:
             # If only this connection broke and the store's host lives, no other node would request a new round.
-            self._node.report(NodePhase.FAILED, seat.key, self._failure(seat, STORE_LOST, lost_peer=True))
+            self._node.report(NodePhase.FAILED, ranks.key, self._failure(ranks, STORE_LOST, lost_peer=True))
             return None
 
-    def _host(self, seat: RankAssignment) -> RoundStore | None:
+    def _host(self, ranks: RankAssignment) -> RoundStore | None:
         try:
-            port = self._node.take_port(seat.key)
+            port = self._node.take_port(ranks.key)
             if port is None:
                 return None
             try:
-                return RoundStore(seat, self._node)
+                return RoundStore(ranks, self._node)
             finally:
                 port.release()
         except (OSError, SpecError, StoreFailure) as error:
             reason = str(error).splitlines()[0]
             raise RendezvousError(
-                f"the store of this round cannot be hosted at {seat.store_address}:{seat.store_port} ({reason}): "
-                "name an address that is this machine's own with --local-addr."
+                f"the store of this round cannot be hosted at {ranks.store_address}:{ranks.store_port} ({reason}): "
+                "give an address of this machine with --local-addr."
             ) from error
 
-    def _failure(self, seat: RankAssignment, what: str, lost_peer: bool = False) -> Failure:
-        return Failure(seat.first_rank, self._node_name, what, lost_peer)
+    def _failure(self, ranks: RankAssignment, what: str, lost_peer: bool = False) -> Failure:
+        return Failure(ranks.first_rank, self._node_name, what, lost_peer)
 
 
 RESTARTS = 1_000_000
-"""Restarts of the job: unlimited, because each torchrun counts its own and leaves when they are used up."""
+"""Restarts of the job: unlimited, because each torchrun counts its own restarts and leaves after the last one."""
 
 _VARIABLES = (
     *rendezvous_options.RANK_VARIABLES,

@@ -23,25 +23,25 @@ from dlrover_run.supervisor.ports import HeldPort
 
 LEAVE_TIMEOUT = 5.0
 """Seconds for the thread to report that this node has left and to end; the client needs 2. After that the process ends
-without it, and the other nodes find this node lost."""
+and the other nodes declare this node lost."""
 
 PORT_TIMEOUT = 10.0
-"""Seconds for the loop to hand over a port, which it does at once; a loop that does not is taken for dead."""
+"""Seconds for the loop to hand over a port, which it does at once unless it is dead."""
 
 
 @dataclass(frozen=True)
 class NodeSnapshot:
-    """The coordinator's latest assignment, the ranks that this node has accepted, and the reason if this node can take
-    no further part."""
+    """The coordinator's latest assignment, the ranks that this node has accepted, and the reason if this node cannot
+    take part any more."""
 
     assignment: Assignment = field(default_factory=Assignment)
-    seat: RankAssignment | None = None
+    ranks: RankAssignment | None = None
     problem: str | None = None
 
     @property
     def round(self) -> RoundKey | None:
         """The round in which this node has ranks."""
-        return None if self.seat is None else self.seat.key
+        return None if self.ranks is None else self.ranks.key
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class _WorkerState:
 
 
 class NodeThread:
-    """One node of a job. `say` is called with lines for the user, from the thread.
+    """One node of a job. `log` is called with lines for the user, in the thread.
 
     All methods are for torchrun's thread; only `wait`, `take_port` and `leave` block.
     """
 
-    def __init__(self, spec: JobSpec, say: Callable[[str], None]) -> None:
+    def __init__(self, spec: JobSpec, log: Callable[[str], None]) -> None:
         self._spec = spec
-        self._say = say
+        self._log = log
         self._changed = threading.Condition()
         self._worker_state = _WorkerState()
         self._leaving = False
@@ -78,7 +78,7 @@ class NodeThread:
         # A torchrun that is stopped by a signal does not shut the rendezvous down, and the other nodes would have to
         # detect the loss.
         atexit.register(self.leave)
-        # A daemon, so that the process never hangs on it, however torchrun ends.
+        # A daemon, so that the process never waits for it, however torchrun ends.
         self._thread = threading.Thread(target=self._run, name="dlrover-rendezvous", daemon=True)
         with signals.blocked_in_new_threads():
             self._thread.start()
@@ -94,7 +94,7 @@ class NodeThread:
             return self._changed.wait_for(lambda: until(self.view), timeout)
 
     def recheck(self) -> None:
-        """Let `wait` evaluate its condition again: part of it is outside the snapshot."""
+        """Make `wait` evaluate its condition again, because part of it is outside the snapshot."""
         with self._changed:
             self._changed.notify_all()
 
@@ -149,11 +149,11 @@ class NodeThread:
         with self._changed:
             self._loop = self._node_state = None
             if self.view.problem is None:
-                self.view = NodeSnapshot(self.view.assignment, self.view.seat, problem)
+                self.view = NodeSnapshot(self.view.assignment, self.view.ranks, problem)
             self._changed.notify_all()
 
     async def _take_part(self) -> None:
-        client = open_client(self._spec, self._wake.set, self._say)
+        client = open_client(self._spec, self._wake.set, self._log)
         try:
             node_state = NodeState(self._spec)
             with self._changed:
@@ -166,33 +166,22 @@ class NodeThread:
                         return
                     worker_state = self._worker_state
                     node_state.accept(client.assignment)
-                    is_of_seat = worker_state.round is not None and worker_state.round == node_state.round
+                    is_current = worker_state.round is not None and worker_state.round == node_state.round
                     # The workers of an earlier round may still be ending; their state does not matter any more.
                     phase, failure = (
-                        (worker_state.phase, worker_state.failure) if is_of_seat else (NodePhase.WAITING, None)
+                        (worker_state.phase, worker_state.failure) if is_current else (NodePhase.WAITING, None)
                     )
                     client.report(node_state.report(phase, failure, met=phase is NodePhase.SUCCEEDED))
-                    self._show(
-                        NodeSnapshot(
-                            client.assignment, node_state.seat, client.problem or _dismissal(client.assignment)
-                        )
-                    )
+                    health, problem = client.assignment.health, client.problem
+                    if problem is None and health is not None and health.dismissed:
+                        problem = f"the node check dismissed this node: {health.reason}"
+                    view = NodeSnapshot(client.assignment, node_state.seat, problem)
+                    if view != self.view:
+                        with self._changed:
+                            self.view = view
+                            self._changed.notify_all()
                     await self._wake.wait()
             finally:
                 node_state.close()
         finally:
             await client.close()
-
-    def _show(self, view: NodeSnapshot) -> None:
-        if view != self.view:
-            with self._changed:
-                self.view = view
-                self._changed.notify_all()
-
-
-def _dismissal(wanted: Assignment) -> str | None:
-    """The reason if a node check dismissed this node; torchrun itself runs no check."""
-    checkup = wanted.health
-    return (
-        f"the node check dismissed this node: {checkup.reason}" if checkup is not None and checkup.dismissed else None
-    )

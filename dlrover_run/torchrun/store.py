@@ -2,7 +2,7 @@
 starts.
 
 Torchrun's agents exchange ranks through it in blocking calls, and their workers use it too. So no node continues before
-all nodes of the round are connected: one that waited for the ranks of a dead node would block until torchrun gives up.
+all nodes of the round are connected: a node that waits for the ranks of a dead one blocks until torchrun gives up.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ FIRST_RETRY_PAUSE = 0.02
 """Seconds between the first two attempts to connect; each further pause is twice as long."""
 
 MAX_RETRY_PAUSE = 0.5
-"""Maximum pause in seconds. The host may give its last workers half a minute to end."""
+"""Maximum seconds of a pause. The host may give its previous workers half a minute to end."""
 
 StoreFailure = RuntimeError
 """The exception of a store in every version of torch."""
 
 _ARRIVED = "dlrover/arrived"
-_VERDICT = "dlrover/verdict"
+_DECISION = "dlrover/decision"
 _GO = "go"
-_GIVEN_UP = "given up"
+_ABANDONED = "abandoned"
 
 _BARRIER = "torchelastic/agent/terminal_state"
 """The key of the barrier at which torch's SimpleElasticAgent waits once its workers have all succeeded."""
 
 
-def is_superseded(seat: RankAssignment, view: NodeSnapshot) -> bool:
+def is_superseded(ranks: RankAssignment, view: NodeSnapshot) -> bool:
     """Whether this node has other ranks now, or none."""
-    return view.round != seat.key or view.assignment.phase in OVER or view.problem is not None
+    return view.round != ranks.key or view.assignment.phase in OVER or view.problem is not None
 
 
-def wait_for_host(seat: RankAssignment, node: NodeThread, deadline: float) -> bool:
+def wait_for_host(ranks: RankAssignment, node: NodeThread, deadline: float) -> bool:
     """Wait until the store's host listens; False if the round is superseded, or after `deadline`.
 
     The store's own client would block where neither a newer round nor a signal can interrupt it, and print messages.
@@ -58,9 +58,9 @@ def wait_for_host(seat: RankAssignment, node: NodeThread, deadline: float) -> bo
     pause = FIRST_RETRY_PAUSE
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            socket.create_connection((seat.store_address, seat.store_port), CONNECT_TIMEOUT).close()
+            socket.create_connection((ranks.store_address, ranks.store_port), CONNECT_TIMEOUT).close()
             return True
-        if node.wait(partial(is_superseded, seat), pause):
+        if node.wait(partial(is_superseded, ranks), pause):
             return False
         pause = min(2 * pause, MAX_RETRY_PAUSE)
     return False
@@ -73,38 +73,38 @@ class RoundStore(TCPStore):
     minutes if another node fails for good; this store ends the wait as soon as no other node can arrive any more.
     """
 
-    def __init__(self, seat: RankAssignment, node: NodeThread) -> None:
+    def __init__(self, ranks: RankAssignment, node: NodeThread) -> None:
         super().__init__(
-            seat.store_address,
-            seat.store_port,
-            is_master=seat.node_rank == 0,
+            ranks.store_address,
+            ranks.store_port,
+            is_master=ranks.node_rank == 0,
             wait_for_workers=False,
             timeout=timedelta(seconds=CONNECT_TIMEOUT),
         )
         self.set_timeout(timedelta(seconds=STORE_TIMEOUT))
-        self._seat = seat
+        self._ranks = ranks
         self._node = node
 
-    def meet(self, deadline: float) -> bool:
-        """Wait until every node of the round is connected; returns whether all continue, on which all nodes agree.
+    def wait_for_all(self, deadline: float) -> bool:
+        """Wait until every node of the round is connected; return whether the round starts, on which all nodes agree.
 
-        False if one of them has seen a newer round first, or after `deadline`. Raises StoreFailure if the host is gone.
+        False if a node has detected a newer round before, or after `deadline`. Raises StoreFailure if the host is gone.
         """
-        if self._seat.nodes == 1:
+        if self._ranks.nodes == 1:
             return True
-        if self.add(_ARRIVED, 1) == self._seat.nodes:
-            self.compare_set(_VERDICT, "", _GO)
-        verdict = _KeyWatch(self._seat, _VERDICT, deadline - time.monotonic(), self._node.recheck)
-        self._node.wait(lambda view: verdict.done or is_superseded(self._seat, view))
-        # The first value counts: no node continues alone because it arrived last while another one gave up.
-        agreed = self.compare_set(_VERDICT, "", _GIVEN_UP)
-        verdict.join()
+        if self.add(_ARRIVED, 1) == self._ranks.nodes:
+            self.compare_set(_DECISION, "", _GO)
+        decision = _KeyWatch(self._ranks, _DECISION, deadline - time.monotonic(), self._node.recheck)
+        self._node.wait(lambda view: decision.done or is_superseded(self._ranks, view))
+        # The first value counts: otherwise the last node could continue alone while another one gives up.
+        agreed = self.compare_set(_DECISION, "", _ABANDONED)
+        decision.join()
         return bool(agreed == _GO.encode())
 
     def add(self, key: str, amount: int) -> int:
         """Like TCPStore.add; the barrier starts with it."""
         if key.startswith(_BARRIER):
-            self._node.report(NodePhase.SUCCEEDED, self._seat.key)
+            self._node.report(NodePhase.SUCCEEDED, self._ranks.key)
         return int(super().add(key, amount))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -115,8 +115,8 @@ class RoundStore(TCPStore):
             return
         with contextlib.suppress(StoreFailure):
             # If the host is gone, no other node waits either.
-            last = _KeyWatch(self._seat, keys[0], timeout.total_seconds(), self._node.recheck)
-            self._node.wait(lambda view: last.done or (view.problem is None and is_superseded(self._seat, view)))
+            last = _KeyWatch(self._ranks, keys[0], timeout.total_seconds(), self._node.recheck)
+            self._node.wait(lambda view: last.done or (view.problem is None and is_superseded(self._ranks, view)))
             # Ends the wait of the other nodes, and of the thread.
             self.set(keys[0], "")
             last.join()
@@ -126,10 +126,10 @@ class _KeyWatch:
     """Waits for a key of a round's store in a thread with its own connection: a wait of a store cannot be cancelled. To
     end it early, set the key."""
 
-    def __init__(self, seat: RankAssignment, key: str, timeout: float, on_end: Callable[[], None]) -> None:
+    def __init__(self, ranks: RankAssignment, key: str, timeout: float, on_end: Callable[[], None]) -> None:
         self._store = TCPStore(
-            seat.store_address,
-            seat.store_port,
+            ranks.store_address,
+            ranks.store_port,
             is_master=False,
             wait_for_workers=False,
             timeout=timedelta(seconds=CONNECT_TIMEOUT),
