@@ -94,9 +94,9 @@ class DlroverRendezvous(RendezvousHandler):
                 address = RendezvousStoreInfo(ranks.store_address, ranks.store_port)
                 return RendezvousInfo(store, ranks.node_rank, ranks.nodes, address)
             if not self._node.wait(partial(is_superseded, ranks), max(0.0, deadline - time.monotonic())):
-                address = f"{ranks.store_address}:{ranks.store_port}"
+                store_at = f"{ranks.store_address}:{ranks.store_port}"
                 raise RendezvousTimeoutError(
-                    f"not all {ranks.nodes} nodes of round {ranks.round} connected to its store at {address} within "
+                    f"not all {ranks.nodes} nodes of round {ranks.round} connected to its store at {store_at} within "
                     f"{self._join_timeout:g} s (--rdzv-conf join_timeout)."
                 )
             tried = ranks
