@@ -63,24 +63,24 @@ class ChildFailedError(Exception):
     class too.
     """
 
-    def __init__(self, name: str, verdict: JobResult) -> None:
+    def __init__(self, name: str, result: JobResult) -> None:
         self.name = name
-        self.failures = {end.rank: WorkerFailure.of(end) for end in verdict.ends if end.failed}
-        self.exit_code = verdict.exit_code
-        self._verdict = verdict
-        root = verdict.root
+        self.failures = {end.rank: WorkerFailure.of(end) for end in result.ends if end.failed}
+        self.exit_code = result.exit_code
+        self._result = result
+        root = result.root
         if root is not None:
             self._first: WorkerFailure | None = WorkerFailure.of(root)
         else:
             self._first = min(self.failures.values(), key=lambda end: end.unix_time, default=None)
         # The plan's reason was composed before the traceback was read.
-        description = f"rank {root.rank} {describe_exit(root)}" if root else verdict.reason
+        description = f"rank {root.rank} {describe_exit(root)}" if root else result.reason
         # Torch's class takes other arguments, so its constructor is not called.
-        Exception.__init__(self, f"{name} failed: {verdict.error or description}")
+        Exception.__init__(self, f"{name} failed: {result.error or description}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Makes it picklable: it may be raised in one process and caught in another.
-        return child_failed_error, (self.name, self._verdict)
+        return child_failed_error, (self.name, self._result)
 
     def get_first_failure(self) -> tuple[int, WorkerFailure]:
         """The global rank that failed first on this node, and its exit. Raises LookupError if no worker of this node
@@ -90,14 +90,14 @@ class ChildFailedError(Exception):
         return self._first.rank, self._first
 
 
-def child_failed_error(name: str, verdict: JobResult) -> ChildFailedError:
+def child_failed_error(name: str, result: JobResult) -> ChildFailedError:
     """The exception to raise. Torch is not imported for it: a caller that catches torch's class has imported it."""
-    torchs = getattr(sys.modules.get(_TORCH_MODULE), "ChildFailedError", None)
-    if isinstance(torchs, type) and any(end.failed for end in verdict.ends):
-        return _also(torchs)(name, verdict)
-    return ChildFailedError(name, verdict)
+    torch_class = getattr(sys.modules.get(_TORCH_MODULE), "ChildFailedError", None)
+    if isinstance(torch_class, type) and any(end.failed for end in result.ends):
+        return _combined(torch_class)(name, result)
+    return ChildFailedError(name, result)
 
 
 @functools.cache
-def _also(torchs: type) -> type[ChildFailedError]:
-    return type("ChildFailedError", (ChildFailedError, torchs), {"__module__": ChildFailedError.__module__})
+def _combined(torch_class: type) -> type[ChildFailedError]:
+    return type("ChildFailedError", (ChildFailedError, torch_class), {"__module__": ChildFailedError.__module__})

@@ -65,7 +65,7 @@ def render_link_table(
     """The bandwidth of each link: failed links first, then the slowest. The ends of a link are indices of `rows`. A
     link is slow if it is more than `threshold` times slower than the median of all."""
     names = [name for name, _ in _labelled(rows)]
-    speeds = sorted(link.gigabytes for link in links if not _failed(link))
+    speeds = sorted(link.gigabytes for link in links if link.gigabytes)
     median = (speeds[(len(speeds) - 1) // 2] + speeds[len(speeds) // 2]) / 2 if speeds else 0.0
     heading = f"dlrover-run: bandwidth of {counted(len(links), 'link')}"
     lines = [f"{heading}, median {format_bandwidth(median)}" if speeds else heading]
@@ -74,12 +74,14 @@ def render_link_table(
     widest = max((display_width(between) for between, _ in named), default=0)
     for between, link in named:
         line = _pad(between, widest)
-        if _failed(link):
-            lines += _entry(line, "failed", _plain(link.problem), width, _red(color), marked=True, in_full=True)
+        if not link.gigabytes:
+            lines += _entry(
+                line, "failed", _plain(link.problem), width, RED if color else "", marked=True, in_full=True
+            )
             continue
         slow = link.gigabytes * threshold < median
-        line, word, paint = f"{line}  {format_bandwidth(link.gigabytes):>9}", "slow" if slow else "", _yellow(color)
-        lines += _entry(line, word, "", width, paint if slow else "", marked=slow, in_full=True)
+        line, paint = f"{line}  {format_bandwidth(link.gigabytes):>9}", YELLOW if slow and color else ""
+        lines += _entry(line, "slow" if slow else "", "", width, paint, marked=slow)
     return "\n".join(lines)
 
 
@@ -183,21 +185,9 @@ def _needs_attention(row: NodeHealth) -> bool:
 
 
 def _paint(row: NodeHealth, color: bool) -> str:
-    if row.status is HealthStatus.FAULT:
-        return _red(color)
-    return _yellow(color) if _needs_attention(row) else ""
-
-
-def _red(color: bool) -> str:
-    return RED if color else ""
-
-
-def _yellow(color: bool) -> str:
-    return YELLOW if color else ""
-
-
-def _failed(link: LinkRow) -> bool:
-    return not link.gigabytes
+    if not color or not _needs_attention(row):
+        return ""
+    return RED if row.status is HealthStatus.FAULT else YELLOW
 
 
 def _between(link: LinkRow, names: Sequence[str], room: int) -> str:

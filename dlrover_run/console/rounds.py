@@ -23,26 +23,26 @@ def render_check_before_restart(reason: str, attempt: int) -> str:
     return f"{_clause(reason)}; a node check comes before restart {attempt}"
 
 
-def render_membership_change(reason: str, seat: RankAssignment, after_seconds: float) -> str:
+def render_membership_change(reason: str, ranks: RankAssignment, after_seconds: float) -> str:
     """A new round that uses no restart, because only the set of nodes has changed."""
-    nodes = counted(seat.nodes, "node")
-    return f"round {seat.round} with {nodes} after {format_duration(after_seconds)}: {_clause(reason)}"
+    nodes = counted(ranks.nodes, "node")
+    return f"round {ranks.round} with {nodes} after {format_duration(after_seconds)}: {_clause(reason)}"
 
 
-def render_rendezvous(seat: RankAssignment, event_log: str) -> str:
+def render_rendezvous(ranks: RankAssignment, event_log: str) -> str:
     """torchrun's block on a round: the same text and spacing."""
-    local = range(seat.workers)
+    local = range(ranks.workers)
     values = {
-        "restart_count": seat.restart_count,
-        "master_addr": seat.store_address,
-        "master_port": seat.store_port,
-        "group_rank": seat.node_rank,
-        "group_world_size": seat.nodes,
+        "restart_count": ranks.restart_count,
+        "master_addr": ranks.store_address,
+        "master_port": ranks.store_port,
+        "group_rank": ranks.node_rank,
+        "group_world_size": ranks.nodes,
         "local_ranks": list(local),
-        "role_ranks": [seat.role_first_rank + rank for rank in local],
-        "global_ranks": [seat.first_rank + rank for rank in local],
-        "role_world_sizes": [seat.role_world_size] * seat.workers,
-        "global_world_sizes": [seat.world_size] * seat.workers,
+        "role_ranks": [ranks.role_first_rank + rank for rank in local],
+        "global_ranks": [ranks.first_rank + rank for rank in local],
+        "role_world_sizes": [ranks.role_world_size] * ranks.workers,
+        "global_world_sizes": [ranks.world_size] * ranks.workers,
         "event_log_handler": event_log,
     }
     lines = [f"  {name}={value}" for name, value in values.items()]
@@ -64,12 +64,12 @@ def render_shutdown(processes: str, seconds: float | None, *, alone: bool, again
     return f"{then}; press Ctrl-C again to kill them at once" if again else then
 
 
-def render_rank_assignment(seat: RankAssignment) -> str:
+def render_rank_assignment(ranks: RankAssignment) -> str:
     """The ranks of this node in one line."""
-    last = seat.first_rank + seat.workers - 1
-    ranks = f"rank {last}" if seat.workers == 1 else f"ranks {seat.first_rank} to {last}"
-    place = f"{ranks} of {seat.world_size}, as node rank {seat.node_rank} of {seat.nodes}"
-    return f"round {seat.round}: {place}; the store is at {join_address(seat.store_address, seat.store_port)}"
+    last = ranks.first_rank + ranks.workers - 1
+    own = f"rank {last}" if ranks.workers == 1 else f"ranks {ranks.first_rank} to {last}"
+    place = f"{own} of {ranks.world_size}, as node rank {ranks.node_rank} of {ranks.nodes}"
+    return f"round {ranks.round}: {place}; the store is at {join_address(ranks.store_address, ranks.store_port)}"
 
 
 def render_waiting(text: str, seconds: float | None) -> str:

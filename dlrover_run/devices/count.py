@@ -8,11 +8,12 @@ arguments.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from dlrover_run.coordination.text import counted
 from dlrover_run.spec import SpecError
 
 # These two NVML errors mean that the machine has no NVIDIA GPU. Any other one means that there is a GPU that cannot be
@@ -28,20 +29,8 @@ _INTEL_DRIVERS = ("i915", "xe")
 _INTEGRATED_ADDRESS = "0000:00:02.0"
 
 
-class Nvml(Protocol):
-    """The part of the module `pynvml` that counting needs."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None: ...
-    def nvmlDeviceGetCount(self) -> int: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
-    def nvmlDeviceGetUUID(self, handle: Any) -> str | bytes: ...
-    def nvmlDeviceGetPciInfo(self, handle: Any) -> Any: ...
-    def nvmlDeviceGetMigMode(self, handle: Any) -> Sequence[int]: ...
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int: ...
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...
+Nvml = Any
+"""The module `pynvml`, which has no type hints."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +60,7 @@ class NvmlUnavailable(Exception):
 def count_workers(
     kind: str,
     environ: Mapping[str, str],
-    nvml: Nvml | None = None,
+    nvml: Nvml = None,
     sysfs: Path = Path("/sys"),
     dev: Path = Path("/dev"),
     cpu_count: Callable[[], int] | None = None,
@@ -82,7 +71,8 @@ def count_workers(
     count only for `xpu`: most desktops have one, and torchrun with an ordinary torch starts one worker per CPU there.
     Raises SpecError if the kind is unknown, cannot be counted, or the machine has none.
     """
-    cpus = cpu_count or usable_cpus
+    # As torch counts: the CPUs that this process may use, not all CPUs of the machine.
+    cpus = cpu_count or (lambda: len(os.sched_getaffinity(0)))
     if kind == "cpu":
         return cpus()
     if kind == "gpu":
@@ -100,12 +90,7 @@ def count_workers(
     return gpus or xpus_for_auto(environ, sysfs, dev) or cpus()
 
 
-def usable_cpus() -> int:
-    """The number of CPUs that this process may run on (as torch counts them), not of all CPUs of the machine."""
-    return len(os.sched_getaffinity(0))
-
-
-def _count_gpus(environ: Mapping[str, str], nvml: Nvml | None) -> int:
+def _count_gpus(environ: Mapping[str, str], nvml: Nvml) -> int:
     try:
         gpus = read_gpus(nvml)
     except NvmlUnavailable as problem:
@@ -118,20 +103,16 @@ def _count_gpus(environ: Mapping[str, str], nvml: Nvml | None) -> int:
     setting = environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
         raise SpecError(
-            f"--nproc-per-node=gpu: this machine has {_gpus(len(gpus))} in MIG mode and without a MIG device; "
+            f"--nproc-per-node=gpu: this machine has {counted(len(gpus), 'GPU')} in MIG mode and without a MIG device; "
             f"make one (nvidia-smi mig -cgi), or {GIVE_NUMBER}."
         )
     raise SpecError(
-        f"--nproc-per-node=gpu: CUDA_VISIBLE_DEVICES={setting!r} shows none of the {_gpus(len(gpus))} of this machine; "
-        f"unset it or name GPUs in it, or {GIVE_NUMBER}."
+        f"--nproc-per-node=gpu: CUDA_VISIBLE_DEVICES={setting!r} shows none of the {counted(len(gpus), 'GPU')} of this "
+        f"machine; unset it or name GPUs in it, or {GIVE_NUMBER}."
     )
 
 
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
-
-
-def visible_devices(environ: Mapping[str, str], nvml: Nvml | None = None) -> list[DeviceId]:
+def visible_devices(environ: Mapping[str, str], nvml: Nvml = None) -> list[DeviceId]:
     """The NVIDIA devices that a program started with this environment sees, in the order of `cuda:0`, `cuda:1`, ...
 
     NVML orders by PCI address. CUDA does so too among equal GPUs. If the models differ and `CUDA_DEVICE_ORDER` is not
@@ -141,7 +122,7 @@ def visible_devices(environ: Mapping[str, str], nvml: Nvml | None = None) -> lis
     return select_devices(environ.get("CUDA_VISIBLE_DEVICES"), read_gpus(nvml))
 
 
-def read_gpus(nvml: Nvml | None = None) -> list[PhysicalGpu]:
+def read_gpus(nvml: Nvml = None) -> list[PhysicalGpu]:
     """All GPUs of NVML, in its order. `nvml` None imports `pynvml`. Raises NvmlUnavailable."""
     if nvml is None:
         try:
@@ -149,7 +130,6 @@ def read_gpus(nvml: Nvml | None = None) -> list[PhysicalGpu]:
         except ImportError as problem:
             raise NvmlUnavailable(f"GPUs cannot be counted because nvidia-ml-py is missing ({problem})", True) from None
         nvml = pynvml
-    assert nvml is not None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as problem:
@@ -249,12 +229,9 @@ def _by_index(entry: str, count: int) -> int | None:
     return int(number) if number and int(number) < count else None
 
 
-def _with_mig_rule(gpus: Iterable[PhysicalGpu]) -> list[DeviceId]:
-    gpus = list(gpus)
-    for gpu in gpus:
-        if gpu.mig:
-            return [DeviceId(gpu.mig[0], gpu.device.pci_bus_id)]
-    return [gpu.device for gpu in gpus if gpu.mig is None]
+def _with_mig_rule(gpus: Sequence[PhysicalGpu]) -> list[DeviceId]:
+    parts = [DeviceId(gpu.mig[0], gpu.device.pci_bus_id) for gpu in gpus if gpu.mig]
+    return parts[:1] or [gpu.device for gpu in gpus if gpu.mig is None]
 
 
 @dataclass(frozen=True)

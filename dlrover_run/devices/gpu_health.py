@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from dlrover_run.coordination.text import counted
 from dlrover_run.devices import NodeProblem
 from dlrover_run.devices.count import DeviceId, Nvml, PhysicalGpu, means_absent, read_gpu, select_devices
 from dlrover_run.failures.oom_kills import format_bytes
@@ -30,7 +31,7 @@ _NO_ACTION = 0
 _MUST = {
     1: "it reset; end all that uses it, then `nvidia-smi --gpu-reset -i {index}`",
     2: "the machine rebooted; do so",
-    3: "nobody to use its links to other GPUs; end all that uses it, then `nvidia-smi --gpu-reset -i {index}`",
+    3: "that its links to other GPUs are not used; end all that uses it, then `nvidia-smi --gpu-reset -i {index}`",
     6: "its PCIe bus reset; reboot the machine",
     7: "the machine rebooted; do so",
 }
@@ -92,17 +93,6 @@ def parse_xids(log: str) -> dict[str, XidErrors]:
     return found
 
 
-class HealthNvml(Nvml, Protocol):
-    """The part of the module `pynvml` that is used here."""
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> Sequence[Any]: ...
-    def nvmlDeviceGetTotalEccErrors(self, handle: Any, error_type: int, counter_type: int) -> int: ...
-    def nvmlDeviceGetRemappedRows(self, handle: Any) -> Sequence[int]: ...
-    def nvmlDeviceGetRetiredPagesPendingStatus(self, handle: Any) -> int: ...
-    def nvmlDeviceGetFieldValues(self, handle: Any, fields: Sequence[int]) -> Sequence[Any]: ...
-
-
 @dataclass(frozen=True)
 class _Gpu:
     """One GPU of the machine by its NVML index; `problem` is NVML's error if it cannot be read."""
@@ -120,7 +110,7 @@ def find_gpu_problems(
     workers: int,
     environ: Mapping[str, str],
     gpu_each: bool = False,
-    nvml: HealthNvml | None = None,
+    nvml: Nvml = None,
     dev: Path = Path("/dev"),
     read_log: Callable[[], str] = read_kernel_log,
 ) -> Iterator[NodeProblem]:
@@ -136,9 +126,11 @@ def find_gpu_problems(
     if nvml is None:
         if not any((dev / name).exists() for name in _DRIVER_FILES):
             if expected:
-                asked = "each worker needs a GPU" if gpu_each else f"CUDA_VISIBLE_DEVICES names {_gpus(named)}"
+                required = (
+                    "each worker needs a GPU" if gpu_each else f"CUDA_VISIBLE_DEVICES names {counted(named, 'GPU')}"
+                )
                 yield NodeProblem(
-                    f"{asked}, and this machine has no NVIDIA driver ({dev / _DRIVER_FILES[0]} is missing): load it "
+                    f"{required}, and this machine has no NVIDIA driver ({dev / _DRIVER_FILES[0]} is missing): load it "
                     "(`modprobe nvidia`), or start the container with its GPUs (--gpus all)",
                     severe=gpu_each,
                 )
@@ -149,7 +141,6 @@ def find_gpu_problems(
             yield NodeProblem(f"the GPUs cannot be queried ({error}): install nvidia-ml-py")
             return
         nvml = pynvml
-    assert nvml is not None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -188,7 +179,7 @@ def _named(setting: str | None) -> int:
     return min(1, len(entries)) if entries and entries[0].startswith("MIG-") else len(entries)
 
 
-def _read(nvml: HealthNvml, index: int) -> _Gpu:
+def _read(nvml: Nvml, index: int) -> _Gpu:
     try:
         return _Gpu(index, read_gpu(nvml, index))
     except nvml.NVMLError as error:
@@ -201,20 +192,21 @@ def _count(workers: int, gpu_each: bool, named: int, seen: Sequence[DeviceId], h
         return
     if named > len(seen):
         yield NodeProblem(
-            f"CUDA_VISIBLE_DEVICES names {_gpus(named)}, of which {len(seen)} can be used ({here} on this machine), "
-            f"for {_workers(workers)}: look for the others with `nvidia-smi` and `lspci -d 10de:`",
+            f"CUDA_VISIBLE_DEVICES names {counted(named, 'GPU')}, of which {len(seen)} can be used ({here} on this "
+            f"machine), for {counted(workers, 'worker')}: look for the others with `nvidia-smi` and `lspci -d 10de:`",
             severe=True,
         )
     elif gpu_each or seen:
         each = "" if gpu_each else "; workers that share a GPU cannot use NCCL"
         yield NodeProblem(
-            f"{_workers(workers)} and {_gpus(len(seen))} that can be used ({here} on this machine){each}: look for the "
-            "others with `nvidia-smi` and `lspci -d 10de:`, or start fewer workers (--nproc-per-node)",
+            f"{counted(workers, 'worker')} and {counted(len(seen), 'GPU')} that can be used ({here} on this machine)"
+            f"{each}: look for the others with `nvidia-smi` and `lspci -d 10de:`, or start fewer workers "
+            "(--nproc-per-node)",
             severe=gpu_each,
         )
 
 
-def _examine(nvml: HealthNvml, gpu: _Gpu, part: DeviceId, xids: Mapping[str, XidErrors]) -> Iterator[NodeProblem]:
+def _examine(nvml: Nvml, gpu: _Gpu, part: DeviceId, xids: Mapping[str, XidErrors]) -> Iterator[NodeProblem]:
     if gpu.problem:
         yield NodeProblem(
             f"{gpu.name} does not answer (NVML: {gpu.problem}): `nvidia-smi --gpu-reset -i {gpu.index}`, or reboot",
@@ -222,7 +214,11 @@ def _examine(nvml: HealthNvml, gpu: _Gpu, part: DeviceId, xids: Mapping[str, Xid
         )
         return
     handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-    yield from _recovery(nvml, gpu, handle)
+    wanted = _MUST.get(_recovery_action(nvml, handle) or _NO_ACTION)
+    if wanted is not None:
+        yield NodeProblem(
+            f"{gpu.name} has failed: the NVIDIA driver wants {wanted.format(index=gpu.index)}", severe=True
+        )
     yield from _memory_errors(nvml, gpu, handle)
     if part == gpu.gpu.device:
         yield from _memory_taken(nvml, gpu, handle)
@@ -231,15 +227,7 @@ def _examine(nvml: HealthNvml, gpu: _Gpu, part: DeviceId, xids: Mapping[str, Xid
         yield _describe_xids(gpu, xids[address])
 
 
-def _recovery(nvml: HealthNvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
-    wanted = _MUST.get(_recovery_action(nvml, handle) or _NO_ACTION)
-    if wanted is not None:
-        yield NodeProblem(
-            f"{gpu.name} has failed: the NVIDIA driver wants {wanted.format(index=gpu.index)}", severe=True
-        )
-
-
-def _memory_errors(nvml: HealthNvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
+def _memory_errors(nvml: Nvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
     """Uncorrected memory errors. Since Ampere (the first generation that remaps rows, and has MIG) a broken row is
     disabled at once, and a GPU that must be reset first runs no program, so past errors are not severe. On an older GPU
     a program may use the broken row again until the GPU is reset, unless the driver requires no action."""
@@ -253,7 +241,7 @@ def _memory_errors(nvml: HealthNvml, gpu: _Gpu, handle: Any) -> Iterator[NodePro
             severe=True,
         )
     if errors:
-        times = "1 uncorrected error" if errors == 1 else f"{errors} uncorrected errors"
+        times = counted(errors, "uncorrected error")
         yield NodeProblem(
             f"{gpu.name} has had {times} of memory (ECC) since its driver was loaded: {reset}; "
             "replace the GPU if they recur",
@@ -263,30 +251,30 @@ def _memory_errors(nvml: HealthNvml, gpu: _Gpu, handle: Any) -> Iterator[NodePro
         yield NodeProblem(f"{gpu.name} needs a reset to disable a worn part of its memory: when convenient, {reset}")
 
 
-def _memory_taken(nvml: HealthNvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
+def _memory_taken(nvml: Nvml, gpu: _Gpu, handle: Any) -> Iterator[NodeProblem]:
     memory = _query(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     if memory is None or memory.used <= MAX_MEMORY_IN_USE * memory.total:
         return
     users = _query(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
     # In a container the driver does not show processes outside, and not always the memory of each one.
     user = max(users, key=lambda one: one.usedGpuMemory or 0, default=None)
-    who = "" if user is None else f", most by process {user.pid}"
+    most = "" if user is None else f", most by process {user.pid}"
     yield NodeProblem(
-        f"{gpu.name} has {format_bytes(memory.used)} of {format_bytes(memory.total)} in use{who}, and no worker runs "
+        f"{gpu.name} has {format_bytes(memory.used)} of {format_bytes(memory.total)} in use{most}, and no worker runs "
         "yet: end the process (`nvidia-smi` shows it), or leave the GPU out with CUDA_VISIBLE_DEVICES"
     )
 
 
 def _describe_xids(gpu: _Gpu, xids: XidErrors) -> NodeProblem:
     ago = "" if xids.at is None else f", {max(0.0, time.monotonic() - xids.at) / 3600:.1f} h ago"
-    times = "1 error" if xids.count == 1 else f"{xids.count} errors"
+    times = counted(xids.count, "error")
     return NodeProblem(
         f"the kernel log has {times} of {gpu.name}, the last one Xid {xids.last}{ago}: "
         "see `dmesg | grep Xid` and https://docs.nvidia.com/deploy/xid-errors"
     )
 
 
-def _recovery_action(nvml: HealthNvml, handle: Any) -> int | None:
+def _recovery_action(nvml: Nvml, handle: Any) -> int | None:
     """The recovery action that the driver requires, 0 for none; None if the driver is too old to report it."""
     values = _query(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION_FIELD]))
     if not values or values[0].nvmlReturn != 0:
@@ -294,17 +282,9 @@ def _recovery_action(nvml: HealthNvml, handle: Any) -> int | None:
     return int(values[0].value.uiVal)
 
 
-def _query(nvml: HealthNvml, question: Callable[[], Any]) -> Any:
+def _query(nvml: Nvml, question: Callable[[], Any]) -> Any:
     """The result of a query, or None if this GPU or driver does not support it, as many do not."""
     try:
         return question()
     except nvml.NVMLError:
         return None
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrover_run.devices import NodeProblem
-from dlrover_run.devices.gpu_health import HealthNvml, find_gpu_problems
+from dlrover_run.devices.count import Nvml
+from dlrover_run.devices.gpu_health import find_gpu_problems
 from dlrover_run.failures.oom_kills import cgroup_directories, format_bytes, read_cgroup_number
 
 MIB = 1 << 20
@@ -54,7 +55,7 @@ def find_node_problems(
     log_dir: str | None,
     environ: Mapping[str, str],
     gpu_each: bool = False,
-    nvml: HealthNvml | None = None,
+    nvml: Nvml = None,
     dev: Path = Path("/dev"),
 ) -> tuple[NodeProblem, ...]:
     """The problems of this machine for that many workers, severe ones first; empty for a healthy machine.
@@ -64,11 +65,9 @@ def find_node_problems(
     With a driver, initialising NVML takes seconds if persistence mode is off and the GPUs have to wake up, so an event
     loop calls this in a thread. Raises nothing.
     """
-    found = [
-        *find_gpu_problems(workers, environ, gpu_each, nvml, dev),
-        *find_limit_problems(workers, log_dir, environ, dev),
-    ]
-    return tuple(sorted(found, key=lambda problem: not problem.severe))
+    gpus = find_gpu_problems(workers, environ, gpu_each, nvml, dev)
+    limits = find_limit_problems(workers, log_dir, environ, dev)
+    return tuple(sorted((*gpus, *limits), key=lambda problem: not problem.severe))
 
 
 def find_limit_problems(
@@ -162,24 +161,22 @@ def _open_files(machine: LimitSources) -> Iterator[NodeProblem]:
 
 
 def _processes(workers: int, machine: LimitSources) -> Iterator[NodeProblem]:
-    left = min(_process_limits(machine.proc), key=lambda each: each[1] - each[0], default=None)
-    if left is None:
-        return
-    used, limit = left
-    if limit - used < workers * PIDS_PER_WORKER:
+    """The group with the fewest processes left: this process's own, or an ancestor."""
+    counts = []
+    for group in [
+        *cgroup_directories(machine.proc, "cgroup2", ""),
+        *cgroup_directories(machine.proc, "cgroup", "pids"),
+    ]:
+        used, limit = read_cgroup_number(group / "pids.current"), read_cgroup_number(group / "pids.max")
+        if used is not None and limit is not None:
+            counts.append((limit - used, used, limit))
+    if counts and min(counts)[0] < workers * PIDS_PER_WORKER:
+        _, used, limit = min(counts)
         yield NodeProblem(
             f"the control group may have {limit} processes and threads and has {used}: {workers} "
             f"{'worker needs' if workers == 1 else 'workers need'} about {workers * PIDS_PER_WORKER} more; "
             "raise it (Docker: --pids-limit, systemd: TasksMax, Kubernetes: podPidsLimit)"
         )
-
-
-def _process_limits(proc: Path) -> Iterator[tuple[int, int]]:
-    """The number and the limit of processes and threads, for this process's control group and its ancestors."""
-    for group in [*cgroup_directories(proc, "cgroup2", ""), *cgroup_directories(proc, "cgroup", "pids")]:
-        used, limit = read_cgroup_number(group / "pids.current"), read_cgroup_number(group / "pids.max")
-        if used is not None and limit is not None:
-            yield used, limit
 
 
 def _soft_limit(which: int) -> int | None:

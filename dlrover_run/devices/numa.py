@@ -10,22 +10,17 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, TypeVar
 
 from dlrover_run.devices.count import DeviceId, Nvml, NvmlUnavailable, sysfs_address, visible_devices
 from dlrover_run.spec import SpecError
 
 Mode = Literal["node", "socket", "exclusive", "core-complex"]
 
-
-class Gpu(Protocol):
-    """A GPU with a PCI address, such as `count.DeviceId`."""
-
-    @property
-    def pci_bus_id(self) -> str: ...
+T = TypeVar("T")
 
 
-def binding_gpus(mode: Mode, environ: Mapping[str, str], nvml: Nvml | None = None) -> list[DeviceId]:
+def binding_gpus(mode: Mode, environ: Mapping[str, str], nvml: Nvml = None) -> list[DeviceId]:
     """The GPUs near which workers are bound, at least one, in the order of local ranks. Raises SpecError."""
     try:
         gpus = visible_devices(environ, nvml)
@@ -41,7 +36,7 @@ def binding_gpus(mode: Mode, environ: Mapping[str, str], nvml: Nvml | None = Non
 def cpus_for_rank(
     mode: Mode,
     local_rank: int,
-    gpus: Sequence[Gpu],
+    gpus: Sequence[DeviceId],
     sysfs: Path = Path("/sys"),
     allowed_cpus: AbstractSet[int] | None = None,
 ) -> frozenset[int]:
@@ -107,29 +102,23 @@ class _Machine:
     def _unknown(self, path: Path, why: object) -> SpecError:
         return self.error(f"the machine's topology cannot be read ({path}: {why})", "leave the flag out")
 
-    def _number(self, path: Path) -> int:
+    def _read(self, path: Path, parse: Callable[[str], T]) -> T:
         try:
-            return int(path.read_text())
+            return parse(path.read_text())
         except (OSError, ValueError) as problem:
             raise self._unknown(path, getattr(problem, "strerror", None) or problem) from None
 
-    def _ranges(self, path: Path) -> frozenset[int]:
-        try:
-            return parse_ranges(path.read_text())
-        except (OSError, ValueError) as problem:
-            raise self._unknown(path, getattr(problem, "strerror", None) or problem) from None
-
-    def node_of(self, gpu: Gpu) -> int:
+    def node_of(self, gpu: DeviceId) -> int:
         # The kernel has -1 if the firmware names no node, most often because there is only one.
-        return max(0, self._number(self._sysfs / "bus/pci/devices" / sysfs_address(gpu.pci_bus_id) / "numa_node"))
+        return max(0, self._read(self._sysfs / "bus/pci/devices" / sysfs_address(gpu.pci_bus_id) / "numa_node", int))
 
     def allowed_cpus_of(self, node: int) -> frozenset[int]:
-        return self._ranges(self._node_root / f"node{node}" / "cpulist") & self._allowed
+        return self._read(self._node_root / f"node{node}" / "cpulist", parse_ranges) & self._allowed
 
     def socket_cpus(self, node: int) -> frozenset[int]:
         wanted = self._socket_of(min(self.allowed_cpus_of(node)))
         together: frozenset[int] = frozenset()
-        for other in sorted(self._ranges(self._node_root / "online")):
+        for other in sorted(self._read(self._node_root / "online", parse_ranges)):
             cpus = self.allowed_cpus_of(other)
             # A node may have only memory, or no CPU that this process may use; its socket is then unknown.
             if cpus and self._socket_of(min(cpus)) == wanted:
@@ -137,28 +126,22 @@ class _Machine:
         return together
 
     def _socket_of(self, cpu: int) -> int:
-        return self._number(self._cpu_root / f"cpu{cpu}" / "topology" / "physical_package_id")
+        return self._read(self._cpu_root / f"cpu{cpu}" / "topology" / "physical_package_id", int)
 
     def core_of(self, cpu: int) -> int:
         """The id of the physical core: its lowest hardware thread."""
-        return min(self._ranges(self._cpu_root / f"cpu{cpu}" / "topology" / "thread_siblings_list"))
+        return min(self._read(self._cpu_root / f"cpu{cpu}" / "topology" / "thread_siblings_list", parse_ranges))
 
     def cache_of(self, cpu: int) -> int:
         """The id of the last-level cache: the lowest CPU that shares it."""
         root = self._cpu_root / f"cpu{cpu}" / "cache"
         levels: dict[int, Path] = {}
         for index in sorted(root.glob("index[0-9]*")):
-            if self._word(index / "type") in ("Unified", "Data"):
-                levels.setdefault(self._number(index / "level"), index)
+            if self._read(index / "type", str.strip) in ("Unified", "Data"):
+                levels.setdefault(self._read(index / "level", int), index)
         if not levels:
             raise self._unknown(root, "no data cache is listed")
-        return min(self._ranges(levels[max(levels)] / "shared_cpu_list"))
-
-    def _word(self, path: Path) -> str:
-        try:
-            return path.read_text().strip()
-        except OSError as problem:
-            raise self._unknown(path, problem.strerror) from None
+        return min(self._read(levels[max(levels)] / "shared_cpu_list", parse_ranges))
 
     @staticmethod
     def grouped(cpus: Iterable[int], name_of: Callable[[int], int]) -> list[frozenset[int]]:
