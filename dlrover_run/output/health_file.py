@@ -107,7 +107,7 @@ def _content(result: HealthResult, unix_time: float) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_time)),
         "node": _node(result.checkup),
         "devices": [
-            {"local_rank": device.local_rank, "name": device.name, "tflops": device.tflops} for device in result.devices
+            {name: getattr(device, name) for name in ("local_rank", "name", "tflops")} for device in result.devices
         ],
     }
     if result.others:

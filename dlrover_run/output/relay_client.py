@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from dlrover_run.output.cursors import create_cursor_table, reset_cursor
 from dlrover_run.output.relay_process import CLOSE_TIMEOUT, RelayProcess
+from dlrover_run.output.sinks import is_writable
 from dlrover_run.output.streams import TAIL_BYTES, tail_text
 
 DRAIN_TIMEOUT = 5.0
@@ -51,8 +52,8 @@ class _Request:
 
 @dataclass
 class _Source:
-    """What the relay was told to show, and is told again if it is replaced. `fds` are the memory file and the pipe of a
-    worker's output; the pipe is closed when the source has `ended`. `tail` is the end of discarded output."""
+    """An output that the relay shows; its `message` is sent again to a replacement. `fds` are the memory file and the
+    pipe of a worker's output; the pipe is closed when the source has `ended`. `tail` is the end of discarded output."""
 
     key: str
     message: dict[str, Any]
@@ -178,7 +179,7 @@ class RelayClient:
         with contextlib.suppress(OSError):
             if not self._process.gave_up:
                 os.write(self._console[1], data)
-            while self._process.gave_up and data and _is_writable(self._console[1]):
+            while self._process.gave_up and data and is_writable(self._console[1]):
                 data = data[os.write(self._console[1], data[: select.PIPE_BUF]) :]
 
     def remove_at_end(self, path: str) -> None:
@@ -346,13 +347,6 @@ class RelayClient:
             asyncio.get_running_loop().remove_reader(pipe)
         source.tail = (source.tail + data)[-TAIL_BYTES - 1 :]
         return len(data)
-
-
-def _is_writable(fd: int) -> bool:
-    """Whether a write of PIPE_BUF bytes would not block."""
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(0))
 
 
 def _is_one_file(console: tuple[int, int]) -> bool:

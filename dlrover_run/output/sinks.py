@@ -15,9 +15,13 @@ import stat
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dlrover_run.output.cursors import LINE_BEGUN, Cursor
+
+if TYPE_CHECKING:
+    from dlrover_run.output.lines import LineWriter
+    from dlrover_run.output.sources import Source
 
 QUEUE_LIMIT = 4 * 1024 * 1024
 """Bytes queued for a console above which its sources are no longer read."""
@@ -37,18 +41,6 @@ Write = Callable[[memoryview], int]
 """Writes some of the bytes and returns how many; raises BlockingIOError when none can be written now."""
 
 
-class Recorder(Protocol):
-    """A source that records how far it has been shown."""
-
-    def record(self, cursor: Cursor) -> None: ...
-
-
-class Interruptible(Protocol):
-    """Notified once its unfinished line has been followed by output of another source."""
-
-    def interrupted(self) -> None: ...
-
-
 @dataclass
 class Segment:
     """The output of `source` for its bytes from `begin` to `end`, without the first `skip` bytes of that output.
@@ -56,12 +48,12 @@ class Segment:
     """
 
     view: memoryview
-    source: Recorder
+    source: Source
     begin: int
     end: int
     skip: int
     resumed: int
-    interrupts: Interruptible | None = None
+    interrupts: LineWriter | None = None
     """The writer whose unfinished line is followed by this segment."""
 
     @property
@@ -85,7 +77,7 @@ class Sink:
         self.error: OSError | None = None
         self.unfinished_after: float | None = None
         """Seconds for which a `LineWriter` holds an unfinished line back; None: until its end has arrived."""
-        self.unfinished_by: Interruptible | None = None
+        self.unfinished_by: LineWriter | None = None
         """The writer whose unfinished line was put last; None at the beginning of a line."""
         self._write = write
         self._queue: deque[Segment] = deque()
@@ -104,7 +96,7 @@ class Sink:
     def has_room(self) -> bool:
         return self.put_bytes - self.written_bytes < QUEUE_LIMIT
 
-    def put(self, segment: Segment, writer: Interruptible | None = None) -> None:
+    def put(self, segment: Segment, writer: LineWriter | None = None) -> None:
         """Queue a segment. `writer` is its `LineWriter`, None for output that is not cut into lines."""
         if not segment.view or self.dead:
             return
@@ -214,24 +206,29 @@ def _console_sink(fd: int, shared: bool) -> Sink:
     return Sink(own, by_lines(lambda view: os.write(own, view)), waits=True)
 
 
-def piece_of(view: memoryview, most: int) -> memoryview:
-    """The next part of `view` to write where other processes write too: as many whole lines as fit into `most` bytes,
-    or one longer line, or all of it if no line ends."""
-    if len(view) <= most:
+def piece_of(view: memoryview, limit: int) -> memoryview:
+    """The next part of `view` to write if other processes write there too: as many whole lines as fit into `limit`
+    bytes, or one longer line, or all of it if no line ends."""
+    if len(view) <= limit:
         return view
-    end = bytes(view[:most]).rfind(b"\n") + 1
-    looked, width = most, most
-    while not end and looked < len(view):
-        place = bytes(view[looked : looked + width]).find(b"\n")
-        end = looked + place + 1 if place >= 0 else 0
-        looked, width = looked + width, 2 * width
+    end = bytes(view[:limit]).rfind(b"\n") + 1
+    start, width = limit, limit
+    while not end and start < len(view):
+        found = bytes(view[start : start + width]).find(b"\n")
+        end = start + found + 1 if found >= 0 else 0
+        start, width = start + width, 2 * width
     return view[: end or len(view)]
 
 
-def _write_if_ready(fd: int, view: memoryview) -> int:
+def is_writable(fd: int) -> bool:
+    """Whether a write of PIPE_BUF bytes would not block."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
-    if not poll.poll(0):
+    return bool(poll.poll(0))
+
+
+def _write_if_ready(fd: int, view: memoryview) -> int:
+    if not is_writable(fd):
         raise BlockingIOError
     return os.write(fd, view[: select.PIPE_BUF])
 

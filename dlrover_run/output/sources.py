@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
+import termios
 import time
+from collections.abc import Callable
 
 from dlrover_run.output.cursors import LINE_BEGUN, LINE_INTERRUPTED, Cursor, CursorTable, release_memory
 from dlrover_run.output.lines import LineWriter
@@ -81,39 +84,34 @@ class Source:
 
     def copy(self) -> None:
         """Read once and pass on what can be shown."""
-        data, begin = b"", self._shown_to
-        resumed = self.lines.resumed if self.lines is not None else 0
+        data = b""
         if self.sink is None or self.sink.dead:
-            self._skip_all()
+            # Nothing will be shown, so the memory of all output can be released.
+            with contextlib.suppress(OSError):
+                self.offset = self.size()
+            self.record(Cursor(self.offset, 0))
         else:
             # A log on a network file system that is gone must not end the relay: there are other logs.
             with contextlib.suppress(OSError):
                 data = os.pread(self._fd, READ_BYTES, self.offset)
+        begin, resumed = self._shown_to, self.lines.resumed if self.lines is not None else 0
         self.offset += len(data)
         self.grown = len(data) == READ_BYTES
         self._put(data if self.lines is None else self.lines.feed(data, time.monotonic()), begin, resumed)
 
-    def _skip_all(self) -> None:
-        """Record that all has been shown although there is no sink for it: its memory can be released."""
-        with contextlib.suppress(OSError):
-            self.offset = self.size()
-        self.record(Cursor(self.offset, 0))
-
     def show_unfinished(self, now: float) -> None:
         """Show the unfinished line if it is due."""
-        if self.lines is not None:
-            begin, resumed = self._shown_to, self.lines.resumed
-            self._put(self.lines.unfinished(now), begin, resumed)
+        self._show(lambda lines: lines.unfinished(now))
 
-    def complete(self) -> None:
-        """Complete the unfinished line, because the output has ended."""
+    def _show(self, take: Callable[[LineWriter], bytes]) -> None:
+        """Pass on what `take` releases of the held lines."""
         if self.lines is not None:
             begin, resumed = self._shown_to, self.lines.resumed
-            self._put(self.lines.finish(), begin, resumed)
+            self._put(take(self.lines), begin, resumed)
 
     def finish(self) -> None:
         """Complete the last line and close the file."""
-        self.complete()
+        self._show(LineWriter.finish)
         os.close(self._fd)
         # Output that is still queued is recorded later, when the number may be that of another source's file.
         self._fd = -1
@@ -279,12 +277,11 @@ class PipeSource(Source):
 
     def copy(self) -> None:
         super().copy()
-        if self._full and not self.grown and self.lines is not None:
-            begin, resumed = self._shown_to, self.lines.resumed
-            self._put(self.lines.all_held(), begin, resumed)
+        if self._full and not self.grown:
+            self._show(LineWriter.all_held)
         self._truncate()
         if self.pipe < 0 and not self.grown and not self._read:
-            self.complete()
+            self._show(LineWriter.finish)
 
     def tail(self) -> tuple[bytes, bool]:
         """The end of what the worker wrote, and whether there was more before it."""
@@ -311,9 +308,6 @@ class PipeSource(Source):
     def resize(self, size: bytes) -> None:
         """Give a pseudo-terminal the size of the console."""
         if size and self.terminal and self.pipe >= 0:
-            import fcntl
-            import termios
-
             with contextlib.suppress(OSError):
                 fcntl.ioctl(self.pipe, termios.TIOCSWINSZ, size)
 
@@ -323,9 +317,6 @@ def window_size() -> bytes:
 
     Read with each copy: there is no SIGWINCH, because neither agent nor relay is in the console's session.
     """
-    import fcntl
-    import termios
-
     with contextlib.suppress(OSError):
         return fcntl.ioctl(2 if os.isatty(2) else 1, termios.TIOCGWINSZ, bytes(8))
     return b""

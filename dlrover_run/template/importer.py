@@ -89,7 +89,7 @@ class Preloader:
 
     def drop_unshared(self) -> list[str]:
         """Remove modules that are not shared after all, for instance found in a path that a library added."""
-        strays = []
+        dropped = []
         for name, module in list(sys.modules.items()):
             spec = getattr(module, "__spec__", None)
             if name in self._startup or name.startswith(OURS) or not isinstance(spec, ModuleSpec):
@@ -97,8 +97,8 @@ class Preloader:
             origin = origin_of(spec)
             if origin is not None and not self.where.is_shared(os.path.abspath(origin)):
                 del sys.modules[name]
-                strays.append(name)
-        return strays
+                dropped.append(name)
+        return dropped
 
     def find_shadowed_import(self) -> str | None:
         """The reason why a fresh interpreter would have imported another module, or None.
@@ -133,7 +133,7 @@ class Preloader:
 
 
 def import_modules(
-    load: Callable[[str], str | None], names: Sequence[str], why_not: Callable[[], str | None]
+    load: Callable[[str], str | None], names: Sequence[str], find_blocker: Callable[[], str | None]
 ) -> tuple[list[str], list[str], str | None, str]:
     """Import modules one by one, until there is a reason not to fork.
 
@@ -148,7 +148,7 @@ def import_modules(
             imported.append(name)
         else:
             skipped.append(problem)
-        reason = why_not()
+        reason = find_blocker()
         if reason is not None:
             return imported, skipped, reason, name
     return imported, skipped, None, ""
@@ -172,7 +172,7 @@ class ImportLog:
         self._capacity = capacity
 
     def append(self, name: str) -> bool:
-        """Add a name; False if there is no room or the template wants no more."""
+        """Add a name; False if there is no room or the template has called `finish`."""
         if self._memory[4]:
             return False
         used = int.from_bytes(self._memory[:4], "little")
@@ -209,8 +209,8 @@ class ImportRecorder:
             self._leave()
             return
         with self._lock:
-            wanted = self._log.append(fullname)
-        if not wanted:
+            accepted = self._log.append(fullname)
+        if not accepted:
             self._leave()
 
     def _leave(self) -> None:

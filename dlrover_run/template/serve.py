@@ -56,7 +56,7 @@ class Server:
         self._startup = [name for name in sys.modules if not name.startswith(OURS)]
         self._libc = ctypes.CDLL(None)
         self._search_path = list(sys.path)
-        self._preloader: Preloader | None = None
+        self._preloader: Preloader
         self._logs: list[ImportLog] = []
         self._unfit: set[str] = set()
         self._learns = True
@@ -74,10 +74,11 @@ class Server:
         return self._learn() if request["op"] == "learn" else self._fork(request, received)
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
-        kind, target = request["kind"], request["target"]
-        directory = {"module": os.getcwd(), "run_path": os.getcwd(), "script": _directory_of(target)}.get(kind)
-        if self._template.safe_path:
-            directory = None
+        kind, target, directory = request["kind"], request["target"], None
+        if kind in ("module", "run_path") and not self._template.safe_path:
+            directory = os.getcwd()
+        elif kind == "script" and not self._template.safe_path:
+            directory = os.path.abspath(target) if os.path.isdir(target) else os.path.dirname(os.path.realpath(target))
         self._where = find_import_roots(
             self._search_path, directory, os.path.dirname(os.__file__), request.get("ours", ())
         )
@@ -91,14 +92,13 @@ class Server:
             if scan.stopped_at is not None:
                 self._learns = False
                 notes.append(f"what is imported after {scan.stopped_at}, which changes os.environ or sys.path")
-        wanted = [name for name in names if self._wanted(name.partition(":")[0])]
+        wanted = [name for name in names if self._can_preload(name.partition(":")[0])]
         answer = self._import(wanted)
         notes += [f"{name}: no installed module has this name" for name in names if name not in wanted]
         return {**answer, "skipped": notes + answer["skipped"]}
 
     def _import(self, names: Sequence[str]) -> dict[str, Any]:
         preloader = self._preloader
-        assert preloader is not None
         ours = {self._control.fileno()}
         with _nothing_collected():
             imported, skipped, reason, module = import_modules(
@@ -119,9 +119,11 @@ class Server:
         return {"imported": imported, "skipped": skipped}
 
     def _learn(self) -> dict[str, Any]:
-        heard = dict.fromkeys(name for log in self._logs for name in log.finish())
+        recorded = dict.fromkeys(name for log in self._logs for name in log.finish())
         self._logs.clear()
-        names = [name for name in heard if name not in sys.modules and name not in self._unfit and self._wanted(name)]
+        names = [
+            name for name in recorded if name not in sys.modules and name not in self._unfit and self._can_preload(name)
+        ]
         notes: list[str] = []
         for _ in range(MAX_TRIAL_IMPORTS):
             if not names:
@@ -136,13 +138,12 @@ class Server:
             names = [name for name in names if module and name != module and not name.startswith(module + ".")]
         return {"imported": [], "skipped": notes}
 
-    def _wanted(self, name: str) -> bool:
+    def _can_preload(self, name: str) -> bool:
         return can_preload(name, self._where, self._worker_path, self._finders)
 
     def _trial_import(self, names: Sequence[str]) -> tuple[str | None, str]:
         """Import in a throwaway child; returns the reason why the template must not, and the module that causes it."""
         preloader = self._preloader
-        assert preloader is not None
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         template = os.getpid()
@@ -157,10 +158,10 @@ class Server:
                 os.close(reader)
                 ours = {self._control.fileno(), quiet, writer}
 
-                def why_not() -> str | None:
+                def find_blocker() -> str | None:
                     return preloader.find_shadowed_import() or fork_blockers.fork_blocker_between_imports(ours)
 
-                _, _, reason, module = import_modules(preloader.load, names, why_not)
+                _, _, reason, module = import_modules(preloader.load, names, find_blocker)
                 if reason is None:
                     reason = fork_blockers.fork_blocker(ours)
                 fork_blockers.end_children()
@@ -241,8 +242,6 @@ class Server:
         die_with_parent(self._agent)
         rest = iter(received[1:])
         streams = [next(rest) if given else None for given in request["streams"]]
-        preloader = self._preloader
-        assert preloader is not None
         worker = Worker(
             self._template,
             request,
@@ -250,7 +249,7 @@ class Server:
             [*received, pid_reader, self._control.detach()],
             ImportRecorder(log) if log is not None else None,
         )
-        worker.initialize(preloader.worker_path(), preloader.worker_finders(), self._where.own)
+        worker.initialize(self._preloader.worker_path(), self._preloader.worker_finders(), self._where.own)
         return worker
 
 
@@ -266,10 +265,6 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if gc.get_threshold() == never:
             gc.set_threshold(*before)
-
-
-def _directory_of(script: str) -> str:
-    return os.path.abspath(script) if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))
 
 
 def serve(control_fd: int, agent: int) -> Worker:
